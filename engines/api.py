@@ -1,0 +1,357 @@
+"""The contract between an engine and whoever measures it.
+
+Everything here is plain data or a protocol, and importing it costs milliseconds: an engine's host starts
+under a foreign interpreter (another virtual environment, another vLLM), and must not drag a harness along.
+All stamps are `time.perf_counter_ns()`, CLOCK_MONOTONIC on Linux: one clock for every process of a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+import msgspec
+
+
+class EngineError(Exception):
+    """An engine cannot do what it was asked; the message is one line for the person who asked."""
+
+
+class BadSetting(EngineError):
+    """The request itself is wrong (a usage error): unknown toggle, impossible combination, prompt too long."""
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What is asked of an engine
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What both arms of a comparison share about the engine itself; toggles come apart from it."""
+
+    model: str = "tiny-gpt2"
+    device: str = "auto"  # "auto", "cuda" or "emulated"
+    dtype: str = "float32"
+    max_batch_size: int = 64  # requests decoded together, at most
+    prefill_max_batch_size: int = 64  # requests prefilled together, at most
+    prefill_max_tokens: int = 2048  # padded tokens of one prefill, at most
+    stream_interval: int = 8  # tokens per chunk after the first token, which always goes out at once
+    block_size: int = 16  # tokens per KV block
+    num_blocks: int | None = None  # KV blocks; None: as many as max_batch_size full contexts need
+    max_context: int = 512  # tokens of one request, prompt and output together, at most
+    seed: int = 0  # of the preset weights
+    recorder: bool = True  # step records on or off
+    staging: str = "copy"  # emulated device only: what a pageable copy does first, "copy" or "sync"
+    chaos: int | None = None  # seed of random delays on device and forward thread; None: no delays
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """One generation request. `prompt` is text, or token ids where the client tokenized."""
+
+    id: int
+    prompt: str | list[int]
+    max_new_tokens: int
+    stop_on_eos: bool = False
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What an engine says
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """Some tokens of one request, as they are streamed."""
+
+    id: int
+    token_ids: list[int]
+    text: str
+    token_ns: list[int]  # when the engine had each token on the host
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    """The end of one request; comes after its last chunk."""
+
+    id: int
+    reason: str  # "length", "eos"
+    prompt_tokens: int
+    completion_tokens: int
+    accepted_ns: int  # the engine read the request
+    tokenized_ns: int  # its prompt was token ids
+    admitted_ns: int  # the scheduler gave it a place in a prefill
+
+
+class Error(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """A request that the engine could not serve; nothing more comes for it."""
+
+    id: int
+    message: str
+
+
+Event = Chunk | Finish | Error
+
+
+class EventSink(Protocol):
+    """Where an engine sends events. One call is one message; a batch per step is cheaper than one per event.
+
+    `address` lets another process of the same engine (an output process) send to the same place by
+    `connect_sink(address)`.
+    """
+
+    address: str
+
+    def send(self, events: Sequence[Event]) -> None: ...
+
+
+# The phases of a step on the host, in the order in which a step goes through them.
+PHASES = (
+    "recv",
+    "schedule",
+    "metadata",
+    "h2d",
+    "launch",
+    "wait.launch_done",
+    "wait.copy_done",
+    "append",
+    "output",
+)
+STEP_KINDS = ("prefill", "decode")
+
+
+class StepTable(msgspec.Struct, frozen=True):
+    """Step records of one round as one int64 matrix, row-major; -1 means "did not happen".
+
+    Columns: "step", "kind" (index into STEP_KINDS), "batch" (requests), "tokens" (fed to the model),
+    "dropped" (rows whose result was not wanted any more), "preempted" (requests put back), and for each of
+    PHASES the stamps "<phase>.start" and "<phase>.end".
+    """
+
+    columns: list[str]
+    rows: int
+    data: bytes
+
+
+class DeviceWork(msgspec.Struct, frozen=True):
+    """What the device did in one round, for busy and for copies: int64 rows (kind, step, start_ns, end_ns).
+
+    kind: 0 program, 1 host-to-device copy, 2 device-to-host copy.
+    """
+
+    rows: int
+    data: bytes
+
+
+class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All an engine recorded between begin_round and collect. Engines without step records leave it empty."""
+
+    steps: StepTable | None = None
+    device_work: DeviceWork | None = None
+    counters: dict[str, int] = {}  # mechanism counters: what the toggles did in this round
+    memory: dict[str, int] = {}  # bytes: "device_peak", "pinned_peak"
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is, once started."""
+
+    engine: str
+    versions: dict[str, str]
+    device: dict[str, str]  # at least "kind" ("cuda", "emulated", "cpu", "remote") and "name"
+    model: dict[str, str | int]  # at least "name", "vocabulary", "context"
+    toggles: dict[str, str]
+    deterministic: bool  # equal prompts give equal greedy tokens, whatever the batch
+    pids: dict[str, int]  # every process of the engine by role: "engine", "device", "output"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The protocol
+
+
+class Engine:
+    """An engine under measurement. Subclass, override, register an EngineSpec; about 100 lines.
+
+    The host calls `start`, then `run` on its main thread; `submit`, `begin_round` and `collect` are only
+    ever called from inside `pump`, so an engine that calls `pump` between two steps needs no lock.
+    """
+
+    def start(self, events: EventSink) -> Description:
+        """Load everything, be ready for the first request. Raises BadSetting or EngineError."""
+        raise NotImplementedError
+
+    def submit(self, request: Request) -> None:
+        """Take a request; must not block. A bad one is answered with an Error event."""
+        raise NotImplementedError
+
+    def run(self, pump: Callable[[float | None], bool]) -> None:
+        """Serve until `pump` returns False.
+
+        `pump(timeout)` delivers every message that is waiting, at most `timeout` seconds after the call
+        (0: do not wait; None: wait for one). An engine with a step loop of its own calls pump(0) in it;
+        the default suits engines that work in threads or event loops of their own.
+        """
+        while pump(None):
+            pass
+
+    def begin_round(self) -> None:
+        """Forget what was recorded so far."""
+
+    def collect(self) -> RoundRecord:
+        """What was recorded since begin_round. The engine is idle when this is called."""
+        return RoundRecord()
+
+    def stop(self) -> None:
+        """End every process and thread of the engine."""
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Toggles: declarations only, so that a command line can list and check them without loading an engine
+
+Settings = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Toggle:
+    """One optimization: its named choices, the before first.
+
+    `requires` says what combines: for a choice (or "*", the whole toggle) the choices of other toggles
+    without which it means nothing.
+    """
+
+    name: str
+    choices: tuple[str, ...]
+    changes: str
+    source: str
+    requires: Mapping[str, Mapping[str, tuple[str, ...]]]
+    counters: tuple[str, ...] = ()
+
+    def unmet(self, choice: str, settings: Settings) -> str | None:
+        """Why `choice` means nothing under `settings`, or None where it means something."""
+        for key in ("*", choice):
+            for other, allowed in self.requires.get(key, {}).items():
+                if settings.get(other) not in allowed:
+                    wanted = " or ".join(allowed)
+                    subject = self.name if key == "*" else f"{self.name}={choice}"
+                    return f"{subject} means something only with {other}={wanted}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """How an engine is found (entry-point group `bench.engines`) before anything heavy is imported.
+
+    `build` names "module:function", called in the host as build(options, toggles) -> Engine.
+    """
+
+    name: str
+    summary: str
+    toggles: tuple[Toggle, ...]
+    build: str
+    needs: str = ""  # what must be installed, for `bench engines`
+
+    def toggle(self, name: str) -> Toggle:
+        """The toggle of that name; BadSetting offers the nearest one."""
+        return pick(name, {toggle.name: toggle for toggle in self.toggles}, "toggle")
+
+    def check(self, settings: Settings) -> dict[str, str]:
+        """Full, valid settings from partial ones: toggles that mean something and were left out get their
+        first choice that means something. Raises BadSetting with the reason."""
+        for name, choice in settings.items():
+            toggle = self.toggle(name)
+            pick(choice, {each: each for each in toggle.choices}, f"choice of {name}")
+        full = dict(settings)
+        for toggle in self.toggles:  # in the order of declaration: later ones may depend on earlier ones
+            if toggle.name in full:
+                continue
+            possible = [choice for choice in toggle.choices if toggle.unmet(choice, full) is None]
+            if possible:
+                full[toggle.name] = possible[0]
+        for name, choice in full.items():
+            reason = self.toggle(name).unmet(choice, full)
+            if reason is not None:
+                raise BadSetting(f"{reason}, not with {_rest(reason, full)}")
+        return full
+
+
+def _rest(reason: str, settings: Settings) -> str:
+    other = reason.split(" only with ")[1].split("=")[0]
+    return f"{other}={settings[other]}" if other in settings else f"no {other} at all"
+
+
+def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
+    """`among[name]`, or a BadSetting that offers the nearest name."""
+    if name in among:
+        return among[name]
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, among, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]}?" if near else f"; there is {', '.join(among)}"
+    raise BadSetting(f"unknown {what} '{name}'{hint}")
+
+
+def find_engines() -> dict[str, EngineSpec]:
+    """Every installed engine by name."""
+    return {entry.name: entry.load() for entry in sorted(entry_points(group="bench.engines"))}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Records that cross the process border: harness <-> host
+
+
+class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All a host needs; passed as one JSON argument: `python -m engines.host CONFIG`.
+
+    Addresses are ZeroMQ endpoints. The host binds `inbox` (PULL) and connects `replies` and `events` (PUSH).
+    """
+
+    name: str  # the arm, for messages: "before", "after"
+    engine: str
+    options: EngineOptions
+    toggles: dict[str, str]
+    inbox: str
+    replies: str
+    events: str
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    request: Request
+
+
+class BeginRound(msgspec.Struct, frozen=True, array_like=True, tag="b"):
+    pass
+
+
+class Collect(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    pass
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="x"):
+    pass
+
+
+ToHost = Submit | BeginRound | Collect | Stop
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    name: str
+    description: Description
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """BeginRound was carried out: the round's requests may be sent."""
+
+    name: str
+
+
+class Collected(msgspec.Struct, frozen=True, tag="collected"):
+    name: str
+    record: RoundRecord
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The host is about to end. `usage`: what was asked is wrong (exit 2), else something broke (exit 4)."""
+
+    name: str
+    message: str
+    usage: bool
+    traceback: str = ""
+
+
+FromHost = Ready | Begun | Collected | Failed

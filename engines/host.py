@@ -1,0 +1,122 @@
+"""The process an engine runs in: `python -m engines.host CONFIG` (a HostConfig as JSON).
+
+Light imports: the heavy ones come with the engine's own `build`. The host owns the engine's main thread,
+reads its inbox inside `pump`, and dies with the harness that started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+import msgspec
+import zmq
+
+from engines import api
+
+PR_SET_PDEATHSIG = 1
+
+
+class Sink:
+    """Sends events to the harness; one call is one message (msgpack list of tagged arrays)."""
+
+    def __init__(self, address: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.address = address
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.sndhwm = 0  # never drop or block: a step must not wait for a slow client
+        self._socket.connect(address)
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def send(self, events: Sequence[api.Event]) -> None:
+        self._socket.send(self._encode(events))
+
+
+class Host:
+    """Joins one engine to the harness."""
+
+    def __init__(self, config: api.HostConfig) -> None:
+        self.config = config
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.inbox = self.context.socket(zmq.PULL)
+        self.inbox.rcvhwm = 0
+        self.inbox.bind(config.inbox)
+        self.replies = self.context.socket(zmq.PUSH)
+        self.replies.connect(config.replies)
+        self._decode = msgspec.msgpack.Decoder(api.ToHost).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def serve(self) -> None:
+        """Start the engine, run it until told to stop, end it."""
+        engine = find_engine(self.config)
+        try:
+            description = engine.start(Sink(self.config.events, self.context))
+            self.say(api.Ready(self.config.name, description))
+            engine.run(lambda timeout: self.pump(engine, timeout))
+        finally:
+            engine.stop()
+
+    def say(self, message: api.FromHost) -> None:
+        self.replies.send(self._encode(message))
+
+    def pump(self, engine: api.Engine, timeout: float | None) -> bool:
+        """Deliver waiting messages; False once the harness said stop. An empty inbox costs ~1 us."""
+        if timeout != 0 and not self.inbox.poll(None if timeout is None else timeout * 1e3):
+            return True
+        while True:
+            try:
+                message = self._decode(self.inbox.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return True
+            match message:
+                case api.Submit(request):
+                    engine.submit(request)
+                case api.BeginRound():
+                    engine.begin_round()
+                    self.say(api.Begun(self.config.name))
+                case api.Collect():
+                    self.say(api.Collected(self.config.name, engine.collect()))
+                case api.Stop():
+                    return False
+
+    def close(self) -> None:
+        self.context.destroy(linger=1000)
+
+
+def find_engine(config: api.HostConfig) -> api.Engine:
+    """The engine of that name, built but not started."""
+    spec = api.pick(config.engine, api.find_engines(), "engine")
+    module, function = spec.build.split(":")
+    engine: api.Engine = getattr(import_module(module), function)(config.options, config.toggles)
+    return engine
+
+
+def die_with_parent() -> None:
+    """SIGKILL for this process when its parent goes, however it goes."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> int:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to answer; it stops the host
+    config = msgspec.json.decode(sys.argv[1], type=api.HostConfig)
+    host = Host(config)
+    try:
+        host.serve()
+    except Exception as error:  # the border of the process: whatever broke is told to the harness
+        usage = isinstance(error, api.BadSetting)
+        known = isinstance(error, api.EngineError)
+        message = str(error) if known else f"{type(error).__name__}: {error}"
+        host.say(api.Failed(config.name, message, usage, traceback.format_exc()))
+        return 1
+    finally:
+        host.close()
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main())  # torch's and zmq's teardown at exit can hang for seconds; everything is closed by now
