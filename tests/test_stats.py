@@ -1,0 +1,271 @@
+"""The mathematics of harness/stats.py: by hand, against scipy, by property, by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from harness import stats
+
+positive = st.floats(1.0, 20.0)  # within float range once a two-block interval is exponentiated
+pairs = st.lists(st.tuples(positive, positive), min_size=2, max_size=12)
+
+
+def known(low: float, high: float, *, change: float | None = None, p: float = 0.001) -> stats.Effect:
+    middle = (low + high) / 2 if change is None else change
+    return stats.Effect("ratio", 6, 1.0, 1.0 + middle, middle, middle, low, high, 0.01, p)
+
+
+# -- effect -----------------------------------------------------------------------------------------------
+
+
+def test_effect_by_hand() -> None:
+    # log ratios log(1.1), log(1.2): mean 0.138831, sd 0.061527, t(.975; 1) = 12.7062
+    result = stats.effect([10.0, 10.0], [11.0, 12.0])
+    assert result.before == pytest.approx(10.0)
+    assert result.after == pytest.approx(math.sqrt(132.0))
+    assert result.change == pytest.approx(math.sqrt(1.32) - 1)
+    assert result.sd == pytest.approx(math.log(1.2 / 1.1) / math.sqrt(2))
+    assert result.high == pytest.approx(math.exp(0.1388309 + 12.7062 * 0.0435057) - 1, rel=1e-4)
+
+
+@given(pairs)
+def test_effect_agrees_with_the_paired_t_test_of_scipy(values: list[tuple[float, float]]) -> None:
+    before, after = zip(*values, strict=True)
+    result = stats.effect(before, after)
+    if result.sd is not None and result.sd > 1e-9:
+        expected = scipy_stats.ttest_rel(np.log(after), np.log(before))
+        interval = expected.confidence_interval(0.95)
+        assert result.p == pytest.approx(expected.pvalue, rel=1e-6)
+        assert math.log1p(result.low or 0) == pytest.approx(interval.low, rel=1e-4, abs=1e-9)
+        assert math.log1p(result.high or 0) == pytest.approx(interval.high, rel=1e-4, abs=1e-9)
+
+
+@given(pairs)
+def test_change_is_after_over_before_and_lies_in_its_interval(values: list[tuple[float, float]]) -> None:
+    before, after = zip(*values, strict=True)
+    result = stats.effect(before, after)
+    assert result.change is not None
+    assert result.change == pytest.approx(result.after / result.before - 1, rel=1e-6, abs=1e-9)
+    assert result.low is not None
+    assert result.high is not None
+    assert result.low - 1e-12 <= result.change <= result.high + 1e-12
+
+
+@given(pairs, st.floats(0.1, 10))
+def test_effect_has_no_unit(values: list[tuple[float, float]], factor: float) -> None:
+    before, after = zip(*values, strict=True)
+    one = stats.effect(before, after)
+    other = stats.effect([factor * each for each in before], [factor * each for each in after])
+    assert other.change == pytest.approx(one.change, rel=1e-6, abs=1e-9)
+    assert other.low == pytest.approx(one.low, rel=1e-6, abs=1e-9)
+
+
+@given(pairs)
+def test_swapping_the_arms_inverts_the_effect(values: list[tuple[float, float]]) -> None:
+    before, after = zip(*values, strict=True)
+    one, other = stats.effect(before, after), stats.effect(after, before)
+    assert 1 + (other.change or 0) == pytest.approx(1 / (1 + (one.change or 0)), rel=1e-6)
+    assert other.p == pytest.approx(one.p, rel=1e-6, abs=1e-12)
+
+
+def test_difference_scale_takes_zero() -> None:
+    result = stats.effect([0.0, 1.0, 2.0], [1.0, 3.0, 2.0], "difference")
+    assert (result.before, result.after, result.delta, result.change) == (1.0, 2.0, 1.0, None)
+    assert result.sd == pytest.approx(1.0)
+    assert result.high == pytest.approx(1.0 + 4.302653 / math.sqrt(3), rel=1e-5)
+
+
+def test_one_block_has_numbers_and_nothing_else() -> None:
+    result = stats.effect([2.0], [1.0])
+    assert result.change == pytest.approx(-0.5)
+    assert (result.low, result.high, result.sd, result.p) == (None, None, None, None)
+    assert stats.verdict(result, 0.01, "lower", is_time=True) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [([], []), ([1.0], [1.0, 2.0]), ([0.0], [1.0]), ([1.0], [-1.0]), ([1.0], [math.nan])]
+)
+def test_impossible_blocks_are_refused(before: list[float], after: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"block|ratio"):
+        stats.effect(before, after)
+
+
+def test_no_spread_is_the_limit_not_a_crash() -> None:
+    assert stats.effect([1.0, 1.0], [1.0, 1.0]).p == 1.0
+    assert stats.effect([1.0, 1.0], [2.0, 2.0]).p == 0.0
+
+
+# -- verdict ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "p", "expected"),
+    [
+        (-0.009, 0.009, 0.9, "same"),
+        (-0.009, -0.003, 0.001, "same"),  # a change was detected, and is still the same
+        (-0.012, -0.003, 0.001, "faster"),
+        (0.003, 0.012, 0.001, "slower"),
+        (-0.010, 0.005, 0.4, "undecided"),  # on the margin is not inside it
+        (-0.03, 0.01, 0.2, "undecided"),
+    ],
+)
+def test_verdict_order(low: float, high: float, p: float, expected: str) -> None:
+    assert stats.verdict(known(low, high, p=p), 0.01, "lower", is_time=True) == expected
+
+
+def test_verdict_words() -> None:
+    up = known(0.03, 0.05)
+    assert stats.verdict(up, 0.01, "higher", is_time=False) == "better"
+    assert stats.verdict(up, 0.01, "lower", is_time=False) == "worse"
+    assert stats.verdict(up, 0.01, "lower", is_time=True) == "slower"
+
+
+def test_a_secondary_is_decided_by_its_adjusted_p() -> None:
+    clear = known(-0.05, -0.03, p=0.02)
+    assert stats.verdict(clear, 0.01, "lower", is_time=True, p_adjusted=0.04) == "faster"
+    assert stats.verdict(clear, 0.01, "lower", is_time=True, p_adjusted=0.06) == "undecided"
+
+
+def test_detected_within_same() -> None:
+    assert stats.detected(known(-0.009, -0.003, p=0.001))
+    assert not stats.detected(known(-0.009, 0.003, p=0.2))
+
+
+def test_a_difference_is_never_called_same() -> None:
+    tiny = stats.effect([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], "difference")
+    assert stats.verdict(tiny, 0.01, "lower", is_time=True) == "undecided"
+
+
+@given(st.floats(-0.2, 0.2), st.floats(0, 0.2), st.floats(0.001, 0.1))
+def test_verdicts_follow_from_the_interval(middle: float, half: float, margin: float) -> None:
+    low, high = middle - half, middle + half
+    excludes = low > 0 or high < 0
+    decision = stats.verdict(known(low, high, p=0.01 if excludes else 0.5), margin, "lower", is_time=True)
+    inside = -margin < low and high < margin
+    assert (decision == "same") == inside
+    assert (decision == "undecided") == (not inside and not excludes)
+
+
+# -- several metrics, checks ------------------------------------------------------------------------------
+
+
+def test_holm_by_hand() -> None:
+    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert stats.holm([]) == []
+    with pytest.raises(ValueError, match="at most 5"):
+        stats.holm([0.1] * 6)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
+def test_holm_lies_between_raw_and_bonferroni_and_keeps_the_order(values: list[float]) -> None:
+    adjusted = stats.holm(values)
+    for raw, each in zip(values, adjusted, strict=True):
+        assert raw <= each <= min(1.0, raw * len(values)) + 1e-12
+    by_raw = [adjusted[index] for index in np.argsort(values, kind="stable")]
+    assert by_raw == sorted(by_raw)
+
+
+def test_sign_flip_by_hand() -> None:
+    assert stats.sign_flip([1.0, 1.0, 1.0, 1.0, 1.0]) == pytest.approx(2 / 32)  # why six blocks are needed
+    assert stats.sign_flip([1.0, 2.0, -0.5]) == pytest.approx(4 / 8)  # |sum| >= 2.5: +++, ++- and mirrors
+    assert stats.sign_flip([0.0, 0.0]) == 1.0
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=10), st.sampled_from([1e-3, -1.0, 7.0]))
+def test_sign_flip_knows_neither_unit_nor_sign(values: list[float], factor: float) -> None:
+    exact = stats.sign_flip(values)
+    assert 2 / 2 ** len(values) - 1e-12 <= exact <= 1
+    if min((abs(each) for each in values if each), default=1) > 1e-3:
+        assert stats.sign_flip([factor * each for each in values]) == pytest.approx(exact)
+
+
+def test_sign_flip_drawn_is_close_to_scipy() -> None:
+    values = np.random.default_rng(3).normal(0.4, 1.0, 15)
+    exact = scipy_stats.permutation_test(
+        (values,), np.mean, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
+    )
+    assert stats.sign_flip(values) == pytest.approx(exact.pvalue, abs=0.01)
+
+
+def test_sign_flip_disagrees_where_one_block_hides_what_all_agree_on() -> None:
+    one_far = [1.0] * 7 + [20.0]  # t: p = .2; all eight have one sign: p = 2/256
+    assert stats.sign_flip_disagrees(one_far)
+    assert not stats.sign_flip_disagrees(one_far[1:])  # seven blocks: too few to disagree
+    assert not stats.sign_flip_disagrees([1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0, 1.0])
+
+
+# -- position, drift, planning ----------------------------------------------------------------------------
+
+
+def test_position_by_hand() -> None:
+    # theta = 0.02; running second adds 0.01
+    first = [True, False, True, False]
+    differences = [0.02 - 0.01 if each else 0.02 + 0.01 for each in first]
+    found = stats.position(differences, first)
+    assert found is not None
+    assert found.change == pytest.approx(math.expm1(0.01))
+    assert found.weakens(0.01)
+    assert not found.weakens(0.03)
+    assert stats.position(differences, [True] * 4) is None
+    assert stats.position([0.0, 0.02], [True, False]) == stats.Position(
+        pytest.approx(math.expm1(0.01)), None, None
+    )
+
+
+def test_drift_by_hand() -> None:
+    found = stats.drift([100, 101, 102.01], [50, 50.5, 51.005])
+    assert found is not None
+    assert found.change == pytest.approx(0.0201)
+    assert found.p < 1e-6
+    assert stats.drift([1, 2], [1, 2]) is None
+    assert stats.drift([5, 5, 5], [5, 5, 5]) == stats.Drift(0.0, 1.0)
+
+
+@pytest.mark.parametrize(("sd", "expected"), [(0.005, 5), (0.01, 10), (0.02, 34), (0.03, 73)])
+def test_fixed_plan_agrees_with_the_known_table(sd: float, expected: int) -> None:
+    assert stats.fixed_plan(sd, 0.01) == expected
+
+
+def test_fixed_plan_at_the_ends() -> None:
+    assert stats.fixed_plan(0.0, 0.01) == 2
+    assert stats.fixed_plan(1e-7, 0.01) == 2
+    # far out the normal approximation is exact enough: (1.959964 + 0.841621)^2 * 900 = 7064
+    assert stats.fixed_plan(0.3, 0.01) == pytest.approx(7064, rel=0.001)
+
+
+@given(st.floats(0.002, 0.05), st.integers(3, 20))
+def test_blocks_needed_is_a_range_about_the_plan(sd: float, blocks: int) -> None:
+    low, high = stats.blocks_needed(sd, blocks, 0.01)
+    assert 2 <= low <= stats.fixed_plan(sd, 0.01) <= high
+
+
+def test_false_alarms_are_about_five_percent() -> None:
+    """2,000 A/A runs of 6 blocks, boots 1% apart: |z| < 3 about the nominal level."""
+    random = np.random.default_rng(11)
+    runs = 2000
+    alarms = 0
+    for _ in range(runs):
+        before, after = np.exp(random.normal(0, 0.01, (2, 6)))
+        alarms += stats.detected(stats.effect(before, after))
+    assert abs(alarms / runs - 0.05) < 3 * math.sqrt(0.05 * 0.95 / runs)
+
+
+def test_a_true_change_of_twice_the_sd_is_found() -> None:
+    random = np.random.default_rng(12)
+    found = sum(
+        stats.verdict(
+            stats.effect(np.exp(random.normal(0, 0.005, 6)), 0.98 * np.exp(random.normal(0, 0.005, 6))),
+            0.01,
+            "lower",
+            is_time=True,
+        )
+        == "faster"
+        for _ in range(200)
+    )
+    assert found > 180
