@@ -20,7 +20,7 @@ class EngineError(Exception):
 
 
 class BadSetting(EngineError):
-    """The request itself is wrong (a usage error): unknown toggle, impossible combination, prompt too long."""
+    """The request itself is wrong (a usage error): unknown toggle, impossible combination, long prompt."""
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,22 @@
+"""The overlap engine: a small real engine in which each overlap optimization is a toggle.
+
+Importing this package costs milliseconds, so that a command line can list and check toggles.
+"""
+
+from engines.api import EngineSpec
+from engines.overlap.toggles import d2h, graph, h2d, launch, output, schedule, sync
+
+SPEC = EngineSpec(
+    name="overlap",
+    summary="the built-in engine: continuous batching over a paged KV cache, each overlap optimization a toggle",
+    toggles=(
+        schedule.TOGGLE,
+        launch.TOGGLE,
+        sync.TOGGLE,
+        h2d.TOGGLE,
+        d2h.TOGGLE,
+        output.TOGGLE,
+        graph.TOGGLE,
+    ),
+    build="engines.overlap.engine:build",
+)

@@ -1,0 +1,226 @@
+"""The overlap engine, put together from its parts and its toggles."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable
+from importlib.metadata import version
+from time import perf_counter_ns
+from typing import Any
+
+from engines import api
+from engines.devices import open_device
+from engines.devices.base import Device, ModuleSpec
+from engines.overlap import SPEC
+from engines.overlap.forward import Forward
+from engines.overlap.kv_cache import BlockPool
+from engines.overlap.layout import lay_out
+from engines.overlap.loop import LOOPS, Run
+from engines.overlap.output import OutputProcessor
+from engines.overlap.presets import load_tokenizer, tokenizer_file
+from engines.overlap.recorder import NoRecorder, Recorder
+from engines.overlap.request import Active
+from engines.overlap.scheduler import Limits, Scheduler
+from engines.overlap.toggles import d2h, graph, h2d, launch, output, sync
+
+
+def ladder(most: int) -> tuple[int, ...]:
+    """Bucket sizes up to `most`: powers of two and the halves between them (1 2 3 4 6 8 12 16 ...), so that
+    a bucket is never more than half empty and every size needs few captured programs."""
+    sizes = {most}
+    for power in (1 << exponent for exponent in range(most.bit_length())):
+        sizes |= {size for size in (power, power + power // 2) if size < most}
+    return tuple(sorted(sizes))
+
+
+class OverlapEngine(api.Engine):
+    """Serves requests on one device, with the given toggles (full settings, as EngineSpec.check gives them).
+
+    The device may be handed in already open; it then outlives the engine.
+    """
+
+    def __init__(
+        self, options: api.EngineOptions, toggles: dict[str, str], device: Device | None = None
+    ) -> None:
+        self.options = options
+        self.toggles = SPEC.check(toggles)
+        self.counters: Counter[str] = Counter()
+        self._own_device = device is None
+        self._device = device
+        self._run: Run | None = None
+
+    def start(self, events: api.EventSink) -> api.Description:
+        options, toggles = self.options, self.toggles
+        self._events = events
+        device = self._device or open_device(options.device, staging=options.staging, chaos=options.chaos)
+        self._device = device
+
+        block_buckets = ladder(-(-options.max_context // options.block_size))
+        limits = Limits(
+            max_batch_size=options.max_batch_size,
+            prefill_max_batch_size=min(options.prefill_max_batch_size, options.max_batch_size),
+            prefill_max_tokens=options.prefill_max_tokens,
+            batch_buckets=ladder(options.max_batch_size),
+            block_buckets=block_buckets,
+        )
+        num_blocks = options.num_blocks or options.max_batch_size * block_buckets[-1] + 1
+        shapes = [(rows, blocks) for rows in limits.batch_buckets for blocks in limits.block_buckets]
+        facts = device.load(self._module(limits, num_blocks, shapes))
+        self.tokenizer = load_tokenizer(options.model, facts["vocabulary"])
+        graph.PREPARE[toggles["graph"]](device, shapes)
+
+        recorder = Recorder() if options.recorder else NoRecorder()
+        device_to_host = d2h.choose(toggles["d2h"], device, device.buffer("sampled_ids"))
+        host_to_device = h2d.choose(
+            toggles["h2d"], device, device.stream("forward"), self._metadata(limits, shapes), self.counters, self._check
+        )
+        forward = Forward(device, host_to_device, device_to_host, recorder, options.chaos)
+        self._run = Run(
+            scheduler=Scheduler(BlockPool(num_blocks, options.block_size), limits),
+            h2d=host_to_device,
+            d2h=device_to_host,
+            launch=launch.choose(toggles["launch"], forward),
+            sync=sync.POLICIES[toggles.get("sync", "copy-done")],
+            output=output.choose(
+                toggles["output"],
+                lambda: OutputProcessor(self.tokenizer, options.stream_interval, events),
+                events.address,
+                options.model,
+                facts["vocabulary"],
+                options.stream_interval,
+                self.counters,
+            ),
+            recorder=recorder,
+            counters=self.counters,
+            eos=frozenset(facts["eos"]),
+        )
+        return self._describe(device, facts)
+
+    def _module(self, limits: Limits, num_blocks: int, shapes: list[tuple[int, int]]) -> ModuleSpec:
+        options = self.options
+        return ModuleSpec(
+            "engines.overlap.model:build",
+            {
+                "model": options.model,
+                "dtype": options.dtype,
+                "seed": options.seed,
+                "max_batch_size": limits.max_batch_size,
+                "prefill_max_batch_size": limits.prefill_max_batch_size,
+                "prefill_max_tokens": limits.prefill_max_tokens,
+                "num_blocks": num_blocks,
+                "block_size": options.block_size,
+                "decode_shapes": [list(shape) for shape in shapes],
+            },
+        )
+
+    def _metadata(self, limits: Limits, shapes: list[tuple[int, int]]) -> dict[str, h2d.Metadata]:
+        """Every program's metadata buffer, as the module laid it out."""
+        layouts = {"prefill": lay_out(limits.prefill_max_tokens, limits.prefill_max_batch_size, 0)}
+        for rows, blocks in shapes:
+            layouts[f"decode.{rows}.{blocks}"] = lay_out(rows, rows, blocks)
+        device = self._device
+        assert device is not None
+        return {
+            name: h2d.Metadata(
+                arrays,
+                {array.name: device.buffer(name, array.offset, array.nbytes) for array in arrays},
+                device.buffer(name),
+            )
+            for name, arrays in layouts.items()
+        }
+
+    def _check(self) -> None:
+        assert self._run is not None
+        self._run.launch.check()
+
+    def _describe(self, device: Device, facts: dict[str, Any]) -> api.Description:
+        assert self._run is not None
+        pids = {"engine": os.getpid(), "device": device.pid, "output": self._run.output.pid}
+        return api.Description(
+            engine=SPEC.name,
+            versions={"python": platform.python_version()}
+            | {name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
+            device={"kind": device.kind, "name": device.name} | device.details,
+            model={
+                "name": self.options.model,
+                "dtype": self.options.dtype,
+                "vocabulary": facts["vocabulary"],
+                "parameters": facts["parameters"],
+                "kv_bytes_per_token": facts["kv_bytes_per_token"],
+                "context": min(self.options.max_context, facts["context"]),
+                "tokenizer": str(tokenizer_file(self.options.model)),
+            },
+            toggles=self.toggles,
+            deterministic=self.options.dtype == "float32",
+            pids={role: pid for role, pid in pids.items() if pid is not None},
+        )
+
+    def submit(self, request: api.Request) -> None:
+        """Tokenize where the client did not, refuse what can never run, queue the rest."""
+        accepted = perf_counter_ns()
+        assert self._run is not None
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode(prompt).ids
+        active = Active(request, prompt, accepted, perf_counter_ns())
+        reason = self._why_impossible(active)
+        if reason is not None:
+            self._events.send([api.Error(request.id, reason)])
+        else:
+            self._run.scheduler.add(active)
+
+    def _why_impossible(self, active: Active) -> str | None:
+        options, prompt, most = self.options, len(active.prompt), active.request.max_new_tokens
+        if not prompt:
+            return "the prompt is empty"
+        if most < 1:
+            return f"max_new_tokens is {most}; at least one token must be asked for"
+        if prompt + most > options.max_context:
+            return f"a prompt of {prompt} tokens and {most} new ones exceed the context of {options.max_context}"
+        if prompt > options.prefill_max_tokens:
+            return f"a prompt of {prompt} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
+        assert self._run is not None
+        pool = self._run.scheduler.pool
+        if pool.blocks_for(prompt + most) > pool.capacity:
+            return f"{prompt + most} tokens do not fit into {pool.capacity} KV blocks of {pool.block_size}"
+        return None
+
+    def run(self, pump: Callable[[float | None], bool]) -> None:
+        assert self._run is not None
+        LOOPS[self.toggles["schedule"]](self._run, pump)
+
+    def begin_round(self) -> None:
+        assert self._run is not None
+        assert self._device is not None
+        self._device.drain()
+        self._device.begin_round()
+        self.counters.clear()
+        self._run.recorder.begin_round(self._run.next_step)
+
+    def collect(self) -> api.RoundRecord:
+        assert self._run is not None
+        assert self._device is not None
+        work = self._device.work()
+        memory = self._device.memory()
+        return api.RoundRecord(
+            steps=self._run.recorder.table(),
+            device_work=api.DeviceWork(len(work), work.tobytes()),
+            counters=dict(self.counters) | self._device.counters,
+            memory={"device_peak": memory.device_peak, "pinned_peak": memory.pinned_peak},
+        )
+
+    def stop(self) -> None:
+        if self._run is not None:
+            self._run.launch.stop()
+            self._run.output.stop()
+            self._run = None
+        if self._device is not None and self._own_device:
+            self._device.close()
+            self._device = None
+
+
+def build(options: api.EngineOptions, toggles: dict[str, str]) -> OverlapEngine:
+    """What the host calls (api.EngineSpec.build)."""
+    return OverlapEngine(options, toggles)

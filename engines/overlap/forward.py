@@ -1,0 +1,55 @@
+"""What one step asks of the device, in order. Runs on the thread that launches, and on no other."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from engines.devices.base import Device, Event
+from engines.overlap.recorder import H2D, LAUNCH, Recorder
+from engines.overlap.step import Step
+from engines.overlap.toggles.d2h import DeviceToHost
+from engines.overlap.toggles.h2d import HostToDevice
+
+CHAOS_MOST_S = 0.003
+
+
+class Forward:
+    """Stream `forward` carries the metadata, the program and the future map; stream `copy` the sampled ids."""
+
+    def __init__(
+        self, device: Device, h2d: HostToDevice, d2h: DeviceToHost, recorder: Recorder, chaos: int | None
+    ) -> None:
+        self.device = device
+        self.h2d = h2d
+        self.d2h = d2h
+        self.recorder = recorder
+        self.stream = device.stream("forward")
+        self._chaos = random.Random(chaos) if chaos is not None else None
+        self._last_copy_done: Event | None = None
+
+    def run(self, step: Step) -> None:
+        """Issue everything the step needs; nothing here waits for the device."""
+        record, device = self.recorder, self.device
+        if self._chaos is not None:
+            time.sleep(self._chaos.choice((0.0, self._chaos.random() * CHAOS_MOST_S)))
+
+        began = record.begin(H2D)
+        self.h2d.copy(step)
+        record.end(H2D, step.number, began)
+
+        began = record.begin(LAUNCH)
+        self.fence()
+        program, *arguments = step.batch.program
+        device.launch(program, *arguments, stream=self.stream, step=step.number)
+        record.end(LAUNCH, step.number, began)
+        step.launch_done.set()
+
+        self.d2h.start(step)
+        self._last_copy_done = step.copy_done
+
+    def fence(self) -> None:
+        """Write after read: the program overwrites `sampled_ids`, which the copy of the step before may
+        still be reading on the other stream. Without it that step's ids would be this step's."""
+        if self._last_copy_done is not None:
+            self.device.wait(self.stream, self._last_copy_done)

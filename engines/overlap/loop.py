@@ -1,0 +1,167 @@
+"""schedule: the two ways to run steps. Both share every helper; only the order differs.
+
+`serial_loop`, the before: a step is scheduled, launched, waited for and processed, then the next one.
+`overlap_loop`, the after: step N+1 is scheduled and launched before step N's tokens are on the host; the
+device finds them in its future map. What N brings is processed while N+1 runs.
+
+Claim: SGLang's zero-overhead scheduler.
+
+What can go wrong: step N+1 is scheduled without knowing N's tokens. A length finish is predicted and costs
+nothing; an EOS is seen one step late, and costs one dropped row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from engines.api import Finish
+from engines.overlap.output import Produced
+from engines.overlap.recorder import (
+    APPEND,
+    METADATA,
+    OUTPUT,
+    RECV,
+    SCHEDULE,
+    WAIT_COPY_DONE,
+    WAIT_LAUNCH_DONE,
+    Recorder,
+)
+from engines.overlap.step import Step
+
+if TYPE_CHECKING:
+    from engines.overlap.request import Active
+    from engines.overlap.scheduler import Scheduler
+    from engines.overlap.toggles.d2h import DeviceToHost
+    from engines.overlap.toggles.h2d import HostToDevice
+    from engines.overlap.toggles.launch import Launch
+    from engines.overlap.toggles.output import Output
+
+Pump = Callable[[float | None], bool]
+Sync = Callable[["Step", "Step | None", Any, Any, Any], None]
+NO_STEP = -1
+
+@dataclass(slots=True)
+class Run:
+    """What a loop works with, and the helpers that both loops share. All on the scheduler's thread."""
+
+    scheduler: Scheduler
+    h2d: HostToDevice
+    d2h: DeviceToHost
+    launch: Launch
+    sync: Sync
+    output: Output
+    recorder: Recorder
+    counters: dict[str, int]
+    eos: frozenset[int]
+    next_step: int = 0
+
+    def receive(self, pump: Pump, wait: bool) -> bool:
+        """Take in new requests; block for one only where there is nothing else to do."""
+        began = self.recorder.begin(RECV)
+        go_on = pump(None if wait else 0)
+        self.recorder.end(RECV, self.next_step, began)
+        return go_on
+
+    def schedule(self) -> Step | None:
+        """The next step with its metadata staged, or None."""
+        began = self.recorder.begin(SCHEDULE)
+        batch = self.scheduler.schedule()
+        if batch is None:
+            self.recorder.end(SCHEDULE, NO_STEP, began)
+            return None
+        number = self.next_step
+        self.next_step += 1
+        self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens)
+        self.recorder.end(SCHEDULE, number, began)
+
+        began = self.recorder.begin(METADATA)
+        step = Step(number, batch, self.h2d.stage(batch))
+        self.recorder.end(METADATA, number, began)
+        return step
+
+    def launch_done(self, step: Step) -> None:
+        """Wait until the forward thread has launched a step."""
+        began = self.recorder.begin(WAIT_LAUNCH_DONE)
+        waited = perf_counter_ns()
+        step.launch_done.wait()
+        self.counters["wait_launch_done_ns"] += perf_counter_ns() - waited
+        self.recorder.end(WAIT_LAUNCH_DONE, step.number, began)
+
+    def copy_done(self, step: Step) -> list[int]:
+        """Wait until a step's ids are on the host, and read them."""
+        began = self.recorder.begin(WAIT_COPY_DONE)
+        waited = perf_counter_ns()
+        self.launch.launched(step)
+        ids = self.d2h.finish(step)
+        self.counters["wait_copy_done_ns"] += perf_counter_ns() - waited
+        self.recorder.end(WAIT_COPY_DONE, step.number, began)
+        return ids
+
+    def process(self, step: Step, ids: list[int]) -> None:
+        """Append the ids, which the next schedule needs, then see to the output, which it does not."""
+        began = self.recorder.begin(APPEND)
+        now = perf_counter_ns()
+        appended = self.scheduler.append(step.batch, ids, self.eos)
+        produced = [
+            Produced(active.request.id, token, now, finish(active) if active.finish_reason else None)
+            for active, token in appended
+        ]
+        dropped = len(step.batch.requests) - len(appended)
+        if dropped:
+            self.counters["dropped_rows"] += dropped
+            self.recorder.set_dropped(step.number, dropped)
+        self.recorder.end(APPEND, step.number, began)
+
+        began = self.recorder.begin(OUTPUT)
+        self.output.hand_over(produced)
+        self.recorder.end(OUTPUT, step.number, began)
+
+    def catch_up(self, step: Step) -> None:
+        """Output that was put off until a step was launched."""
+        began = self.recorder.begin(OUTPUT)
+        self.output.catch_up()
+        self.recorder.end(OUTPUT, step.number, began)
+
+
+def finish(active: Active) -> Finish:
+    """What is said of a request that ended."""
+    return Finish(
+        id=active.request.id,
+        reason=active.finish_reason,
+        prompt_tokens=len(active.prompt),
+        completion_tokens=len(active.tokens),
+        accepted_ns=active.accepted_ns,
+        tokenized_ns=active.tokenized_ns,
+        admitted_ns=active.admitted_ns,
+    )
+
+
+def serial_loop(run: Run, pump: Pump) -> None:
+    """schedule N, launch N, wait for N, process N."""
+    while run.receive(pump, wait=run.scheduler.idle):
+        step = run.schedule()
+        if step is None:
+            continue
+        run.launch.submit(step)
+        run.catch_up(step)
+        run.process(step, run.copy_done(step))
+        if run.scheduler.idle:
+            run.catch_up(step)
+
+
+def overlap_loop(run: Run, pump: Pump) -> None:
+    """schedule N+1, launch N+1, wait for N, process N."""
+    previous: Step | None = None
+    while run.receive(pump, wait=previous is None and run.scheduler.idle):
+        current = run.schedule()
+        if current is not None:
+            run.launch.submit(current)
+        if previous is not None:
+            run.sync(previous, current, run.copy_done, run.launch_done, run.process)
+        previous = current
+
+
+LOOPS = {"serial": serial_loop, "overlap": overlap_loop}

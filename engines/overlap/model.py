@@ -1,0 +1,225 @@
+"""What runs on the device: a Hugging Face causal LM over a paged KV cache, as two programs.
+
+`prefill(batch, length)` runs whole prompts, padded on the right to one length. `decode(batch, blocks)` runs
+one token per request, each with at most `blocks` KV blocks behind it. Both end by sampling into
+`sampled_ids` and into the future map, so that the next step can be launched before the host knows the ids.
+Nothing here knows of streams, copies or the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+
+from engines.api import BadSetting
+from engines.overlap.layout import Array, lay_out, nbytes
+from engines.overlap.presets import load_model
+from engines.overlap.sampler import sample_greedy
+
+ATTENTION = "overlap-paged"
+
+
+@dataclass(slots=True)
+class Pages:
+    """The KV cache: per layer keys and values [blocks, block_size, kv_heads, head_dim]."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    block_size: int
+
+
+@dataclass(slots=True)
+class Prefill:
+    """What attention needs of a prefill: where to put each token, int64 [batch * length]."""
+
+    pages: Pages
+    slots: Tensor
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Causal attention over the prompt itself. Right padding is never looked at by a real token."""
+        _store(self.pages, layer, self.slots, key, value)
+        grouped = query.shape[1] != key.shape[1]
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+        return out.transpose(1, 2)
+
+
+@dataclass(slots=True)
+class Decode:
+    """What attention needs of a decode step.
+
+    slots: int64 [batch]; tables: int32 [batch * blocks]; bias: [batch, 1, 1, blocks * block_size], 0 where a
+    request has a token and -inf where not; gathered: two buffers [batch * blocks, block_size, kv_heads,
+    head_dim], static, since a fresh allocation of that size in each layer costs more than the gather.
+    """
+
+    pages: Pages
+    slots: Tensor
+    tables: Tensor
+    bias: Tensor
+    gathered: tuple[Tensor, Tensor]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """One query per request over its blocks. Query heads that share a KV head become rows of one small
+        matrix, which keeps SDPA off its slow path for masked grouped-query attention."""
+        _store(self.pages, layer, self.slots, key, value)
+        batch, heads, _, width = query.shape
+        kv_heads = key.shape[1]
+        past = [
+            torch.index_select(cache[layer], 0, self.tables, out=buffer)
+            .view(batch, -1, kv_heads, width)
+            .transpose(1, 2)
+            for cache, buffer in zip((self.pages.keys, self.pages.values), self.gathered, strict=True)
+        ]
+        grouped = query.reshape(batch, kv_heads, heads // kv_heads, width)
+        out = F.scaled_dot_product_attention(grouped, *past, attn_mask=self.bias, scale=scale)
+        return out.reshape(batch, 1, heads, width)
+
+
+def _store(pages: Pages, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+    """Write keys and values [batch, kv_heads, length, head_dim] to their slots."""
+    for cache, new in ((pages.keys[layer], key), (pages.values[layer], value)):
+        flat = new.transpose(1, 2).reshape(-1, *cache.shape[2:])
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, flat)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    work: Prefill | Decode,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in place of its own attention; [batch, length, heads, head_dim] comes back."""
+    return work.attend(module.layer_idx, query, key, value, scaling), None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+
+
+class OverlapModule:
+    """A model, its KV cache and its static buffers on one device (engines.devices.base.Module)."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        model: str,
+        dtype: str,
+        seed: int,
+        max_batch_size: int,
+        prefill_max_batch_size: int,
+        prefill_max_tokens: int,
+        num_blocks: int,
+        block_size: int,
+        decode_shapes: list[list[int]],
+    ) -> None:
+        torch_dtype = getattr(torch, dtype)
+        self.device = device
+        self.root = load_model(model, torch_dtype, device, seed)
+        self.root.set_attn_implementation(ATTENTION)
+        config = self.root.config.get_text_config()
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.layers = config.num_hidden_layers
+        shape = (num_blocks, block_size, kv_heads, width)
+        if max(max_blocks for _, max_blocks in decode_shapes) * block_size > config.max_position_embeddings:
+            raise BadSetting(f"{model} has {config.max_position_embeddings} positions; lower max_context")
+        self.pages = Pages(*(self._zeros_per_layer(shape, torch_dtype) for _ in range(2)), block_size)
+        self.facts = {
+            "vocabulary": config.vocab_size,
+            "context": config.max_position_embeddings,
+            "eos": _as_list(config.eos_token_id),
+            "parameters": sum(each.numel() for each in self.root.parameters()),
+            "kv_bytes_per_token": 2 * self.layers * kv_heads * width * torch_dtype.itemsize,
+        }
+
+        # One future token per request slot; the last entry is where padding rows write.
+        self.future = torch.zeros(max_batch_size + 1, dtype=torch.int64, device=device)
+        rows = max(prefill_max_batch_size, *(batch for batch, _ in decode_shapes))
+        self.sampled_ids = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.buffers = {"sampled_ids": self.sampled_ids}
+        self._arrays: dict[str, dict[str, Tensor]] = {}
+        self._add_metadata("prefill", lay_out(prefill_max_tokens, prefill_max_batch_size, 0))
+        most = max(batch * blocks for batch, blocks in decode_shapes)
+        self._gathered = [torch.zeros(most, *shape[1:], dtype=torch_dtype, device=device) for _ in range(2)]
+        for batch, blocks in decode_shapes:
+            self._add_metadata(f"decode.{batch}.{blocks}", lay_out(batch, batch, blocks))
+        self._places = torch.arange(max(blocks for _, blocks in decode_shapes) * block_size, device=device)
+        self._nothing = torch.zeros((), dtype=torch_dtype, device=device)
+        self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
+        self.programs = {"prefill": self.prefill, "decode": self.decode}
+
+    def _zeros_per_layer(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+        return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.layers)]
+
+    def _add_metadata(self, name: str, arrays: tuple[Array, ...]) -> None:
+        """A static metadata buffer, and the typed views of it that the program reads."""
+        raw = torch.zeros(nbytes(arrays), dtype=torch.uint8, device=self.device)
+        self.buffers[name] = raw
+        self._arrays[name] = {
+            array.name: raw[array.offset : array.offset + array.nbytes].view(getattr(torch, array.dtype))
+            for array in arrays
+        }
+
+    def prefill(self, batch: int, length: int) -> None:
+        """Run `batch` prompts of at most `length` tokens and sample the first token of each."""
+        tokens = batch * length
+        arrays = self._arrays["prefill"]
+        work = Prefill(self.pages, arrays["slot_mapping"][:tokens].to(torch.int64))
+        hidden = self._forward(
+            arrays["input_ids"][:tokens].view(batch, length),
+            arrays["position_ids"][:tokens].view(batch, length),
+            work,
+        )
+        last = arrays["context_lens"][:batch].to(torch.int64) - 1
+        rows = torch.arange(batch, device=self.device)
+        self._sample(hidden[rows, last], arrays["request_slots"][:batch])
+
+    def decode(self, batch: int, blocks: int) -> None:
+        """Run one token of each of `batch` requests that reach back at most `blocks` blocks."""
+        arrays = self._arrays[f"decode.{batch}.{blocks}"]
+        context_lens = arrays["context_lens"]
+        behind = self._places[: blocks * self.pages.block_size] < context_lens[:, None]
+        work = Decode(
+            self.pages,
+            slots=arrays["slot_mapping"].to(torch.int64),
+            tables=arrays["block_tables"],
+            bias=torch.where(behind, self._nothing, self._masked)[:, None, None, :],
+            gathered=(self._gathered[0][: batch * blocks], self._gathered[1][: batch * blocks]),
+        )
+        hidden = self._forward(arrays["input_ids"][:, None], arrays["position_ids"][:, None], work)
+        self._sample(hidden[:, 0], arrays["request_slots"])
+
+    def _forward(self, input_ids: Tensor, position_ids: Tensor, work: Prefill | Decode) -> Tensor:
+        """Hidden states [batch, length, hidden]. An id of -1 - slot is replaced by that slot's future token."""
+        slots = (-1 - input_ids).clamp_(min=0)
+        ids = torch.where(input_ids < 0, self.future[slots], input_ids)
+        out = self.root.base_model(input_ids=ids, position_ids=position_ids, use_cache=False, work=work)
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    def _sample(self, hidden: Tensor, request_slots: Tensor) -> None:
+        logits = self.root.get_output_embeddings()(hidden)
+        sampled = self.sampled_ids[: len(hidden)]
+        sample_greedy(logits, out=sampled)
+        self.future.index_copy_(0, request_slots.to(torch.int64), sampled)
+
+
+def _as_list(ids: int | list[int] | None) -> list[int]:
+    """A configuration may name one end-of-text id, several, or none."""
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+
+
+def build(device: torch.device, **arguments: Any) -> OverlapModule:
+    """What the device calls to load the module (engines.devices.base.ModuleSpec)."""
+    return OverlapModule(device, **arguments)

@@ -1,0 +1,119 @@
+"""Which model an engine runs: a built-in preset, or a Hugging Face causal LM by path or hub id.
+
+Presets have seeded random weights and a byte-level BPE of their own, so that everything runs offline. They
+use initializer_range=0.2: with the default 0.02 a tied GPT-2 emits two to four distinct tokens whatever it
+is fed, and would hide a stale id, a wrong position or a replaced KV block.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engines.api import BadSetting, pick
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedModel
+
+TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
+END_OF_TEXT_ID = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A model made from a seed. `config` is what its transformers configuration class takes."""
+
+    summary: str
+    model_type: str
+    config: dict[str, Any]
+
+
+_IDS = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": END_OF_TEXT_ID, "pad_token_id": END_OF_TEXT_ID}
+_INIT = {"initializer_range": 0.2, **_IDS}
+
+PRESETS = {
+    "tiny-gpt2": Preset(
+        summary="GPT-2, 4 layers x 256, vocabulary 4096",
+        model_type="gpt2",
+        config={"n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 1024, "vocab_size": 4096, **_INIT},
+    ),
+    "tiny-llama": Preset(
+        summary="Llama, 4 layers x 256, 8 heads over 2 KV heads, vocabulary 4096",
+        model_type="llama",
+        config={
+            "num_hidden_layers": 4,
+            "hidden_size": 256,
+            "intermediate_size": 688,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 1024,
+            "vocab_size": 4096,
+            "tie_word_embeddings": False,
+            **_INIT,
+        },
+    ),
+    "gpt2": Preset(
+        summary="GPT-2, the 124M shape (12 layers x 768, vocabulary 50257), random weights",
+        model_type="gpt2",
+        config={"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257, **_INIT},
+    ),
+}
+
+
+def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -> PreTrainedModel:
+    """The causal LM of that name on `device`, in evaluation mode. Raises BadSetting for an unknown name."""
+    import torch
+
+    if name in PRESETS:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        preset = PRESETS[name]
+        config = AutoConfig.for_model(preset.model_type, **preset.config)
+        generator_state = torch.random.get_rng_state()
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        torch.random.set_rng_state(generator_state)
+        return model.to(device=device, dtype=dtype).eval()
+    _check_path(name)
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()
+
+
+def tokenizer_file(name: str) -> Path:
+    """The tokenizer.json that belongs to a model: what a client encodes prompts with."""
+    if name in PRESETS:
+        return TOKENIZER_FILE
+    _check_path(name)
+    local = Path(name) / "tokenizer.json"
+    if local.is_file():
+        return local
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(name, "tokenizer.json"))
+
+
+def load_tokenizer(name: str, vocabulary: int) -> Tokenizer:
+    """The engine's tokenizer. Ids beyond a preset's own 4096 tokens decode to a space and their number, so
+    that a model with a larger vocabulary has a text for whatever it emits."""
+    from tokenizers import Tokenizer
+
+    path = tokenizer_file(name)
+    if name not in PRESETS:
+        return Tokenizer.from_file(str(path))
+    content = json.loads(path.read_text())
+    known = content["model"]["vocab"]
+    known.update({f"Ġ{token}": token for token in range(len(known), vocabulary)})
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def _check_path(name: str) -> None:
+    """A name without a slash is meant as a preset: a typo must not become a download."""
+    if "/" not in name and not Path(name).is_dir():
+        pick(name, PRESETS, "model")
+    if name.startswith((".", "/")) and not (Path(name) / "config.json").is_file():
+        raise BadSetting(f"no model at {name}: there is no config.json in it")

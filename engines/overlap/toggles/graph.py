@@ -1,0 +1,43 @@
+"""graph: whether a decode step is one command or one per layer.
+
+Before (`off`): decode is launched eagerly, a command per leaf module. After (`on`): every decode shape is
+captured at boot, and a step is one command. Prefill is always eager: its shapes are too many.
+
+Claim: the setting of roseinfer's measurement, chosen to make host overheads visible; CUDA graphs are in every
+engine since.
+
+What can go wrong: a captured program reads the addresses it was captured with, so all it reads and writes is
+static, and captured at boot, before the first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from engines.api import Toggle
+
+if TYPE_CHECKING:
+    from engines.devices.base import Device
+
+TOGGLE = Toggle(
+    name="graph",
+    choices=("off", "on"),
+    changes="whether decode is launched eagerly, or captured at boot and launched as one command",
+    source="roseinfer (--cuda-graph)",
+    requires={},
+    counters=("launches", "launch_commands"),
+)
+
+
+def launch_eagerly(device: Device, shapes: Iterable[tuple[int, int]]) -> None:
+    """Before: nothing to prepare."""
+
+
+def capture(device: Device, shapes: Iterable[tuple[int, int]]) -> None:
+    """After. The largest first, so that the smaller ones find their memory in its pool."""
+    for rows, blocks in sorted(shapes, reverse=True):
+        device.capture("decode", rows, blocks)
+
+
+PREPARE = {"off": launch_eagerly, "on": capture}

@@ -1,0 +1,108 @@
+"""launch: which thread launches a step.
+
+Before (`thread`): a forward thread, joined to the scheduler's thread by two queues. After (`inline`): the
+scheduler's own thread, which is free again as soon as the commands are issued.
+
+Claim: SGLang 1687 introduced the thread with overlap scheduling; 11210 removed it again, leaving one thread,
+streams and copy_done.
+
+What can go wrong: two threads share one interpreter lock, so a scheduler that computes keeps the forward
+thread from launching for up to a switch interval (5 ms by default).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from engines.api import Toggle
+
+if TYPE_CHECKING:
+    from engines.overlap.forward import Forward
+    from engines.overlap.step import Step
+
+TOGGLE = Toggle(
+    name="launch",
+    choices=("thread", "inline"),
+    changes="whether a forward thread launches a step, or the scheduler's own thread does",
+    source="SGLang 1687, 11210",
+    requires={"thread": {"schedule": ("overlap",)}},
+    counters=("wait_launch_done_ns",),
+)
+
+
+class Launch(Protocol):
+    def submit(self, step: Step) -> None:
+        """Launch a step, now or soon."""
+
+    def launched(self, step: Step) -> None:
+        """Block until the step's copy_done can be waited for. Raises what launching it raised."""
+
+    def check(self) -> None:
+        """Raise what ended the launching thread, if anything did."""
+
+    def stop(self) -> None: ...
+
+
+class Inline:
+    """After."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+
+    def submit(self, step: Step) -> None:
+        self.forward.run(step)
+
+    def launched(self, step: Step) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class ForwardThread:
+    """Before."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self._input: queue.Queue[Step | None] = queue.Queue()
+        self._output: queue.Queue[Step | None] = queue.Queue()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._loop, name="forward", daemon=True)
+        self._thread.start()
+
+    def submit(self, step: Step) -> None:
+        self._input.put(step)
+
+    def launched(self, step: Step) -> None:
+        done = self._output.get()
+        self.check()
+        assert done is step  # steps come back in the order in which they went in
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        self._input.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        self.forward.device.adopt_thread()
+        while (step := self._input.get()) is not None:
+            try:
+                self.forward.run(step)
+            except BaseException as failure:  # raised again on the scheduler's thread, which waits for this step
+                self._failure = failure
+                step.launch_done.set()
+                self._output.put(None)
+                return
+            self._output.put(step)
+
+
+def choose(choice: str, forward: Forward) -> Launch:
+    return {"inline": Inline, "thread": ForwardThread}[choice](forward)
