@@ -1,0 +1,144 @@
+"""What requests ask: texts from a file, a string, or Python's own documentation, and their token ids."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines.api import BadSetting
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+ENGLISH = "english"
+
+# Standard library modules whose docstrings are prose. A name that this Python lacks is skipped, so the
+# passages depend on the version of Python (as the topics do anyway), and on nothing else.
+DOCUMENTED = (
+    "_pydatetime",
+    "_pydecimal",
+    "argparse",
+    "calendar",
+    "collections",
+    "configparser",
+    "contextlib",
+    "difflib",
+    "fractions",
+    "functools",
+    "heapq",
+    "inspect",
+    "ipaddress",
+    "logging",
+    "mailbox",
+    "optparse",
+    "pathlib",
+    "pickle",
+    "random",
+    "shutil",
+    "smtplib",
+    "statistics",
+    "subprocess",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "turtle",
+    "typing",
+    "zipfile",
+)
+PASSAGE_CHARACTERS = range(60, 601)  # one to a few sentences: 15-150 tokens, fits the smallest context
+CODE = re.compile(r">>>|::|\*\*|``|__|==|\|")
+
+TRIES = 64  # texts looked at for one of exactly the wanted number of tokens
+
+
+def texts(prompt: str | None, prompts: str | None, seed: int) -> list[str]:
+    """The texts to ask, in the order in which requests take them: `prompts` where given, else `prompt`."""
+    if prompts == ENGLISH:
+        passages = list(english())
+        random.Random(seed).shuffle(passages)
+        return passages
+    if prompts is not None:
+        return from_file(prompts)
+    if not prompt:
+        raise BadSetting("no prompt: give a prompt, a file of prompts, or prompts=english")
+    return [prompt]
+
+
+def from_file(path: str) -> list[str]:
+    """One prompt per line, blank lines left out. BadSetting where there is none to read."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BadSetting(f"cannot read prompts from {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadSetting(f"cannot read prompts from {path}: it is not UTF-8 text") from None
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise BadSetting(f"no prompts in {path}: every line is blank")
+    return prompts
+
+
+@cache
+def english() -> tuple[str, ...]:
+    """Passages of English prose out of Python's documentation, each once, in a fixed order."""
+    from pydoc_data.topics import topics
+
+    sources = [text for _, text in sorted(topics.items())]
+    sources += [docstring for module in DOCUMENTED for docstring in docstrings(module)]
+    paragraphs = (" ".join(part.split()) for text in sources for part in re.split(r"\n\s*\n", text))
+    return tuple(dict.fromkeys(filter(is_prose, paragraphs)))
+
+
+def docstrings(module: str) -> Iterator[str]:
+    """Every docstring of a standard library module, read from its source without importing it."""
+    spec = find_spec(module)
+    source = spec.loader.get_source(module) if spec and isinstance(spec.loader, SourceFileLoader) else None
+    for node in ast.walk(ast.parse(source or "")):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def is_prose(paragraph: str) -> bool:
+    """Whether a paragraph is sentences rather than code, a table or a heading."""
+    fits = len(paragraph) in PASSAGE_CHARACTERS
+    return fits and paragraph[0].isupper() and paragraph.endswith(".") and not CODE.search(paragraph)
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`."""
+    from tokenizers import Tokenizer  # here, not above: the load generator imports this package, and is light
+
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # the library raises nothing narrower
+        raise BadSetting(f"cannot read the tokenizer {path}: {error}") from None
+
+
+def ids_of_length(passages: list[str], start: int, length: int, tokenizer: Tokenizer) -> list[int]:
+    """Exactly `length` token ids: passage `start`, joined with those after it, and cut."""
+    count = 1
+    while count <= 2 * length:  # a passage has a token at least, so this is always enough
+        joined = " ".join(passages[(start + index) % len(passages)] for index in range(count))
+        ids: list[int] = tokenizer.encode(joined).ids
+        if len(ids) >= length:
+            return ids[:length]
+        count *= 2
+    raise BadSetting(f"the tokenizer makes no tokens of the prompt {passages[start][:40]!r}")
+
+
+def text_of_length(passages: list[str], start: int, length: int, tokenizer: Tokenizer) -> str:
+    """A text of exactly `length` tokens. A cut inside a word can make it come back as more or fewer tokens
+    than were cut; then the passage after it is tried."""
+    for first in range(start, start + min(TRIES, len(passages))):
+        ids = ids_of_length(passages, first % len(passages), length, tokenizer)
+        text: str = tokenizer.decode(ids)
+        if len(tokenizer.encode(text).ids) == length:
+            return text
+    raise BadSetting(f"found no text of exactly {length} tokens; with pretok every length can be had")
