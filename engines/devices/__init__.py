@@ -1,0 +1,41 @@
+"""Accelerators an engine can run on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from engines.api import BadSetting, pick
+
+if TYPE_CHECKING:
+    from engines.devices.base import Device
+
+
+def open_device(
+    kind: str,
+    *,
+    staging: str = "copy",
+    chaos: int | None = None,
+    cores: str = "split",
+    blocking_sync: bool = False,
+) -> Device:
+    """The device of that kind: "cuda", "emulated", or "auto", which is CUDA where there is a card.
+
+    `staging` and `cores` are the emulated device's, `blocking_sync` (threads sleep in `synchronize` instead
+    of spinning) is CUDA's. Raises BadSetting. Seconds: the emulated device starts a process.
+
+    The casts: a device is only ever given its own handles, so its methods ask for those, not for any.
+    """
+    pick(kind, {"auto": 0, "cuda": 0, "emulated": 0}, "device")
+    if kind != "emulated":
+        import torch
+
+        if torch.cuda.is_available():
+            from engines.devices.cuda import CudaDevice
+
+            return cast("Device", CudaDevice(chaos=chaos, blocking_sync=blocking_sync))
+        if kind == "cuda":
+            raise BadSetting("device 'cuda': torch finds no CUDA device here; use --device emulated")
+
+    from engines.devices.emulated.device import EmulatedDevice
+
+    return cast("Device", EmulatedDevice(staging=staging, chaos=chaos, cores=cores))

@@ -42,6 +42,7 @@ class Module(Protocol):
     buffers: dict[str, torch.Tensor]  # contiguous uint8 or typed tensors on the device
     programs: dict[str, Callable[..., None]]  # each reads and writes buffers only; arguments are ints
     root: torch.nn.Module  # whose leaf modules an uncaptured launch walks through
+    facts: dict[str, Any]  # what it says of itself: plain data, as it may cross a process border
 
 
 class Buffer(Protocol):

@@ -1,0 +1,376 @@
+"""The emulated device, host side. What it shares with CUDA and where it differs: README.md beside this file.
+
+Costs on the host (2-core machine, µs): copy of pinned memory 3, of pageable memory 4, captured launch 3,
+record 0.3, `synchronize` of an event that has happened 0.3. Uncaptured: 1 per leaf module.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+from mmap import mmap
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+
+from engines.api import BadSetting, EngineError, pick
+from engines.devices.base import MemoryUse, ModuleSpec
+from engines.devices.emulated.child import Child
+from engines.devices.emulated.commands import (
+    CAPTURED,
+    COUNTED,
+    LAUNCH,
+    LEAVES,
+    MAX_ARGUMENTS,
+    MAX_STREAMS,
+    MAX_WAITERS,
+    PAGE_BYTES,
+    PIPE_BYTES,
+    QUEUE_RECORDS,
+    RECORD,
+    TO_DEVICE,
+    TO_HOST,
+    WAIT,
+    WORK_BYTES,
+    WORK_HEAD,
+    WORK_ROWS,
+    Capture,
+    Load,
+    Loaded,
+)
+from engines.devices.emulated.memory import SLOT_BYTES, SLOTS, Arena, BounceRing, CachingAllocator
+from engines.devices.emulated.streams import EmulatedEvent, EmulatedStream, Waiting
+
+_PINNED_BYTES = 1 << 30  # sparse: only what is touched exists
+_PADDING = tuple((0,) * (MAX_ARGUMENTS - count) for count in range(MAX_ARGUMENTS + 1))
+
+
+class EmulatedBuffer:
+    """Bytes [offset, offset + nbytes) of a module buffer in the device process."""
+
+    __slots__ = ("buffer", "nbytes", "offset")
+
+    def __init__(self, buffer: int, offset: int, nbytes: int) -> None:
+        self.buffer = buffer
+        self.offset = offset
+        self.nbytes = nbytes
+
+
+class EmulatedDevice:
+    """A second process that is the accelerator; honours engines.devices.base.Device.
+
+    `staging`: what a pageable copy to the device does first: "copy" stages at once, "sync" lets the stream
+    run empty before it stages; CUDA's documentation allows both. `chaos`: seed of delays before commands.
+    `cores`: "split" gives the device process the last core this thread may run on, and keeps this thread and
+    all it starts from now on off that core until `close`; "shared", or a single core: no pinning.
+    """
+
+    kind = "emulated"
+
+    def __init__(self, *, staging: str = "copy", chaos: int | None = None, cores: str = "split") -> None:
+        pick(staging, {"copy": 0, "sync": 0}, "staging")
+        pick(cores, {"split": 0, "shared": 0}, "choice of cores")
+        self._sync_first = staging == "sync"
+        self._all_cores = os.sched_getaffinity(0)
+        core = max(self._all_cores) if cores == "split" and len(self._all_cores) > 1 else None
+
+        page_fd, work_fd = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("control", "work"))
+        os.ftruncate(page_fd, PAGE_BYTES)
+        os.ftruncate(work_fd, WORK_BYTES)
+        page = mmap(page_fd, PAGE_BYTES)
+        self._cells = memoryview(page).cast("q")
+        self._work = np.frombuffer(mmap(work_fd, WORK_BYTES), np.int64).reshape(WORK_ROWS, 4)
+        self._arena = Arena(_PINNED_BYTES)
+        wakeups = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(MAX_WAITERS)]
+        pipes = [os.pipe() for _ in range(MAX_STREAMS)]
+        for _, writing in pipes:
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        readings = [reading for reading, _ in pipes]
+        shared = {"page": page_fd, "work": work_fd, "arena": self._arena.fd}
+        boot = shared | {
+            "arena_bytes": self._arena.nbytes,
+            "pipes": readings,
+            "wakeups": wakeups,
+            "core": core,
+            "chaos": chaos,
+        }
+        self._child = Child(boot, page, [*shared.values(), *readings, *wakeups])
+        for fd in (*shared.values(), *readings):
+            os.close(fd)  # a reading end left open here would hide the device process's death from writers
+
+        self.pid: int | None = self._child.pid
+        self._closed = False
+        self._waiting = Waiting(page, self._child.pidfd, wakeups, self._child.lost)
+        self._unnamed = [
+            EmulatedStream("", index, writing, self._child.lost) for index, (_, writing) in enumerate(pipes)
+        ]
+        self._streams: dict[str, EmulatedStream] = {}
+        self._ring = BounceRing(self._arena, self._waiting.until)
+        self._cache = CachingAllocator(self._arena, self._waiting.happened)
+        self._buffers: dict[str, tuple[int, int]] = {}
+        self._programs: dict[str, int] = {}
+        self._captured: set[tuple[str, tuple[int, ...]]] = set()
+        self._first_row = 0
+        self.counters: dict[str, int] = {}
+        self._forget()
+
+        model = _cpu_model()
+        self.name = f"emulated on {model}"
+        self.details = {
+            "cpu": model,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "staging": staging,
+            "bounce_ring": f"{SLOTS} x {SLOT_BYTES} bytes",
+            "launch_queue": f"{QUEUE_RECORDS} commands",
+            "device_core": "shared" if core is None else str(core),
+            "host_cores": ",".join(map(str, sorted(self._all_cores - {core}))),
+            "chaos": "off" if chaos is None else str(chaos),
+        }
+        try:
+            self._resident_at_boot = self._child.booted()
+        except BaseException:
+            self.close()
+            raise
+        if core is not None:
+            os.sched_setaffinity(0, self._all_cores - {core})
+
+    # -- boot ----------------------------------------------------------------------------------------------
+
+    def load(self, spec: ModuleSpec) -> dict[str, Any]:
+        """Build the module in the device process. Raises BadSetting or EngineError as build did."""
+        self.drain()
+        self._captured.clear()
+        self._buffers, self._programs = {}, {}
+        answer = self._child.request(Load(spec.build, spec.arguments))
+        assert isinstance(answer, Loaded)
+        self._buffers, self._programs = answer.buffers, answer.programs
+        return answer.facts
+
+    def capture(self, program: str, *arguments: int) -> None:
+        """Runs the program once, as the warm-up before a CUDA graph's capture does: its effects are real."""
+        self.drain()
+        self._child.request(Capture(self._program(program, arguments), list(arguments)))
+        self._captured.add((program, arguments))
+
+    def buffer(self, name: str, offset: int = 0, nbytes: int | None = None) -> EmulatedBuffer:
+        identity, size = pick(name, self._buffers, "buffer")
+        if nbytes is None:
+            nbytes = size - offset
+        if offset < 0 or nbytes < 0 or offset + nbytes > size:
+            raise ValueError(f"bytes {offset} to {offset + nbytes} of buffer '{name}', which has {size}")
+        return EmulatedBuffer(identity, offset, nbytes)
+
+    def pinned(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed. Raises EngineError where the pinned memory is used up."""
+        nbytes = count * dtype.itemsize
+        if nbytes == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._arena.view(self._arena.take(nbytes), nbytes), dtype=dtype)
+
+    def stream(self, name: str) -> EmulatedStream:
+        """Raises EngineError for an eighth: the last queue is `read`'s."""
+        if name not in self._streams:
+            if len(self._streams) == MAX_STREAMS - 1:
+                raise EngineError(f"the emulated device has {MAX_STREAMS - 1} streams")
+            stream = self._unnamed[len(self._streams)]
+            stream.name = name
+            self._streams[name] = stream
+        return self._streams[name]
+
+    def adopt_thread(self) -> None:
+        """Nothing is thread-local here."""
+
+    # -- hot -----------------------------------------------------------------------------------------------
+    # Counters are added to without a lock: `d[k] += n` on a dict of ints gives up the GIL nowhere in between.
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._cache.pinned_copy(tensor)
+
+    def to_device(self, target: EmulatedBuffer, source: torch.Tensor, stream: EmulatedStream) -> None:
+        nbytes: int = source.nbytes
+        _check_copy(source, target, nbytes)
+        if not nbytes:
+            return
+        counters = self.counters
+        address = source.data_ptr()
+        arena = self._arena
+        if arena.start <= address < arena.end:
+            value = stream.submit(
+                RECORD.pack(TO_DEVICE, address - arena.start, target.buffer, target.offset, nbytes, 0, 0, 0)
+            )
+            self._cache.used_by(source, stream.index, value)
+            counters["h2d_pinned_copies"] += 1
+            counters["h2d_pinned_bytes"] += nbytes
+            return
+        if self._sync_first:
+            start = perf_counter_ns()
+            self._waiting.until(EmulatedEvent(stream.index, stream.submitted))
+            counters["staging_wait_ns"] += perf_counter_ns() - start
+        waited = self._ring.to_device(address, nbytes, target.buffer, target.offset, stream)
+        counters["staging_wait_ns"] += waited
+        counters["h2d_pageable_copies"] += 1
+        counters["h2d_pageable_bytes"] += nbytes
+
+    def to_host(self, target: torch.Tensor, source: EmulatedBuffer, stream: EmulatedStream) -> None:
+        nbytes: int = target.nbytes
+        _check_copy(target, source, nbytes)
+        if not nbytes:
+            return
+        counters = self.counters
+        address = target.data_ptr()
+        arena = self._arena
+        if arena.start <= address < arena.end:
+            value = stream.submit(
+                RECORD.pack(TO_HOST, address - arena.start, source.buffer, source.offset, nbytes, 0, 0, 0)
+            )
+            self._cache.used_by(target, stream.index, value)
+            counters["d2h_pinned_copies"] += 1
+            counters["d2h_pinned_bytes"] += nbytes
+            return
+        block = self._cache.take(min(nbytes, SLOT_BYTES))
+        for done in range(0, nbytes, SLOT_BYTES):
+            size = min(SLOT_BYTES, nbytes - done)
+            value = stream.submit(
+                RECORD.pack(TO_HOST, block.offset, source.buffer, source.offset + done, size, 0, 0, 0)
+            )
+            self._waiting.until(EmulatedEvent(stream.index, value))
+            arena.read(block.offset, address + done, size)
+        self._cache.give(block)
+        counters["d2h_pageable_copies"] += 1
+        counters["d2h_pageable_bytes"] += nbytes
+
+    def launch(self, program: str, *arguments: int, stream: EmulatedStream, step: int) -> None:
+        """The first launch of a program that was never captured also counts its leaf modules, and blocks
+        until it has run, as CUDA's first launch of a kernel does while it is loaded."""
+        identity = self._program(program, arguments)
+        code = LAUNCH | len(arguments) << 8
+        padding = _PADDING[len(arguments)]
+        if (program, arguments) in self._captured:
+            stream.submit(RECORD.pack(code, identity, step, CAPTURED, *arguments, *padding))
+            self.counters["captured_launches"] += 1
+            return
+        leaves = self._cells[LEAVES + identity]
+        if leaves < 0:
+            value = stream.submit(RECORD.pack(code, identity, step, COUNTED, *arguments, *padding))
+            self._waiting.until(EmulatedEvent(stream.index, value))
+        else:
+            stream.submit(RECORD.pack(code, identity, step, leaves, *arguments, *padding), kernels=leaves)
+            self.counters["kernel_commands"] += leaves
+        self.counters["eager_launches"] += 1
+
+    def record(self, stream: EmulatedStream) -> EmulatedEvent:
+        """No command: an event is a place in the count."""
+        return EmulatedEvent(stream.index, stream.submitted)
+
+    def wait(self, stream: EmulatedStream, event: EmulatedEvent) -> None:
+        stream.submit(RECORD.pack(WAIT, event.stream, event.value, 0, 0, 0, 0, 0))
+
+    def synchronize(self, event: EmulatedEvent) -> None:
+        self._waiting.until(event)
+
+    def done(self, event: EmulatedEvent) -> bool:
+        return self._waiting.happened(event)
+
+    # -- between rounds ------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        for stream in list(self._streams.values()):
+            self._waiting.until(self.record(stream))
+
+    def read(self, source: EmulatedBuffer, dtype: torch.dtype) -> torch.Tensor:
+        """1-D; not counted as a copy."""
+        self.drain()
+        counted = dict(self.counters)
+        tensor = torch.empty(source.nbytes // dtype.itemsize, dtype=dtype)
+        self.to_host(tensor, source, self._unnamed[-1])
+        self.counters.update(counted)
+        return tensor
+
+    def begin_round(self) -> None:
+        self._forget()
+
+    def work(self) -> np.ndarray:
+        """Complete once drained. Rows that the ring no longer held are missing, the oldest first, and
+        counted in `work_rows_lost`."""
+        head = self._cells[WORK_HEAD]
+        first = max(self._first_row, head - WORK_ROWS)
+        self.counters["work_rows_lost"] = first - self._first_row
+        self.counters["lost_wakeups"] = self._waiting.lost_wakeups - self._lost_wakeups_before
+        rows: np.ndarray = self._work[np.arange(first, head) % WORK_ROWS]
+        return rows
+
+    def memory(self) -> MemoryUse:
+        """Device: what the device process grew by at most since it booted. Pinned: staging ring included."""
+        resident = self._resident_at_boot
+        if not self._closed:
+            try:
+                with open(f"/proc/{self.pid}/status") as status:
+                    lines = dict(line.split(":", 1) for line in status)
+                resident = int(lines["VmHWM"].split()[0]) << 10
+            except (FileNotFoundError, KeyError) as error:  # gone, or a zombie, which has no memory
+                raise self._child.lost() from error
+        return MemoryUse(max(0, resident - self._resident_at_boot), self._arena.used)
+
+    def close(self) -> None:
+        """Commands still queued are dropped. What is called later raises DeviceLost."""
+        if self._closed:
+            return
+        self._closed = True
+        self._child.close()
+        for stream in self._unnamed:
+            stream.close()
+        self._waiting.close()
+        os.sched_setaffinity(0, self._all_cores)
+
+    def _program(self, program: str, arguments: tuple[int, ...]) -> int:
+        try:
+            identity = self._programs[program]
+        except KeyError:
+            identity = pick(program, self._programs, "program")
+        if len(arguments) > MAX_ARGUMENTS:
+            raise BadSetting(f"program '{program}' is given {len(arguments)} arguments, {MAX_ARGUMENTS} fit")
+        return identity
+
+    def _forget(self) -> None:
+        self._first_row = self._cells[WORK_HEAD]
+        self._lost_wakeups_before = self._waiting.lost_wakeups
+        self.counters = dict.fromkeys(_COUNTERS, 0)
+
+
+_COUNTERS = (
+    "h2d_pageable_copies",
+    "h2d_pageable_bytes",
+    "h2d_pinned_copies",
+    "h2d_pinned_bytes",
+    "d2h_pageable_copies",
+    "d2h_pageable_bytes",
+    "d2h_pinned_copies",
+    "d2h_pinned_bytes",
+    "staging_wait_ns",  # pageable copies to the device waited that long for the ring, or for the stream
+    "captured_launches",
+    "eager_launches",
+    "kernel_commands",
+    "lost_wakeups",  # 0, or the fence is none on this machine
+    "work_rows_lost",
+)
+
+
+def _check_copy(tensor: torch.Tensor, buffer: EmulatedBuffer, nbytes: int) -> None:
+    if nbytes > buffer.nbytes:
+        raise ValueError(f"a copy of {nbytes} bytes, and the buffer's range has {buffer.nbytes}")
+    if not tensor.is_contiguous():
+        raise ValueError("a copy needs a contiguous host tensor")
+    if buffer.offset % tensor.dtype.itemsize:  # CUDA views the bytes as this dtype
+        raise ValueError(f"offset {buffer.offset} is not aligned to {tensor.dtype}")
+
+
+def _cpu_model() -> str:
+    with open("/proc/cpuinfo") as cpuinfo:
+        for line in cpuinfo:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()

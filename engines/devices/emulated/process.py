@@ -1,0 +1,47 @@
+"""The device process: `python -m engines.devices.emulated.process BOOT`, BOOT a commands.Boot in JSON.
+
+Started by exec, so that it shares no memory layout with its parent and starts no warmer than it should.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    # The host's Ctrl-C reaches the whole process group; the host decides when its device ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # nothing made by the imports below is garbage; settle_garbage puts it out of sight
+
+    import msgspec
+
+    from engines.devices.emulated.commands import Boot
+
+    boot = msgspec.json.decode(sys.argv[1], type=Boot)
+    if boot.die_with_parent:
+        _die_with_parent()
+    if os.getppid() != boot.parent:
+        return
+    if boot.core is not None:
+        os.sched_setaffinity(0, {boot.core})
+
+    from engines.devices.emulated.service import Service
+
+    Service(boot).run()
+
+
+def _die_with_parent() -> None:
+    """SIGKILL for this process once its parent is dead, also in the middle of a program."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the kernel takes everything back; torch's own farewell would take 0.1 s

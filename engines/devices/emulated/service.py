@@ -1,0 +1,139 @@
+"""Inside the device process: the module's life, and the control channel that asks for it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from mmap import mmap
+
+import msgspec
+import torch
+
+from engines.api import BadSetting
+from engines.devices.base import Module, ModuleSpec
+from engines.devices.emulated.commands import (
+    LAST_WORDS,
+    LENGTH,
+    MAX_PROGRAMS,
+    PAGE_BYTES,
+    WORK_BYTES,
+    Boot,
+    Booted,
+    Capture,
+    Captured,
+    FromDevice,
+    Load,
+    Loaded,
+    Refused,
+    ToDevice,
+)
+from engines.devices.emulated.executor import Executor, HostGone
+from engines.devices.emulated.memory import bytes_of
+from engines.devices.loading import build, one_line, settle_garbage
+
+
+class Service:
+    """Boots, then serves until the host is gone."""
+
+    def __init__(self, boot: Boot) -> None:
+        torch.set_num_threads(1)
+        self._control = socket.socket(fileno=boot.control)
+        self._page = mmap(boot.page, PAGE_BYTES)
+        self._executor = Executor(
+            page=self._page,
+            work=mmap(boot.work, WORK_BYTES),
+            arena=mmap(boot.arena, boot.arena_bytes),
+            pipes=boot.pipes,
+            wakeups=boot.wakeups,
+            control=boot.control,
+            chaos=boot.chaos,
+        )
+        self._module: Module | None = None
+        self._next_buffer = 0
+        self._next_program = 0
+
+    def run(self) -> None:
+        settle_garbage()
+        try:
+            self._send(Booted(resident=_resident_bytes()))
+            with torch.inference_mode():
+                self._executor.serve(self._answer)
+        except (HostGone, BrokenPipeError, ConnectionResetError):
+            return
+        except BaseException as error:
+            # Nobody asked for this command's result; as with a CUDA error, the device is lost, and whoever
+            # waits for it next is told why.
+            words = one_line(error).encode()[: PAGE_BYTES - LAST_WORDS - 1]
+            self._page[LAST_WORDS : LAST_WORDS + len(words)] = words
+            raise
+
+    # -- control channel -----------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        request = msgspec.msgpack.decode(self._receive(), type=ToDevice)
+        answer: FromDevice
+        gc.disable()  # a build imports and makes thousands of objects that stay
+        try:
+            match request:
+                case Load():
+                    answer = self._load(request)
+                case Capture():
+                    self._executor.rehearse(request.program, request.arguments)
+                    answer = Captured()
+        except Exception as error:  # it is the host's, and goes there
+            answer = Refused(
+                usage=isinstance(error, BadSetting),
+                message=one_line(error),
+                traceback=traceback.format_exc(),
+            )
+        settle_garbage()
+        gc.enable()
+        self._send(answer)
+
+    def _receive(self) -> bytes:
+        (length,) = LENGTH.unpack(self._receive_exactly(LENGTH.size))
+        return self._receive_exactly(length)
+
+    def _receive_exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = self._control.recv(count - len(data))
+            if not part:
+                raise HostGone
+            data += part
+        return data
+
+    def _send(self, message: FromDevice) -> None:
+        body = msgspec.msgpack.encode(message)
+        self._control.sendall(LENGTH.pack(len(body)) + body)
+
+    # -- modules -------------------------------------------------------------------------------------------
+
+    def _load(self, request: Load) -> Loaded:
+        """Build the new module once the old one is gone: both together might not fit."""
+        self._module = None
+        self._executor.use({}, {}, frozenset())
+        module = build(ModuleSpec(request.build, request.arguments), torch.device("cpu"))
+        if len(module.programs) > MAX_PROGRAMS:
+            raise BadSetting(f"{len(module.programs)} programs; the emulated device holds {MAX_PROGRAMS}")
+        buffers: dict[str, tuple[int, int]] = {}
+        memory: dict[int, memoryview] = {}
+        for name, tensor in module.buffers.items():
+            # Ids go on from module to module: a handle on an old buffer finds nothing, not another buffer.
+            buffers[name] = (self._next_buffer, tensor.nbytes)
+            memory[self._next_buffer] = bytes_of(tensor)
+            self._next_buffer += 1
+        programs: dict[str, int] = {name: index for index, name in enumerate(module.programs)}
+        runs: dict[int, Callable[..., None]] = {programs[name]: run for name, run in module.programs.items()}
+        leaves = frozenset(each for each in module.root.modules() if not any(True for _ in each.children()))
+        self._executor.use(memory, runs, leaves)
+        self._module = module
+        return Loaded(buffers=buffers, programs=programs, facts=module.facts)
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
