@@ -248,7 +248,8 @@ class EngineSpec:
 
     def toggle(self, name: str) -> Toggle:
         """The toggle of that name; BadSetting offers the nearest one."""
-        return pick(name, {toggle.name: toggle for toggle in self.toggles}, "toggle")
+        toggle: Toggle = pick(name, {toggle.name: toggle for toggle in self.toggles}, "toggle")
+        return toggle
 
     def check(self, settings: Settings) -> dict[str, str]:
         """Full, valid settings from partial ones: toggles that mean something and were left out get their

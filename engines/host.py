@@ -65,7 +65,7 @@ class Host:
 
     def pump(self, engine: api.Engine, timeout: float | None) -> bool:
         """Deliver waiting messages; False once the harness said stop. An empty inbox costs ~1 us."""
-        if timeout != 0 and not self.inbox.poll(None if timeout is None else timeout * 1e3):
+        if timeout != 0 and not self.inbox.poll(None if timeout is None else int(timeout * 1e3)):
             return True
         while True:
             try:

@@ -8,7 +8,7 @@ from engines.overlap.toggles import d2h, graph, h2d, launch, output, schedule, s
 
 SPEC = EngineSpec(
     name="overlap",
-    summary="the built-in engine: continuous batching over a paged KV cache, each overlap optimization a toggle",
+    summary="the built-in engine: continuous batching, paged KV cache, every optimization a toggle",
     toggles=(
         schedule.TOGGLE,
         launch.TOGGLE,

@@ -74,7 +74,12 @@ class OverlapEngine(api.Engine):
         recorder = Recorder() if options.recorder else NoRecorder()
         device_to_host = d2h.choose(toggles["d2h"], device, device.buffer("sampled_ids"))
         host_to_device = h2d.choose(
-            toggles["h2d"], device, device.stream("forward"), self._metadata(limits, shapes), self.counters, self._check
+            toggles["h2d"],
+            device,
+            device.stream("forward"),
+            self._metadata(limits, shapes),
+            self.counters,
+            self._check_launching,
         )
         forward = Forward(device, host_to_device, device_to_host, recorder, options.chaos)
         self._run = Run(
@@ -131,7 +136,7 @@ class OverlapEngine(api.Engine):
             for name, arrays in layouts.items()
         }
 
-    def _check(self) -> None:
+    def _check_launching(self) -> None:
         assert self._run is not None
         self._run.launch.check()
 
@@ -178,7 +183,7 @@ class OverlapEngine(api.Engine):
         if most < 1:
             return f"max_new_tokens is {most}; at least one token must be asked for"
         if prompt + most > options.max_context:
-            return f"a prompt of {prompt} tokens and {most} new ones exceed the context of {options.max_context}"
+            return f"a prompt of {prompt} tokens and {most} new ones exceed max_context={options.max_context}"
         if prompt > options.prefill_max_tokens:
             return f"a prompt of {prompt} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
         assert self._run is not None

@@ -15,7 +15,7 @@ CHAOS_MOST_S = 0.003
 
 
 class Forward:
-    """Stream `forward` carries the metadata, the program and the future map; stream `copy` the sampled ids."""
+    """Metadata, program and future map go on stream `forward`, the sampled ids on stream `copy`."""
 
     def __init__(
         self, device: Device, h2d: HostToDevice, d2h: DeviceToHost, recorder: Recorder, chaos: int | None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engines.api import Finish
 from engines.overlap.output import Produced
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from engines.overlap.toggles.h2d import HostToDevice
     from engines.overlap.toggles.launch import Launch
     from engines.overlap.toggles.output import Output
+    from engines.overlap.toggles.sync import Sync
 
 Pump = Callable[[float | None], bool]
-Sync = Callable[["Step", "Step | None", Any, Any, Any], None]
 NO_STEP = -1
+
 
 @dataclass(slots=True)
 class Run:
@@ -160,7 +161,7 @@ def overlap_loop(run: Run, pump: Pump) -> None:
         if current is not None:
             run.launch.submit(current)
         if previous is not None:
-            run.sync(previous, current, run.copy_done, run.launch_done, run.process)
+            run.sync(run, previous, current)
         previous = current
 
 

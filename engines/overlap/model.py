@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from engines.api import BadSetting
@@ -44,7 +44,7 @@ class Prefill:
         """Causal attention over the prompt itself. Right padding is never looked at by a real token."""
         _store(self.pages, layer, self.slots, key, value)
         grouped = query.shape[1] != key.shape[1]
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
         return out.transpose(1, 2)
 
 
@@ -69,14 +69,14 @@ class Decode:
         _store(self.pages, layer, self.slots, key, value)
         batch, heads, _, width = query.shape
         kv_heads = key.shape[1]
-        past = [
+        keys, values = (
             torch.index_select(cache[layer], 0, self.tables, out=buffer)
             .view(batch, -1, kv_heads, width)
             .transpose(1, 2)
             for cache, buffer in zip((self.pages.keys, self.pages.values), self.gathered, strict=True)
-        ]
+        )
         grouped = query.reshape(batch, kv_heads, heads // kv_heads, width)
-        out = F.scaled_dot_product_attention(grouped, *past, attn_mask=self.bias, scale=scale)
+        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self.bias, scale=scale)
         return out.reshape(batch, 1, heads, width)
 
 
@@ -134,7 +134,8 @@ class OverlapModule:
         shape = (num_blocks, block_size, kv_heads, width)
         if max(max_blocks for _, max_blocks in decode_shapes) * block_size > config.max_position_embeddings:
             raise BadSetting(f"{model} has {config.max_position_embeddings} positions; lower max_context")
-        self.pages = Pages(*(self._zeros_per_layer(shape, torch_dtype) for _ in range(2)), block_size)
+        keys, values = (self._zeros_per_layer(shape, torch_dtype) for _ in range(2))
+        self.pages = Pages(keys, values, block_size)
         self.facts = {
             "vocabulary": config.vocab_size,
             "context": config.max_position_embeddings,
@@ -201,7 +202,7 @@ class OverlapModule:
         self._sample(hidden[:, 0], arrays["request_slots"])
 
     def _forward(self, input_ids: Tensor, position_ids: Tensor, work: Prefill | Decode) -> Tensor:
-        """Hidden states [batch, length, hidden]. An id of -1 - slot is replaced by that slot's future token."""
+        """Hidden states [batch, length, hidden]. An id of -1 - slot stands for that slot's future token."""
         slots = (-1 - input_ids).clamp_(min=0)
         ids = torch.where(input_ids < 0, self.future[slots], input_ids)
         out = self.root.base_model(input_ids=ids, position_ids=position_ids, use_cache=False, work=work)

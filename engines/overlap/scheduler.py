@@ -166,7 +166,7 @@ def decode_batch(
     requests: list[Active], rows: int, blocks: int, tables: np.ndarray, block_size: int, padding_slot: int
 ) -> Batch:
     """The newest token of each request, padded to `rows`. A token that is still in flight is named by its
-    place in the future map. `tables` int32 [slots + 1, max_blocks] is copied, so that it may change at once."""
+    place in the future map. `tables` int32 [slots + 1, max_blocks] is copied, so it may change at once."""
     padding = [0] * (rows - len(requests))
     last = [request.context - 1 for request in requests]
     slots = [request.slot for request in requests] + [padding_slot] * len(padding)

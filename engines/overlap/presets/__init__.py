@@ -59,7 +59,14 @@ PRESETS = {
     "gpt2": Preset(
         summary="GPT-2, the 124M shape (12 layers x 768, vocabulary 50257), random weights",
         model_type="gpt2",
-        config={"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257, **_INIT},
+        config={
+            "n_layer": 12,
+            "n_embd": 768,
+            "n_head": 12,
+            "n_positions": 1024,
+            "vocab_size": 50257,
+            **_INIT,
+        },
     ),
 }
 

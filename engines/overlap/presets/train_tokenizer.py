@@ -7,8 +7,8 @@ is committed, because the text differs between Python versions and a token must 
 from __future__ import annotations
 
 from pathlib import Path
-
 from pydoc_data import topics
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 4096

@@ -57,7 +57,8 @@ class Blocking:
     def finish(self, step: Step) -> list[int]:
         ids: torch.Tensor = self.allocate(step.batch.rows, dtype=self.dtype)
         self.device.to_host(ids, self.sampled_ids, self.stream)
-        return ids.tolist()
+        values: list[int] = ids.tolist()
+        return values
 
 
 class BehindEvent:
@@ -79,7 +80,8 @@ class BehindEvent:
 
     def finish(self, step: Step) -> list[int]:
         self.wait_copy_done(step)
-        return self._destination(step).tolist()
+        values: list[int] = self._destination(step).tolist()
+        return values
 
     def wait_copy_done(self, step: Step) -> None:
         """The guard on reading: the device writes the ids whenever it gets there."""
@@ -91,4 +93,4 @@ class BehindEvent:
 
 
 def choose(choice: str, device: Device, sampled_ids: Buffer) -> DeviceToHost:
-    return {"blocking": Blocking, "event": BehindEvent}[choice](device, sampled_ids)
+    return Blocking(device, sampled_ids) if choice == "blocking" else BehindEvent(device, sampled_ids)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # the declaration below is read by command lines that must no
 TOGGLE = Toggle(
     name="h2d",
     choices=("pageable", "pin-per-call", "pinned", "packed"),
-    changes="how a step's metadata reaches the device: from new pageable tensors, from tensors pinned on each "
-    "call, from preallocated pinned buffers, or from one pinned buffer in one copy",
+    changes="how a step's metadata reaches the device: from new pageable tensors, from tensors pinned on "
+    "each call, from preallocated pinned buffers, or from one pinned buffer in one copy",
     source="roseinfer (pinned host buffers); vLLM 37006, 45424 (pinning per call)",
     requires={},
     counters=(
@@ -53,7 +53,7 @@ TOGGLE = Toggle(
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """A program's static metadata buffer on the device: its arrays, a handle on each, and one on the whole."""
+    """A program's static metadata buffer on the device: its arrays, a handle on each and on the whole."""
 
     arrays: tuple[Array, ...]
     targets: dict[str, Buffer]
@@ -158,7 +158,9 @@ class PinnedSet:
         self.check_launching = check_launching
         self.whole: torch.Tensor = device.pinned(metadata.whole.nbytes, torch.uint8)
         self.tensors: dict[str, torch.Tensor] = {
-            array.name: self.whole[array.offset : array.offset + array.nbytes].view(getattr(torch, array.dtype))
+            array.name: self.whole[array.offset : array.offset + array.nbytes].view(
+                getattr(torch, array.dtype)
+            )
             for array in metadata.arrays
         }
         self.views: dict[str, np.ndarray] = {name: tensor.numpy() for name, tensor in self.tensors.items()}

@@ -96,7 +96,7 @@ class ForwardThread:
         while (step := self._input.get()) is not None:
             try:
                 self.forward.run(step)
-            except BaseException as failure:  # raised again on the scheduler's thread, which waits for this step
+            except BaseException as failure:  # raised again where this step is waited for
                 self._failure = failure
                 step.launch_done.set()
                 self._output.put(None)
@@ -105,4 +105,4 @@ class ForwardThread:
 
 
 def choose(choice: str, forward: Forward) -> Launch:
-    return {"inline": Inline, "thread": ForwardThread}[choice](forward)
+    return ForwardThread(forward) if choice == "thread" else Inline(forward)

@@ -38,7 +38,9 @@ TOGGLE = Toggle(
 
 
 class Output(Protocol):
-    pid: int | None  # the output process, where there is one
+    @property
+    def pid(self) -> int | None:
+        """The output process, where there is one."""
 
     def hand_over(self, produced: list[Produced]) -> None:
         """The tokens of a step that was just appended."""
@@ -52,7 +54,7 @@ class Output(Protocol):
 class Inline:
     """Before."""
 
-    pid = None
+    pid: int | None = None
 
     def __init__(self, processor: OutputProcessor, counters: dict[str, int]) -> None:
         self.processor, self.counters = processor, counters
@@ -73,7 +75,7 @@ class Deferred:
     """After, as it landed: one step late. What it takes is hidden behind the device, so none of it counts as
     output on the step."""
 
-    pid = None
+    pid: int | None = None
 
     def __init__(self, processor: OutputProcessor) -> None:
         self.processor = processor
@@ -93,7 +95,9 @@ class Deferred:
 class InProcess:
     """After, as it was proposed."""
 
-    def __init__(self, events: str, model: str, vocabulary: int, interval: int, counters: dict[str, int]) -> None:
+    def __init__(
+        self, events: str, model: str, vocabulary: int, interval: int, counters: dict[str, int]
+    ) -> None:
         import msgspec
         import zmq
 
@@ -109,7 +113,7 @@ class InProcess:
             [sys.executable, "-m", "engines.overlap.output_process", msgspec.json.encode(config).decode()],
             stdout=subprocess.PIPE,
         )
-        self.pid = self._process.pid
+        self.pid: int | None = self._process.pid
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"ready\n":
             raise EngineError("the output process did not start")

@@ -22,51 +22,45 @@ from typing import TYPE_CHECKING
 from engines.api import Toggle
 
 if TYPE_CHECKING:
+    from engines.overlap.loop import Run
     from engines.overlap.step import Step
 
 TOGGLE = Toggle(
     name="sync",
     choices=("launch-and-copy", "copy-then-launch", "copy-done"),
-    changes="what is waited for before step N-1 is processed: launch_done(N) and copy_done(N-1); copy_done(N-1) "
-    "before and launch_done(N) after; or copy_done(N-1) alone",
+    changes="what is waited for before step N-1 is processed: launch_done(N) and copy_done(N-1); "
+    "copy_done(N-1) before and launch_done(N) after; or copy_done(N-1) alone",
     source="SGLang 4790, 5788, 10601",
     requires={"*": {"schedule": ("overlap",), "launch": ("thread",)}},
     counters=("wait_launch_done_ns", "wait_copy_done_ns"),
 )
 
-Wait = Callable[["Step"], list[int]]
-Process = Callable[["Step", list[int]], None]
 
-
-def launch_and_copy(
-    previous: Step, current: Step | None, copy_done: Wait, launch_done: Callable[[Step], None], process: Process
-) -> None:
+def launch_and_copy(run: Run, previous: Step, current: Step | None) -> None:
     """Before."""
-    ids = copy_done(previous)
+    ids = run.copy_done(previous)
     if current is not None:
-        launch_done(current)
-    process(previous, ids)
+        run.launch_done(current)
+    run.process(previous, ids)
 
 
-def copy_then_launch(
-    previous: Step, current: Step | None, copy_done: Wait, launch_done: Callable[[Step], None], process: Process
-) -> None:
+def copy_then_launch(run: Run, previous: Step, current: Step | None) -> None:
     """Both waits, the processing between them."""
-    ids = copy_done(previous)
-    process(previous, ids)
+    ids = run.copy_done(previous)
+    run.process(previous, ids)
     if current is not None:
-        launch_done(current)
+        run.launch_done(current)
 
 
-def copy_done_only(
-    previous: Step, current: Step | None, copy_done: Wait, launch_done: Callable[[Step], None], process: Process
-) -> None:
+def copy_done_only(run: Run, previous: Step, current: Step | None) -> None:
     """After."""
-    ids = copy_done(previous)
-    process(previous, ids)
+    ids = run.copy_done(previous)
+    run.process(previous, ids)
 
 
-POLICIES = {
+Sync = Callable[["Run", "Step", "Step | None"], None]
+
+POLICIES: dict[str, Sync] = {
     "launch-and-copy": launch_and_copy,
     "copy-then-launch": copy_then_launch,
     "copy-done": copy_done_only,
