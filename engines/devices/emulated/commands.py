@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -65,11 +66,10 @@ WORK_ROW = struct.Struct("<4q")  # kind, step, start_ns, end_ns
 WORK_ROWS = 1 << 18  # a step takes about ten rows; older ones are overwritten, and the host counts them
 WORK_BYTES = WORK_ROWS * WORK_ROW.size
 
-_fence = threading.local()
 
-
-def fence() -> None:
-    """A full memory fence: no load after it is done before a store in front of it is seen elsewhere. 0.25 µs.
+def make_fence() -> Callable[[], None]:
+    """A full memory fence for one thread: no load behind it is done before a store in front of it is seen
+    elsewhere, nor is a store behind it seen before one in front. 0.25 µs.
 
     Waiting is Dekker's pattern. The host stores its waiter word, then loads the counter; the device stores
     the counter, then loads the waiter words. Without a fence in between, each may miss the other's store and
@@ -78,14 +78,16 @@ def fence() -> None:
     release followed by an acquire is, hence the second pair. One lock per thread: a shared one could be held
     by a thread that has just lost the GIL.
     """
-    try:
-        lock = _fence.lock
-    except AttributeError:
-        lock = _fence.lock = threading.Lock()
-    lock.acquire()
-    lock.release()
-    lock.acquire()
-    lock.release()
+    lock = threading.Lock()
+    acquire, release = lock.acquire, lock.release
+
+    def fence() -> None:
+        acquire()
+        release()
+        acquire()
+        release()
+
+    return fence
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class CachingAllocator:
         self._happened = happened
         self._lock = threading.Lock()
         self._free: dict[int, list[Block]] = {}
-        self._busy: list[Block] = []
+        self._busy: deque[Block] = deque()
         self._live: dict[int, Block] = {}  # by address, those with a tensor
         # Filled by weak references' callbacks, which run wherever the last reference goes, perhaps inside
         # `take`: an append needs no lock.
@@ -170,8 +170,8 @@ class CachingAllocator:
             block = self._dropped.popleft()
             del self._live[self._arena.start + block.offset]
             self._busy.append(block)
-        for block in [each for each in self._busy if self._idle(each)]:
-            self._busy.remove(block)
+        while self._busy and self._idle(self._busy[0]):  # in the order they were dropped, as CUDA does
+            block = self._busy.popleft()
             block.uses.clear()
             self._free[block.nbytes].append(block)
 

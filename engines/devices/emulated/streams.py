@@ -18,7 +18,7 @@ from engines.devices.emulated.commands import (
     MAX_WAITERS,
     RECORD,
     WAITERS,
-    fence,
+    make_fence,
     waiting_for,
 )
 
@@ -100,7 +100,7 @@ class Waiting:
         seat = self._seat()
         cells = self._cells
         cells[seat.cell] = waiting_for(event.stream, event.value)
-        fence()
+        seat.fence()
         try:
             while not self.happened(event):
                 ready = seat.poll.poll(_BACKSTOP_MS)
@@ -114,7 +114,7 @@ class Waiting:
                     os.eventfd_read(fd)
         finally:
             cells[seat.cell] = 0
-        fence()  # what the caller reads next was written before the counter was
+        seat.fence()  # what the caller reads next was written before the counter was
 
     def close(self) -> None:
         self._closed = True
@@ -133,12 +133,13 @@ class Waiting:
 
 
 class _Seat:
-    __slots__ = ("_free", "_slot", "cell", "poll")
+    __slots__ = ("_free", "_slot", "cell", "fence", "poll")
 
     def __init__(self, free: list[int], wakeups: list[int], pidfd: int) -> None:
         self._free = free
         self._slot = free.pop()
         self.cell = WAITERS + self._slot
+        self.fence = make_fence()
         self.poll = select.poll()
         self.poll.register(wakeups[self._slot], select.POLLIN)
         self.poll.register(pidfd, select.POLLIN)
