@@ -270,6 +270,17 @@ class EngineSpec:
                 raise BadSetting(f"{reason}, not with {_rest(reason, full)}")
         return full
 
+    def every_setting(self) -> list[dict[str, str]]:
+        """Every full setting that means something."""
+        partial: list[dict[str, str]] = [{}]
+        for toggle in self.toggles:
+            grown = []
+            for settings in partial:
+                possible = [choice for choice in toggle.choices if toggle.unmet(choice, settings) is None]
+                grown += [settings | {toggle.name: choice} for choice in possible] or [settings]
+            partial = grown
+        return partial
+
 
 def _rest(reason: str, settings: Settings) -> str:
     other = reason.split(" only with ")[1].split("=")[0]

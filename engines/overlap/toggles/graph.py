@@ -26,7 +26,7 @@ TOGGLE = Toggle(
     changes="whether decode is launched eagerly, or captured at boot and launched as one command",
     source="roseinfer (--cuda-graph)",
     requires={},
-    counters=("launches", "launch_commands"),
+    counters=("captured_launches", "eager_launches", "kernel_commands"),
 )
 
 

@@ -1,0 +1,146 @@
+"""What the engine's tests share: serve some requests in this process, and what transformers says of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+
+from engines import api
+from engines.devices.base import Device
+from engines.overlap.engine import OverlapEngine
+from engines.overlap.presets import load_model
+
+
+@dataclass
+class Collected(api.EventSink):
+    """Keeps events. An engine with an output process needs a real address; see `served`."""
+
+    address: str = ""
+    events: list[api.Event] = field(default_factory=list)
+
+    def send(self, events: Sequence[api.Event]) -> None:
+        self.events.extend(events)
+
+
+def serve(
+    device: Device,
+    toggles: dict[str, str],
+    requests: list[api.Request],
+    *,
+    eos: frozenset[int] | None = None,
+    **options: object,
+) -> tuple[dict[int, list[int]], list[api.Event], api.RoundRecord]:
+    """Token ids by request, all events, and the record, of an engine that serves all requests at once."""
+    engine = OverlapEngine(api.EngineOptions(**options), toggles, device=device)  # type: ignore[arg-type]
+    sink = _Pulled() if toggles.get("output") == "process" else Collected()
+    try:
+        engine.start(sink)
+        if eos is not None:
+            engine._run.eos = eos
+        engine.begin_round()
+        for request in requests:
+            engine.submit(request)
+
+        def pump(timeout: float | None) -> bool:
+            if isinstance(sink, _Pulled):
+                sink.pull(wait=timeout is None)
+            ended = sum(isinstance(event, api.Finish | api.Error) for event in sink.events)
+            return ended < len(requests)
+
+        engine.run(pump)
+        record = engine.collect()
+    finally:
+        engine.stop()
+        if isinstance(sink, _Pulled):
+            sink.close()
+    tokens: dict[int, list[int]] = {request.id: [] for request in requests}
+    for event in sink.events:
+        if isinstance(event, api.Chunk):
+            tokens[event.id] += event.token_ids
+    return tokens, sink.events, record
+
+
+class _Pulled(Collected):
+    """Receives what an output process sends, over ZeroMQ as the harness does."""
+
+    def __init__(self) -> None:
+        import msgspec
+        import zmq
+
+        super().__init__()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self.address = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._decode = msgspec.msgpack.Decoder(list[api.Event]).decode
+
+    def pull(self, wait: bool) -> None:
+        import zmq
+
+        if wait and not self._socket.poll(10_000):
+            raise TimeoutError("the output process said nothing for 10 s")
+        while True:
+            try:
+                self.events.extend(self._decode(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def some_requests(count: int, seed: int = 1) -> list[api.Request]:
+    """Mixed prompt and output lengths, that cross block borders and batch buckets."""
+    rng = random.Random(seed)
+    return [
+        api.Request(
+            number,
+            [rng.randrange(1, 4096) for _ in range(rng.choice([1, 3, 15, 16, 17, 40]))],
+            rng.choice([1, 2, 9, 24]),
+        )
+        for number in range(count)
+    ]
+
+
+@cache
+def reference_model(name: str) -> torch.nn.Module:
+    return load_model(name, torch.float32, torch.device("cpu"), seed=0)
+
+
+def generated(model: str, requests: list[api.Request]) -> dict[int, list[int]]:
+    """What transformers' generate() gives for each request alone, greedily and without a stop."""
+    return {each.id: list(_generate(model, tuple(each.prompt), each.max_new_tokens)) for each in requests}
+
+
+@cache
+def _generate(model: str, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = reference_model(model).generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
+        )
+    return tuple(out[0, len(prompt) :].tolist())
+
+
+NEAR_TIE = 1e-4  # of two fp32 logits: what another order of summation can turn around
+
+
+def near_ties(model: str, requests: list[api.Request], tokens: dict[int, list[int]]) -> int:
+    """How many requests part from generate() at a near-tie, by teacher-forcing the reference. Any other
+    difference is an AssertionError that says where."""
+    count = 0
+    for request, expected in zip(requests, generated(model, requests).values(), strict=True):
+        got = tokens[request.id]
+        if got == expected:
+            continue
+        at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), None)
+        assert at is not None, f"request {request.id}: {len(got)} tokens, not {len(expected)}"
+        with torch.inference_mode():
+            logits = reference_model(model)(torch.tensor([request.prompt + expected[:at]])).logits[0, -1]
+        gap = (logits[expected[at]] - logits[got[at]]).item()
+        assert gap < NEAR_TIE, f"request {request.id}: token {at} is {got[at]}, not {expected[at]} (gap {gap:.2g})"
+        count += 1
+    return count

@@ -1,0 +1,99 @@
+"""The device's programs against transformers, and proof that a mistake in a step's metadata shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engines import api
+from engines.overlap import SPEC, model, scheduler
+from tests.serving import generated, reference_model, serve
+
+SERIAL = {"schedule": "serial", "h2d": "pinned", "graph": "on"}
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
+def test_logits_equal_transformers_to_a_thousandth(monkeypatch, name):
+    """Prefill, then decode with a teacher, blocks in mixed order, beside a padding row."""
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(model, "sample_greedy", lambda logits, out: seen.append(logits.clone()))
+    module = model.build(
+        torch.device("cpu"),
+        model=name,
+        dtype="float32",
+        seed=0,
+        max_batch_size=2,
+        prefill_max_batch_size=2,
+        prefill_max_tokens=64,
+        num_blocks=9,
+        block_size=16,
+        decode_shapes=[[2, 3]],
+    )
+    ids = torch.randint(1, 4096, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+    request = api_request(ids[:20])
+    request.slot, request.blocks = 1, [7, 2, 5]
+    with torch.inference_mode():
+        batch = scheduler.prefill_batch([request], 20, 16)
+        write(module, "prefill", batch)
+        module.prefill(1, 20)
+        tables = torch.zeros(3, 3, dtype=torch.int32).numpy()
+        tables[1] = request.blocks
+        for position in range(20, 40):
+            request.tokens, request.scheduled = ids[20 : position + 1], position - 19
+            batch = scheduler.decode_batch([request], 2, 3, tables, 16, padding_slot=2)
+            write(module, "decode.2.3", batch)
+            module.decode(2, 3)
+        expected = reference_model(name)(torch.tensor([ids])).logits[0, 19:]
+    got = torch.stack([logits[0] for logits in seen])
+    assert (got - expected).abs().max() < 1e-3
+
+
+def api_request(prompt: list[int]):
+    from engines.overlap.request import Active
+
+    return Active(api.Request(0, prompt, 30), prompt, 0, 0)
+
+
+def write(module: model.OverlapModule, name: str, batch: scheduler.Batch) -> None:
+    for key, values in batch.values.items():
+        flat = torch.as_tensor(values).ravel()
+        module._arrays[name][key][: len(flat)] = flat
+
+
+def stale_id(values):
+    values["input_ids"] = [token - 1 if token > 1 else token + 1 for token in values["input_ids"]]
+
+
+def position_off_by_one(values):
+    values["position_ids"] = [position + 1 for position in values["position_ids"]]
+
+
+def wrong_slot(values):
+    values["slot_mapping"] = [slot + 1 for slot in values["slot_mapping"]]
+
+
+def replaced_block(values):
+    values["block_tables"] = values["block_tables"].copy()
+    values["block_tables"][:, 0] = 0
+
+
+MISTAKES = [stale_id, position_off_by_one, wrong_slot, replaced_block]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
+def test_one_mistake_in_one_step_changes_the_output(device, monkeypatch, name, mistake):
+    """Or the presets would hide bugs: with transformers' default initializer they do."""
+    requests = [api.Request(number, [number * 91 + 3, 44, 2 + number], 16) for number in range(8)]
+    build, steps = scheduler.decode_batch, iter(range(100))
+
+    def spoiled(*arguments):
+        batch = build(*arguments)
+        if next(steps) == 4:
+            mistake(batch.values)
+        return batch
+
+    monkeypatch.setattr(scheduler, "decode_batch", spoiled)
+    tokens, _, _ = serve(device, SPEC.check(SERIAL), requests, model=name, max_batch_size=8)
+    expected = generated(name, requests)
+    assert sum(tokens[number] != expected[number] for number in expected) >= 6

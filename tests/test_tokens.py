@@ -1,0 +1,111 @@
+"""Greedy tokens equal transformers' generate(), whatever the toggles, with and without chaos."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from engines.overlap import SPEC
+from tests.conftest import CHAOS_SEED
+from tests.serving import generated, near_ties, serve, some_requests
+
+MODELS = ("tiny-gpt2", "tiny-llama")
+
+
+def pairs(settings: dict[str, str]) -> set[tuple[tuple[str, str], ...]]:
+    return set(combinations(sorted(settings.items()), 2))
+
+
+def pairwise_cover(every: list[dict[str, str]]) -> list[dict[str, str]]:
+    """A few settings in which every pair of choices that can stand together does."""
+    missing = set().union(*(pairs(settings) for settings in every))
+    chosen = []
+    while missing:
+        best = max(every, key=lambda settings: len(pairs(settings) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
+
+
+COVER = pairwise_cover(SPEC.every_setting())
+
+
+def name(settings: dict[str, str]) -> str:
+    return ",".join(settings.values())
+
+
+def test_the_cover_holds_every_pair_of_choices_that_can_stand_together():
+    covered = set().union(*(pairs(settings) for settings in COVER))
+    assert covered == set().union(*(pairs(settings) for settings in SPEC.every_setting()))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("settings", COVER, ids=name)
+def test_tokens_equal_generate(device, model, settings):
+    requests = some_requests(12)
+    tokens, _, _ = serve(device, settings, requests, model=model, max_batch_size=6, stream_interval=3)
+    assert near_ties(model, requests, tokens) == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("settings", COVER, ids=name)
+def test_tokens_equal_generate_under_chaos(chaotic_device, model, settings):
+    requests = some_requests(8)
+    options = {"model": model, "max_batch_size": 5, "stream_interval": 3, "chaos": CHAOS_SEED}
+    tokens, _, _ = serve(chaotic_device, settings, requests, **options)
+    assert near_ties(model, requests, tokens) == 0
+
+
+@pytest.mark.parametrize("schedule", ["serial", "overlap"])
+def test_an_eos_ends_a_request_and_nothing_after_it_is_sent(device, schedule):
+    requests = some_requests(8)
+    expected = generated("tiny-gpt2", requests)
+    longest = max(expected.values(), key=len)
+    eos = longest[len(longest) // 2]
+    stopping = [type(each)(each.id, each.prompt, each.max_new_tokens, True) for each in requests]
+    settings = SPEC.check({"schedule": schedule, "h2d": "pinned", "graph": "on"})
+    tokens, events, record = serve(device, settings, stopping, eos=frozenset({eos}), max_batch_size=4)
+    for request in requests:
+        whole = expected[request.id]
+        assert tokens[request.id] == (whole[: whole.index(eos) + 1] if eos in whole else whole)
+    stopped_early = sum(eos in whole[:-1] for whole in expected.values())
+    dropped = record.counters.get("dropped_rows", 0)
+    # A stopped request was in the step in flight, and lost a row there, unless that step was a prefill.
+    assert 1 <= dropped <= stopped_early if schedule == "overlap" else dropped == 0
+
+
+def test_a_length_finish_costs_no_step_too_many(device):
+    requests = some_requests(1)
+    settings = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})
+    _, _, record = serve(device, settings, requests)
+    assert record.steps.rows == requests[0].max_new_tokens
+    assert record.counters.get("dropped_rows", 0) == 0
+
+
+def test_the_first_token_goes_out_alone_and_the_others_by_stream_interval(device):
+    from engines import api
+
+    settings = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "pinned", "graph": "on"})
+    _, events, _ = serve(device, settings, [api.Request(0, [5, 6, 7], 12)], stream_interval=4)
+    chunks = [event for event in events if isinstance(event, api.Chunk)]
+    assert [len(chunk.token_ids) for chunk in chunks] == [1, 4, 4, 3]
+    assert isinstance(events[-1], api.Finish)
+    assert all(len(chunk.token_ns) == len(chunk.token_ids) for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count", "message"),
+    [
+        ([], 4, "the prompt is empty"),
+        ([1] * 500, 40, "a prompt of 500 tokens and 40 new ones exceed max_context=512"),
+        ([1], 0, "max_new_tokens is 0"),
+    ],
+)
+def test_a_request_that_cannot_run_is_answered_with_one_line(device, prompt, count, message):
+    from engines import api
+
+    settings = SPEC.check({"schedule": "serial"})
+    _, events, _ = serve(device, settings, [api.Request(3, prompt, count)])
+    assert isinstance(events[0], api.Error)
+    assert events[0].message.startswith(message)
