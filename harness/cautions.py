@@ -1,0 +1,170 @@
+"""What a reader of a comparison must know besides its verdict. Each check gives a line, or none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness import stats
+from harness.store import Manifest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.comparison import Block
+
+Values = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
+
+STEAL = 0.01  # share of all CPU time that another virtual machine took
+CLIENT_LAG_MS = 1.0
+FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
+THROTTLE = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+
+
+def collect(
+    manifest: Manifest, blocks: Sequence[Block], values: Values, primary: stats.Effect | None
+) -> list[str]:
+    """Every line that applies, the weightiest for the verdict first."""
+    found = [
+        *_decision(manifest, primary),
+        *_order(manifest, blocks, values, primary),
+        *_noise(blocks),
+        *_steadiness(manifest, blocks, values),
+        *_client(values),
+        *_failures(blocks),
+        *_set_up(manifest),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
+    if primary is None:
+        return []
+    design = manifest.design
+    if primary.sd is None:
+        return ["one block: numbers, no interval and no verdict; --blocks 6 gives both"]
+    lines = []
+    if primary.blocks < 6:
+        lines.append(f"too few blocks: {primary.blocks}; the interval is wide, 6 is the default")
+    verdict = stats.verdict(primary, design.margin, "lower", is_time=True)
+    if verdict == "undecided":
+        low, high = stats.blocks_needed(primary.sd, primary.blocks, design.margin)
+        lines.append(
+            f"undecided: judged by the spread alone, {low} to {high} blocks would detect a change of "
+            f"{100 * design.margin:.3g}% in 4 of 5 runs; that is for a fresh run, more blocks for this one "
+            "would be peeking"
+        )
+    return lines
+
+
+def _order(
+    manifest: Manifest, blocks: Sequence[Block], values: Values, primary: stats.Effect | None
+) -> list[str]:
+    design = manifest.design
+    if primary is None or primary.scale != "ratio" or primary.sd is None:
+        return []
+    before, after = values[design.primary].values()
+    differences = stats.paired(before, after, "ratio")
+    lines = []
+    found = stats.position(differences, [manifest.after_first[block.number] for block in blocks])
+    if found is None:
+        lines.append("every block ran in the same order: an effect of running second can't be told apart")
+    elif found.weakens(design.margin):
+        where = "" if found.low is None else f" [{percent(found.low)}, {percent(found.high)}]"
+        lines.append(
+            f"weakened by a position effect: the arm that ran second was at {percent(found.change)}{where}, "
+            "more than half the margin"
+        )
+    if stats.sign_flip_disagrees(differences):
+        p = stats.sign_flip(differences)
+        lines.append(f"the sign-flip test (p = {p:.3f}) disagrees with the t test: look at single blocks")
+    drift = stats.drift(before, after)
+    if drift is not None and abs(drift.change) > design.margin and drift.p < stats.ALPHA:
+        lines.append(
+            f"drift: both arms moved by {percent(drift.change)} from the first block to the last; the change "
+            "between them is not biased by it"
+        )
+    return lines
+
+
+def _noise(blocks: Sequence[Block]) -> list[str]:
+    rounds = _joined(blocks, "rounds")
+    lines = []
+    steal = _largest(rounds, "steal_share")
+    if steal > STEAL:
+        lines.append(f"noise: up to {steal:.1%} of the CPU time was taken by other virtual machines (steal)")
+    load, cores = _largest(rounds, "load_1m"), len(os.sched_getaffinity(0))
+    if load > cores + 1:
+        lines.append(f"noise: load average up to {load:.1f} on {cores} cores; something else was running")
+    if _largest(rounds, "gpu_other_processes") > 0:
+        lines.append("shared GPU: other processes were on the card")
+    for bit, reason in THROTTLE.items():
+        column = rounds.get("gpu_throttle_reasons")
+        if column is not None and (column.fillna(0).astype("int64") & bit).any():
+            lines.append(f"throttling: the GPU was slowed down ({reason})")
+    return lines
+
+
+def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: Values) -> list[str]:
+    if manifest.design.workload.arrival != "fixed":
+        return []
+    requests = _joined(blocks, "requests")
+    if not {"queue_wait_ms", "latency_ms"} <= set(requests.columns) or len(requests) < 8:
+        return []
+    quarter = requests["id"].rank(pct=True)
+    growth = float(
+        requests.loc[quarter > 0.75, "queue_wait_ms"].median()
+        - requests.loc[quarter <= 0.25, "queue_wait_ms"].median()
+    )
+    if growth > FALLING_BEHIND * float(requests["latency_ms"].median()):
+        return [f"not steady: the queue wait grew by {growth:.3g} ms over a round; arrivals outrun the engine"]
+    return []
+
+
+def _client(values: Values) -> list[str]:
+    lags = [max(series) for series in values.get("submit_lag_ms_p99", {}).values()]
+    if lags and max(lags) > CLIENT_LAG_MS:
+        return [f"client lag: requests were sent up to {max(lags):.2f} ms late (p99); latencies start at the send"]
+    return []
+
+
+def _failures(blocks: Sequence[Block]) -> list[str]:
+    requests = _joined(blocks, "requests")
+    if "error" not in requests.columns:
+        return []
+    failed = requests[requests["error"].fillna("").astype(str) != ""]
+    if not len(failed):
+        return []
+    return [f"{len(failed)} of {len(requests)} requests failed and are left out: {failed['error'].iloc[0]}"]
+
+
+def _set_up(manifest: Manifest) -> list[str]:
+    lines = []
+    kinds = {description.device["kind"] for description in manifest.descriptions.values()}
+    if "emulated" in kinds:
+        lines.append("emulated device: these are times of CPU cores; never compare them with a GPU's")
+    for arm in manifest.design.arms:
+        if not arm.options.recorder:
+            lines.append(f"recorder off in {arm.name}: it has no step records")
+    return lines
+
+
+def _joined(blocks: Sequence[Block], table: str) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.concat([block.tables[table] for block in blocks], ignore_index=True)
+
+
+def _largest(frame: pd.DataFrame, column: str) -> float:
+    return float(np.nanmax(frame[column])) if column in frame.columns and frame[column].notna().any() else 0.0
+
+
+def percent(fraction: float | None) -> str:
+    """A signed share, "−5.9%"; two decimals under 1%."""
+    if fraction is None:
+        return ""
+    digits = 2 if abs(fraction) < 0.01 else 1
+    return f"{fraction:+.{digits}%}".replace("-", "−")

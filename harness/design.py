@@ -1,0 +1,80 @@
+"""What a run will do, as plain data: arms, blocks, order, seeds. Everything about chance follows from `seed`."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+
+from engines import api
+from harness.workload import Workload
+
+MAX_SECONDARIES = 5
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a comparison: an engine with its settings, under a given interpreter."""
+
+    name: str  # "before", "after"
+    engine: str
+    options: api.EngineOptions
+    toggles: dict[str, str]
+    python: str | None = None  # interpreter to start it with; None: the harness's own
+    env: dict[str, str] = {}
+
+
+class Design(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, decided before its first block: what is compared, on what, how often, and by which metric."""
+
+    name: str  # the variant's, or the engine's where there is none
+    arms: tuple[Arm, ...]  # one, or the before and the after
+    workload: Workload
+    blocks: int = 6
+    rounds: int = 1  # measured rounds of a boot; pooled
+    warmup_rounds: int = 1
+    margin: float = 0.01  # the largest change that counts as none, as a fraction
+    primary: str = "tpot_ms_p50"
+    secondaries: tuple[str, ...] = ()
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises BadSetting where this can't be run as it stands."""
+        for flag, count, least in (
+            ("--blocks", self.blocks, 1),
+            ("--rounds", self.rounds, 1),
+            ("--warmup-rounds", self.warmup_rounds, 0),
+        ):
+            if count < least:
+                raise api.BadSetting(f"{flag} must be at least {least}, not {count}")
+        if not 0 < self.margin < 1:
+            raise api.BadSetting(f"--margin must lie between 0% and 100%, not {self.margin:.4g}")
+        if len(self.secondaries) > MAX_SECONDARIES:
+            raise api.BadSetting(f"at most {MAX_SECONDARIES} --secondary, not {len(self.secondaries)}")
+        if self.primary in self.secondaries or len(set(self.secondaries)) < len(self.secondaries):
+            raise api.BadSetting("a metric is named twice among --primary and --secondary")
+        if len(self.arms) == 2 and _settings(self.arms[0]) == _settings(self.arms[1]):
+            raise api.BadSetting("before and after are the same settings; change one with --before or --after")
+
+
+def _settings(arm: Arm) -> Arm:
+    return msgspec.structs.replace(arm, name="")
+
+
+def order(seed: int, block: int) -> bool:
+    """Whether the after arm runs first in `block`: one coin per block, independent of all others.
+
+    A fixed pattern such as ABBA resonates with periodic noise (up to 40% false alarms, FACTS 3); a coin
+    keeps 5% under every drift tried, and needs no balance to be unbiased.
+    """
+    return bool(_draw(seed, "order", block) & 1)
+
+
+def round_seed(seed: int, block: int, index: int) -> int:
+    """Seed of one round's prompts and arrivals; both arms of a block get the same. Warm-up rounds are
+    numbered below zero, and block -1 is the discarded one."""
+    return _draw(seed, "round", block, index)
+
+
+def _draw(*parts: object) -> int:
+    digest = blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,108 @@
+"""Which machine and which code this is: what two halves of a run must have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import psutil
+
+PACKAGES = (
+    "overlap-bench", "torch", "transformers", "tokenizers", "numpy", "pandas", "pyarrow", "scipy", "pyzmq",
+    "msgspec",
+)  # fmt: skip
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine's fingerprint. Without a host name: a container gets a new one at every start."""
+
+    cpu: str
+    cores: int  # usable by this process
+    kernel: str
+    memory_gib: int
+    gpus: list[str]
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """The commit that runs, and a digest of what was changed on top of it ("" where nothing was)."""
+
+    commit: str
+    changes: str
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self.changes)
+
+
+def fingerprint() -> Machine:
+    """Of this machine."""
+    return Machine(
+        cpu=cpu_model(),
+        cores=len(os.sched_getaffinity(0)),
+        kernel=platform.release(),
+        memory_gib=round(psutil.virtual_memory().total / 2**30),
+        gpus=gpu_names(),
+    )
+
+
+def cpu_model() -> str:
+    """As /proc/cpuinfo names it, else the architecture."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def gpu_names() -> list[str]:
+    """Every NVIDIA card by name, without importing torch; empty where there is no driver."""
+    if not Path("/dev/nvidiactl").exists():
+        return []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def code() -> Code:
+    """The commit of this checkout; empty where it was installed without git."""
+    commit = _git("rev-parse", "HEAD").strip()
+    difference = _git("diff", "HEAD", "--", "engines", "harness", "pyproject.toml") if commit else ""
+    changes = hashlib.blake2b(difference.encode(), digest_size=6).hexdigest() if difference else ""
+    return Code(commit=commit, changes=changes)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of every package a number here may depend on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(*arguments: str) -> str:
+    where = Path(__file__).resolve().parent.parent
+    try:
+        done = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,139 @@
+"""The processes of a run: started, watched for their end, and ended with all their descendants.
+
+A child gets a session of its own, so that Ctrl-C in a terminal reaches the harness alone, which then ends
+the rest; if the harness is killed, children that asked for it (PDEATHSIG) follow.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+GRACE_S = 5.0  # for a process that was asked to stop, before it is killed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Child:
+    """A process of the run by its role ("load generator", "host of before", "device process of before").
+
+    `popen` is there where the harness started it itself; `log` is then the file of its stdout and stderr.
+    """
+
+    role: str
+    pid: int
+    pidfd: int  # readable once the process has ended
+    popen: subprocess.Popen[bytes] | None = None
+    log: Path | None = None
+
+    def ended(self) -> bool:
+        if self.popen is not None:
+            return self.popen.poll() is not None
+        return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def obituary(self) -> str:
+        """How it ended, for a message: which process, and by which signal or status as far as is known."""
+        code = self.popen.returncode if self.popen is not None else _zombie_code(self.pid)
+        who = f"the {self.role} (pid {self.pid})"
+        if code is None:
+            return f"{who} died"
+        if code < 0:
+            return f"{who} was killed by {signal.Signals(-code).name}"
+        return f"{who} ended with status {code}"
+
+    def last_words(self) -> str:
+        """The last line it printed, "" where there is none."""
+        lines = self.output().strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+    def output(self) -> str:
+        """All it printed."""
+        return self.log.read_text(errors="replace") if self.log is not None and self.log.exists() else ""
+
+
+def start(role: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
+    """Start a process. Raises OSError where the command can't be run."""
+    with log.open("wb") as sink:
+        popen = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+    return Child(role, popen.pid, os.pidfd_open(popen.pid), popen, log)
+
+
+def adopt(role: str, pid: int) -> Child | None:
+    """Watch a process that a child started; None where it has ended already."""
+    try:
+        return Child(role, pid, os.pidfd_open(pid))
+    except ProcessLookupError:
+        return None
+
+
+def wait(children: Sequence[Child], seconds: float) -> bool:
+    """Whether all of them ended within `seconds`."""
+    deadline = time.monotonic() + seconds
+    for child in children:
+        left = max(0.0, deadline - time.monotonic())
+        if not select.select([child.pidfd], [], [], left)[0]:
+            return False
+    return True
+
+
+def end(children: Sequence[Child], grace: float = 0.0) -> None:
+    """Give them `grace` seconds to end, then kill them and every descendant; return when all are gone."""
+    family = _descendants(children)
+    wait(children, grace)
+    for child in children:
+        _kill(child.pidfd)
+    for member in family:
+        _kill(member.pidfd)
+    wait([*children, *family], GRACE_S)
+    for child in children:
+        if child.popen is not None:
+            child.popen.wait()
+    for child in [*children, *family]:
+        os.close(child.pidfd)
+
+
+def _descendants(children: Sequence[Child]) -> list[Child]:
+    """Below a child, or in its session: a process whose parent is gone is still in that."""
+    sessions = {child.pid for child in children if child.popen is not None}
+    below: set[int] = set()
+    for child in children:
+        with suppress(psutil.Error):
+            below.update(each.pid for each in psutil.Process(child.pid).children(recursive=True))
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) in sessions:
+                below.add(pid)
+    found = (adopt("descendant", pid) for pid in below - {child.pid for child in children})
+    return [each for each in found if each is not None]
+
+
+def _kill(pidfd: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def _zombie_code(pid: int) -> int | None:
+    """Exit status of an ended process that its parent has not reaped yet, negative for a signal."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    if fields[0] != "Z":
+        return None
+    status = int(fields[-1])
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

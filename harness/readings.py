@@ -1,0 +1,114 @@
+"""What the machine did during a round: load, steal, context switches, CPU time, clocks, the state of a GPU.
+
+A reading is taken before and after a round, never during it. Each is plain numbers by name; `between` turns
+two of them into columns of the round's row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+CPUFREQ = Path("/sys/devices/system/cpu")
+
+
+def read(pids: Mapping[str, int]) -> dict[str, float]:
+    """Counters that only grow, by name: machine ticks and, for each process by its role, context switches
+    and CPU seconds. A process that is gone is left out."""
+    ticks = cpu_ticks()
+    values = {"ticks": float(sum(ticks)), "steal": float(ticks[7]) if len(ticks) > 7 else 0.0}
+    for role, pid in pids.items():
+        try:
+            process = psutil.Process(pid)
+            switches, times = process.num_ctx_switches(), process.cpu_times()
+        except psutil.Error:
+            continue
+        values[f"switches_voluntary.{role}"] = float(switches.voluntary)
+        values[f"switches_forced.{role}"] = float(switches.involuntary)
+        values[f"cpu_ms.{role}"] = (times.user + times.system) * 1e3
+    return values
+
+
+def between(start: Mapping[str, float], end: Mapping[str, float]) -> dict[str, float]:
+    """The row's columns from the readings before and after: differences, and steal as a share of all time.
+    `load_1m` is read now."""
+    row = {
+        name: value - start[name]
+        for name, value in end.items()
+        if name in start and name not in ("ticks", "steal")
+    }
+    ticks = end["ticks"] - start["ticks"]
+    row["steal_share"] = (end["steal"] - start["steal"]) / ticks if ticks > 0 else 0.0
+    row["load_1m"] = os.getloadavg()[0]
+    frequency = frequency_mhz()
+    if frequency is not None:
+        row["frequency_mhz"] = frequency
+    return row
+
+
+def cpu_ticks() -> list[int]:
+    """The first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, ..."""
+    line = Path("/proc/stat").read_text().split("\n", 1)[0]
+    return [int(each) for each in line.split()[1:9]]
+
+
+def frequency_mhz() -> float | None:
+    """Mean current frequency over cores, where the kernel tells."""
+    values = []
+    for path in CPUFREQ.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
+        try:
+            values.append(int(path.read_text()) / 1e3)
+        except (OSError, ValueError):
+            continue
+    return sum(values) / len(values) if values else None
+
+
+class Gpu:
+    """The card an engine runs on, through NVML; `index` as NVML counts."""
+
+    def __init__(self, index: int) -> None:
+        import pynvml
+
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+
+    def __enter__(self) -> Gpu:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._nvml.nvmlShutdown()
+
+    def read(self, own: set[int]) -> dict[str, float]:
+        """Clocks (MHz), temperature (C), power (W), throttle reasons (NVML's bit mask) and the number of
+        processes on the card that are not in `own`. What the card does not tell is left out."""
+        nvml, handle = self._nvml, self._handle
+        asked = {
+            "gpu_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "gpu_memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            "gpu_throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+            "gpu_other_processes": lambda: sum(
+                each.pid not in own for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            ),
+        }
+        values: dict[str, float] = {}
+        for name, ask in asked.items():
+            try:
+                values[name] = float(ask())
+            except nvml.NVMLError:
+                continue
+        return values
+
+
+def visible_gpu(environment: Mapping[str, str]) -> int:
+    """NVML's index of CUDA's device 0 under this environment; 0 where that names no index (a UUID)."""
+    first = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    return int(first) if first.isdigit() else 0

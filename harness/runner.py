@@ -1,0 +1,180 @@
+"""A run from its first boot to its last block: what is booted, in which order, what is kept of each round.
+
+    block -1    one boot per arm and a warm-up round each, thrown away: first boots are slow
+    block 0...  one boot per arm, side by side; then, in the order the coin gave, each arm runs its warm-up
+                and its measured rounds while the other is parked; both are stopped; the block is written
+
+While a round runs, this process sleeps: it wakes for the end, for a progress line (at most two a second),
+or for a death.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+
+from engines import api
+from harness import messages, readings, records, store
+from harness.design import Arm, Design, order, round_seed
+from harness.session import Booted, Session
+from harness.store import Manifest
+from harness.workload import Workload, plan
+
+WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBegun:
+    """A block is about to boot; -1 is the discarded one."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBegun:
+    """A round of an arm is about to start; a negative index is a warm-up."""
+
+    block: int
+    arm: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDone:
+    """A block is on disk (or, -1, thrown away); it took so long."""
+
+    block: int
+    seconds: float
+
+
+Happening = BlockBegun | RoundBegun | BlockDone | messages.Progress
+Observer = Callable[[Happening], None]
+
+
+def run(folder: Path, manifest: Manifest, observe: Observer) -> Manifest:
+    """Measure every block that `folder` does not hold yet; the manifest as it then stands.
+
+    Raises BadSetting (the request can't be served), RunFailed (a process failed or died) or
+    KeyboardInterrupt; in each case every finished block is on disk and no process is left.
+    """
+    design = manifest.design
+    done = set(store.finished_blocks(folder))
+    missing = [block for block in range(design.blocks) if block not in done]
+    if not missing:
+        return manifest
+    with Session() as session:
+        for block in [-1, *missing]:
+            began = time.monotonic()
+            observe(BlockBegun(block))
+            booted = session.boot(design.arms)
+            if block == -1:
+                manifest = described(manifest, booted)
+                store.write_manifest(folder, manifest)
+            tables = _block(session, design, block, booted, observe)
+            session.shut(list(booted.values()))
+            if block != -1:
+                store.write_block(folder, block, tables)
+            observe(BlockDone(block, time.monotonic() - began))
+    return manifest
+
+
+def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
+    """The manifest with what the engines say of themselves. Raises BadSetting where the arms run on
+    different kinds of device, or a resumed run on another one than before."""
+    found = {name: each.description for name, each in booted.items()}
+    kinds = sorted({each.device["kind"] for each in found.values()})
+    if len(kinds) > 1:
+        raise api.BadSetting(f"before and after run on different devices ({', '.join(kinds)}): never compared")
+    for name, old in manifest.descriptions.items():
+        if name in found and (old.device["kind"], old.device["name"]) != (
+            found[name].device["kind"],
+            found[name].device["name"],
+        ):
+            raise store.StoreError(
+                f"can't resume {manifest.run} on another device: {old.device['name']} was "
+                f"{name}'s, {found[name].device['name']} is; start a fresh run"
+            )
+    return msgspec.structs.replace(manifest, descriptions=found)
+
+
+def _block(
+    session: Session, design: Design, block: int, booted: Mapping[str, Booted], observe: Observer
+) -> dict[str, pd.DataFrame]:
+    """Every arm's rounds, in the order of this block; the block's tables."""
+    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in store.TABLES}
+    with ExitStack() as stack:
+        gpus = {arm.name: _gpu(booted[arm.name], stack) for arm in design.arms}
+        for position, arm in enumerate(arms_in_order(design, block)):
+            for index in rounds_of(design, block):
+                observe(RoundBegun(block, arm.name, index))
+                tables = _round(session, design, block, index, booted[arm.name], gpus[arm.name], observe)
+                tables["rounds"]["position"] = position
+                for name, table in tables.items():
+                    table.insert(0, "arm", arm.name)
+                    table.insert(1, "round", index)
+                    if index >= 0:
+                        parts[name].append(table)
+    return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items() if tables}
+
+
+def arms_in_order(design: Design, block: int) -> tuple[Arm, ...]:
+    """The arms as they run in `block`."""
+    return design.arms[::-1] if order(design.seed, block) else design.arms
+
+
+def rounds_of(design: Design, block: int) -> Iterator[int]:
+    """Indices of a boot's rounds: warm-ups below zero, then the measured ones. The discarded boot has one
+    warm-up, since the first round after a boot pays for what the machine, not the engine, has forgotten."""
+    if block == -1:
+        yield -1
+        return
+    yield from range(-design.warmup_rounds, design.rounds)
+
+
+def warmup(workload: Workload) -> Workload:
+    """The same workload with fewer requests."""
+    return msgspec.structs.replace(workload, num_requests=max(1, workload.num_requests // WARMUP_SHARE))
+
+
+def _round(
+    session: Session, design: Design, block: int, index: int, booted: Booted, gpu: readings.Gpu | None,
+    observe: Observer,
+) -> dict[str, pd.DataFrame]:  # fmt: skip
+    workload = design.workload if index >= 0 else warmup(design.workload)
+    model = booted.description.model
+    seed = round_seed(design.seed, block, index)
+    planned = plan(workload, seed, str(model.get("tokenizer", "")), int(model["context"]))
+    session.begin(booted)
+    start = readings.read(booted.pids)
+    done = session.load(booted, planned, workload.concurrency, workload.interval_ns, observe)
+    row = readings.between(start, readings.read(booted.pids))
+    if gpu is not None:
+        row |= gpu.read(set(booted.pids.values()) | {os.getpid()})
+    record = session.collect(booted)
+    if all(done.data.errors):
+        raise api.EngineError(f"{booted.arm.name} served no request: {done.data.errors[0]}")
+    steps = records.steps_frame(record)
+    row |= {"seed": seed, "started_ns": done.started_ns, "ended_ns": done.ended_ns}
+    row |= {f"memory.{name}": value for name, value in record.memory.items()}
+    row |= {f"counter.{name}": value for name, value in record.counters.items()}
+    if len(steps) and "cpu_ms.engine" in row:
+        row["host_cpu_us_per_step"] = row["cpu_ms.engine"] * 1e3 / len(steps)
+    return {
+        "requests": records.requests_frame(done),
+        "steps": steps,
+        "rounds": pd.DataFrame([row]),
+    }
+
+
+def _gpu(booted: Booted, stack: ExitStack) -> readings.Gpu | None:
+    """NVML's view of the card, where the engine runs on one."""
+    if booted.description.device["kind"] != "cuda":
+        return None
+    return stack.enter_context(readings.Gpu(readings.visible_gpu({**os.environ, **booted.arm.env})))

@@ -1,0 +1,306 @@
+"""The live side of a run: the load generator, the booted engines, and waiting for either while watching that
+every process lives. One Session per run; everything it started is gone when it is left, however it is left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+import msgspec
+import zmq
+
+import engines
+from engines import api
+from harness import messages, processes
+from harness.design import Arm
+from harness.processes import Child
+
+# One compute thread per process: two OpenMP threads beside another busy process collapse 10-40x (FACTS 4).
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+EXPLAIN_S = 1.0  # how long an engine may take to say why one of its processes is gone
+SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
+ROLES = {"device": "device process", "output": "output process"}
+
+T = TypeVar("T")
+
+
+class RunFailed(Exception):
+    """A process of the run failed or died; the message is one line that names it.
+
+    `details` is what is known besides (a traceback, the process's output), for --debug.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class OnProgress(Protocol):
+    def __call__(self, progress: messages.Progress) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Booted:
+    """A running engine. `children` is its host first, then every other process it named."""
+
+    arm: Arm
+    children: tuple[Child, ...]
+    inbox: zmq.Socket[bytes]
+    address: str
+    description: api.Description
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {"engine": self.children[0].pid, **self.description.pids}
+
+
+class Session:
+    """Processes and sockets of one run. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self.load_ready: messages.LoadReady | None = None
+        self._alive: list[Child] = []
+        self._boots = 0
+        self._rounds = 0
+
+    def __enter__(self) -> Session:
+        temporary = tempfile.gettempdir()
+        self._room = Path(
+            tempfile.mkdtemp(prefix="bench-", dir=temporary if len(temporary) < SOCKET_PATH else "/tmp")
+        )
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._from_hosts = self._bound("hosts")
+        self._from_load = self._bound("load")
+        self._poller = zmq.Poller()
+        self._poller.register(self._from_hosts, zmq.POLLIN)
+        self._poller.register(self._from_load, zmq.POLLIN)
+        self._to_load = self._context.socket(zmq.PUSH, linger=0)
+        try:
+            self._start_load()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill what lives and remove the sockets. A second Ctrl-C does not stop it half way."""
+        main = threading.current_thread() is threading.main_thread()
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+        try:
+            processes.end(self._alive)
+            self._alive = []
+            self._context.destroy(linger=0)
+            shutil.rmtree(self._room, ignore_errors=True)
+        finally:
+            if main:
+                signal.signal(signal.SIGINT, previous)
+
+    # -- boots ---------------------------------------------------------------------------------------------
+
+    def boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
+        """Start one engine per arm, side by side; by name, all ready. Raises BadSetting or RunFailed."""
+        self._boots += 1
+        hosts = {arm.name: self._start_host(arm) for arm in arms}
+        descriptions: dict[str, api.Description] = {}
+        while len(descriptions) < len(arms):
+            ready = self._host_says(api.Ready)
+            descriptions[ready.name] = ready.description
+        return {arm.name: self._joined(arm, *hosts[arm.name], descriptions[arm.name]) for arm in arms}
+
+    def shut(self, booted: Sequence[Booted]) -> None:
+        """Ask engines to stop; what does not is killed."""
+        for each in booted:
+            each.inbox.send(msgspec.msgpack.encode(api.Stop()))
+        children = [child for each in booted for child in each.children]
+        for child in children:
+            self._poller.unregister(child.pidfd)
+            self._alive.remove(child)
+        processes.end(children, processes.GRACE_S)
+        for each in booted:
+            each.inbox.close(linger=0)
+
+    def _start_host(self, arm: Arm) -> tuple[Child, str]:
+        stem = f"{self._boots}-{arm.name}"
+        address = self._endpoint(stem)
+        config = api.HostConfig(
+            name=arm.name,
+            engine=arm.engine,
+            options=arm.options,
+            toggles=arm.toggles,
+            inbox=address,
+            replies=self._endpoint("hosts"),
+            events=self._endpoint("events"),
+        )
+        command = [arm.python or sys.executable, "-m", "engines.host", msgspec.json.encode(config).decode()]
+        role = f"engine host of {arm.name}"
+        try:
+            return self._start(role, command, environment(arm.env), stem), address
+        except OSError as error:
+            raise api.BadSetting(f"can't start {arm.name} with {command[0]}: {error.strerror}") from error
+
+    def _joined(self, arm: Arm, host: Child, address: str, description: api.Description) -> Booted:
+        inbox = self._context.socket(zmq.PUSH, linger=0)
+        inbox.connect(address)
+        children = [host]
+        for role, pid in description.pids.items():
+            if pid == host.pid:
+                continue
+            child = processes.adopt(f"{ROLES.get(role, role)} of {arm.name}", pid)
+            if child is None:
+                raise RunFailed(f"the {ROLES.get(role, role)} of {arm.name} (pid {pid}) died at once")
+            self._watch(child)
+            children.append(child)
+        return Booted(arm, tuple(children), inbox, address, description)
+
+    def _start_load(self) -> None:
+        config = messages.LoadConfig(
+            events=self._endpoint("events"), inbox=self._endpoint("orders"), replies=self._endpoint("load")
+        )
+        command = [sys.executable, "-m", "harness.load", msgspec.json.encode(config).decode()]
+        self._start("load generator", command, environment({}), "generator")
+        self.load_ready = self._load_says(messages.LoadReady)
+        self._to_load.connect(config.inbox)
+
+    # -- rounds --------------------------------------------------------------------------------------------
+
+    def begin(self, booted: Booted) -> None:
+        """Make the engine forget what it recorded."""
+        booted.inbox.send(msgspec.msgpack.encode(api.BeginRound()))
+        self._host_says(api.Begun)
+
+    def load(
+        self, booted: Booted, plan: list[messages.Planned], concurrency: int | None, interval_ns: int,
+        on_progress: OnProgress,
+    ) -> messages.RoundDone:  # fmt: skip
+        """Send one round's requests and wait for their end; meanwhile this process sleeps."""
+        self._rounds += 1
+        order = messages.RunRound(
+            round_id=self._rounds,
+            target=booted.address,
+            plan=plan,
+            concurrency=concurrency,
+            interval_ns=interval_ns,
+        )
+        self._to_load.send(msgspec.msgpack.encode(order))
+        return self._load_says(messages.RoundDone, on_progress)
+
+    def collect(self, booted: Booted) -> api.RoundRecord:
+        """What the engine recorded since `begin`."""
+        booted.inbox.send(msgspec.msgpack.encode(api.Collect()))
+        return self._host_says(api.Collected).record
+
+    # -- waiting -------------------------------------------------------------------------------------------
+
+    def _host_says(self, kind: type[T]) -> T:
+        while True:
+            self._wait(self._from_hosts)
+            message = msgspec.msgpack.decode(self._from_hosts.recv(), type=api.FromHost)
+            if isinstance(message, api.Failed):
+                raise self._failure(message)
+            if isinstance(message, kind):
+                return message
+
+    def _load_says(self, kind: type[T], on_progress: OnProgress | None = None) -> T:
+        while True:
+            self._wait(self._from_load)
+            message = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
+            if isinstance(message, messages.LoadFailed):
+                self._wait_for_a_death()
+                raise RunFailed(f"the load generator gave up: {message.message}", message.traceback)
+            if isinstance(message, messages.Progress) and on_progress is not None:
+                on_progress(message)
+            if isinstance(message, kind):
+                return message
+
+    def _wait(self, wanted: zmq.Socket[bytes]) -> None:
+        """Block until `wanted` has a message. A death, or an engine that says Failed, raises."""
+        while True:
+            ready = dict(self._poller.poll())
+            if wanted in ready:
+                return
+            if self._from_hosts in ready:  # nothing is expected of a host now, so this is a failure
+                message = msgspec.msgpack.decode(self._from_hosts.recv(), type=api.FromHost)
+                if isinstance(message, api.Failed):
+                    raise self._failure(message)
+            self._raise_if_dead()
+
+    def _wait_for_a_death(self) -> None:
+        """A load generator that loses its engine may say so before the kernel tells of the death."""
+        self._poller.poll(EXPLAIN_S * 1e3)
+        self._raise_if_dead()
+
+    def _raise_if_dead(self) -> None:
+        """Name the process that died. A host that dies takes its device process along, never the other way
+        round unseen: so a host that was killed comes first, and an engine may still say what it knows."""
+        dead = [child for child in self._alive if child.ended()]
+        if not dead:
+            return
+        by_signal = [child for child in dead if child.popen is not None and (child.popen.returncode or 0) < 0]
+        child = (by_signal or [each for each in dead if each.popen is None] or dead)[0]
+        obituary = child.obituary()
+        explanation = "" if by_signal else self._explanation()
+        said = explanation or child.last_words()
+        raise RunFailed(f"{obituary}: {said}" if said else obituary, child.output())
+
+    def _explanation(self) -> str:
+        if not self._from_hosts.poll(EXPLAIN_S * 1e3):
+            return ""
+        message = msgspec.msgpack.decode(self._from_hosts.recv(), type=api.FromHost)
+        if isinstance(message, api.Failed):
+            if message.usage:
+                raise api.BadSetting(message.message)
+            return message.message
+        return ""
+
+    def _failure(self, message: api.Failed) -> Exception:
+        if message.usage:
+            return api.BadSetting(message.message)
+        gone = [child for child in self._alive if child.popen is None and child.ended()]
+        who = gone[0].obituary() if gone else f"the engine of {message.name} failed"
+        return RunFailed(f"{who}: {message.message}", message.traceback)
+
+    # -- small things --------------------------------------------------------------------------------------
+
+    def _start(self, role: str, command: Sequence[str], environment: Mapping[str, str], stem: str) -> Child:
+        child = processes.start(role, command, environment, self._room / f"{stem}.log")
+        self._watch(child)
+        return child
+
+    def _watch(self, child: Child) -> None:
+        self._alive.append(child)
+        self._poller.register(child.pidfd, zmq.POLLIN)
+
+    def _endpoint(self, name: str) -> str:
+        return f"ipc://{self._room / name}"
+
+    def _bound(self, name: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PULL, linger=0)
+        socket.rcvhwm = 0
+        socket.bind(self._endpoint(name))
+        return socket
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """What a process of the run starts with. From a checkout its folder is on the path, so that a foreign
+    interpreter finds `engines` too; an installed one is left to the interpreter."""
+    values = {**os.environ, **ENVIRONMENT}
+    root = Path(engines.__file__).resolve().parent.parent
+    if "site-packages" not in root.parts:
+        rest = os.environ.get("PYTHONPATH")
+        values["PYTHONPATH"] = f"{root}{os.pathsep}{rest}" if rest else str(root)
+    return {**values, **extra}

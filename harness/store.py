@@ -1,0 +1,207 @@
+"""Results on disk: results/<time>-<variant>-<id>/ with manifest.json, blocks/000/*.parquet, summary.json.
+
+A block's folder is written under another name and renamed when whole, so a run that was killed keeps every
+finished block and no half of one. JSON and parquet only, nothing that runs code when it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engines import api
+from harness.design import Design
+from harness.machine import Code, Machine
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+TABLES = ("requests", "steps", "rounds", "work")  # what a block may hold; a table without rows has no file
+NEEDED = ("requests", "rounds")
+PARTIAL = ".partial"
+
+
+class StoreError(api.BadSetting):
+    """A results folder can't be written, read or resumed; one line says which file and why."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run was meant to be and where it ran, written before its first block.
+
+    `after_first` is the order drawn for each block. `descriptions` (by arm) is what the engines said of
+    themselves once started, added after the discarded boot.
+    """
+
+    schema_version: int
+    run: str  # the folder's name
+    created: str  # local time, ISO 8601 with its offset
+    design: Design
+    after_first: list[bool]
+    machine: Machine
+    code: Code
+    versions: dict[str, str]
+    descriptions: dict[str, api.Description] = {}
+
+
+def create(results: Path, name: str, now: datetime) -> Path:
+    """A new, empty run folder under `results`. Raises StoreError where that can't be written."""
+    run = f"{now:%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
+    folder = results / run
+    try:
+        (folder / "blocks").mkdir(parents=True)
+    except OSError as error:
+        raise StoreError(f"can't write results to {results}: {_why(error)}; choose another --out") from error
+    return folder
+
+
+def discard_if_empty(folder: Path) -> bool:
+    """Remove a run folder that holds no finished block; whether it did so."""
+    if finished_blocks(folder):
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write or replace manifest.json, whole or not at all."""
+    _write(folder / "manifest.json", msgspec.json.format(msgspec.json.encode(manifest)))
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write or replace summary.json: the object that `--format json` prints."""
+    _write(folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary)))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a run. Raises StoreError for no run folder, a newer schema, or a damaged file."""
+    path = folder / "manifest.json"
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{folder} is no run folder: {path.name}: {_why(error)}") from error
+    try:
+        schema = msgspec.json.decode(text, type=_Versioned).schema_version
+        if schema > SCHEMA_VERSION:
+            raise StoreError(
+                f"{path} has schema version {schema}, newer than {SCHEMA_VERSION}, the newest this program "
+                "knows; update it"
+            )
+        return msgspec.json.decode(text, type=Manifest)
+    except msgspec.DecodeError as error:  # ValidationError is one
+        raise StoreError(f"{path} is damaged or was edited: {error}") from error
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+def check_resume(stored: Manifest, now: Manifest) -> None:
+    """Raises StoreError, naming the difference, unless `now` is the same commit, settings and machine."""
+    pairs: tuple[tuple[str, msgspec.Struct, msgspec.Struct], ...] = (
+        ("commit", stored.code, now.code),
+        ("settings", stored.design, now.design),
+        ("machine", stored.machine, now.machine),
+    )
+    for what, old, new in pairs:
+        found = _difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
+        if found:
+            raise StoreError(f"can't resume {stored.run} on another {what}: {found}; start a fresh run")
+    if stored.versions != now.versions:
+        found = _difference(stored.versions, now.versions)
+        raise StoreError(f"can't resume {stored.run} on other versions: {found}; start a fresh run")
+
+
+def _difference(old: Any, new: Any, path: str = "") -> str:
+    """Where two plain values first differ, as "arms.0.toggles.h2d was pinned, is packed"; "" if nowhere."""
+    if old == new:
+        return ""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(each for each in new if each not in old)]:
+            found = _difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+            if found:
+                return found
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+        for index, (left, right) in enumerate(zip(old, new, strict=True)):
+            found = _difference(left, right, f"{path}.{index}")
+            if found:
+                return found
+    return f"{path} was {old}, is {new}"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Blocks
+
+
+def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) -> None:
+    """Write one whole block; what a killed run left of it is dropped first. Raises StoreError."""
+    whole = _block_folder(folder, block)
+    partial = whole.with_name(whole.name + PARTIAL)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for name, table in tables.items():
+            if len(table):
+                table.to_parquet(partial / f"{name}.parquet", index=False)
+        os.rename(partial, whole)
+    except OSError as error:
+        raise StoreError(f"can't write block {block} to {whole}: {_why(error)}") from error
+
+
+def finished_blocks(folder: Path) -> list[int]:
+    """The numbers of the whole blocks, ascending."""
+    try:
+        names = [each.name for each in (folder / "blocks").iterdir() if each.is_dir()]
+    except OSError:
+        return []
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def read_block(folder: Path, block: int) -> dict[str, pd.DataFrame]:
+    """Every table of one block; one that has no file is an empty frame. Raises StoreError where a file is
+    missing, cut short or edited."""
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    tables: dict[str, pd.DataFrame] = {}
+    for name in TABLES:
+        path = _block_folder(folder, block) / f"{name}.parquet"
+        if not path.exists() and name not in NEEDED:
+            tables[name] = pd.DataFrame()
+            continue
+        try:
+            table = parquet.ParquetFile(path).read().to_pandas()
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"{path} is damaged or was edited: {_why(error)}") from error
+        missing = {"arm", "round"} - set(table.columns)
+        if missing:
+            raise StoreError(f"{path} was edited: it has no column '{min(missing)}'")
+        tables[name] = table
+    return tables
+
+
+def _block_folder(folder: Path, block: int) -> Path:
+    return folder / "blocks" / f"{block:03d}"
+
+
+def _write(path: Path, text: bytes) -> None:
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        partial.write_bytes(text + b"\n")
+        os.replace(partial, path)
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

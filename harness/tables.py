@@ -1,0 +1,289 @@
+"""A result as a person reads it: a sentence, then the parts of DESIGN 10, for a terminal, markdown or csv.
+
+Input is the object of `--format json` and nothing else, so that a stored summary prints the same.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.cautions import percent
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+NARROW = 90  # columns of a terminal under which change, interval and verdict share one
+DESCRIPTIVE = (
+    "ttft_ms_p50",
+    "tpot_ms_p50",
+    "tpot_ms_p99",
+    "itl_token_ms_p50",
+    "itl_token_ms_p99",
+    "latency_ms_p50",
+    "throughput_tok_s",
+    "submit_lag_ms_p99",
+    "queue_wait_ms_p50",
+    "step_ms_matched",
+)
+CSV_COLUMNS = (
+    "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
+    "verdict", "floor",
+)  # fmt: skip
+CONVENTIONS = (
+    "change = after/before − 1: for times, negative is faster. Before and after are means over blocks "
+    "(geometric where the change is in percent); interval: 95%, t over blocks. Only the primary and the "
+    "declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the number of "
+    "metrics."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One part of the report; `note` stands under it. `numbers`: columns to align right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    numbers: tuple[str, ...] = ("before", "after", "change")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What is said
+
+
+def conclusion(result: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
+    """One sentence: the primary's change, its interval, the verdict, and whether outputs agree."""
+    name = comparison["primary"]
+    row = comparison["metrics"].get(name)
+    blocks = f"{comparison['blocks']} block{'s' if comparison['blocks'] != 1 else ''}"
+    where = f"over {blocks} on the {result['device']} device"
+    if row is None:
+        return f"{comparison['variant']}: {name} was not measured {where}."
+    if comparison["after"] is None:
+        return f"{comparison['variant']}: {name} is {number(row['before'])} {row['unit']} {where}."
+    change = f"{comparison['variant']}: {name} changed by {percent(row['change'])}"
+    if row["ci_low"] is None:
+        decided = f"{change} {where}; one block gives no verdict."
+    else:
+        decided = f"{change} {interval(row)} {where}: {_decision(row, comparison['margin'])}."
+    outputs = comparison["outputs"]
+    if outputs["identical"] < outputs["compared"]:
+        differ = outputs["compared"] - outputs["identical"]
+        decided += f" OUTPUTS DIFFER in {differ} of {outputs['compared']} requests."
+    return decided
+
+
+def _decision(row: Mapping[str, Any], margin: float) -> str:
+    if row["verdict"] == "same":
+        detected = row["ci_low"] > 0 or row["ci_high"] < 0
+        addition = f"; a change of {percent(row['change'])} was detected" if detected else ""
+        return f"same, within ±{100 * margin:.3g}%{addition}"
+    if row["verdict"] == "undecided":
+        return f"undecided, the interval holds 0 and reaches beyond ±{100 * margin:.3g}%"
+    return str(row["verdict"] or "no verdict")
+
+
+def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
+    """The tables of a comparison, in the order in which they are read."""
+    yield metric_table(comparison)
+    if comparison["after"] is not None:
+        outputs = comparison["outputs"]
+        yield Table(
+            "Outputs",
+            ("compared", "identical"),
+            ((str(outputs["compared"]), str(outputs["identical"])),),
+            "requests whose tokens are the same in both arms, by digest",
+            numbers=("compared", "identical"),
+        )
+    yield from _sides_table("Mechanism", comparison["mechanism"], alone=comparison["after"] is None)
+    limit = {
+        name: {"unit": comparison["metrics"][name]["unit"], **sides}
+        for name, sides in comparison["limit"].items()
+    }
+    yield from _sides_table("Limit", limit, alone=comparison["after"] is None)
+
+
+def metric_table(comparison: Mapping[str, Any]) -> Table:
+    """Before and after of the primary, what else carries a verdict, a chosen few, and phases that differ."""
+    metrics = comparison["metrics"]
+    names = [name for name in chosen(comparison) if name in metrics]
+    if comparison["after"] is None:
+        rows = tuple((name, with_unit(metrics[name]["before"], metrics[name]["unit"])) for name in names)
+        return Table("One arm", ("metric", "before"), rows, "means over blocks")
+    rows = tuple(
+        (
+            name,
+            number(metrics[name]["before"]),
+            number(metrics[name]["after"]),
+            difference(metrics[name]),
+            interval(metrics[name]),
+            verdict(metrics[name], name == comparison["primary"]),
+        )
+        for name in names
+    )
+    return Table(
+        "Before and after", ("metric", "before", "after", "change", "interval", "verdict"), rows, CONVENTIONS
+    )
+
+
+def chosen(comparison: Mapping[str, Any]) -> list[str]:
+    """Names of the metrics to print, each once."""
+    metrics = comparison["metrics"]
+    judged = [name for name, row in metrics.items() if row["verdict"] is not None]
+    phases = [name for name, row in metrics.items() if name.startswith("phase_") and _clear(row)]
+    return list(dict.fromkeys([comparison["primary"], *judged, *DESCRIPTIVE, *phases]))
+
+
+def _clear(row: Mapping[str, Any]) -> bool:
+    return row["ci_low"] is not None and (row["ci_low"] > 0 or row["ci_high"] < 0)
+
+
+def _sides_table(title: str, sides: Mapping[str, Mapping[str, Any]], alone: bool) -> Iterator[Table]:
+    if not sides:
+        return
+    columns = ("", "before", "unit") if alone else ("", "before", "after", "unit")
+    rows = tuple(
+        (name, *(number(row[side]) for side in ("before", "after")[: 1 if alone else 2]), row["unit"])
+        for name, row in sides.items()
+        if row["before"] or row["after"]  # a counter that stayed at zero says nothing
+    )
+    if rows:
+        yield Table(title, columns, rows)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Cells
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, no exponent; "–" for none."""
+    if value is None:
+        return "–"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if value and abs(value) < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.4g}"
+
+
+def with_unit(value: float | None, unit: str) -> str:
+    return f"{number(value)} {unit}".strip()
+
+
+def difference(row: Mapping[str, Any]) -> str:
+    """The change in percent, or in the unit where the metric can be zero; "–" where one side is missing."""
+    if row["change"] is not None:
+        return percent(row["change"])
+    if row["delta"] is None:
+        return "–"
+    return f"{row['delta']:+.3g} {row['unit']}".strip().replace("-", "−")
+
+
+def interval(row: Mapping[str, Any]) -> str:
+    if row["ci_low"] is None:
+        return ""
+    if row["change"] is not None:
+        return f"[{percent(row['ci_low'])}, {percent(row['ci_high'])}]"
+    return f"[{row['ci_low']:+.3g}, {row['ci_high']:+.3g}]".replace("-", "−")
+
+
+def verdict(row: Mapping[str, Any], primary: bool) -> str:
+    """The verdict, or what the row is in its place."""
+    if row["verdict"] is not None:
+        return str(row["verdict"])
+    if row["ci_low"] is None:
+        return ""
+    return "no verdict" if primary else "descriptive"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Where it is said
+
+
+def to_markdown(result: Mapping[str, Any]) -> str:
+    lines: list[str] = []
+    for comparison in result["comparisons"]:
+        lines += [f"**{conclusion(result, comparison)}**", "", changed_settings(comparison), ""]
+        for table in parts(comparison):
+            lines += [f"### {table.title}", "", _markdown_row(table.columns)]
+            rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
+            lines += [_markdown_row(tuple(rulers))]
+            lines += [_markdown_row(row) for row in table.rows]
+            lines += ["", *([table.note, ""] if table.note else [])]
+        if comparison["warnings"]:
+            lines += ["### Warnings", "", *(f"- {line}" for line in comparison["warnings"]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def to_csv(result: Mapping[str, Any]) -> str:
+    """One line per metric, every one that was measured, unrounded."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("run", "device", "variant", "metric", *CSV_COLUMNS))
+    for comparison in result["comparisons"]:
+        for name, row in comparison["metrics"].items():
+            start = (result["run"], result["device"], comparison["variant"], name)
+            writer.writerow((*start, *(row[column] for column in CSV_COLUMNS)))
+    return text.getvalue()
+
+
+def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """Renderables for a rich console of that width."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    for comparison in result["comparisons"]:
+        yield Text(conclusion(result, comparison), style="bold")
+        yield Text(changed_settings(comparison))
+        for table in parts(comparison):
+            shown = narrowed(table) if width < NARROW else table
+            rich_table = RichTable(
+                title=shown.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, title_style="bold"
+            )
+            for name in shown.columns:
+                right = name in shown.numbers
+                rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
+            for row in shown.rows:
+                rich_table.add_row(*(Text(cell) for cell in row))
+            yield rich_table
+            if shown.note:
+                yield Text(shown.note + "\n", style="dim")
+        if comparison["warnings"]:
+            yield Text("Warnings", style="bold")
+            yield from (Text(f"• {line}") for line in comparison["warnings"])
+
+
+def narrowed(table: Table) -> Table:
+    """The metric table with change, interval and verdict below each other in one column."""
+    if table.columns[-1] != "verdict":
+        return table
+    rows = tuple((*row[:3], "\n".join(cell for cell in row[3:] if cell)) for row in table.rows)
+    return Table(table.title, (*table.columns[:3], "change"), rows, table.note, table.numbers)
+
+
+def changed_settings(comparison: Mapping[str, Any]) -> str:
+    """What differs between the arms, "before h2d=pageable, after h2d=pinned"; all toggles of one alone."""
+    before, after = _flat(comparison["before"]), comparison["after"]
+    if after is None:
+        chosen_toggles = comparison["before"]["toggles"]
+        return "before: " + (", ".join(f"{name}={each}" for name, each in chosen_toggles.items()) or "no toggles")
+    flat_after = _flat(after)
+    names = [name for name in dict.fromkeys([*before, *flat_after]) if before.get(name) != flat_after.get(name)]
+    sides = (", ".join(f"{name}={side.get(name, 'none')}" for name in names) for side in (before, flat_after))
+    return "before: {}; after: {}".format(*sides)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    env = {f"env.{name}": value for name, value in settings["env"].items()}
+    python = {"python": settings["python"]} if settings["python"] else {}
+    return {"engine": settings["engine"], **settings["toggles"], **settings["options"], **python, **env}
