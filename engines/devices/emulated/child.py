@@ -104,9 +104,14 @@ class Child:
         except subprocess.TimeoutExpired:
             return DeviceLost(f"the emulated device's process (pid {self.pid}) does not answer")
         words = self._page[LAST_WORDS:].partition(b"\0")[0].decode(errors="replace")
+        why, _, story = words.partition("\n")
         how = f"signal {-code}" if code < 0 else f"exit {code}"
-        tail = f": {words}" if words else ""
-        return DeviceLost(f"the emulated device's process (pid {self.pid}) died ({how}){tail}")
+        lost = DeviceLost(
+            f"the emulated device's process (pid {self.pid}) died ({how}){': ' if why else ''}{why}"
+        )
+        if story:
+            lost.add_note(f"In the device process:\n{story}")
+        return lost
 
     def close(self) -> None:
         """End the process: it leaves when it sees the channel closed, and is killed if it does not."""

@@ -43,7 +43,7 @@ CELLS_PER_STREAM = 8  # a cache line each: the host reads one while the device w
 WORK_HEAD = COMPLETED + MAX_STREAMS * CELLS_PER_STREAM  # rows ever written to the work ring; by the device
 LEAVES = WORK_HEAD + 8  # + program: leaf modules it calls, -1 while unknown; by the device
 WAITERS = LEAVES + MAX_PROGRAMS  # + slot: what a host thread waits for (see `waiting_for`), 0 nothing
-LAST_WORDS = 4096  # byte offset: what the device process has to say before it ends, NUL-terminated UTF-8
+LAST_WORDS = 4096  # byte offset: why the device process ends and its traceback, NUL-terminated UTF-8
 PAGE_BYTES = 8192
 
 _VALUE_BITS = 48

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 import traceback
 from collections.abc import Callable
 from mmap import mmap
@@ -63,12 +64,12 @@ class Service:
                 self._executor.serve(self._answer)
         except (HostGone, BrokenPipeError, ConnectionResetError):
             return
-        except BaseException as error:
-            # Nobody asked for this command's result; as with a CUDA error, the device is lost, and whoever
-            # waits for it next is told why.
-            words = one_line(error).encode()[: PAGE_BYTES - LAST_WORDS - 1]
+        except Exception as error:
+            # No call of the host is there to answer. As after a CUDA error, the device is lost, and whoever
+            # waits for it next is told why: one line, and the traceback behind it.
+            words = f"{one_line(error)}\n{traceback.format_exc()}".encode()[: PAGE_BYTES - LAST_WORDS - 1]
             self._page[LAST_WORDS : LAST_WORDS + len(words)] = words
-            raise
+            sys.exit(1)
 
     # -- control channel -----------------------------------------------------------------------------------
 
