@@ -1,0 +1,320 @@
+"""From records to metrics: pure functions, one number per metric for one boot of one arm.
+
+The rounds of a boot are pooled. The frames are those of records.py with a column `round`. A request that
+failed is counted in `failed_requests` and is in no other metric. Without a sample a metric is NaN.
+Percentiles are numpy's default (linear), as in `vllm bench serve` and roseinfer's benchmark_streaming.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from engines.api import PHASES
+
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+NS_PER_MS = 1e6
+NS_PER_US = 1e3
+NS_PER_S = 1e9
+
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`better`: "lower", "higher", or "" where neither is. What can be zero is compared by difference."""
+
+    name: str
+    unit: str
+    better: str
+    can_be_zero: bool
+
+
+# Times with a distribution, ms; each gets one metric per STATISTICS. True: can be zero.
+DISTRIBUTIONS = {
+    "submit_lag_ms": True,
+    "add_request_ms": True,
+    "tokenize_ms": True,
+    "queue_wait_ms": True,
+    "prefill_first_ms": False,
+    "ttft_ms": False,
+    "ttft_scheduled_ms": False,
+    "tpot_ms": False,
+    "itl_chunk_ms": False,
+    "itl_token_ms": False,
+    "latency_ms": False,
+}
+
+
+def phase_metric(phase: str) -> str:
+    """The name of a phase's metric: "wait.copy_done" is phase_wait_copy_done_us."""
+    return f"phase_{phase.replace('.', '_')}_us"
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        *(
+            Metric(f"{name}_{statistic}", "ms", "lower", can_be_zero)
+            for name, can_be_zero in DISTRIBUTIONS.items()
+            for statistic in STATISTICS
+        ),
+        Metric("throughput_tok_s", "tok/s", "higher", False),
+        Metric("throughput_total_tok_s", "tok/s", "higher", False),
+        Metric("throughput_req_s", "req/s", "higher", False),
+        Metric("peak_concurrency", "requests", "", False),
+        Metric("failed_requests", "requests", "lower", True),
+        Metric("step_ms", "ms", "lower", False),
+        Metric("step_ms_matched", "ms", "lower", False),
+        Metric("exposed_host_us", "us", "lower", True),
+        Metric("device_busy", "", "higher", False),
+        *(Metric(phase_metric(phase), "us", "lower", True) for phase in PHASES),
+    )
+}
+
+
+def measure(
+    requests: pd.DataFrame,
+    steps: pd.DataFrame | None,
+    rounds: pd.DataFrame,
+    device: pd.DataFrame | None = None,
+) -> dict[str, float]:
+    """All metrics of one boot but `step_ms_matched`, which takes two arms.
+
+    `requests`, `steps` and `device` are records.requests_frame, steps_frame and device_frame with a column
+    `round`; `rounds` has round, started_ns and ended_ns. Engines without step records have no `steps` or
+    an empty one: the metrics made from them are NaN.
+    """
+    served = requests[requests["error"] == ""]
+    values = {
+        f"{name}_{statistic}": value
+        for name, samples in distributions(served).items()
+        for statistic, value in summary(samples).items()
+    }
+    values |= throughput(served, rounds)
+    values["peak_concurrency"] = peak_concurrency(requests)
+    values["failed_requests"] = float(len(requests) - len(served))
+    return values | _step_metrics(steps, device)
+
+
+def _step_metrics(steps: pd.DataFrame | None, device: pd.DataFrame | None) -> dict[str, float]:
+    names = ["step_ms", "exposed_host_us", "device_busy", *map(phase_metric, PHASES)]
+    if steps is None or steps.empty:
+        return dict.fromkeys(names, np.nan)
+    intervals = decode_intervals(steps)
+    return {
+        "step_ms": step_ms(intervals),
+        "exposed_host_us": exposed_host_us(intervals),
+        "device_busy": np.nan if device is None else device_busy(steps, device),
+        **phases_us(steps),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Requests
+
+
+def distributions(served: pd.DataFrame) -> dict[str, Floats]:
+    """Samples of each of DISTRIBUTIONS, ms: one per request, but one per gap for the two ITLs.
+
+    submit_lag        max(0, sent - scheduled)                          roseinfer
+    add_request       submitted - sent: the send call at the client     roseinfer
+    tokenize          tokenized - accepted                              roseinfer
+    queue_wait        admitted - tokenized                              roseinfer, "post-tok"
+    prefill_first     first token in the engine - admitted              roseinfer
+    ttft              first chunk at the client - sent                  vLLM
+    ttft_scheduled    first chunk at the client - scheduled: with what a late client hid (coordinated
+                      omission)
+    tpot              (last chunk - first chunk) / (completion tokens - 1), where there is more than one
+                      token; both at the client                         vLLM: (latency - TTFT) / (n - 1),
+                      where its latency ends with the last chunk that holds a token
+    itl_chunk         gaps between the chunks of a request, whatever they hold: one sample a chunk   vLLM
+    itl_token         gaps between the tokens of a request in the engine                        roseinfer
+    latency           end at the client - sent                          roseinfer
+    """
+    scheduled, sent, submitted, accepted, tokenized, admitted, finished = (
+        served[f"{name}_ns"].to_numpy()
+        for name in ("scheduled", "sent", "submitted", "accepted", "tokenized", "admitted", "finished")
+    )
+    first_token, _ = _edges(served["token_ns"])
+    first_chunk, last_chunk = _edges(served["chunk_ns"])
+    tokens = served["completion_tokens"].to_numpy()
+    several = (tokens > 1) & (first_chunk >= 0)
+    samples = {
+        "submit_lag_ms": np.maximum(0.0, _between(scheduled, sent)),
+        "add_request_ms": _between(sent, submitted),
+        "tokenize_ms": _between(accepted, tokenized),
+        "queue_wait_ms": _between(tokenized, admitted),
+        "prefill_first_ms": _between(admitted, first_token),
+        "ttft_ms": _between(sent, first_chunk),
+        "ttft_scheduled_ms": _between(scheduled, first_chunk),
+        "tpot_ms": (last_chunk - first_chunk)[several] / (tokens[several] - 1),
+        "itl_chunk_ms": _gaps(served["chunk_ns"]),
+        "itl_token_ms": _gaps(served["token_ns"]),
+        "latency_ms": _between(sent, finished),
+    }
+    return {name: values / NS_PER_MS for name, values in samples.items()}
+
+
+def summary(samples: Floats) -> dict[str, float]:
+    """STATISTICS of samples."""
+    if samples.size == 0:
+        return dict.fromkeys(STATISTICS, np.nan)
+    levels = [float(statistic[1:]) for statistic in STATISTICS[1:]]
+    values = [samples.mean(), *np.percentile(samples, levels)]
+    return {statistic: float(value) for statistic, value in zip(STATISTICS, values, strict=True)}
+
+
+def throughput(served: pd.DataFrame, rounds: pd.DataFrame) -> dict[str, float]:
+    """Tokens and requests served per second of the rounds, each from its first due time to its last end.
+
+    vLLM's: over the wall duration of the benchmark. roseinfer divides by last finish - first submit, which
+    differs by the lag of the first request. In open loop below capacity this is the offered load.
+    """
+    seconds = float((rounds["ended_ns"] - rounds["started_ns"]).sum()) / NS_PER_S
+    if served.empty or seconds <= 0:
+        seconds = np.nan
+    completion = int(served["completion_tokens"].sum())
+    return {
+        "throughput_tok_s": completion / seconds,
+        "throughput_total_tok_s": (completion + int(served["prompt_tokens"].sum())) / seconds,
+        "throughput_req_s": len(served) / seconds,
+    }
+
+
+def peak_concurrency(requests: pd.DataFrame) -> float:
+    """Most requests in flight at the client at one time, from send to end; failed ones are in flight too."""
+    if requests.empty:
+        return np.nan
+    times = np.concatenate([requests["finished_ns"].to_numpy(), requests["sent_ns"].to_numpy()])
+    changes = np.repeat([-1, 1], len(requests))
+    order = np.argsort(times, kind="stable")  # stable: an end and a send at one time are not both in flight
+    return float(np.cumsum(changes[order]).max())
+
+
+def _between(start: Int64s, end: Int64s) -> Floats:
+    """end - start, ns, where both happened: an engine that does not say when it did a thing leaves -1."""
+    happened = (start >= 0) & (end >= 0)
+    return (end - start)[happened].astype(np.float64)
+
+
+def _edges(stamps: pd.Series) -> tuple[Int64s, Int64s]:
+    """First and last of each list; -1 for an empty one."""
+    first = [values[0] if len(values) else -1 for values in stamps]
+    last = [values[-1] if len(values) else -1 for values in stamps]
+    return np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
+
+
+def _gaps(stamps: pd.Series) -> Floats:
+    """Gaps within each list, pooled, ns."""
+    return np.concatenate([np.empty(0), *(np.diff(values) for values in stamps)])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Steps
+
+
+def decode_intervals(steps: pd.DataFrame) -> pd.DataFrame:
+    """One row per decode step that directly follows a decode step of its round: batch, interval_ns (device
+    end to device end), device_ns.
+
+    Requests join only by a prefill, so those of such a step were all waiting when the step before it ended:
+    what the device idles in between is the host's doing, and never a lack of requests.
+    """
+    ordered = steps.sort_values(["round", "step"])
+    before = ordered[["round", "step", "device_end_ns"]].shift(fill_value=-1)
+    decode = ordered["kind"] == "decode"
+    steady = (
+        decode
+        & decode.shift(fill_value=False)
+        & (ordered["round"] == before["round"])
+        & (ordered["step"] == before["step"] + 1)
+        & (ordered["device_end_ns"] >= 0)
+        & (before["device_end_ns"] >= 0)
+    )
+    return pd.DataFrame(
+        {
+            "batch": ordered["batch"],
+            "interval_ns": ordered["device_end_ns"] - before["device_end_ns"],
+            "device_ns": ordered["device_ns"],
+        }
+    )[steady]
+
+
+def exposed_host_us(intervals: pd.DataFrame) -> float:
+    """Host work that overlap failed to hide: mean over decode_intervals of step interval - device execution
+    of that step, us. Zero is the limit. Holes inside an eager step count: the device waited there too."""
+    return _mean(intervals["interval_ns"] - intervals["device_ns"]) / NS_PER_US
+
+
+def step_ms(intervals: pd.DataFrame) -> float:
+    """Median of decode_intervals, ms."""
+    return float(intervals["interval_ns"].median()) / NS_PER_MS
+
+
+def device_busy(steps: pd.DataFrame, device: pd.DataFrame) -> float:
+    """Union of executing programs over wall time, from the start of a round's first decode step on the
+    device to the end of its last, rounds pooled; copies do not count."""
+    decodes = steps[(steps["kind"] == "decode") & (steps["device_start_ns"] >= 0)]
+    programs = device[device["kind"] == "program"]
+    covered = wall = 0
+    for number, decode in decodes.groupby("round"):
+        start, end = int(decode["device_start_ns"].min()), int(decode["device_end_ns"].max())
+        mine = programs[programs["round"] == number]
+        covered += union_ns(
+            mine["start_ns"].clip(start, end).to_numpy(), mine["end_ns"].clip(start, end).to_numpy()
+        )
+        wall += end - start
+    return covered / wall if wall else np.nan
+
+
+def union_ns(starts: Int64s, ends: Int64s) -> int:
+    """Length of the union of intervals, ns."""
+    order = np.argsort(starts)
+    starts, reached = starts[order], np.maximum.accumulate(ends[order])
+    uncovered_from = np.maximum(starts[1:], reached[:-1])
+    return int((reached[:1] - starts[:1]).sum() + np.maximum(0, reached[1:] - uncovered_from).sum())
+
+
+def phases_us(steps: pd.DataFrame) -> dict[str, float]:
+    """Mean of each phase per decode step, us; a step without the phase counts as 0, so that the phases of a
+    step add up, and one that a toggle removes goes to 0."""
+    decodes = steps[steps["kind"] == "decode"]
+    means = {}
+    for phase in PHASES:
+        start, end = decodes[f"{phase}.start"], decodes[f"{phase}.end"]
+        means[phase_metric(phase)] = _mean((end - start).where((start >= 0) & (end >= 0), 0)) / NS_PER_US
+    return means
+
+
+def step_ms_matched(before_steps: pd.DataFrame, after_steps: pd.DataFrame) -> tuple[float, float]:
+    """Decode step time of both arms, ms, standardised to the before arm's batch mix.
+
+    In open loop a faster arm runs smaller batches, which flatters its steps. So: the mean step interval
+    (decode_intervals) for each batch size, averaged over batch sizes with the before arm's number of steps
+    as weights. Means, not medians: weighted, they add up to the time the same mix of steps takes, and a
+    change that pays for common steps with rare slow ones gains nothing. A batch size that one of the arms
+    never ran is left out of both, for there is nothing to compare it with; the weights of the others stay.
+    NaN for both where no batch size is shared.
+    """
+    before, after = (
+        decode_intervals(steps).groupby("batch")["interval_ns"].agg(["mean", "count"])
+        for steps in (before_steps, after_steps)
+    )
+    both = before.join(after, how="inner", lsuffix="_before", rsuffix="_after")
+    if both.empty:
+        return np.nan, np.nan
+    weights = both["count_before"]
+    return (
+        float(np.average(both["mean_before"], weights=weights)) / NS_PER_MS,
+        float(np.average(both["mean_after"], weights=weights)) / NS_PER_MS,
+    )
+
+
+def _mean(values: pd.Series) -> float:
+    """NaN, without a warning, where there are none."""
+    return float(values.mean()) if len(values) else np.nan

@@ -1,0 +1,107 @@
+"""What processes recorded, as data frames: the columns that are stored and that metrics are made from.
+
+All stamps are perf_counter_ns, and -1 where something did not happen. Columns called "list" hold one int64
+array per row. The runner adds `round` (and block and arm) and writes the frames as they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from engines import api
+from harness.messages import REQUEST_COLUMNS, RoundDone
+
+Int64s = NDArray[np.int64]
+
+DEVICE_KINDS = ("program", "h2d", "d2h")  # by the number in api.DeviceWork
+DEVICE_COLUMNS = ("kind", "step", "start_ns", "end_ns")
+STEP_COLUMNS = (
+    *("step", "kind", "batch", "tokens", "dropped", "preempted"),
+    *(f"{phase}.{edge}" for phase in api.PHASES for edge in ("start", "end")),
+)
+
+
+def requests_frame(done: RoundDone) -> pd.DataFrame:
+    """One row per request, in the order in which they were sent.
+
+    request; scheduled_ns, sent_ns, submitted_ns (client); accepted_ns, tokenized_ns, admitted_ns (engine);
+    chunk_ns, chunk_tokens (lists: arrival of each chunk at the client, and its tokens); token_ns (list: when
+    the engine had each token); finished_ns (arrival of the end); reason; prompt_tokens, completion_tokens
+    (the engine's count); digest (of the token ids); error ("" for a request that did not fail).
+    """
+    data = done.data
+    rows = _matrix(data.rows, len(REQUEST_COLUMNS))
+    columns = dict(zip(REQUEST_COLUMNS, rows.T, strict=True))
+    chunks, tokens = columns["chunks"], columns["tokens"]
+    return pd.DataFrame(
+        {
+            **{name: columns[name] for name in REQUEST_COLUMNS[: REQUEST_COLUMNS.index("finished_ns")]},
+            "chunk_ns": _ragged(data.chunk_ns, chunks),
+            "chunk_tokens": _ragged(data.chunk_tokens, chunks),
+            "token_ns": _ragged(data.token_ns, tokens),
+            "finished_ns": columns["finished_ns"],
+            "reason": pd.Series(data.reasons, dtype="str"),
+            "prompt_tokens": columns["prompt_tokens"],
+            "completion_tokens": columns["completion_tokens"],
+            "digest": pd.Series(data.digests, dtype="str"),
+            "error": pd.Series(data.errors, dtype="str"),
+        }
+    )
+
+
+def steps_frame(record: api.RoundRecord) -> pd.DataFrame:
+    """One row per step; no rows, and all columns, for an engine that records none.
+
+    step; kind ("prefill", "decode", or "dropped" where nobody wanted any row of it any more); batch
+    (requests); tokens; dropped (rows); preempted (requests); "<phase>.start" and "<phase>.end" for each of
+    api.PHASES; device_start_ns, device_end_ns (first start and last end of its programs); device_ns (their
+    sum: an eager step is many programs with holes between them).
+    """
+    table = record.steps or api.StepTable(list(STEP_COLUMNS), 0, b"")
+    frame = pd.DataFrame(_matrix(table.data, len(table.columns)), columns=table.columns)
+    dropped = (frame["batch"] > 0) & (frame["dropped"] == frame["batch"])
+    kinds = frame["kind"].map(dict(enumerate(api.STEP_KINDS)))
+    frame["kind"] = kinds.mask(dropped, "dropped").astype("str")
+    # Not a merge: its missing values would pass through floats, which hold stamps of 104 days' uptime only.
+    device = _device_times(record).reindex(frame["step"], fill_value=-1).reset_index(drop=True)
+    return pd.concat([frame, device], axis=1)
+
+
+def device_frame(record: api.RoundRecord) -> pd.DataFrame:
+    """One row per piece of work of the device: kind (DEVICE_KINDS), step, start_ns, end_ns."""
+    work = record.device_work or api.DeviceWork(0, b"")
+    frame = pd.DataFrame(_matrix(work.data, len(DEVICE_COLUMNS)), columns=DEVICE_COLUMNS)
+    frame["kind"] = frame["kind"].map(dict(enumerate(DEVICE_KINDS))).astype("str")
+    return frame
+
+
+def copy_ns(record: api.RoundRecord) -> dict[str, int]:
+    """Time the device spent on copies of a round, ns, by direction: "h2d", "d2h"."""
+    work = device_frame(record)
+    spent = (work["end_ns"] - work["start_ns"]).groupby(work["kind"]).sum()
+    return {direction: int(spent.get(direction, 0)) for direction in ("h2d", "d2h")}
+
+
+def _device_times(record: api.RoundRecord) -> pd.DataFrame:
+    """device_start_ns, device_end_ns, device_ns of every step that has programs, by step."""
+    work = device_frame(record)
+    programs = work[work["kind"] == "program"]
+    programs = programs.assign(spent=programs["end_ns"] - programs["start_ns"])
+    return programs.groupby("step").agg(
+        device_start_ns=("start_ns", "min"), device_end_ns=("end_ns", "max"), device_ns=("spent", "sum")
+    )
+
+
+def _matrix(data: bytes, columns: int) -> Int64s:
+    return np.frombuffer(data, dtype=np.int64).reshape(-1, columns)
+
+
+def _ragged(data: bytes, lengths: Int64s) -> pd.Series:
+    """Flat values as one array per row. A Series of objects: equal lengths must not turn it into a matrix."""
+    ends = np.cumsum(lengths)
+    values = np.frombuffer(data, dtype=np.int64)
+    return pd.Series(
+        [values[end - length : end] for end, length in zip(ends, lengths, strict=True)], dtype=object
+    )
