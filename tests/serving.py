@@ -141,6 +141,8 @@ def near_ties(model: str, requests: list[api.Request], tokens: dict[int, list[in
         with torch.inference_mode():
             logits = reference_model(model)(torch.tensor([request.prompt + expected[:at]])).logits[0, -1]
         gap = (logits[expected[at]] - logits[got[at]]).item()
-        assert gap < NEAR_TIE, f"request {request.id}: token {at} is {got[at]}, not {expected[at]} (gap {gap:.2g})"
+        assert gap < NEAR_TIE, (
+            f"request {request.id}, token {at}: {got[at]}, not {expected[at]}, gap {gap:.2g}"
+        )
         count += 1
     return count

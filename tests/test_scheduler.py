@@ -19,7 +19,9 @@ BLOCK = 4
 CONTEXT = 32
 
 
-def make_scheduler(batch: int = 4, blocks: int = 40, prefill_batch: int = 3, prefill_tokens: int = 48) -> Scheduler:
+def make_scheduler(
+    batch: int = 4, blocks: int = 40, prefill_batch: int = 3, prefill_tokens: int = 48
+) -> Scheduler:
     limits = Limits(batch, prefill_batch, prefill_tokens, ladder(batch), ladder(CONTEXT // BLOCK))
     return Scheduler(BlockPool(blocks, BLOCK), limits)
 

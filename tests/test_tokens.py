@@ -65,7 +65,7 @@ def test_an_eos_ends_a_request_and_nothing_after_it_is_sent(device, schedule):
     eos = longest[len(longest) // 2]
     stopping = [type(each)(each.id, each.prompt, each.max_new_tokens, True) for each in requests]
     settings = SPEC.check({"schedule": schedule, "h2d": "pinned", "graph": "on"})
-    tokens, events, record = serve(device, settings, stopping, eos=frozenset({eos}), max_batch_size=4)
+    tokens, _, record = serve(device, settings, stopping, eos=frozenset({eos}), max_batch_size=4)
     for request in requests:
         whole = expected[request.id]
         assert tokens[request.id] == (whole[: whole.index(eos) + 1] if eos in whole else whole)

@@ -127,6 +127,7 @@ class OverlapModule:
         self.root = load_model(model, torch_dtype, device, seed)
         self.root.set_attn_implementation(ATTENTION)
         config = self.root.config.get_text_config()
+        config.pad_token_id = None  # or each forward searches its ids for padding, and warns of it
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -1,0 +1,46 @@
+"""Where an experiment's result goes: results/reference/<name>.json with everything, <name>.md to read."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.machine import code, fingerprint
+
+FOLDER = Path(__file__).parents[1] / "results" / "reference"
+
+
+def write_result(name: str, *, title: str, header: list[str], rows: list[list[str]], data: Any) -> None:
+    """Write both files and print the table."""
+    machine, revision = fingerprint(), code()
+    when = time.strftime("%Y-%m-%d")
+    lines = [
+        f"# {title}",
+        "",
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        f"{when}, `python -m experiments.{name}`, commit {revision.commit[:10]}"
+        + (" with changes" if revision.dirty else "")
+        + f"; {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, "
+        + (", ".join(machine.gpus) or "no GPU")
+        + f", Linux {machine.kernel}.",
+    ]
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"{name}.md").write_text("\n".join(lines) + "\n")
+    content = {
+        "title": title,
+        "date": when,
+        "machine": msgspec.to_builtins(machine),
+        "code": msgspec.to_builtins(revision),
+        "header": header,
+        "rows": rows,
+        "data": data,
+    }
+    (FOLDER / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    print("\n".join(lines))
