@@ -57,7 +57,7 @@ def main() -> None:
         device.close()
     write_result(
         "every_combination",
-        title=f"Requests whose tokens equal generate()'s, over every valid setting, device {arguments.device}",
+        title=f"Requests whose tokens equal generate()'s, over every setting, {arguments.device} device",
         header=["model", "chaos", "settings", "identical", "near-ties", "tokens", "steps"],
         rows=rows,
         data={"settings": settings},

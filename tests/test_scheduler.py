@@ -1,8 +1,9 @@
-"""The scheduler and the block pool, without a device: whatever is asked, nothing is lost, doubled or leaked."""
+"""The scheduler and the block pool, without a device: nothing is lost, doubled or leaked."""
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -129,4 +130,4 @@ def test_giving_a_block_back_twice_is_refused():
 def test_a_bucket_is_never_more_than_half_empty(most):
     sizes = ladder(most)
     assert sizes[-1] == most
-    assert all(small < large <= 2 * small for small, large in zip(sizes, sizes[1:], strict=False))
+    assert all(small < large <= 2 * small for small, large in pairwise(sizes))

@@ -1,0 +1,75 @@
+"""What combines, and what a wrong setting is answered with."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+
+import pytest
+
+from engines.api import BadSetting, find_engines, pick
+from engines.overlap import SPEC
+
+
+def test_the_overlap_engine_is_found_by_its_entry_point():
+    assert find_engines()["overlap"] is SPEC
+
+
+def test_what_is_left_out_gets_the_first_choice_that_means_something():
+    assert SPEC.check({"schedule": "serial"}) == {
+        "schedule": "serial",
+        "launch": "inline",
+        "h2d": "pageable",
+        "d2h": "blocking",
+        "output": "inline",
+        "graph": "off",
+    }
+    overlap = SPEC.check({"schedule": "overlap"})
+    assert overlap["launch"] == "thread"
+    assert overlap["sync"] == "launch-and-copy"
+    assert overlap["d2h"] == "event"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "serial", "sync": "copy-done"}, "sync means something only with schedule"),
+        ({"schedule": "serial", "launch": "thread"}, "launch=thread means something only with"),
+        ({"schedule": "overlap", "d2h": "blocking"}, "d2h=blocking means something only with"),
+        ({"schedule": "overlap", "output": "deferred"}, "output=deferred means something only"),
+        ({"schedule": "overlap", "launch": "inline", "sync": "copy-done"}, "sync means something only"),
+        ({"shedule": "serial"}, "unknown toggle 'shedule'; did you mean schedule?"),
+        ({"h2d": "pined"}, "unknown choice of h2d 'pined'; did you mean pinned?"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused_with_the_reason(settings, message):
+    with pytest.raises(BadSetting) as refusal:
+        SPEC.check(settings)
+    assert str(refusal.value).startswith(message)
+    assert "\n" not in str(refusal.value)
+
+
+def test_every_setting_is_valid_and_none_is_listed_twice():
+    every = SPEC.every_setting()
+    assert all(SPEC.check(settings) == settings for settings in every)
+    assert len({tuple(settings.items()) for settings in every}) == len(every)
+
+
+def test_a_name_like_no_other_is_answered_with_the_list():
+    with pytest.raises(BadSetting, match="unknown engine 'zzz'; there is overlap"):
+        pick("zzz", {"overlap": 1}, "engine")
+
+
+VARIANTS = tomllib.loads((files("engines") / "variants.toml").read_text())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_writes_out_full_valid_settings_that_differ_where_it_says(name):
+    variant = VARIANTS[name]
+    before, after = variant["before"], variant["after"]
+    assert SPEC.check(before) == before
+    assert SPEC.check(after) == after
+    differing = {toggle for toggle in before | after if before.get(toggle) != after.get(toggle)}
+    assert differing == set(variant["changes"])
+    assert {"title", "source", "claim", "expect"} <= variant.keys()
+    assert {"cuda", "emulated"} <= variant["expect"].keys()
