@@ -54,8 +54,8 @@ class DeviceContract:
     def test_an_event_before_any_command_has_happened(self, device: Device) -> None:
         fresh = device.stream("fresh")
         event = device.record(fresh)
-        assert device.done(event)
         device.synchronize(event)
+        assert device.done(event)
         device.wait(device.stream("forward"), event)
         device.drain()
 
@@ -182,8 +182,11 @@ class DeviceContract:
         work = device.work()
         programs = work[work[:, 0] == 0]
         assert programs[:, 1].tolist() == list(range(10))
-        times = [before, *programs[:, 2:].ravel().tolist(), after]
+        times = programs[:, 2:].ravel().tolist()
         assert times == sorted(times)
+        anchor = 50_000  # ns: how well a card's clock is known on the host
+        assert before - anchor < times[0]
+        assert times[-1] < after + anchor
         device.begin_round()
         assert len(device.work()) == 0
 

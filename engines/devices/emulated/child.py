@@ -68,7 +68,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to results
                 pass_fds=[*inherited, theirs.fileno()],
-                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": _search_path()},
             )
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
@@ -139,3 +139,8 @@ class Child:
                 raise self.lost()
             data += part
         return data
+
+
+def _search_path() -> str:
+    """Where this process finds its modules, so that a ModuleSpec means the same over there."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)

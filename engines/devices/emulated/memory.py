@@ -48,11 +48,12 @@ class Arena:
 
     def take(self, nbytes: int) -> int:
         """The offset of `nbytes` more, zeroed, aligned to 256; never given back."""
+        size = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         with self._lock:
+            if self.used + size > self.nbytes:
+                raise EngineError(f"out of pinned memory: the emulated device has {self.nbytes >> 20} MiB")
             offset = self.used
-            self.used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        if self.used > self.nbytes:
-            raise EngineError(f"out of pinned memory: the emulated device has {self.nbytes >> 20} MiB")
+            self.used += size
         return offset
 
     def view(self, offset: int, nbytes: int) -> memoryview:
