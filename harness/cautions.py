@@ -21,7 +21,12 @@ Values = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one v
 STEAL = 0.01  # share of all CPU time that another virtual machine took
 CLIENT_LAG_MS = 1.0
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
-THROTTLE = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+THROTTLE = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
 
 
 def collect(
@@ -112,30 +117,32 @@ def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: Values) -> 
     if manifest.design.workload.arrival != "fixed":
         return []
     requests = _joined(blocks, "requests")
-    if not {"queue_wait_ms", "latency_ms"} <= set(requests.columns) or len(requests) < 8:
+    requests = requests[(requests["admitted_ns"] >= 0) & (requests["tokenized_ns"] >= 0)]
+    if len(requests) < 8:
         return []
-    quarter = requests["id"].rank(pct=True)
-    growth = float(
-        requests.loc[quarter > 0.75, "queue_wait_ms"].median()
-        - requests.loc[quarter <= 0.25, "queue_wait_ms"].median()
-    )
-    if growth > FALLING_BEHIND * float(requests["latency_ms"].median()):
-        return [f"not steady: the queue wait grew by {growth:.3g} ms over a round; arrivals outrun the engine"]
+    waited = (requests["admitted_ns"] - requests["tokenized_ns"]) / 1e6
+    latency = (requests["finished_ns"] - requests["sent_ns"]) / 1e6
+    quarter = requests["request"].rank(pct=True)
+    growth = float(waited[quarter > 0.75].median() - waited[quarter <= 0.25].median())
+    if growth > FALLING_BEHIND * float(latency.median()):
+        return [
+            f"not steady: the queue wait grew by {growth:.3g} ms over a round; arrivals outrun the engine"
+        ]
     return []
 
 
 def _client(values: Values) -> list[str]:
     lags = [max(series) for series in values.get("submit_lag_ms_p99", {}).values()]
     if lags and max(lags) > CLIENT_LAG_MS:
-        return [f"client lag: requests were sent up to {max(lags):.2f} ms late (p99); latencies start at the send"]
+        return [
+            f"client lag: requests were sent up to {max(lags):.2f} ms late (p99); latencies start at the send"
+        ]
     return []
 
 
 def _failures(blocks: Sequence[Block]) -> list[str]:
     requests = _joined(blocks, "requests")
-    if "error" not in requests.columns:
-        return []
-    failed = requests[requests["error"].fillna("").astype(str) != ""]
+    failed = requests[requests["error"] != ""]
     if not len(failed):
         return []
     return [f"{len(failed)} of {len(requests)} requests failed and are left out: {failed['error'].iloc[0]}"]

@@ -1,4 +1,4 @@
-"""What a run will do, as plain data: arms, blocks, order, seeds. Everything about chance follows from `seed`."""
+"""What a run will do, as plain data: arms, blocks, order, seeds. All chance follows from `seed`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         if self.primary in self.secondaries or len(set(self.secondaries)) < len(self.secondaries):
             raise api.BadSetting("a metric is named twice among --primary and --secondary")
         if len(self.arms) == 2 and _settings(self.arms[0]) == _settings(self.arms[1]):
-            raise api.BadSetting("before and after are the same settings; change one with --before or --after")
+            raise api.BadSetting(
+                "before and after are the same settings; change one with --before or --after"
+            )
 
 
 def _settings(arm: Arm) -> Arm:

@@ -80,6 +80,11 @@ def gpu_names() -> list[str]:
         pynvml.nvmlShutdown()
 
 
+def guess_device() -> str:
+    """What device "auto" will probably mean, without importing torch; the engine decides."""
+    return "cuda" if gpu_names() else "emulated"
+
+
 def code() -> Code:
     """The commit of this checkout; empty where it was installed without git."""
     commit = _git("rev-parse", "HEAD").strip()

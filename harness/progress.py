@@ -5,7 +5,9 @@ Nothing is drawn between two happenings: a thread that redraws would wake while 
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -13,67 +15,60 @@ from rich.text import Text
 
 from harness.design import Design
 from harness.messages import Progress
-from harness.runner import BlockBegun, BlockDone, Happening, RoundBegun
+from harness.runner import BlockBegun, BlockDone, Happening, Observer, RoundBegun
+
+Write = Callable[[str], object]
+
+
+@contextmanager
+def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
+    """Show a run's happenings while inside."""
+    console = Console(stderr=True, highlight=False)
+    console.print(f"bench: writing to {folder}", soft_wrap=True)
+    if not console.is_terminal:
+        yield Display(design, plain=lambda line: console.print(f"bench: {line}", soft_wrap=True))
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield Display(design, redraw=lambda line: live.update(Text(line), refresh=True))
 
 
 class Display:
-    """Shows happenings of a run. Use as a context manager, call with each."""
+    """Turns happenings into lines: `redraw` gets each state of one line, `plain` a line for each block."""
 
-    def __init__(self, design: Design, console: Console) -> None:
-        self._design = design
-        self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self._seconds: list[float] = []  # of finished blocks
-        self._left: int | None = None  # blocks not yet done; known once the first one begins
-        self._block = self._round = ""
-
-    def __enter__(self) -> Display:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self, design: Design, redraw: Write = lambda line: None, plain: Write = lambda line: None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._design, self._redraw, self._plain = design, redraw, plain
+        self._seconds: list[float] = []  # of finished blocks
+        self._left = 0  # blocks not yet done
+        self._block = self._round = ""
 
     def __call__(self, happening: Happening) -> None:
         match happening:
-            case BlockBegun(block):
-                self._begin(block)
+            case BlockBegun(block, left):
+                first = block == -1
+                self._block = (
+                    "first boots (discarded)" if first else f"block {block + 1} of {self._design.blocks}"
+                )
+                self._left = left
+                self._show("booting")
             case RoundBegun(_, arm, index):
-                self._round = f"{arm}, {f'round {index + 1} of {self._design.rounds}' if index >= 0 else 'warm-up'}"
-                self._draw(self._round)
+                which = f"round {index + 1} of {self._design.rounds}" if index >= 0 else "warm-up"
+                self._round = f"{arm}, {which}"
+                self._show(self._round)
             case Progress(finished=finished, total=total, tpot_ms=tpot):
                 live = f", TPOT {tpot:.2f} ms" if tpot is not None else ""
-                self._draw(f"{self._round}: {finished} of {total} requests{live}")
+                self._show(f"{self._round}, {finished} of {total} requests{live}")
             case BlockDone(block, seconds):
-                self._end(block, seconds)
+                if block >= 0:
+                    self._seconds.append(seconds)
+                    self._left -= 1
+                self._plain(f"{self._block} done in {seconds:.0f} s{self._time_left()}")
 
-    def _begin(self, block: int) -> None:
-        if block == -1:
-            self._block = "first boot of each arm (discarded)"
-        else:
-            self._block = f"block {block + 1} of {self._design.blocks}"
-            self._left = self._design.blocks - block
-        self._draw("booting")
-        if block == -1 and self._live is None:
-            self._console.print(f"bench: {self._block}", highlight=False)
-
-    def _end(self, block: int, seconds: float) -> None:
-        if block == -1:
-            return
-        self._seconds.append(seconds)
-        self._left = self._design.blocks - block - 1
-        if self._live is None:
-            self._console.print(f"bench: {self._block} done{self._time_left()}", highlight=False)
-
-    def _draw(self, what: str) -> None:
-        if self._live is not None:
-            self._live.update(Text(f"{self._block}: {what}{self._time_left()}"), refresh=True)
+    def _show(self, what: str) -> None:
+        self._redraw(f"{self._block}: {what}{self._time_left()}")
 
     def _time_left(self) -> str:
-        if not self._seconds or self._left is None:
+        if not self._seconds:
             return ""
         return f", {self._left * sum(self._seconds) / len(self._seconds):.0f} s left"

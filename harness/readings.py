@@ -7,9 +7,10 @@ two of them into columns of the round's row.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -89,7 +90,7 @@ class Gpu:
         """Clocks (MHz), temperature (C), power (W), throttle reasons (NVML's bit mask) and the number of
         processes on the card that are not in `own`. What the card does not tell is left out."""
         nvml, handle = self._nvml, self._handle
-        asked = {
+        asked: dict[str, Callable[[], Any]] = {
             "gpu_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
             "gpu_memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
             "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),

@@ -32,9 +32,10 @@ WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to tou
 
 @dataclass(frozen=True, slots=True)
 class BlockBegun:
-    """A block is about to boot; -1 is the discarded one."""
+    """A block is about to boot; -1 is the discarded one. `left`: blocks that are not done yet."""
 
     block: int
+    left: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,14 @@ def run(folder: Path, manifest: Manifest, observe: Observer) -> Manifest:
     KeyboardInterrupt; in each case every finished block is on disk and no process is left.
     """
     design = manifest.design
-    done = set(store.finished_blocks(folder))
-    missing = [block for block in range(design.blocks) if block not in done]
+    finished = store.finished_blocks(folder)
+    missing = [block for block in range(design.blocks) if block not in finished]
     if not missing:
         return manifest
     with Session() as session:
-        for block in [-1, *missing]:
+        for done, block in enumerate([-1, *missing], start=-1):
             began = time.monotonic()
-            observe(BlockBegun(block))
+            observe(BlockBegun(block, len(missing) - max(done, 0)))
             booted = session.boot(design.arms)
             if block == -1:
                 manifest = described(manifest, booted)
@@ -91,7 +92,9 @@ def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
     found = {name: each.description for name, each in booted.items()}
     kinds = sorted({each.device["kind"] for each in found.values()})
     if len(kinds) > 1:
-        raise api.BadSetting(f"before and after run on different devices ({', '.join(kinds)}): never compared")
+        raise api.BadSetting(
+            f"before and after run on different devices ({', '.join(kinds)}): never compared"
+        )
     for name, old in manifest.descriptions.items():
         if name in found and (old.device["kind"], old.device["name"]) != (
             found[name].device["kind"],
@@ -170,6 +173,7 @@ def _round(
         "requests": records.requests_frame(done),
         "steps": steps,
         "rounds": pd.DataFrame([row]),
+        "work": records.device_frame(record),
     }
 
 

@@ -10,11 +10,11 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -24,17 +24,19 @@ from engines import api
 from harness import messages, processes
 from harness.design import Arm
 from harness.processes import Child
+from harness.workload import Planned
 
 # One compute thread per process: two OpenMP threads beside another busy process collapse 10-40x (FACTS 4).
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-EXPLAIN_S = 1.0  # how long an engine may take to say why one of its processes is gone
+EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
 SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
 ROLES = {"device": "device process", "output": "output process"}
 
 T = TypeVar("T")
+OnProgress = Callable[[messages.Progress], object]
 
 
-class RunFailed(Exception):
+class RunFailed(api.EngineError):
     """A process of the run failed or died; the message is one line that names it.
 
     `details` is what is known besides (a traceback, the process's output), for --debug.
@@ -43,10 +45,6 @@ class RunFailed(Exception):
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)
         self.details = details
-
-
-class OnProgress(Protocol):
-    def __call__(self, progress: messages.Progress) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class Session:
         self._poller = zmq.Poller()
         self._poller.register(self._from_hosts, zmq.POLLIN)
         self._poller.register(self._from_load, zmq.POLLIN)
-        self._to_load = self._context.socket(zmq.PUSH, linger=0)
+        self._to_load = self._context.socket(zmq.PUSH)
         try:
             self._start_load()
         except BaseException:
@@ -154,7 +152,7 @@ class Session:
             raise api.BadSetting(f"can't start {arm.name} with {command[0]}: {error.strerror}") from error
 
     def _joined(self, arm: Arm, host: Child, address: str, description: api.Description) -> Booted:
-        inbox = self._context.socket(zmq.PUSH, linger=0)
+        inbox = self._context.socket(zmq.PUSH)
         inbox.connect(address)
         children = [host]
         for role, pid in description.pids.items():
@@ -184,7 +182,7 @@ class Session:
         self._host_says(api.Begun)
 
     def load(
-        self, booted: Booted, plan: list[messages.Planned], concurrency: int | None, interval_ns: int,
+        self, booted: Booted, plan: list[Planned], concurrency: int | None, interval_ns: int,
         on_progress: OnProgress,
     ) -> messages.RoundDone:  # fmt: skip
         """Send one round's requests and wait for their end; meanwhile this process sleeps."""
@@ -241,7 +239,7 @@ class Session:
 
     def _wait_for_a_death(self) -> None:
         """A load generator that loses its engine may say so before the kernel tells of the death."""
-        self._poller.poll(EXPLAIN_S * 1e3)
+        self._poller.poll(EXPLAIN_MS)
         self._raise_if_dead()
 
     def _raise_if_dead(self) -> None:
@@ -258,7 +256,7 @@ class Session:
         raise RunFailed(f"{obituary}: {said}" if said else obituary, child.output())
 
     def _explanation(self) -> str:
-        if not self._from_hosts.poll(EXPLAIN_S * 1e3):
+        if not self._from_hosts.poll(EXPLAIN_MS):
             return ""
         message = msgspec.msgpack.decode(self._from_hosts.recv(), type=api.FromHost)
         if isinstance(message, api.Failed):
@@ -289,7 +287,7 @@ class Session:
         return f"ipc://{self._room / name}"
 
     def _bound(self, name: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.PULL, linger=0)
+        socket = self._context.socket(zmq.PULL)
         socket.rcvhwm = 0
         socket.bind(self._endpoint(name))
         return socket

@@ -107,7 +107,9 @@ def make_options(values: Mapping[str, Any]) -> api.EngineOptions:
         api.pick(value, {each: each for each in known}, name)
     for name in COUNTS:
         if getattr(options, name) < 1:
-            raise api.BadSetting(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
+            raise api.BadSetting(
+                f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}"
+            )
     return options
 
 

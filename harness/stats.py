@@ -37,7 +37,6 @@ MAX_SECONDARIES = 5
 
 Differences = npt.NDArray[np.float64]
 Scale = Literal["ratio", "difference"]
-Better = Literal["lower", "higher"]
 Verdict = Literal["same", "faster", "slower", "better", "worse", "undecided"]
 
 
@@ -129,7 +128,7 @@ def t_test(mean: float, sd: float, n: int) -> float:
 def verdict(
     estimate: Effect,
     margin: float,
-    better: Better,
+    better: str,
     is_time: bool,
     p_adjusted: float | None = None,
     alpha: float = ALPHA,

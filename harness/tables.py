@@ -36,8 +36,8 @@ CSV_COLUMNS = (
 CONVENTIONS = (
     "change = after/before − 1: for times, negative is faster. Before and after are means over blocks "
     "(geometric where the change is in percent); interval: 95%, t over blocks. Only the primary and the "
-    "declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the number of "
-    "metrics."
+    "declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the number "
+    "of metrics."
 )
 
 
@@ -113,8 +113,8 @@ def metric_table(comparison: Mapping[str, Any]) -> Table:
     metrics = comparison["metrics"]
     names = [name for name in chosen(comparison) if name in metrics]
     if comparison["after"] is None:
-        rows = tuple((name, with_unit(metrics[name]["before"], metrics[name]["unit"])) for name in names)
-        return Table("One arm", ("metric", "before"), rows, "means over blocks")
+        values = ((name, with_unit(metrics[name]["before"], metrics[name]["unit"])) for name in names)
+        return Table("One arm", ("metric", "before"), tuple(values), "means over blocks")
     rows = tuple(
         (
             name,
@@ -276,9 +276,13 @@ def changed_settings(comparison: Mapping[str, Any]) -> str:
     before, after = _flat(comparison["before"]), comparison["after"]
     if after is None:
         chosen_toggles = comparison["before"]["toggles"]
-        return "before: " + (", ".join(f"{name}={each}" for name, each in chosen_toggles.items()) or "no toggles")
+        return "before: " + (
+            ", ".join(f"{name}={each}" for name, each in chosen_toggles.items()) or "no toggles"
+        )
     flat_after = _flat(after)
-    names = [name for name in dict.fromkeys([*before, *flat_after]) if before.get(name) != flat_after.get(name)]
+    names = [
+        name for name in dict.fromkeys([*before, *flat_after]) if before.get(name) != flat_after.get(name)
+    ]
     sides = (", ".join(f"{name}={side.get(name, 'none')}" for name in names) for side in (before, flat_after))
     return "before: {}; after: {}".format(*sides)
 

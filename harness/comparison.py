@@ -1,0 +1,265 @@
+"""From the stored blocks of a run to the object of `--format json`: effects, verdicts, outputs, mechanism,
+limit, warnings. Pure: frames in, plain data out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engines import api
+from harness import cautions, metrics, stats
+from harness.design import Arm, Design
+from harness.store import SCHEMA_VERSION, Manifest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s", "goodput_req_s")
+COUNTER = "counter."  # columns of the rounds table that are mechanism counters
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One finished block, read back: its number and its tables, each with the column `arm`."""
+
+    number: int
+    tables: Mapping[str, pd.DataFrame]
+
+    def of(self, arm: str, table: str) -> pd.DataFrame:
+        frame = self.tables[table]
+        return frame[frame["arm"] == arm] if len(frame) else frame
+
+
+def check_metrics(design: Design) -> None:
+    """Raises BadSetting where a declared metric is unknown, or can't carry the verdict asked of it."""
+    for name in (design.primary, *design.secondaries):
+        api.pick(name, metrics.METRICS, "metric")
+        if not metrics.METRICS[name].better:
+            raise api.BadSetting(f"{name} is neither better lower nor higher, so it can have no verdict")
+        if name.startswith(("tpot", "itl")) and design.workload.max_new_tokens < 2:
+            raise api.BadSetting(f"{name} needs at least 2 output tokens; raise --max-new-tokens")
+    if metrics.METRICS[design.primary].can_be_zero:
+        raise api.BadSetting(
+            f"{design.primary} can be zero, so a margin in percent means nothing; choose another --primary"
+        )
+
+
+def result(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, Any]:
+    """The object of DESIGN 11 for a run of a fixed number of blocks, all of which are there."""
+    described = list(manifest.descriptions.values())
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": manifest.run,
+        "device": described[0].device["kind"] if described else "unknown",
+        "stopped_because": f"all {len(blocks)} blocks done",
+        "comparisons": [comparison(manifest, blocks)],
+    }
+
+
+def comparison(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, Any]:
+    """One comparison; with one arm `after` is null, and so is all but `before` of each metric."""
+    design = manifest.design
+    values = measured(design, blocks)
+    effects = {name: _effect(name, per_arm) for name, per_arm in values.items() if len(per_arm) == 2}
+    if len(design.arms) == 2 and design.primary not in effects:
+        raise api.EngineError(f"the primary metric {design.primary} has no value in some block")
+    adjusted = _adjusted(design, effects)
+    offered = offered_load(design, values.get("throughput_req_s", {}))
+    return {
+        "variant": design.name,
+        "before": settings(design.arms[0]),
+        "after": settings(design.arms[1]) if len(design.arms) == 2 else None,
+        "blocks": len(blocks),
+        "margin": design.margin,
+        "primary": design.primary,
+        "metrics": {
+            name: _metric_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered)
+            for name, per_arm in values.items()
+        },
+        "outputs": outputs(design, blocks),
+        "mechanism": mechanism(design, blocks),
+        "limit": {
+            name: _sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
+            for name in ("device_busy", "exposed_host_us")
+            if name in values
+        },
+        "warnings": cautions.collect(manifest, blocks, values, effects.get(design.primary)),
+    }
+
+
+def settings(arm: Arm) -> dict[str, Any]:
+    """An arm as it stands in the result: everything but its name."""
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(arm)
+    return {key: value for key, value in plain.items() if key != "name"}
+
+
+def measured(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, list[float]]]:
+    """metric → arm → one value per block. A metric that has no finite value in some block of an arm is left
+    out for that arm: a mean over other blocks would compare different things."""
+    per_block = [_block_values(design, block) for block in blocks]
+    values: dict[str, dict[str, list[float]]] = {}
+    for name in metrics.METRICS:
+        for arm in design.arms:
+            series = [each[arm.name].get(name, np.nan) for each in per_block]
+            if series and np.isfinite(series).all():
+                values.setdefault(name, {})[arm.name] = [float(each) for each in series]
+    return {name: per_arm for name, per_arm in values.items() if design.arms[0].name in per_arm}
+
+
+def _block_values(design: Design, block: Block) -> dict[str, dict[str, float]]:
+    found = {
+        arm.name: metrics.measure(
+            *(block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work"))
+        )
+        for arm in design.arms
+    }
+    steps = [block.of(arm.name, "steps") for arm in design.arms]
+    if len(steps) == 2 and all(len(each) for each in steps):
+        for arm, value in zip(design.arms, metrics.step_ms_matched(*steps), strict=True):
+            found[arm.name]["step_ms_matched"] = value
+    return found
+
+
+def _effect(name: str, per_arm: Mapping[str, Sequence[float]]) -> stats.Effect:
+    before, after = per_arm.values()
+    positive = min(*before, *after) > 0
+    scale: stats.Scale = "ratio" if positive and not metrics.METRICS[name].can_be_zero else "difference"
+    return stats.effect(before, after, scale)
+
+
+def _adjusted(design: Design, effects: Mapping[str, stats.Effect]) -> dict[str, float]:
+    """Holm-adjusted p of the declared secondaries that have one."""
+    raw = {
+        name: p
+        for name in design.secondaries
+        if name in effects and (p := effects[name].p) is not None
+    }  # fmt: skip
+    return dict(zip(raw, stats.holm(list(raw.values())), strict=True))
+
+
+def _metric_row(
+    design: Design,
+    name: str,
+    per_arm: Mapping[str, Sequence[float]],
+    effect: stats.Effect | None,
+    p_adjusted: float | None,
+    offered: bool,
+) -> dict[str, Any]:
+    metric = metrics.METRICS[name]
+    row: dict[str, Any] = {"unit": metric.unit, "better": metric.better}
+    row |= dict.fromkeys(
+        (
+            "before",
+            "after",
+            "change",
+            "delta",
+            "ci_low",
+            "ci_high",
+            "sd",
+            "p",
+            "p_adjusted",
+            "verdict",
+            "floor",
+        )
+    )
+    if effect is None:
+        row["before"] = float(np.mean(per_arm[design.arms[0].name]))
+        return row
+    row |= {
+        "before": effect.before,
+        "after": effect.after,
+        "change": effect.change,
+        "delta": effect.delta,
+        "ci_low": effect.low,
+        "ci_high": effect.high,
+        "sd": effect.sd,
+        "p": effect.p,
+    }
+    declared = name == design.primary or name in design.secondaries
+    if declared and not (name in THROUGHPUTS and offered):
+        row["p_adjusted"] = p_adjusted
+        row["verdict"] = stats.verdict(
+            effect,
+            design.margin,
+            metric.better,
+            is_time=metric.unit in ("ms", "us", "s"),
+            p_adjusted=p_adjusted,
+        )
+    return row
+
+
+def offered_load(design: Design, served: Mapping[str, Sequence[float]]) -> bool:
+    """Whether throughput is what was offered rather than what the engine can do: arrivals by the clock, and
+    at least 90% of their rate served (`served`: requests a second, by arm and block). It gets no verdict."""
+    workload = design.workload
+    if workload.arrival != "fixed" or workload.arrival_schedule != "absolute" or not served:
+        return False
+    return min(min(series) for series in served.values()) >= 0.9 * 1e3 / workload.interval_ms
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Outputs, mechanism
+
+
+def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
+    """Requests whose output is the same in both arms, by digest. `near_ties` is null: telling a near-tie
+    from a fault needs logits, which no engine hands out yet."""
+    if len(design.arms) < 2:
+        return {"compared": 0, "identical": 0, "near_ties": None}
+    compared = identical = 0
+    for block in blocks:
+        digests = [
+            block.of(arm.name, "requests").set_index(["round", "request"])["digest"] for arm in design.arms
+        ]
+        first, second = digests[0].align(digests[1], join="inner")
+        compared += len(first)
+        identical += int((first == second).sum())
+    return {"compared": compared, "identical": identical, "near_ties": None}
+
+
+def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, Any]]:
+    """What the toggles did: each counter per step (per round for an engine without step records), the mean
+    batch, steps by kind, preemptions and dropped rows per round."""
+    per_arm = {arm.name: _mechanism(arm.name, blocks) for arm in design.arms}
+    names = list(dict.fromkeys(name for found in per_arm.values() for name in found))
+    return {
+        name: {
+            "unit": next(found[name][1] for found in per_arm.values() if name in found),
+            **_sides(design, {arm: found[name][0] for arm, found in per_arm.items() if name in found}),
+        }
+        for name in names
+    }
+
+
+def _mechanism(arm: str, blocks: Sequence[Block]) -> dict[str, tuple[float, str]]:
+    import pandas as pd
+
+    rounds = pd.concat([block.of(arm, "rounds") for block in blocks])
+    steps = pd.concat([block.of(arm, "steps") for block in blocks])
+    found: dict[str, tuple[float, str]] = {}
+    if len(steps):
+        kinds = steps["kind"].value_counts()
+        decode = steps[steps["kind"] == "decode"]
+        found["mean_batch"] = (
+            float(decode["batch"].mean()) if len(decode) else 0.0,
+            "requests per decode step",
+        )
+        for kind in (*api.STEP_KINDS, "dropped"):
+            found[f"{kind}_steps"] = (float(kinds.get(kind, 0)) / len(rounds), "per round")
+        found["dropped_rows"] = (float(steps["dropped"].sum()) / len(rounds), "per round")
+        found["preempted"] = (float(steps["preempted"].sum()) / len(rounds), "requests per round")
+    per, unit = (len(steps), "per step") if len(steps) else (len(rounds), "per round")
+    for column in rounds.columns:
+        if column.startswith(COUNTER) and rounds[column].notna().any():
+            found[column.removeprefix(COUNTER)] = (float(rounds[column].sum()) / per, unit)
+    return found
+
+
+def _sides(design: Design, by_arm: Mapping[str, float]) -> dict[str, float | None]:
+    after = by_arm.get(design.arms[1].name) if len(design.arms) == 2 else None
+    return {"before": by_arm.get(design.arms[0].name), "after": after}
