@@ -1,7 +1,7 @@
 """The emulated device, host side. What it shares with CUDA and where it differs: README.md beside this file.
 
-Costs on the host (2-core machine, µs): copy of pinned memory 3, of pageable memory 4, captured launch 3,
-record 0.3, `synchronize` of an event that has happened 0.3. Uncaptured: 1 per leaf module.
+Costs on the host (2-core machine, µs): copy of 512 pinned bytes 2, of pageable ones 6.5, captured launch 2,
+record 0.3, `synchronize` of an event that has happened 0.2, `pin` 8. Uncaptured: 0.5 per leaf module more.
 """
 
 from __future__ import annotations
