@@ -156,7 +156,7 @@ class CudaDevice:
         properties = torch.cuda.get_device_properties(self._device)
         self.name: str = properties.name
         self.details = {
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "cuda": str(torch.version.cuda),
             "capability": f"{properties.major}.{properties.minor}",
             "memory": f"{properties.total_memory} bytes",

@@ -19,11 +19,10 @@ from engines.devices.emulated.commands import (
     LENGTH,
     Boot,
     Booted,
-    Captured,
     FromDevice,
+    Load,
     Loaded,
     Refused,
-    ToDevice,
 )
 
 _PROCESS = "engines.devices.emulated.process"
@@ -79,7 +78,7 @@ class Child:
         assert isinstance(answer, Booted)
         return answer.resident
 
-    def request(self, message: ToDevice) -> Loaded | Captured:
+    def request(self, message: Load) -> Loaded:
         """Ask and wait. Raises what the device process raised, as BadSetting or EngineError; DeviceLost."""
         body = msgspec.msgpack.encode(message)
         with self._lock:
@@ -92,7 +91,7 @@ class Child:
             raised = (BadSetting if answer.usage else EngineError)(answer.message)
             raised.add_note(f"In the device process:\n{answer.traceback}")
             raise raised
-        assert isinstance(answer, Loaded | Captured)
+        assert isinstance(answer, Loaded)
         return answer
 
     def lost(self) -> DeviceLost:

@@ -117,11 +117,6 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     arguments: dict[str, Any]
 
 
-class Capture(msgspec.Struct, frozen=True, tag="capture"):
-    program: int
-    arguments: list[int]
-
-
 class Booted(msgspec.Struct, frozen=True, tag="booted"):
     """The device process is up; `resident` are its bytes before any module."""
 
@@ -136,10 +131,6 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     facts: dict[str, Any]
 
 
-class Captured(msgspec.Struct, frozen=True, tag="captured"):
-    pass
-
-
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The request failed, the device lives on."""
 
@@ -148,5 +139,4 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     traceback: str
 
 
-ToDevice = Load | Capture
-FromDevice = Booted | Loaded | Captured | Refused
+FromDevice = Booted | Loaded | Refused

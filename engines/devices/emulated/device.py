@@ -37,9 +37,7 @@ from engines.devices.emulated.commands import (
     WORK_BYTES,
     WORK_HEAD,
     WORK_ROWS,
-    Capture,
     Load,
-    Loaded,
 )
 from engines.devices.emulated.memory import SLOT_BYTES, SLOTS, Arena, BounceRing, CachingAllocator
 from engines.devices.emulated.streams import EmulatedEvent, EmulatedStream, Waiting
@@ -121,7 +119,7 @@ class EmulatedDevice:
         self.name = f"emulated on {model}"
         self.details = {
             "cpu": model,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "python": platform.python_version(),
             "staging": staging,
             "bounce_ring": f"{SLOTS} x {SLOT_BYTES} bytes",
@@ -146,14 +144,12 @@ class EmulatedDevice:
         self._captured.clear()
         self._buffers, self._programs = {}, {}
         answer = self._child.request(Load(spec.build, spec.arguments))
-        assert isinstance(answer, Loaded)
         self._buffers, self._programs = answer.buffers, answer.programs
         return answer.facts
 
     def capture(self, program: str, *arguments: int) -> None:
-        """Runs the program once, as the warm-up before a CUDA graph's capture does: its effects are real."""
-        self.drain()
-        self._child.request(Capture(self._program(program, arguments), list(arguments)))
+        """From now on one command; nothing runs, and nothing is made ready."""
+        self._program(program, arguments)
         self._captured.add((program, arguments))
 
     def buffer(self, name: str, offset: int = 0, nbytes: int | None = None) -> EmulatedBuffer:

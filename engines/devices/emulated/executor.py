@@ -118,10 +118,6 @@ class Executor:
         for program in programs:
             self._cells[LEAVES + program] = -1
 
-    def rehearse(self, program: int, arguments: list[int]) -> None:
-        """Run a program once outside any stream, as a capture's warm-up does, and learn its leaf modules."""
-        self._cells[LEAVES + program] = self._count_leaves(self._programs[program], arguments)
-
     # -- the loop ------------------------------------------------------------------------------------------
 
     def serve(self, answer: Callable[[], None]) -> None:

@@ -23,13 +23,10 @@ from engines.devices.emulated.commands import (
     WORK_BYTES,
     Boot,
     Booted,
-    Capture,
-    Captured,
     FromDevice,
     Load,
     Loaded,
     Refused,
-    ToDevice,
 )
 from engines.devices.emulated.executor import Executor, HostGone
 from engines.devices.emulated.memory import bytes_of
@@ -74,16 +71,11 @@ class Service:
     # -- control channel -----------------------------------------------------------------------------------
 
     def _answer(self) -> None:
-        request = msgspec.msgpack.decode(self._receive(), type=ToDevice)
+        request = msgspec.msgpack.decode(self._receive(), type=Load)
         answer: FromDevice
         gc.disable()  # a build imports and makes thousands of objects that stay
         try:
-            match request:
-                case Load():
-                    answer = self._load(request)
-                case Capture():
-                    self._executor.rehearse(request.program, request.arguments)
-                    answer = Captured()
+            answer = self._load(request)
         except Exception as error:  # it is the host's, and goes there
             answer = Refused(
                 usage=isinstance(error, BadSetting),
