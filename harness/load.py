@@ -342,8 +342,8 @@ class LoadGenerator:
         silent = round_.heard_ns + round(self.config.stall_s * 1e9) if round_.in_flight else None
         if silent is not None and silent <= now:
             raise LoadError(
-                f"the engine has been silent for {self.config.stall_s:g} s "
-                f"with {len(round_.in_flight)} requests in flight"
+                f"the engine has been silent for {self.config.stall_s:g} s; "
+                f"requests in flight: {len(round_.in_flight)}"
             )
         until = min(time for time in (due, silent) if time is not None)
         if until - now < SPIN_NS:

@@ -302,16 +302,15 @@ def step_ms_matched(before_steps: pd.DataFrame, after_steps: pd.DataFrame) -> tu
     NaN for both where no batch size is shared.
     """
     before, after = (
-        decode_intervals(steps).groupby("batch")["interval_ns"].agg(["mean", "count"])
-        for steps in (before_steps, after_steps)
+        decode_intervals(steps).groupby("batch")["interval_ns"] for steps in (before_steps, after_steps)
     )
-    both = before.join(after, how="inner", lsuffix="_before", rsuffix="_after")
-    if both.empty:
+    shared = before.mean().index.intersection(after.mean().index)
+    if shared.empty:
         return np.nan, np.nan
-    weights = both["count_before"]
+    weights = before.size()[shared]
     return (
-        float(np.average(both["mean_before"], weights=weights)) / NS_PER_MS,
-        float(np.average(both["mean_after"], weights=weights)) / NS_PER_MS,
+        float(np.average(before.mean()[shared], weights=weights)) / NS_PER_MS,
+        float(np.average(after.mean()[shared], weights=weights)) / NS_PER_MS,
     )
 
 

@@ -1,0 +1,348 @@
+"""Metrics against cases worked out by hand, one for each convention, and properties that must hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import api
+from harness import load, metrics, records
+from harness.messages import RunRound
+from harness.workload import Planned
+
+MS = 1_000_000
+
+
+def request(**columns: object) -> dict[str, object]:
+    """A request of round 0; times in ms. By default: 5 tokens in chunks of 1, 2 and 2."""
+    row: dict[str, object] = {
+        "scheduled_ns": 100,
+        "sent_ns": 103,
+        "submitted_ns": 104,
+        "accepted_ns": 105,
+        "tokenized_ns": 107,
+        "admitted_ns": 111,
+        "chunk_ns": [120, 140, 164],
+        "token_ns": [118, 128, 138, 150, 162],
+        "finished_ns": 165,
+    } | columns
+    in_ns = {
+        name: np.array(value, dtype=np.int64) * MS for name, value in row.items() if name.endswith("_ns")
+    }
+    return {
+        "round": 0,
+        "request": 0,
+        "chunk_tokens": [1, 2, 2],
+        "reason": "length",
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+        "digest": "",
+        "error": "",
+        **columns,
+        **in_ns,
+    }
+
+
+def rounds(*spans: tuple[int, int]) -> pd.DataFrame:
+    """Rounds from .. to, ms."""
+    return pd.DataFrame(
+        [
+            {"round": number, "started_ns": start * MS, "ended_ns": end * MS}
+            for number, (start, end) in enumerate(spans)
+        ]
+    )
+
+
+def measured(*requests: dict[str, object]) -> dict[str, float]:
+    return metrics.measure(pd.DataFrame(requests), None, rounds((100, 300)))
+
+
+@pytest.mark.parametrize(
+    ("name", "milliseconds"),
+    [
+        ("submit_lag_ms_mean", 3.0),
+        ("add_request_ms_mean", 1.0),
+        ("tokenize_ms_mean", 2.0),
+        ("queue_wait_ms_mean", 4.0),
+        ("prefill_first_ms_mean", 7.0),  # 118 - 111
+        ("ttft_ms_mean", 17.0),  # 120 - 103
+        ("ttft_scheduled_ms_mean", 20.0),
+        ("tpot_ms_mean", 11.0),  # (164 - 120) / 4: not to the end at 165, and not by chunks
+        ("itl_chunk_ms_mean", 22.0),  # 20, 24
+        ("itl_token_ms_mean", 11.0),  # 10, 10, 12, 12
+        ("itl_token_ms_p50", 11.0),
+        ("latency_ms_mean", 62.0),
+    ],
+)
+def test_one_request_by_hand(name: str, milliseconds: float) -> None:
+    assert measured(request())[name] == pytest.approx(milliseconds)
+
+
+def test_percentiles_are_linear() -> None:
+    values = measured(*(request(finished_ns=103 + latency) for latency in (70, 80, 90, 100)))
+    assert values["latency_ms_mean"] == pytest.approx(85)
+    assert values["latency_ms_p50"] == pytest.approx(85)
+    assert values["latency_ms_p90"] == pytest.approx(97)  # 2.7 steps of 10 from 70
+    assert values["latency_ms_p99"] == pytest.approx(99.7)
+
+
+def test_gaps_are_pooled_over_requests_not_averaged_per_request() -> None:
+    many = request(token_ns=[0, 10, 20, 30, 40])
+    values = measured(many, request(token_ns=[0, 100]))
+    assert values["itl_token_ms_mean"] == pytest.approx((4 * 10 + 100) / 5)
+
+
+def test_a_single_token_has_no_tpot() -> None:
+    single = request(completion_tokens=1, chunk_ns=[120], token_ns=[118])
+    assert math.isnan(measured(single)["tpot_ms_p50"])
+    assert measured(single, request())["tpot_ms_p50"] == pytest.approx(11)
+
+
+def test_a_request_sent_early_has_no_lag() -> None:
+    assert measured(request(scheduled_ns=104))["submit_lag_ms_mean"] == 0
+
+
+def test_what_an_engine_does_not_say_is_not_a_sample() -> None:
+    silent = request() | {"accepted_ns": -1, "tokenized_ns": -1, "admitted_ns": -1, "token_ns": []}
+    values = measured(silent)
+    for name in ("tokenize_ms_p50", "queue_wait_ms_p50", "prefill_first_ms_p50", "itl_token_ms_p50"):
+        assert math.isnan(values[name])
+    assert values["ttft_ms_p50"] == pytest.approx(17)
+
+
+def test_failures_are_counted_and_are_in_no_latency() -> None:
+    failed = request(finished_ns=104, chunk_ns=[], token_ns=[], completion_tokens=-1, error="out of memory")
+    values = measured(request(), failed)
+    assert values["failed_requests"] == 1
+    assert values["latency_ms_p50"] == pytest.approx(62)
+    assert values["throughput_req_s"] == pytest.approx(1 / 0.2)
+    nothing = measured(failed)
+    assert math.isnan(nothing["ttft_ms_p50"])
+    assert math.isnan(nothing["throughput_tok_s"])
+
+
+def test_throughput_is_over_the_wall_time_of_all_rounds() -> None:
+    table = pd.DataFrame([request(), request(round=1), request(round=1)])
+    values = metrics.measure(table, None, rounds((100, 300), (1000, 1300)))
+    assert values["throughput_tok_s"] == pytest.approx(15 / 0.5)
+    assert values["throughput_total_tok_s"] == pytest.approx(24 / 0.5)
+    assert values["throughput_req_s"] == pytest.approx(3 / 0.5)
+
+
+def test_peak_concurrency_counts_a_successor_once() -> None:
+    one = request(sent_ns=0, finished_ns=10)
+    after = request(sent_ns=10, finished_ns=20)
+    beside = request(sent_ns=15, finished_ns=30)
+    assert measured(one, after)["peak_concurrency"] == 1
+    assert measured(one, after, beside)["peak_concurrency"] == 2
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 10_000), min_size=2, max_size=9), min_size=1, max_size=8),
+    st.integers(2, 1000),
+)
+def test_times_scale_with_the_clock(gaps: list[list[int]], factor: int) -> None:
+    def with_clock(scale: int) -> dict[str, float]:
+        stamps = [np.cumsum([0, *each]) * scale for each in gaps]
+        table = [request(chunk_ns=each, completion_tokens=len(each), sent_ns=0) for each in stamps]
+        return measured(*table)
+
+    slow, fast = with_clock(factor), with_clock(1)
+    for name in ("tpot_ms_mean", "tpot_ms_p99", "ttft_ms_p50", "itl_chunk_ms_p95"):
+        assert slow[name] == pytest.approx(factor * fast[name])
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=30))
+def test_percentiles_are_ordered(latencies: list[int]) -> None:
+    values = measured(*(request(finished_ns=103 + latency) for latency in latencies))
+    ordered = [values[f"latency_ms_{statistic}"] for statistic in metrics.STATISTICS[1:]]
+    assert ordered == sorted(ordered)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Steps
+
+PREFILL, DECODE = 0, 1
+Row = tuple[int, int, int, int, int]  # step, kind, batch, dropped, ms of host work
+
+
+def record(rows: Sequence[Row], work: Sequence[tuple[int, int, int, int]]) -> api.RoundRecord:
+    """Steps whose schedule phase takes the given ms, and device work (kind, step, start, end) in ms."""
+    table = np.full((len(rows), len(records.STEP_COLUMNS)), -1, dtype=np.int64)
+    column = {name: index for index, name in enumerate(records.STEP_COLUMNS)}
+    for row, (step, kind, batch, dropped, host) in zip(table, rows, strict=True):
+        row[[column[name] for name in ("step", "kind", "batch", "tokens", "dropped", "preempted")]] = (
+            *(step, kind, batch, batch, dropped, 0),
+        )
+        row[[column["schedule.start"], column["schedule.end"]]] = (1000 * MS, (1000 + host) * MS)
+    matrix = np.array(work, dtype=np.int64).reshape(-1, 4)
+    matrix[:, 2:] *= MS
+    return api.RoundRecord(
+        steps=api.StepTable(list(records.STEP_COLUMNS), len(rows), table.tobytes()),
+        device_work=api.DeviceWork(len(matrix), matrix.tobytes()),
+    )
+
+
+# A prefill, two decode steps back to back, a prefill, two decode steps with a hole of 2 ms between them;
+# the last is two programs. Then a step that nobody wanted.
+EXAMPLE = record(
+    [
+        (0, PREFILL, 2, 0, 9),
+        (1, DECODE, 2, 0, 1),
+        (2, DECODE, 2, 0, 1),
+        (3, PREFILL, 1, 0, 9),
+        (4, DECODE, 3, 0, 3),
+        (5, DECODE, 3, 1, 3),
+        (6, DECODE, 2, 2, 9),
+    ],
+    [
+        (0, 0, 0, 20),
+        (0, 1, 20, 30),
+        (0, 2, 30, 40),
+        (1, 3, 35, 39),  # a copy beside a program
+        (0, 3, 50, 60),
+        (0, 4, 60, 74),
+        (0, 5, 76, 80),
+        (0, 5, 81, 90),
+        (2, 5, 90, 93),
+        (0, 6, 95, 99),
+    ],
+)
+
+
+def frames(source: api.RoundRecord, number: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
+    steps, device = records.steps_frame(source), records.device_frame(source)
+    return steps.assign(round=number), device.assign(round=number)
+
+
+def test_step_metrics_by_hand() -> None:
+    steps, device = frames(EXAMPLE)
+    values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    # Pairs of decode steps: 1-2 (10 ms, all execution) and 4-5 (16 ms, 13 of them execution).
+    assert values["step_ms"] == pytest.approx(13)
+    assert values["exposed_host_us"] == pytest.approx(1500)
+    # From 20 (step 1 starts) to 90 (step 5 ends), idle 40-50, 74-76, 80-81.
+    assert values["device_busy"] == pytest.approx((70 - 13) / 70)
+    assert values["phase_schedule_us"] == pytest.approx(2000)  # decode steps only, dropped ones are none
+    assert values["phase_wait_copy_done_us"] == 0
+
+
+def test_rounds_do_not_run_into_each_other() -> None:
+    first, second = (frames(record([(0, DECODE, 1, 0, 1)], [(0, 0, at, at + 1)]), at) for at in (0, 50))
+    steps = pd.concat([first[0], second[0].assign(step=1)])
+    assert metrics.decode_intervals(steps).empty
+    assert metrics.device_busy(steps, pd.concat([first[1], second[1]])) == pytest.approx(1)
+
+
+def test_steps_without_a_recorder_or_a_device() -> None:
+    for steps in (None, records.steps_frame(api.RoundRecord()).assign(round=0)):
+        values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)))
+        assert math.isnan(values["step_ms"])
+        assert math.isnan(values["phase_launch_us"])
+    steps, device = frames(record([(0, DECODE, 1, 0, 1), (1, DECODE, 1, 0, 1)], []))
+    values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    assert math.isnan(values["step_ms"])
+    assert math.isnan(values["device_busy"])
+    assert values["phase_schedule_us"] == pytest.approx(1000)
+
+
+def test_every_metric_has_a_description_and_the_other_way_round() -> None:
+    steps, device = frames(EXAMPLE)
+    values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    assert values.keys() | {"step_ms_matched"} == metrics.METRICS.keys()
+    assert all(name == metric.name for name, metric in metrics.METRICS.items())
+
+
+def chain(*batches_and_ms: tuple[int, int]) -> pd.DataFrame:
+    """Decode steps of the given batch sizes and lengths, back to back, after one that is in no interval."""
+    rows: list[Row] = [(0, DECODE, 1, 0, 1)]
+    work = [(0, 0, 0, 1)]
+    for number, (batch, length) in enumerate(batches_and_ms, start=1):
+        rows.append((number, DECODE, batch, 0, 1))
+        work.append((0, number, work[-1][3], work[-1][3] + length))
+    return frames(record(rows, work))[0]
+
+
+def test_matching_undoes_a_change_of_mix() -> None:
+    before = chain((8, 20), (8, 20), (8, 20), (4, 10), (2, 5))
+    after = chain((4, 10), (4, 10), (4, 10), (8, 20), (16, 40))  # no faster at any batch size
+    # Batch 2 and 16 are left out; batch 8 has weight 3, batch 4 weight 1.
+    assert metrics.step_ms_matched(before, after) == pytest.approx((17.5, 17.5))
+    faster = chain((4, 9), (4, 9), (8, 16))
+    assert metrics.step_ms_matched(before, faster) == pytest.approx((17.5, (3 * 16 + 9) / 4))
+    assert all(math.isnan(value) for value in metrics.step_ms_matched(before, chain((64, 80))))
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 30)), min_size=1, max_size=20))
+def test_union_is_what_a_set_of_instants_says(spans: list[tuple[int, int]]) -> None:
+    starts = np.array([start for start, _ in spans])
+    ends = np.array([start + length for start, length in spans])
+    instants = {at for start, length in spans for at in range(start, start + length)}
+    assert metrics.union_ns(starts, ends) == len(instants)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Records
+
+
+def test_steps_frame_keeps_stamps_exact_and_joins_the_device() -> None:
+    big = 2**62 // MS  # a stamp that a float cannot hold
+    steps = records.steps_frame(record([(7, DECODE, 1, 0, 1), (8, DECODE, 1, 0, 1)], [(0, 8, big, big + 3)]))
+    assert steps["device_start_ns"].tolist() == [-1, big * MS]
+    assert steps["device_end_ns"].tolist() == [-1, (big + 3) * MS]
+    assert steps["device_ns"].tolist() == [-1, 3 * MS]
+    frame = records.steps_frame(EXAMPLE)
+    assert frame["kind"].tolist() == ["prefill", "decode", "decode", "prefill", "decode", "decode", "dropped"]
+    assert frame.drop(columns="kind").dtypes.eq("int64").all()
+    assert frame["launch.start"].eq(-1).all()
+    empty = records.steps_frame(api.RoundRecord())
+    assert empty.columns.tolist() == frame.columns.tolist()
+    assert empty.empty
+
+
+def test_copies_are_summed_by_direction() -> None:
+    assert records.copy_ns(EXAMPLE) == {"h2d": 4 * MS, "d2h": 3 * MS}
+    assert records.copy_ns(api.RoundRecord()) == {"h2d": 0, "d2h": 0}
+
+
+def test_requests_frame_is_what_the_round_saw() -> None:
+    planned = [Planned(id, 0, "Hello", 3, False) for id in (4, 9)]
+    order = RunRound(round_id=1, target="", plan=planned, concurrency=None, interval_ns=0)
+    round_ = load.Round(order, started_ns=50)
+    round_.sent(50, 51, 52)
+    round_.sent(50, 53, 54)
+    round_.arrived(60, [api.Chunk(4, [7], "a", [58]), api.Error(9, "too long")])
+    round_.arrived(70, [api.Chunk(4, [8, 9], "bc", [65, 68]), api.Finish(4, "length", 1, 3, 55, 56, 57)])
+    assert round_.over
+    done = load.done(round_)
+    assert (done.started_ns, done.ended_ns) == (50, 70)
+    frame = records.requests_frame(done)
+    served, failed = frame.to_dict("records")
+    scalars = {name: value for name, value in served.items() if not isinstance(value, np.ndarray)}
+    assert scalars == {
+        "request": 4,
+        "scheduled_ns": 50,
+        "sent_ns": 51,
+        "submitted_ns": 52,
+        "accepted_ns": 55,
+        "tokenized_ns": 56,
+        "admitted_ns": 57,
+        "finished_ns": 70,
+        "reason": "length",
+        "prompt_tokens": 1,
+        "completion_tokens": 3,
+        "digest": load.digest([7, 8, 9]),
+        "error": "",
+    }
+    assert served["chunk_ns"].tolist() == [60, 70]
+    assert served["chunk_tokens"].tolist() == [1, 2]
+    assert served["token_ns"].tolist() == [58, 65, 68]
+    assert (failed["error"], failed["reason"], failed["finished_ns"]) == ("too long", "", 60)
+    assert failed["token_ns"].tolist() == []
+    assert failed["accepted_ns"] == failed["completion_tokens"] == -1

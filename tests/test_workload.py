@@ -1,0 +1,152 @@
+"""Workloads: what is refused, what is planned, and that a plan depends on its seed alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from engines.api import BadSetting
+from harness.workload import UNTIMED, Workload, plan
+from harness.workload.prompts import english
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A byte-level BPE small enough that words are several tokens, and cuts fall inside of them."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(english()[:300], trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"num_requests": 0}, "num_requests must be at least 1, not 0"),
+        ({"max_new_tokens": -3}, "max_new_tokens must be at least 1, not -3"),
+        ({"input_tokens": 0}, "input_tokens must be at least 1, not 0"),
+        ({"interval_ms": 0.0}, "interval_ms must be above 0, not 0"),
+        ({"interval_ms": float("nan")}, "interval_ms must be above 0, not nan"),
+        ({"arrival": "closd"}, "unknown arrival 'closd'; did you mean closed?"),
+        ({"arrival_schedule": "relativ"}, "did you mean relative?"),
+        ({"arrival": "closed"}, "arrival=closed needs a concurrency"),
+        ({"arrival": "closed", "concurrency": 0}, "concurrency must be at least 1, not 0"),
+        ({"concurrency": 4}, "concurrency means something only with arrival=closed, not fixed"),
+        ({"arrival": "burst", "interval_ms": 5.0}, "interval_ms means something only with arrival=fixed"),
+        ({"arrival": "closed", "concurrency": 1, "arrival_schedule": "relative"}, "only with arrival=fixed"),
+        ({"prompt": None}, "no prompt"),
+        ({"prompt": ""}, "no prompt"),
+        ({"prompt": "Hi", "prompts": "english"}, "prompt and prompts exclude each other"),
+        ({"prompts": "/no/such/file"}, "cannot read prompts from /no/such/file: No such file or directory"),
+    ],
+)
+def test_what_is_no_workload_is_refused_in_one_line(options: dict[str, object], complaint: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        Workload(**options).check()  # type: ignore[arg-type]
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"), [(b" \n\n", "every line is blank"), (b"\xff\xfe", "UTF-8")]
+)
+def test_a_useless_file_of_prompts_is_named(tmp_path: Path, content: bytes, complaint: str) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(content)
+    with pytest.raises(BadSetting, match=complaint) as caught:
+        Workload(prompts=str(path)).check()
+    assert str(path) in str(caught.value)
+
+
+def test_requests_take_the_lines_of_a_file_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\n\n  two\nthree\n")
+    workload = Workload(prompts=str(path), num_requests=5, pretok=False, max_new_tokens=9, stop_on_eos=True)
+    workload.check()
+    planned = plan(workload, 0, "", 64)
+    assert [each.prompt for each in planned] == ["one", "two", "three", "one", "two"]
+    assert [each.id for each in planned] == [0, 1, 2, 3, 4]
+    assert {(each.max_new_tokens, each.stop_on_eos) for each in planned} == {(9, True)}
+
+
+@pytest.mark.parametrize(
+    ("workload", "offsets"),
+    [
+        (Workload(num_requests=3, pretok=False), [0, 20_000_000, 40_000_000]),
+        (Workload(num_requests=3, pretok=False, interval_ms=0.5), [0, 500_000, 1_000_000]),
+        (Workload(num_requests=3, pretok=False, arrival_schedule="relative"), [0, UNTIMED, UNTIMED]),
+        (Workload(num_requests=3, pretok=False, arrival="burst"), [0, 0, 0]),
+        (Workload(num_requests=3, pretok=False, arrival="closed", concurrency=2), [UNTIMED] * 3),
+    ],
+)
+def test_due_times(workload: Workload, offsets: list[int]) -> None:
+    workload.check()
+    assert [each.offset_ns for each in plan(workload, 0, "", 64)] == offsets
+
+
+@given(count=st.integers(1, 200), interval=st.floats(1e-3, 1e4), arrival=st.sampled_from(["fixed", "burst"]))
+def test_due_times_by_the_clock_start_at_0_and_never_decrease(
+    count: int, interval: float, arrival: str
+) -> None:
+    workload = Workload(num_requests=count, interval_ms=interval, arrival=arrival, pretok=False)
+    offsets = [each.offset_ns for each in plan(workload, 0, "", 64)]
+    assert len(offsets) == count
+    assert offsets[0] == 0
+    assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("options", [{}, {"prompts": "english"}])
+@pytest.mark.parametrize("pretok", [True, False])
+@pytest.mark.parametrize("length", [1, 17, 300])
+def test_input_tokens_are_exact(
+    tokenizer_path: str, options: dict[str, str], pretok: bool, length: int
+) -> None:
+    tokenizer = Tokenizer.from_file(tokenizer_path)
+    workload = Workload(input_tokens=length, pretok=pretok, num_requests=20, **options)  # type: ignore[arg-type]
+    for each in plan(workload, 3, tokenizer_path, 512):
+        ids = tokenizer.encode(each.prompt).ids if isinstance(each.prompt, str) else each.prompt
+        assert len(ids) == length
+
+
+def test_pretok_sends_the_tokenizers_ids(tokenizer_path: str) -> None:
+    tokenizer = Tokenizer.from_file(tokenizer_path)
+    assert plan(Workload(), 0, tokenizer_path, 512)[-1].prompt == tokenizer.encode("Hello").ids
+
+
+def test_the_seed_decides_which_english_is_asked(tokenizer_path: str) -> None:
+    workload = Workload(prompts="english")
+    first, again, other = (plan(workload, seed, tokenizer_path, 512) for seed in (1, 1, 2))
+    assert first == again
+    assert [each.prompt for each in first] != [each.prompt for each in other]
+    assert len({tuple(each.prompt) for each in first}) == workload.num_requests
+
+
+def test_a_prompt_that_leaves_no_room_for_its_output_is_refused(tokenizer_path: str) -> None:
+    assert plan(Workload(input_tokens=384), 0, tokenizer_path, 512)
+    with pytest.raises(BadSetting, match=r"prompt of 385 tokens .* context of 512 tokens leaves 384"):
+        plan(Workload(input_tokens=385), 0, tokenizer_path, 512)
+
+
+def test_tokens_need_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="pretok needs the engine's tokenizer"):
+        plan(Workload(), 0, "", 512)
+    with pytest.raises(BadSetting, match="input_tokens needs the engine's tokenizer"):
+        plan(Workload(pretok=False, input_tokens=4), 0, "", 512)
+    missing = str(tmp_path / "tokenizer.json")
+    with pytest.raises(BadSetting, match=r"cannot read the tokenizer .*tokenizer\.json"):
+        plan(Workload(), 0, missing, 512)
+
+
+def test_a_workload_survives_the_manifest() -> None:
+    workload = Workload(prompts="english", arrival="closed", concurrency=7)
+    assert msgspec.json.decode(msgspec.json.encode(workload), type=Workload) == workload
