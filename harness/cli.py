@@ -24,6 +24,10 @@ PIPE_WIDTH = 120  # columns of a table that goes to no terminal
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
 
 
+class Interrupted(Exception):
+    """Ctrl-C; the message says what is kept."""
+
+
 class Format(StrEnum):
     TABLE = "table"
     MARKDOWN = "markdown"
@@ -121,7 +125,10 @@ def run(
             **({} if not secondary else {"secondaries": tuple(secondary)}),
         },
     )  # fmt: skip
-    _measure(asked, out, resume, format)
+    try:
+        _measure(asked, out, resume, format)
+    except KeyboardInterrupt as error:  # typer would swallow it, and what it carries
+        raise Interrupted("; ".join(["interrupted", *_notes(error)])) from error
 
 
 def _given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -214,9 +221,8 @@ def main() -> None:
     command = typer.main.get_command(app)
     try:
         code = command.main(prog_name="bench", standalone_mode=False)
-    except (KeyboardInterrupt, typer.Abort) as error:
-        cause = error.__cause__ or error
-        code = _complain("; ".join(["interrupted", *_notes(cause)]), error, INTERRUPTED)
+    except Interrupted as error:
+        code = _complain(str(error), error, INTERRUPTED)
     except CLICK_ERROR as error:  # what typer itself found wrong with the words
         code = _complain(error.format_message(), error, USAGE)
     except api.BadSetting as error:

@@ -63,8 +63,6 @@ def cpu_model() -> str:
 
 def gpu_names() -> list[str]:
     """Every NVIDIA card by name, without importing torch; empty where there is no driver."""
-    if not Path("/dev/nvidiactl").exists():
-        return []
     import pynvml
 
     try:

@@ -1,0 +1,88 @@
+"""Runs `bench` as a person does, in a process, with the clockwork engine installed beside the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+TESTS = Path(__file__).resolve().parent
+BENCH = (sys.executable, "-c", "from harness.cli import main; main()")
+ENTRY_POINTS = "[bench.engines]\nclockwork = clockwork_engine:SPEC\n"
+CLOCKWORK = ("--engine", "clockwork", "--no-pretok", "--num-requests", "8", "--max-new-tokens", "8")
+
+
+def installed(where: Path) -> dict[str, str]:
+    """An environment in which the clockwork engine is an installed distribution."""
+    information = where / "clockwork-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: clockwork\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(ENTRY_POINTS)
+    path = os.pathsep.join((str(TESTS.parent), str(TESTS), str(where), os.environ.get("PYTHONPATH", "")))
+    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120"}
+
+
+@dataclass(slots=True)
+class Bench:
+    """One running `bench`. `seen` gathers every process below it, so that none can be missed at the end."""
+
+    popen: subprocess.Popen[str]
+    stderr: Path
+    seen: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def wait_for(self, text: str, seconds: float = 30) -> None:
+        """Until stderr holds `text`."""
+        deadline = time.monotonic() + seconds
+        while text not in self.stderr.read_text():
+            self.look()
+            assert self.popen.poll() is None, self.stderr.read_text()
+            assert time.monotonic() < deadline, self.stderr.read_text()
+            time.sleep(0.05)
+        self.look()
+
+    def look(self) -> None:
+        try:
+            below = psutil.Process(self.popen.pid).children(recursive=True)
+        except psutil.Error:
+            return
+        self.seen |= {each.pid: each for each in below}
+
+    def find(self, word: str, seconds: float = 10) -> psutil.Process:
+        """A process below that has `word` in its command line; waits for it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.look()
+            for process in psutil.Process(self.popen.pid).children(recursive=True):
+                try:
+                    if word in " ".join(process.cmdline()):
+                        return process
+                except psutil.Error:
+                    continue
+        raise AssertionError(f"no process runs {word}")
+
+    def end(self, seconds: float = 60) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        stdout, _ = self.popen.communicate(timeout=seconds)
+        return self.popen.returncode, stdout, self.stderr.read_text()
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of the run that still live."""
+        return [each for each in self.seen.values() if each.is_running() and each.status() != "zombie"]
+
+
+def start(environment: dict[str, str], folder: Path, *arguments: str) -> Bench:
+    log = folder / f"stderr-{time.monotonic_ns()}"
+    with log.open("w") as sink:
+        popen = subprocess.Popen(
+            [*BENCH, *arguments], env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=sink, text=True
+        )
+    return Bench(popen, log)
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]

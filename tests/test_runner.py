@@ -1,0 +1,164 @@
+"""Whole runs of real processes on the clockwork engine: what is kept and what is left when one dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness import store
+from tests.bench_command import CLOCKWORK, Bench, installed, last_line, start
+
+DEATH_LIMIT_S = 10
+COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast", "--interval-ms", "5")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return installed(tmp_path_factory.mktemp("site"))
+
+
+def run_folder(folder: Path) -> Path:
+    (found,) = (folder / "results").iterdir()
+    return found
+
+
+def in_second_block(environment: dict[str, str], folder: Path) -> Bench:
+    """A run of three blocks that has one on disk and works on the next."""
+    bench = start(environment, folder, "run", *COMPARE, "--blocks", "3", "--num-requests", "60")
+    bench.wait_for("block 1 of 3 done")
+    return bench
+
+
+def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path: Path) -> None:
+    bench = start(
+        environment, tmp_path, "run", *COMPARE, "--blocks", "3", "--format", "json", "--rounds", "2"
+    )
+    code, stdout, stderr = bench.end()
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    assert result == json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    comparison = result["comparisons"][0]
+    assert comparison["metrics"]["tpot_ms_p50"]["verdict"] == "faster"
+    assert comparison["outputs"] == {"compared": 48, "identical": 48, "near_ties": None}
+    assert comparison["mechanism"]["ticks"]["before"] > 0
+    manifest = store.read_manifest(run_folder(tmp_path))
+    assert set(manifest.descriptions) == {"before", "after"}
+    rounds = store.read_block(run_folder(tmp_path), 0)["rounds"]
+    assert {"load_1m", "steal_share", "switches_voluntary.engine", "cpu_ms.device", "seed"} <= set(
+        rounds.columns
+    )
+    assert sorted(rounds["position"]) == [0, 0, 1, 1]
+    seeds = rounds.groupby("round")["seed"].nunique()
+    assert (seeds == 1).all()  # both arms are asked the same
+    assert not bench.left()
+
+
+def test_one_arm_alone(environment: dict[str, str], tmp_path: Path) -> None:
+    code, stdout, stderr = start(
+        environment, tmp_path, "run", *CLOCKWORK, "--blocks", "1", "--format", "json"
+    ).end()
+    assert code == 0, stderr
+    comparison = json.loads(stdout)["comparisons"][0]
+    assert comparison["after"] is None
+    row = comparison["metrics"]["tpot_ms_p50"]
+    assert row["before"] > 0
+    assert {row[name] for name in ("after", "change", "ci_low", "verdict")} == {None}
+
+
+def test_outputs_that_differ_fail_the_run(environment: dict[str, str], tmp_path: Path) -> None:
+    arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--blocks", "1")
+    code, stdout, _ = start(environment, tmp_path, "run", *arguments).end()
+    assert code == 1
+    assert "OUTPUTS DIFFER in 8 of 8 requests" in " ".join(stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "message"),
+    [
+        ("boot=breaks", 4, "bench: the engine of after failed: the mainspring is broken"),
+        ("boot=refuses", 2, "bench: it wants to be wound up first"),
+        ("service=none", 4, "bench: after served no request: out of order"),
+        (
+            "python=/nowhere/python",
+            2,
+            "bench: can't start after with /nowhere/python: No such file or directory",
+        ),
+    ],
+)
+def test_an_engine_that_does_not_serve(
+    environment: dict[str, str], tmp_path: Path, change: str, expected: int, message: str
+) -> None:
+    bench = start(environment, tmp_path, "run", *CLOCKWORK, "--after", change)
+    code, _, stderr = bench.end()
+    assert (code, last_line(stderr)) == (expected, message)
+    assert not list((tmp_path / "results").iterdir())  # no finished block: nothing to keep
+    assert not bench.left()
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("harness.load", "the load generator"), ("sleep 1002", "the device process of after")],
+)
+def test_a_killed_process_ends_the_run(
+    environment: dict[str, str], tmp_path: Path, word: str, name: str
+) -> None:
+    bench = in_second_block(environment, tmp_path)
+    assert_death_is_told(bench, bench.find(word), name)
+    assert 0 in store.finished_blocks(run_folder(tmp_path))
+
+
+def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str], tmp_path: Path) -> None:
+    bench = in_second_block(environment, tmp_path)
+    assert_death_is_told(bench, bench.find("engines.host"), "the engine host of ")
+    folder = run_folder(tmp_path)
+    kept = (folder / "blocks/000/requests.parquet").read_bytes()
+    again = start(environment, tmp_path, "run", "--resume", str(folder), "--format", "json")
+    code, stdout, stderr = again.end()
+    assert code == 0, stderr
+    assert "block 1 of 3" not in stderr
+    assert json.loads(stdout)["comparisons"][0]["blocks"] == 3
+    assert (folder / "blocks/000/requests.parquet").read_bytes() == kept
+
+
+def assert_death_is_told(bench: Bench, victim: psutil.Process, name: str) -> None:
+    """Kill it: the run ends soon, with exit code 4, names it, and leaves no process."""
+    victim.send_signal(signal.SIGKILL)
+    code, _, stderr = bench.end(DEATH_LIMIT_S)
+    assert code == 4
+    assert last_line(stderr).startswith(f"bench: {name}")
+    assert f"(pid {victim.pid})" in last_line(stderr)
+    assert "--resume" in last_line(stderr)
+    assert not bench.left()
+
+
+def test_ctrl_c_keeps_finished_blocks_and_leaves_no_process(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    bench = in_second_block(environment, tmp_path)
+    bench.find("engines.host")
+    bench.popen.send_signal(signal.SIGINT)
+    code, stdout, stderr = bench.end(DEATH_LIMIT_S)
+    assert (code, stdout) == (130, "")
+    assert last_line(stderr).startswith("bench: interrupted; ")
+    assert store.finished_blocks(run_folder(tmp_path))
+    assert not bench.left()
+    assert bench.seen
+
+
+def test_a_killed_harness_takes_its_processes_along(environment: dict[str, str], tmp_path: Path) -> None:
+    bench = in_second_block(environment, tmp_path)
+    hosts = {bench.find(f"sleep {lifetime}").ppid() for lifetime in (1001, 1002)}  # both are up
+    own = {*hosts, bench.find("harness.load").pid}
+    bench.popen.kill()
+    bench.end(DEATH_LIMIT_S)
+    deadline = time.monotonic() + DEATH_LIMIT_S
+    while own & {each.pid for each in bench.left()}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for orphan in bench.left():  # the clock's own process asked for no death signal
+        orphan.kill()
