@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from engines import api
-from harness.doctor import Finding
 from harness.variants import Variant
+
+if TYPE_CHECKING:
+    from harness.doctor import Finding
 
 
 def variants(found: Mapping[str, Variant]) -> RenderableType:

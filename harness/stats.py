@@ -329,9 +329,9 @@ def fixed_plan(sd: float, margin: float, power: float = 0.8, alpha: float = ALPH
 
 def _power(target: float, n: int, alpha: float) -> float:
     """Chance that |T| passes its critical value, T noncentral with shift target · sqrt(n): the normal chance
-    averaged over 2,000 equally likely values of the estimated SD (scipy's nct gives nan for small n)."""
+    averaged over 200 equally likely values of the estimated SD (scipy's nct gives nan for small n)."""
     critical = float(distributions.t.ppf(1 - alpha / 2, n - 1))
-    quantiles = (np.arange(2000) + 0.5) / 2000
+    quantiles = (np.arange(200) + 0.5) / 200
     bar = critical * np.sqrt(distributions.chi2.ppf(quantiles, n - 1) / (n - 1))
     shift = target * n**0.5
     return float(np.mean(distributions.norm.sf(bar - shift) + distributions.norm.cdf(-bar - shift)))

@@ -120,7 +120,7 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
 
 
 def _difference(old: Any, new: Any, path: str = "") -> str:
-    """Where two plain values first differ, as "arms.0.toggles.h2d was pinned, is packed"; "" if nowhere."""
+    """Where two plain values first differ: "arms.0.toggles.h2d was 'pinned', is 'packed'"; else ""."""
     if old == new:
         return ""
     if isinstance(old, dict) and isinstance(new, dict):
@@ -133,7 +133,7 @@ def _difference(old: Any, new: Any, path: str = "") -> str:
             found = _difference(left, right, f"{path}.{index}")
             if found:
                 return found
-    return f"{path} was {old}, is {new}"
+    return f"{path} was {old!r}, is {new!r}"
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -6,11 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from harness import stats
+
+untimed = settings(deadline=None, max_examples=50)  # a busy machine must not fail a test
 
 positive = st.floats(1.0, 20.0)  # within float range once a two-block interval is exponentiated
 pairs = st.lists(st.tuples(positive, positive), min_size=2, max_size=12)
@@ -34,6 +36,7 @@ def test_effect_by_hand() -> None:
     assert result.high == pytest.approx(math.exp(0.1388309 + 12.7062 * 0.0435057) - 1, rel=1e-4)
 
 
+@untimed
 @given(pairs)
 def test_effect_agrees_with_the_paired_t_test_of_scipy(values: list[tuple[float, float]]) -> None:
     before, after = zip(*values, strict=True)
@@ -46,6 +49,7 @@ def test_effect_agrees_with_the_paired_t_test_of_scipy(values: list[tuple[float,
         assert math.log1p(result.high or 0) == pytest.approx(interval.high, rel=1e-4, abs=1e-9)
 
 
+@untimed
 @given(pairs)
 def test_change_is_after_over_before_and_lies_in_its_interval(values: list[tuple[float, float]]) -> None:
     before, after = zip(*values, strict=True)
@@ -57,6 +61,7 @@ def test_change_is_after_over_before_and_lies_in_its_interval(values: list[tuple
     assert result.low - 1e-12 <= result.change <= result.high + 1e-12
 
 
+@untimed
 @given(pairs, st.floats(0.1, 10))
 def test_effect_has_no_unit(values: list[tuple[float, float]], factor: float) -> None:
     before, after = zip(*values, strict=True)
@@ -66,6 +71,7 @@ def test_effect_has_no_unit(values: list[tuple[float, float]], factor: float) ->
     assert other.low == pytest.approx(one.low, rel=1e-6, abs=1e-9)
 
 
+@untimed
 @given(pairs)
 def test_swapping_the_arms_inverts_the_effect(values: list[tuple[float, float]]) -> None:
     before, after = zip(*values, strict=True)
@@ -142,6 +148,7 @@ def test_a_difference_is_never_called_same() -> None:
     assert stats.verdict(tiny, 0.01, "lower", is_time=True) == "undecided"
 
 
+@untimed
 @given(st.floats(-0.2, 0.2), st.floats(0, 0.2), st.floats(0.001, 0.1))
 def test_verdicts_follow_from_the_interval(middle: float, half: float, margin: float) -> None:
     low, high = middle - half, middle + half
@@ -162,6 +169,7 @@ def test_holm_by_hand() -> None:
         stats.holm([0.1] * 6)
 
 
+@untimed
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_holm_lies_between_raw_and_bonferroni_and_keeps_the_order(values: list[float]) -> None:
     adjusted = stats.holm(values)
@@ -177,6 +185,7 @@ def test_sign_flip_by_hand() -> None:
     assert stats.sign_flip([0.0, 0.0]) == 1.0
 
 
+@untimed
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=10), st.sampled_from([1e-3, -1.0, 7.0]))
 def test_sign_flip_knows_neither_unit_nor_sign(values: list[float], factor: float) -> None:
     exact = stats.sign_flip(values)
@@ -239,6 +248,7 @@ def test_fixed_plan_at_the_ends() -> None:
     assert stats.fixed_plan(0.3, 0.01) == pytest.approx(7064, rel=0.001)
 
 
+@untimed
 @given(st.floats(0.002, 0.05), st.integers(3, 20))
 def test_blocks_needed_is_a_range_about_the_plan(sd: float, blocks: int) -> None:
     low, high = stats.blocks_needed(sd, blocks, 0.01)

@@ -1,0 +1,157 @@
+"""The command line in-process: exit codes, one line per error, and a light start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from tests.bench_command import BENCH, installed, last_line, start
+
+
+def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of a `bench` run in this process."""
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run", "say what to run: --variant NAME (bench variants lists them) or --engine NAME"),
+        ("run --variant pinned-h2b", "unknown variant 'pinned-h2b'; did you mean pinned-h2d?"),
+        ("run --engine overlop", "unknown engine 'overlop'; did you mean overlap?"),
+        ("run --variant pinned-h2d --set h2b=pinned", "unknown setting 'h2b'; did you mean h2d?"),
+        ("run --variant pinned-h2d --after h2d=pined", "unknown choice of h2d 'pined'; did you mean pinned?"),
+        ("run --variant pinned-h2d --device cudda", "unknown device 'cudda'; did you mean cuda?"),
+        ("run --variant pinned-h2d --dtype float23", "unknown dtype 'float23'; did you mean float32?"),
+        ("run --variant pinned-h2d --arrival fixt", "unknown arrival 'fixt'; did you mean fixed?"),
+        ("run --variant pinned-h2d --primary tpot_ms", "unknown metric 'tpot_ms'; did you mean tpot_ms_p"),
+        ("run --variant pinned-h2d --blocks 0", "--blocks must be at least 1, not 0"),
+        ("run --variant pinned-h2d --num-requests -3", "num_requests must be at least 1, not -3"),
+        ("run --variant pinned-h2d --max-batch-size 0", "--max-batch-size must be at least 1, not 0"),
+        ("run --variant pinned-h2d --stream-interval -1", "--stream-interval must be at least 1, not -1"),
+        ("run --variant pinned-h2d --interval-ms 0", "interval_ms must be above 0, not 0"),
+        ("run --variant pinned-h2d --margin 0%", "--margin must lie between 0% and 100%"),
+        ("run --variant pinned-h2d --margin wide", "--margin needs a share such as 1% or 0.01, not 'wide'"),
+        ("run --variant pinned-h2d --set h2d=pinned", "before and after are the same settings"),
+        ("run --variant pinned-h2d --set sync=copy-done", "sync means something only with schedule=overlap"),
+        ("run --variant pinned-h2d --arrival burst --interval-ms 5", "interval_ms means something only with"),
+        ("run --variant pinned-h2d --arrival closed", "arrival=closed needs a concurrency"),
+        ("run --variant pinned-h2d --prompts /nowhere/at/all", "/nowhere/at/all"),
+        ("run --variant pinned-h2d --resume /nowhere/at/all", "/nowhere/at/all is no run folder"),
+        ("run --resume /nowhere/at/all", "/nowhere/at/all is no run folder"),
+        ("run --variant pinned-h2d --out /dev/null/results", "can't write results to /dev/null/results"),
+        ("run --blocks six", "--blocks"),
+        ("run --bloks 6", "--bloks"),
+        ("run --variant pinned-h2d --format xml", "xml"),
+        ("ran", "ran"),
+        ("variants pinned", "unknown variant 'pinned'; did you mean pinned-h2d?"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench(monkeypatch, *arguments.split()) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("bench: ")
+    assert output.err.count("\n") == 1
+    assert message in output.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_debug_adds_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(monkeypatch, "run", "--variant", "nothing-like-it-at-all", "--debug") == 2
+    text = capsys.readouterr().err
+    assert "Traceback" in text
+    assert last_line(text).startswith("bench: unknown variant")
+
+
+def test_the_unexpected_is_exit_code_4(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_down(*_: object) -> None:
+        raise ZeroDivisionError("a fault\nof two lines")
+
+    monkeypatch.setattr(cli, "_measure", break_down)
+    assert bench(monkeypatch, "run", "--variant", "pinned-h2d") == 4
+    message = "bench: unexpected ZeroDivisionError: a fault of two lines; --debug shows where\n"
+    assert capsys.readouterr().err == message
+
+
+def test_variants_are_listed_and_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert bench(monkeypatch, "variants") == 0
+    listed = capsys.readouterr().out
+    assert "pinned-h2d" in listed
+    assert "roseinfer" in listed
+    assert bench(monkeypatch, "variants", "pinned-h2d") == 0
+    full = capsys.readouterr().out
+    for word in ("h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%"):
+        assert word in full
+
+
+def test_engines_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(monkeypatch, "engines") == 0
+    listed = capsys.readouterr().out
+    assert "overlap" in listed
+    assert "pageable" in listed
+
+
+def test_the_doctor_looks_at_everything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert bench(monkeypatch, "doctor") == 0
+    report = capsys.readouterr().out
+    for what in ("device", "versions", "nsys", "cores", "governor", "turbo", "load average", "steal",
+                 "other processes", "huge pages", "swap", "memory", "scheduler slice"):  # fmt: skip
+        assert what in report
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["variants"], ["engines"]])
+def test_what_measures_nothing_starts_light(arguments: list[str]) -> None:
+    code = "import sys; from harness.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    code += "print(sorted({'torch', 'pandas', 'scipy', 'numpy', 'zmq'} & set(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.stderr == "[]\n"
+    assert done.stdout
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("it is there")
+    environment = installed(tmp_path)
+    code, _, stderr = start(environment, tmp_path, "run", "--engine", "overlap", "--device", "cuda").end()
+    assert code == 2
+    assert "cuda" in last_line(stderr)
+    assert last_line(stderr).startswith("bench: ")
+
+
+def test_a_prompt_that_cannot_be_tokenized_here(tmp_path: Path) -> None:
+    code, _, stderr = start(installed(tmp_path), tmp_path, "run", "--engine", "clockwork").end()
+    assert code == 2
+    assert last_line(stderr).startswith("bench: pretok needs the engine's tokenizer")
+
+
+def test_the_command_is_the_one_that_is_installed() -> None:
+    done = subprocess.run([*BENCH, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "bench" in done.stdout

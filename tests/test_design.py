@@ -1,0 +1,218 @@
+"""Designs and the settings they are made from: order, seeds, merging, and one reason for each refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from engines import api
+from engines.overlap import SPEC
+from harness import design, settings
+from harness.comparison import check_metrics
+from harness.design import Arm, Design, order, round_seed
+from harness.settings import Asked, make_design
+from harness.variants import Variant, load_variants
+from harness.workload import Workload
+
+untimed = hypothesis_settings(deadline=None)
+
+ENGINES = {"overlap": SPEC}
+PLAIN = {"schedule": "serial", "launch": "inline", "d2h": "blocking", "output": "inline", "graph": "on"}
+PINNED = Variant(
+    name="pinned",
+    title="",
+    engine="overlap",
+    source="",
+    claim="",
+    changes=["h2d"],
+    before={**PLAIN, "h2d": "pageable"},
+    after={**PLAIN, "h2d": "pinned"},
+    workload={"num_requests": 16},
+    options={"stream_interval": 4},
+)
+
+
+def made(**asked: Any) -> Design:
+    return make_design(Asked(**asked), ENGINES, {"pinned": PINNED}, lambda: "emulated")
+
+
+def arm(name: str = "before", **toggles: str) -> Arm:
+    return Arm(name=name, engine="overlap", options=api.EngineOptions(), toggles=toggles)
+
+
+# -- chance -----------------------------------------------------------------------------------------------
+
+
+def test_order_is_a_coin_that_the_seed_decides() -> None:
+    tosses = [order(3, block) for block in range(1000)]
+    assert tosses == [order(3, block) for block in range(1000)]
+    assert 430 < sum(tosses) < 570
+    repeats = sum(left == right for left, right in pairwise(tosses))
+    assert 430 < repeats < 570  # independent: no alternation
+    assert [order(4, block) for block in range(20)] != tosses[:20]
+
+
+@untimed
+@given(st.integers(0, 2**31), st.integers(-1, 100), st.integers(-5, 20))
+def test_round_seeds_are_not_negative_and_repeat(seed: int, block: int, index: int) -> None:
+    assert 0 <= round_seed(seed, block, index) < 2**63
+    assert round_seed(seed, block, index) == round_seed(seed, block, index)
+
+
+def test_round_seeds_differ() -> None:
+    seeds = {
+        round_seed(seed, block, index) for seed in range(3) for block in range(-1, 20) for index in (-1, 0)
+    }
+    assert len(seeds) == 3 * 21 * 2
+
+
+# -- merging ----------------------------------------------------------------------------------------------
+
+
+def test_a_variant_alone() -> None:
+    found = made(variant="pinned")
+    before, after = found.arms
+    assert (before.toggles["h2d"], after.toggles["h2d"]) == ("pageable", "pinned")
+    assert before.options == after.options
+    assert before.options.stream_interval == 4
+    assert (found.name, found.workload.num_requests, found.workload.max_new_tokens) == ("pinned", 16, 64)
+
+
+def test_flags_come_after_the_variant_and_an_arms_own_changes_last() -> None:
+    found = made(
+        variant="pinned",
+        both=["graph=off", "max_context=256"],
+        before=["recorder=off", "env.X=1"],
+        after=["h2d=packed", "python=/x/python", "max_context=128"],
+        workload={"num_requests": 3, "max_new_tokens": 7},
+        options={"stream_interval": 2},
+        design={"blocks": 2},
+    )
+    before, after = found.arms
+    assert before.toggles["graph"] == after.toggles["graph"] == "off"
+    assert (before.options.recorder, after.options.recorder) == (False, True)
+    assert (before.env, after.env) == ({"X": "1"}, {})
+    assert (before.python, after.python) == (None, "/x/python")
+    assert (before.options.max_context, after.options.max_context) == (256, 128)
+    assert after.toggles["h2d"] == "packed"
+    assert before.options.stream_interval == 2
+    assert (found.workload.num_requests, found.workload.max_new_tokens, found.blocks) == (3, 7, 2)
+
+
+def test_an_engine_alone_is_one_arm_of_first_choices() -> None:
+    (only,) = made(engine="overlap", before=["h2d=pinned"]).arms
+    assert only.toggles["h2d"] == "pinned"
+    assert only.toggles["schedule"] == "serial"
+
+
+def test_an_engine_with_an_after_is_two_arms() -> None:
+    before, after = made(engine="overlap", both=["graph=on"], after=["h2d=pinned"]).arms
+    assert (before.toggles["h2d"], after.toggles["h2d"]) == ("pageable", "pinned")
+    assert before.toggles["graph"] == after.toggles["graph"] == "on"
+
+
+def test_the_default_workload_is_scaled_to_the_device() -> None:
+    on = {kind: made(variant="pinned", options={"device": kind}).workload for kind in ("cuda", "emulated")}
+    assert (on["cuda"].max_new_tokens, on["emulated"].max_new_tokens) == (128, 64)
+
+
+def test_a_design_goes_through_json_unchanged() -> None:
+    found = made(variant="pinned", before=["env.X=1"], design={"secondaries": ("ttft_ms_p50",)})
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Design) == found
+
+
+@pytest.mark.parametrize("name", sorted(load_variants()))
+def test_every_named_variant_makes_a_design(name: str) -> None:
+    found = make_design(Asked(variant=name), ENGINES, load_variants(), lambda: "emulated")
+    before, after = found.arms
+    each = load_variants()[name]
+    differ = {toggle for toggle in {*before.toggles, *after.toggles}
+              if before.toggles.get(toggle) != after.toggles.get(toggle)}  # fmt: skip
+    assert differ == set(each.changes)
+    assert dict(before.toggles) == each.before  # a variant writes out its full settings
+    assert dict(after.toggles) == each.after
+    assert {"cuda", "emulated"} <= set(each.expect)
+    check_metrics(found)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({}, "say what to run"),
+        ({"variant": "pinned", "engine": "overlap"}, "not both"),
+        ({"variant": "pined"}, "unknown variant 'pined'; did you mean pinned?"),
+        ({"engine": "overlab"}, "did you mean overlap?"),
+        ({"variant": "pinned", "both": ["h2b=pinned"]}, "unknown setting 'h2b'; did you mean h2d?"),
+        (
+            {"variant": "pinned", "after": ["h2d=pinnd"]},
+            "unknown choice of h2d 'pinnd'; did you mean pinned?",
+        ),
+        ({"variant": "pinned", "after": ["h2d"]}, "--after needs key=value, not 'h2d'"),
+        ({"variant": "pinned", "after": ["h2d=pinned", "h2d=packed"]}, "--after h2d is given twice"),
+        ({"variant": "pinned", "both": ["h2d=pinned"]}, "before and after are the same settings"),
+        (
+            {"variant": "pinned", "both": ["sync=copy-done"]},
+            "sync means something only with schedule=overlap",
+        ),
+        ({"variant": "pinned", "both": ["recorder=maybe"]}, "recorder=maybe"),
+        ({"variant": "pinned", "both": ["max_context=many"]}, "max_context=many"),
+        ({"variant": "pinned", "options": {"device": "cudda"}}, "unknown device 'cudda'; did you mean cuda?"),
+        (
+            {"variant": "pinned", "options": {"max_batch_size": 0}},
+            "--max-batch-size must be at least 1, not 0",
+        ),
+        ({"variant": "pinned", "workload": {"num_requests": -1}}, "num_requests must be at least 1, not -1"),
+        ({"variant": "pinned", "workload": {"arrival": "fixd"}}, "did you mean fixed?"),
+        ({"variant": "pinned", "design": {"blocks": 0}}, "--blocks must be at least 1, not 0"),
+        ({"variant": "pinned", "design": {"margin": 1.5}}, "--margin must lie between 0% and 100%"),
+        ({"variant": "pinned", "design": {"secondaries": tuple("abcdef")}}, "at most 5 --secondary"),
+        ({"variant": "pinned", "design": {"secondaries": ("tpot_ms_p50",)}}, "named twice"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_one_reason(asked: Mapping[str, Any], reason: str) -> None:
+    with pytest.raises(api.BadSetting) as caught:
+        made(**asked)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"primary": "tpot_p50"}, "unknown metric 'tpot_p50'; did you mean tpot_ms_p50?"),
+        ({"primary": "submit_lag_ms_p99"}, "can be zero"),
+        ({"secondaries": ("peak_concurrency",)}, "neither better lower nor higher"),
+        ({"workload": Workload(max_new_tokens=1)}, "needs at least 2 output tokens"),
+    ],
+)
+def test_metrics_that_cannot_decide_are_refused(changes: Mapping[str, Any], reason: str) -> None:
+    base = Design(name="x", arms=(arm(h2d="pageable"), arm("after", h2d="pinned")), workload=Workload())
+    with pytest.raises(api.BadSetting) as caught:
+        check_metrics(msgspec.structs.replace(base, **changes))
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.5%", 0.005), ("0.02", 0.02)])
+def test_fractions(text: str, value: float) -> None:
+    assert settings.parse_fraction(text, "--margin") == pytest.approx(value)
+
+
+def test_no_fraction() -> None:
+    with pytest.raises(api.BadSetting, match="--margin needs a share such as 1%"):
+        settings.parse_fraction("much", "--margin")
+
+
+def test_check_is_the_last_word() -> None:
+    same = (arm(h2d="pinned"), arm("after", h2d="pinned"))
+    with pytest.raises(api.BadSetting, match="same settings"):
+        design.Design(name="x", arms=same, workload=Workload()).check()

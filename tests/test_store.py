@@ -1,0 +1,199 @@
+"""Run folders: what survives, what is refused, and with which reason."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+from engines import api
+from harness import store
+from harness.design import Arm, Design
+from harness.machine import Code, Machine
+from harness.store import Manifest, StoreError
+from harness.workload import Workload
+
+NOW = datetime(2026, 5, 4, 3, 2, 1)
+DESIGN = Design(
+    name="pinned-h2d",
+    arms=(
+        Arm(name="before", engine="e", options=api.EngineOptions(), toggles={"h2d": "pageable"}),
+        Arm(name="after", engine="e", options=api.EngineOptions(), toggles={"h2d": "pinned"}, env={"A": "1"}),
+    ),
+    workload=Workload(),
+)
+MANIFEST = Manifest(
+    schema_version=store.SCHEMA_VERSION,
+    run="a-run",
+    created="2026-05-04T03:02:01+00:00",
+    design=DESIGN,
+    after_first=[True, False, True, True, False, False],
+    machine=Machine(cpu="a cpu", cores=2, kernel="6", memory_gib=8, gpus=[]),
+    code=Code(commit="abc", changes=""),
+    versions={"python": "3.11"},
+)
+
+
+def tables(rows: int = 3) -> dict[str, pd.DataFrame]:
+    lists = [np.arange(each, dtype=np.int64) for each in range(rows)]
+    return {
+        "requests": pd.DataFrame({"arm": "before", "round": 0, "request": range(rows), "chunk_ns": lists}),
+        "steps": pd.DataFrame({"arm": [], "round": []}),
+        "rounds": pd.DataFrame({"arm": ["before"], "round": [0], "counter.x": [1.5]}),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = store.create(tmp_path / "results", "pinned-h2d", NOW)
+    store.write_manifest(made, MANIFEST)
+    return made
+
+
+def changed(**changes: Any) -> Manifest:
+    return msgspec.structs.replace(MANIFEST, **changes)
+
+
+def test_the_folders_name(folder: Path) -> None:
+    assert folder.name.startswith("20260504-030201-pinned-h2d-")
+    assert store.finished_blocks(folder) == []
+
+
+def test_a_manifest_comes_back(folder: Path) -> None:
+    assert store.read_manifest(folder) == MANIFEST
+    assert store.read_manifest(folder).code.dirty is False
+
+
+def test_a_block_comes_back(folder: Path) -> None:
+    store.write_block(folder, 0, tables())
+    back = store.read_block(folder, 0)
+    assert list(back["requests"]["request"]) == [0, 1, 2]
+    assert [list(each) for each in back["requests"]["chunk_ns"]] == [[], [0], [0, 1]]
+    assert not len(back["steps"])
+    assert not len(back["work"])
+    assert back["rounds"]["counter.x"].item() == 1.5
+
+
+def test_half_a_block_is_none(folder: Path) -> None:
+    store.write_block(folder, 0, tables())
+    half = folder / "blocks" / "001.partial"
+    half.mkdir()
+    (half / "requests.parquet").write_bytes(b"half")
+    assert store.finished_blocks(folder) == [0]
+    store.write_block(folder, 1, tables())
+    assert store.finished_blocks(folder) == [0, 1]
+    assert not half.exists()
+
+
+def test_a_run_without_blocks_leaves_nothing(folder: Path) -> None:
+    assert store.discard_if_empty(folder)
+    assert not folder.exists()
+
+
+def test_a_run_with_blocks_stays(folder: Path) -> None:
+    store.write_block(folder, 0, tables())
+    assert not store.discard_if_empty(folder)
+    assert folder.exists()
+
+
+def test_nothing_can_be_executed_by_reading(folder: Path) -> None:
+    store.write_block(folder, 0, tables())
+    store.write_summary(folder, {"a": 1})
+    assert {each.suffix for each in folder.rglob("*") if each.is_file()} == {".json", ".parquet"}
+    assert json.loads((folder / "summary.json").read_text()) == {"a": 1}
+
+
+# -- damage -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["requests", "rounds"])
+def test_a_truncated_table_is_named(folder: Path, name: str) -> None:
+    store.write_block(folder, 0, tables())
+    path = folder / "blocks" / "000" / f"{name}.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(StoreError, match=f"{name}.parquet is damaged or was edited") as caught:
+        store.read_block(folder, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_table_is_named(folder: Path) -> None:
+    store.write_block(folder, 0, tables())
+    (folder / "blocks" / "000" / "requests.parquet").unlink()
+    with pytest.raises(StoreError, match=r"requests\.parquet"):
+        store.read_block(folder, 0)
+
+
+def test_an_edited_table_is_named(folder: Path) -> None:
+    store.write_block(folder, 0, {**tables(), "rounds": pd.DataFrame({"arm": ["before"]})})
+    with pytest.raises(StoreError, match=r"rounds\.parquet was edited: it has no column 'round'"):
+        store.read_block(folder, 0)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1}', '{"schema_version": "one"}', "[]"])
+def test_a_damaged_manifest_is_named(folder: Path, text: str) -> None:
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(StoreError, match=r"manifest\.json is damaged or was edited") as caught:
+        store.read_manifest(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_newer_schema_is_refused_whatever_else_it_holds(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"schema_version": 99, "unheard": "of"}')
+    with pytest.raises(StoreError, match="schema version 99, newer than 1"):
+        store.read_manifest(folder)
+
+
+def test_no_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is no run folder"):
+        store.read_manifest(tmp_path)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file where a folder should be")
+    with pytest.raises(StoreError, match=r"can't write results to .*choose another --out"):
+        store.create(tmp_path / "results", "x", NOW)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="Permission denied"):
+        store.create(tmp_path / "results", "x", NOW)
+
+
+# -- resume -----------------------------------------------------------------------------------------------
+
+
+def test_resume_takes_the_same() -> None:
+    store.check_resume(MANIFEST, changed(created="later", descriptions={}))
+
+
+OTHER_ARMS = (DESIGN.arms[0], msgspec.structs.replace(DESIGN.arms[1], toggles={"h2d": "packed"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"code": Code(commit="def", changes="")}, "another commit: commit was 'abc', is 'def'"),
+        ({"code": Code(commit="abc", changes="12")}, "another commit: changes was '', is '12'"),
+        (
+            {"design": msgspec.structs.replace(DESIGN, arms=OTHER_ARMS)},
+            "another settings: arms.1.toggles.h2d was 'pinned', is 'packed'",
+        ),
+        ({"design": msgspec.structs.replace(DESIGN, blocks=7)}, "settings: blocks was 6, is 7"),
+        ({"machine": msgspec.structs.replace(MANIFEST.machine, cores=4)}, "machine: cores was 2, is 4"),
+        ({"versions": {"python": "3.12"}}, "versions: python was '3.11', is '3.12'"),
+    ],
+)
+def test_resume_refuses_and_names_the_difference(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        store.check_resume(MANIFEST, changed(**changes))
+    assert reason in str(caught.value)
+    assert "start a fresh run" in str(caught.value)
