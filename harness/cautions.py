@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 Values = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
 
 STEAL = 0.01  # share of all CPU time that another virtual machine took
+OTHERS = 0.05  # share of all CPU time that processes used that are not the run's
 CLIENT_LAG_MS = 1.0
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 THROTTLE = {
@@ -101,9 +101,12 @@ def _noise(blocks: Sequence[Block]) -> list[str]:
     steal = _largest(rounds, "steal_share")
     if steal > STEAL:
         lines.append(f"noise: up to {steal:.1%} of the CPU time was taken by other virtual machines (steal)")
-    load, cores = _largest(rounds, "load_1m"), len(os.sched_getaffinity(0))
-    if load > cores + 1:
-        lines.append(f"noise: load average up to {load:.1f} on {cores} cores; something else was running")
+    others = _largest(rounds, "others_share")
+    if others > OTHERS:
+        lines.append(
+            f"noise: processes that are not the run's used up to {others:.1%} of the CPU time; load average "
+            f"up to {_largest(rounds, 'load_1m'):.1f}"
+        )
     if _largest(rounds, "gpu_other_processes") > 0:
         lines.append("shared GPU: other processes were on the card")
     for bit, reason in THROTTLE.items():

@@ -18,10 +18,11 @@ CPUFREQ = Path("/sys/devices/system/cpu")
 
 
 def read(pids: Mapping[str, int]) -> dict[str, float]:
-    """Counters that only grow, by name: machine ticks and, for each process by its role, context switches
-    and CPU seconds. A process that is gone is left out."""
-    ticks = cpu_ticks()
-    values = {"ticks": float(sum(ticks)), "steal": float(ticks[7]) if len(ticks) > 7 else 0.0}
+    """Counters that only grow, by name: CPU time of the machine in ms (all of it, stolen, busy) and, for
+    each process by its role, context switches and CPU time. A process that is gone is left out."""
+    ms = [1e3 * ticks / os.sysconf("SC_CLK_TCK") for ticks in cpu_ticks()]
+    user, nice, system, _, _, irq, softirq, steal = ms  # left out: idle, and idle for want of a disk
+    values = {"all": sum(ms), "steal": steal, "busy": user + nice + system + irq + softirq}
     for role, pid in pids.items():
         try:
             process = psutil.Process(pid)
@@ -35,15 +36,14 @@ def read(pids: Mapping[str, int]) -> dict[str, float]:
 
 
 def between(start: Mapping[str, float], end: Mapping[str, float]) -> dict[str, float]:
-    """The row's columns from the readings before and after: differences, and steal as a share of all time.
-    `load_1m` is read now."""
-    row = {
-        name: value - start[name]
-        for name, value in end.items()
-        if name in start and name not in ("ticks", "steal")
-    }
-    ticks = end["ticks"] - start["ticks"]
-    row["steal_share"] = (end["steal"] - start["steal"]) / ticks if ticks > 0 else 0.0
+    """The row's columns from the readings before and after: differences per process and, as shares of all
+    CPU time, what was stolen and what processes used that are not the run's. `load_1m` is read now."""
+    spent = {name: value - start[name] for name, value in end.items() if name in start}
+    row = {name: value for name, value in spent.items() if "." in name}
+    own = sum(value for name, value in row.items() if name.startswith("cpu_ms."))
+    if spent["all"] > 0:
+        row["steal_share"] = spent["steal"] / spent["all"]
+        row["others_share"] = max(0.0, spent["busy"] - own) / spent["all"]
     row["load_1m"] = os.getloadavg()[0]
     frequency = frequency_mhz()
     if frequency is not None:
@@ -52,7 +52,7 @@ def between(start: Mapping[str, float], end: Mapping[str, float]) -> dict[str, f
 
 
 def cpu_ticks() -> list[int]:
-    """The first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, ..."""
+    """The first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
     line = Path("/proc/stat").read_text().split("\n", 1)[0]
     return [int(each) for each in line.split()[1:9]]
 

@@ -154,12 +154,13 @@ def _round(
     model = booted.description.model
     seed = round_seed(design.seed, block, index)
     planned = plan(workload, seed, str(model.get("tokenizer", "")), int(model["context"]))
+    pids = {**booted.pids, **session.pids}
     session.begin(booted)
-    start = readings.read(booted.pids)
+    start = readings.read(pids)
     done = session.load(booted, planned, workload.concurrency, workload.interval_ns, observe)
-    row = readings.between(start, readings.read(booted.pids))
+    row = readings.between(start, readings.read(pids))
     if gpu is not None:
-        row |= gpu.read(set(booted.pids.values()) | {os.getpid()})
+        row |= gpu.read(set(pids.values()))
     record = session.collect(booted)
     if all(done.data.errors):
         raise api.EngineError(f"{booted.arm.name} served no request: {done.data.errors[0]}")

@@ -108,6 +108,11 @@ class Session:
             if main:
                 signal.signal(signal.SIGINT, previous)
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """The run's processes that are no engine's."""
+        return {"harness": os.getpid(), "load_generator": self._generator.pid}
+
     # -- boots ---------------------------------------------------------------------------------------------
 
     def boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
@@ -170,7 +175,7 @@ class Session:
             events=self._endpoint("events"), inbox=self._endpoint("orders"), replies=self._endpoint("load")
         )
         command = [sys.executable, "-m", "harness.load", msgspec.json.encode(config).decode()]
-        self._start("load generator", command, environment({}), "generator")
+        self._generator = self._start("load generator", command, environment({}), "generator")
         self.load_ready = self._load_says(messages.LoadReady)
         self._to_load.connect(config.inbox)
 

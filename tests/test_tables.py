@@ -126,7 +126,7 @@ def block(number: int, arms: dict[str, dict[str, pd.DataFrame]]) -> Block:
 def side(tpot_ms: float, copies: int = 7, **more: Any) -> dict[str, pd.DataFrame]:
     asked = requests(tpot_ms, **more)
     made = steps(tpot_ms)
-    row = {"counter.copies": copies * len(made), "load_1m": 0.1, "steal_share": 0.0}
+    row = {"counter.copies": copies * len(made), "load_1m": 0.1, "steal_share": 0.0, "others_share": 0.0}
     row |= {"started_ns": 0, "ended_ns": int(asked["finished_ns"].max())}
     work = made[["step", "device_start_ns", "device_end_ns"]].set_axis(["step", "start_ns", "end_ns"], axis=1)
     rounds = pd.DataFrame([row])
@@ -274,7 +274,13 @@ def test_warnings_that_apply_are_given() -> None:
     assert "blocks would detect a change of 1%" in warnings(result(1.0, noise=0.05))
     assert "not steady: the queue wait grew" in warnings(result(wait_ms=20.0))
     quiet = warnings(result())
-    for word in ("client lag", "too few", "not steady", "steal", "drift", "undecided"):
+    stolen = blocks(0.9)
+    for each in stolen:
+        each.tables["rounds"][["steal_share", "others_share"]] = 0.2
+    noisy = warnings(comparison.result(manifest(), stolen))
+    assert "up to 20.0% of the CPU time was taken by other virtual machines" in noisy
+    assert "processes that are not the run's used up to 20.0%" in noisy
+    for word in ("client lag", "too few", "not steady", "noise", "drift", "undecided"):
         assert word not in quiet
 
 
