@@ -7,6 +7,7 @@ All stamps are `time.perf_counter_ns()`, CLOCK_MONOTONIC on Linux: one clock for
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -320,6 +321,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     inbox: str
     replies: str
     events: str
+    parent: int = msgspec.field(default_factory=os.getpid)  # whoever made the config; the host dies with it
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):

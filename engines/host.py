@@ -95,15 +95,17 @@ def find_engine(config: api.HostConfig) -> api.Engine:
     return engine
 
 
-def die_with_parent() -> None:
-    """SIGKILL for this process when its parent goes, however it goes."""
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process when its parent goes, however it goes; exit where it is gone already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def main() -> int:
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to answer; it stops the host
     config = msgspec.json.decode(sys.argv[1], type=api.HostConfig)
+    die_with_parent(config.parent)
     host = Host(config)
     try:
         host.serve()

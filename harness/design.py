@@ -30,7 +30,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     arms: tuple[Arm, ...]  # one, or the before and the after
     workload: Workload
     blocks: int = 6
-    rounds: int = 1  # measured rounds of a boot; pooled
+    rounds: int = 2  # measured rounds of a boot, in turn with the other arm's; pooled
     warmup_rounds: int = 1
     margin: float = 0.01  # the largest change that counts as none, as a fraction
     primary: str = "tpot_ms_p50"

@@ -396,9 +396,9 @@ def submission(planned: Planned) -> api.Submit:
 
 
 def main() -> int:
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's to answer; it stops this process
     config = msgspec.json.decode(sys.argv[1], type=messages.LoadConfig)
+    die_with_parent(config.parent)
     # Before the context is made: ZeroMQ's own thread carries every message, and inherits both.
     slack, granted = ask_for_exact_timers(), ask_for_short_slice()
     generator = LoadGenerator(config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from harness.workload import Planned
@@ -34,6 +36,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     inbox: str
     replies: str
     stall_s: float = 60.0  # requests in flight and no event for so long: the engine is taken for dead
+    parent: int = msgspec.field(default_factory=os.getpid)  # whoever made the config; it dies with it
 
 
 class RunRound(msgspec.Struct, frozen=True, kw_only=True, tag="run"):

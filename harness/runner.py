@@ -1,8 +1,11 @@
 """A run from its first boot to its last block: what is booted, in which order, what is kept of each round.
 
     block -1    one boot per arm and a warm-up round each, thrown away: first boots are slow
-    block 0...  one boot per arm, side by side; then, in the order the coin gave, each arm runs its warm-up
-                and its measured rounds while the other is parked; both are stopped; the block is written
+    block 0...  one boot per arm, side by side; then each arm runs its warm-up and its measured rounds while
+                the other is parked; both are stopped; the block is written
+
+The coin says which arm begins a block. From round to round the arms take turns in beginning, so that a
+machine that changes over seconds treats both alike; the rounds of a boot are pooled.
 
 While a round runs, this process sleeps: it wakes for the end, for a progress line (at most two a second),
 or for a death.
@@ -114,8 +117,8 @@ def _block(
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in store.TABLES}
     with ExitStack() as stack:
         gpus = {arm.name: _gpu(booted[arm.name], stack) for arm in design.arms}
-        for position, arm in enumerate(arms_in_order(design, block)):
-            for index in rounds_of(design, block):
+        for index in rounds_of(design, block):
+            for position, arm in enumerate(arms_in_order(design, block, index)):
                 observe(RoundBegun(block, arm.name, index))
                 tables = _round(session, design, block, index, booted[arm.name], gpus[arm.name], observe)
                 tables["rounds"]["position"] = position
@@ -127,9 +130,10 @@ def _block(
     return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items() if tables}
 
 
-def arms_in_order(design: Design, block: int) -> tuple[Arm, ...]:
-    """The arms as they run in `block`."""
-    return design.arms[::-1] if order(design.seed, block) else design.arms
+def arms_in_order(design: Design, block: int, index: int) -> tuple[Arm, ...]:
+    """The arms as they run in one round of `block`: as the coin fell, and every other round the other way."""
+    reverse = order(design.seed, block) != bool(index % 2)
+    return design.arms[::-1] if reverse else design.arms
 
 
 def rounds_of(design: Design, block: int) -> Iterator[int]:

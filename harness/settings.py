@@ -19,7 +19,11 @@ from harness.workload import Workload
 DEVICES = ("auto", "cuda", "emulated")
 DTYPES = ("float32", "bfloat16", "float16")
 STAGINGS = ("copy", "sync")
-NEW_TOKENS = {"cuda": 128, "emulated": 64}  # by default: the seed's workload, scaled to the device
+# The default is the seed's streaming workload: as it stands on a GPU, half of it on the emulated device.
+SCALED = {
+    "cuda": {"num_requests": 64, "max_new_tokens": 128},
+    "emulated": {"num_requests": 32, "max_new_tokens": 64},
+}
 SWITCH = {"on": True, "off": False}
 COUNTS = ("max_batch_size", "prefill_max_batch_size", "prefill_max_tokens", "stream_interval", "block_size")
 
@@ -192,7 +196,7 @@ def make_design(
         after if variant is not None or after else None,
     )
     device = arms[0].options.device
-    defaults = {"max_new_tokens": NEW_TOKENS[guess_device() if device == "auto" else device]}
+    defaults = SCALED[guess_device() if device == "auto" else device]
     of_variant = {} if variant is None else variant.workload
     design = Design(
         name=arms[0].engine if variant is None else variant.name,

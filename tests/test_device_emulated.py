@@ -286,7 +286,7 @@ def test_an_uncaptured_program_waits_for_its_commands_idle(device: Device) -> No
     assert len(rows) >= 2
     assert np.all(np.diff(rows[:, 2:].ravel()) >= 0)
     assert rows[-1, 2] >= issued
-    assert rows[-2, 3] < issued
+    assert rows[0, 3] < issued  # it may have waited once more, between the last two commands
 
 
 def test_drain_leaves_every_stream_empty(device: Device, gates: Gates) -> None:
@@ -418,6 +418,8 @@ def test_a_core_of_its_own_is_taken_and_given_back() -> None:
     device = open_device("emulated")
     try:
         assert device.pid is not None
+        assert os.sched_getaffinity(device.pid) == before  # while it boots: two that boot at once share cores
+        device.load(ModuleSpec(BUILD, {}))
         assert os.sched_getaffinity(device.pid) == {max(before)}
         assert os.sched_getaffinity(0) == before - {max(before)}
     finally:

@@ -77,7 +77,7 @@ def test_outputs_that_differ_fail_the_run(environment: dict[str, str], tmp_path:
     arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--blocks", "1")
     code, stdout, _ = start(environment, tmp_path, "run", *arguments).end()
     assert code == 1
-    assert "OUTPUTS DIFFER in 8 of 8 requests" in " ".join(stdout.split())
+    assert "OUTPUTS DIFFER in 16 of 16 requests" in " ".join(stdout.split())
 
 
 @pytest.mark.parametrize(

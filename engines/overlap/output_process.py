@@ -23,12 +23,13 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     vocabulary: int
     stream_interval: int
+    parent: int = msgspec.field(default_factory=os.getpid)
 
 
 def main() -> None:
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = msgspec.json.decode(sys.argv[1], type=OutputConfig)
+    die_with_parent(config.parent)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = context.socket(zmq.PULL)
     inbox.rcvhwm = 0

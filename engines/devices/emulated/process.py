@@ -26,8 +26,6 @@ def main() -> None:
         _die_with_parent()
     if os.getppid() != boot.parent:
         return
-    if boot.core is not None:
-        os.sched_setaffinity(0, {boot.core})
 
     from engines.devices.emulated.service import Service
 

@@ -38,6 +38,8 @@ class Service:
 
     def __init__(self, boot: Boot) -> None:
         torch.set_num_threads(1)
+        self._all_cores = os.sched_getaffinity(0)
+        self._core = boot.core
         self._control = socket.socket(fileno=boot.control)
         self._page = mmap(boot.page, PAGE_BYTES)
         self._executor = Executor(
@@ -106,7 +108,11 @@ class Service:
     # -- modules -------------------------------------------------------------------------------------------
 
     def _load(self, request: Load) -> Loaded:
-        """Build the new module once the old one is gone: both together might not fit."""
+        """Build the new module once the old one is gone: both together might not fit.
+
+        On any core: two arms boot side by side, and would take turns on the one that is theirs in the run.
+        """
+        os.sched_setaffinity(0, self._all_cores)
         self._module = None
         self._executor.use({}, {}, frozenset())
         module = build(ModuleSpec(request.build, request.arguments), torch.device("cpu"))
@@ -124,6 +130,8 @@ class Service:
         leaves = frozenset(each for each in module.root.modules() if not any(True for _ in each.children()))
         self._executor.use(memory, runs, leaves)
         self._module = module
+        if self._core is not None:
+            os.sched_setaffinity(0, {self._core})
         return Loaded(buffers=buffers, programs=programs, facts=module.facts)
 
 
