@@ -1,0 +1,102 @@
+"""The variants on this machine's device, with defaults: `python -m experiments.variants [NAME ...]`.
+
+Each is one `bench run`, whole and with its wall time (install aside). `recorder` is the built-in engine with
+step records off against on. Run folders and tables go to results/reference/.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+from experiments.record import FOLDER, write_result
+
+RECORDER = [
+    "--variant",
+    "overlap",
+    "--set",
+    "schedule=overlap",
+    "--before",
+    "recorder=off",
+    "--after",
+    "recorder=on",
+]
+COMMANDS = {
+    "pinned-h2d": ["--variant", "pinned-h2d"],
+    "overlap": ["--variant", "overlap"],
+    "async-output": ["--variant", "async-output"],
+    "deferred-output": ["--variant", "deferred-output"],
+    "copy-done": ["--variant", "copy-done"],
+    "recorder": [*RECORDER, "--blocks", "8"],
+}
+
+
+def run(name: str, arguments: list[str]) -> list[str]:
+    """One run; its row of the table. Its folder is kept under the name of the variant."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "harness.cli",
+            "run",
+            *arguments,
+            "--out",
+            folder,
+            "--format",
+            "json",
+        ]
+        began = perf_counter()
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        seconds = perf_counter() - began
+        (made,) = Path(folder).iterdir()
+        kept = FOLDER / "runs" / name
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(made, kept)
+    comparison = json.loads(out)["comparisons"][0]
+    primary = comparison["metrics"][comparison["primary"]]
+    outputs = comparison["outputs"]
+    return [
+        name,
+        f"{primary['before']:.3f}",
+        f"{primary['after']:.3f}",
+        f"{primary['change']:+.2%}",
+        f"[{primary['ci_low']:+.2%}, {primary['ci_high']:+.2%}]",
+        primary["verdict"],
+        f"{primary['sd']:.2%}",
+        f"{outputs['identical']} of {outputs['compared']}",
+        f"{seconds:.0f} s",
+    ]
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(COMMANDS)
+    rows = []
+    for name in names:
+        rows.append(run(name, COMMANDS[name]))
+        print(rows[-1], file=sys.stderr)
+    write_result(
+        "variants",
+        title="Variants with defaults: TPOT p50 in ms, 95% interval over blocks",
+        header=[
+            "variant",
+            "before",
+            "after",
+            "change",
+            "interval",
+            "verdict",
+            "pair SD",
+            "outputs equal",
+            "wall",
+        ],
+        rows=rows,
+        data={name: COMMANDS[name] for name in names},
+    )
+
+
+if __name__ == "__main__":
+    main()
