@@ -1,4 +1,6 @@
-"""How late the load generator sends, with a real engine on the same cores: `python -m experiments.submit_lag`.
+"""How late the load generator sends, with a real engine on the same cores.
+
+    python -m experiments.submit_lag
 
 The seed's workload (64 requests, one per 20 ms; its own run lagged 18 ms at p50 and 57 ms at p99) and 1,000
 requests a second (1,000 requests), each over six boots of the engine, requests pooled.

@@ -251,3 +251,7 @@ def _complain(message: str, error: BaseException, code: int) -> int:
     line = " ".join(message.split())
     sys.stderr.write(f"bench: {line}\n")
     return code
+
+
+if __name__ == "__main__":
+    main()
