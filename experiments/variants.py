@@ -1,7 +1,8 @@
 """The variants on this machine's device, with defaults: `python -m experiments.variants [NAME ...]`.
 
 Each is one `bench run`, whole and with its wall time (install aside). `recorder` is the built-in engine with
-step records off against on. Run folders and tables go to results/reference/.
+step records off against on. Run folders and the table go to results/reference/; rows of variants that are not
+run this time stay, each with the commit it was measured at.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 
 from experiments.record import FOLDER, write_result
+from harness.machine import code
 
 RECORDER = [
     "--variant",
@@ -70,15 +72,17 @@ def run(name: str, arguments: list[str]) -> list[str]:
         f"{primary['sd']:.2%}",
         f"{outputs['identical']} of {outputs['compared']}",
         f"{seconds:.0f} s",
+        code().commit[:7],
     ]
 
 
 def main() -> None:
     names = sys.argv[1:] or list(COMMANDS)
-    rows = []
+    earlier = FOLDER / "variants.json"
+    rows = {row[0]: row for row in json.loads(earlier.read_text())["rows"]} if earlier.exists() else {}
     for name in names:
-        rows.append(run(name, COMMANDS[name]))
-        print(rows[-1], file=sys.stderr)
+        rows[name] = run(name, COMMANDS[name])
+        print(rows[name], file=sys.stderr)
     write_result(
         "variants",
         title="Variants with defaults: TPOT p50 in ms, 95% interval over blocks",
@@ -92,9 +96,10 @@ def main() -> None:
             "pair SD",
             "outputs equal",
             "wall",
+            "commit",
         ],
-        rows=rows,
-        data={name: COMMANDS[name] for name in names},
+        rows=[rows[name] for name in COMMANDS if name in rows],
+        data=COMMANDS,
     )
 
 

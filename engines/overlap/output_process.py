@@ -1,12 +1,13 @@
 """The output process of `output=process`: `python -m engines.overlap.output_process CONFIG`.
 
-Reads produced tokens from the engine, sends events straight to the harness. Imports no torch.
+Reads produced tokens from its standard input, sends events straight to the harness. Imports no torch.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import struct
 import sys
 
 import msgspec
@@ -16,9 +17,11 @@ from engines.host import Sink, die_with_parent
 from engines.overlap.output import OutputProcessor, Produced
 from engines.overlap.presets import load_tokenizer
 
+LENGTH = struct.Struct("<I")  # in front of each message: its bytes
+NICE = 10
+
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
-    inbox: str  # bound here (PULL); an empty message is the end
     events: str
     model: str
     vocabulary: int
@@ -26,21 +29,27 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     parent: int = msgspec.field(default_factory=os.getpid)
 
 
+def stay_behind_the_step() -> None:
+    """Where cores are few, this process shares one with the engine: it must run in what the step leaves
+    over, not preempt it each time it is handed something."""
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.nice(NICE)
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = msgspec.json.decode(sys.argv[1], type=OutputConfig)
     die_with_parent(config.parent)
+    stay_behind_the_step()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox = context.socket(zmq.PULL)
-    inbox.rcvhwm = 0
-    inbox.bind(config.inbox)
     sink = Sink(config.events, context)
     tokenizer = load_tokenizer(config.model, config.vocabulary)
     processor = OutputProcessor(tokenizer, config.stream_interval, sink)
     decode = msgspec.msgpack.Decoder(list[Produced]).decode
+    produced = sys.stdin.buffer
     print("ready", flush=True)
-    while message := inbox.recv():
-        processor.process(decode(message))
+    while header := produced.read(LENGTH.size):
+        processor.process(decode(produced.read(*LENGTH.unpack(header))))
     context.destroy(linger=1000)
 
 

@@ -14,11 +14,10 @@ message per step and needs a core of its own.
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,6 +34,9 @@ TOGGLE = Toggle(
     requires={"deferred": {"schedule": ("serial",)}},  # overlap processes in the next step's shadow anyway
     counters=("output_on_step_ns", "output_messages"),
 )
+
+
+PIPE_BYTES = 1 << 20  # what the step may be ahead of the output process; then it waits
 
 
 class Output(Protocol):
@@ -99,33 +101,32 @@ class InProcess:
         self, events: str, model: str, vocabulary: int, interval: int, counters: dict[str, int]
     ) -> None:
         import msgspec
-        import zmq
 
-        from engines.overlap.output_process import OutputConfig
+        from engines.overlap.output_process import LENGTH, OutputConfig
 
         self.counters = counters
-        self._folder = tempfile.TemporaryDirectory(prefix="bench-out-")
-        address = f"ipc://{Path(self._folder.name) / 'produced'}"
-        config = OutputConfig(
-            inbox=address, events=events, model=model, vocabulary=vocabulary, stream_interval=interval
-        )
+        config = OutputConfig(events=events, model=model, vocabulary=vocabulary, stream_interval=interval)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "engines.overlap.output_process", msgspec.json.encode(config).decode()],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,
         )
         self.pid: int | None = self._process.pid
         assert self._process.stdout is not None
+        assert self._process.stdin is not None
         if self._process.stdout.readline() != b"ready\n":
             raise EngineError("the output process did not start")
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.PUSH)
-        self._socket.sndhwm = 0
-        self._socket.connect(address)
+        fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._write = self._process.stdin.write
+        self._length = LENGTH.pack
         self._encode = msgspec.msgpack.Encoder().encode
 
     def hand_over(self, produced: list[Produced]) -> None:
+        """One write to a pipe, and no thread of a messaging library to wake: a step pays for either."""
         began = perf_counter_ns()
-        self._socket.send(self._encode(produced))
+        body = self._encode(produced)
+        self._write(self._length(len(body)) + body)
         self.counters["output_on_step_ns"] += perf_counter_ns() - began
         self.counters["output_messages"] += 1
 
@@ -133,14 +134,13 @@ class InProcess:
         pass
 
     def stop(self) -> None:
-        self._socket.send(b"")
-        self._context.destroy(linger=1000)
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # the end of the stream is the end of the process
         try:
             self._process.wait(timeout=2)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._folder.cleanup()
 
 
 def choose(
