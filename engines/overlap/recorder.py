@@ -72,7 +72,7 @@ class Recorder:
         else:
             cells[at + 1] += now - began
 
-    def table(self) -> StepTable:
+    def table(self) -> StepTable | None:
         return StepTable(list(COLUMNS), self._rows, self._cells[: self._rows * WIDTH].tobytes())
 
 
@@ -97,5 +97,5 @@ class NoRecorder(Recorder):
     def end(self, phase: int, step: int, began: int) -> None:
         pass
 
-    def table(self) -> None:  # type: ignore[override]
+    def table(self) -> None:
         return None
