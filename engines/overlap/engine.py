@@ -212,7 +212,7 @@ class OverlapEngine(api.Engine):
         return api.RoundRecord(
             steps=self._run.recorder.table(),
             device_work=api.DeviceWork(len(work), work.tobytes()),
-            counters=dict(self.counters) | self._device.counters,
+            counters=dict(self.counters) | {"steps_lost": self._run.recorder.lost} | self._device.counters,
             memory={"device_peak": memory.device_peak, "pinned_peak": memory.pinned_peak},
         )
 

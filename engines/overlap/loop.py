@@ -60,9 +60,12 @@ class Run:
     next_step: int = 0
 
     def receive(self, pump: Pump, wait: bool) -> bool:
-        """Take in new requests; block for one only where there is nothing else to do."""
+        """Take in new requests; block for one only where there is nothing else to do. That wait is no work
+        of the host, and in no step's record."""
+        if wait:
+            return pump(None)
         began = self.recorder.begin(RECV)
-        go_on = pump(None if wait else 0)
+        go_on = pump(0)
         self.recorder.end(RECV, self.next_step, began)
         return go_on
 

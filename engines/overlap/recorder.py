@@ -18,7 +18,7 @@ from engines.api import PHASES, STEP_KINDS, StepTable
 FACTS = ("step", "kind", "batch", "tokens", "dropped", "preempted")
 COLUMNS = FACTS + tuple(f"{phase}.{end}" for phase in PHASES for end in ("start", "end"))
 WIDTH = len(COLUMNS)
-MOST_STEPS = 1 << 17  # of one round; later steps are run but not recorded, and the table says so
+MOST_STEPS = 1 << 17  # of one round; later steps are run, not recorded, and counted as `lost`
 
 
 class Recorder:
@@ -28,6 +28,7 @@ class Recorder:
         self._cells = array("q", [-1]) * (MOST_STEPS * WIDTH)
         self._first = 0  # the number of the first step of this round
         self._rows = 0
+        self.lost = 0
         domain = nvtx.get_domain("engine")
         self._push = domain.push_range
         self._pop = domain.pop_range
@@ -37,15 +38,18 @@ class Recorder:
         self._cells[: self._rows * WIDTH] = array("q", [-1]) * (self._rows * WIDTH)
         self._first = next_step
         self._rows = 0
+        self.lost = 0
 
     def add_step(self, step: int, kind: str, batch: int, tokens: int) -> None:
         """A step was scheduled; steps are added in order."""
         row = step - self._first
         if row >= MOST_STEPS:
+            self.lost += 1
             return
         self._rows = row + 1
-        at = row * WIDTH
-        self._cells[at : at + 6] = array("q", (step, STEP_KINDS.index(kind), batch, tokens, 0, 0))
+        at, cells = row * WIDTH, self._cells
+        cells[at], cells[at + 1], cells[at + 2] = step, STEP_KINDS.index(kind), batch
+        cells[at + 3], cells[at + 4], cells[at + 5] = tokens, 0, 0
 
     def set_dropped(self, step: int, rows: int) -> None:
         if 0 <= step - self._first < MOST_STEPS:
@@ -80,7 +84,7 @@ class NoRecorder(Recorder):
     """Records nothing: what the recorder itself costs is the difference to this."""
 
     def __init__(self) -> None:
-        pass
+        self.lost = 0
 
     def begin_round(self, next_step: int) -> None:
         pass
