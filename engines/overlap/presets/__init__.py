@@ -37,18 +37,18 @@ _INIT = {"initializer_range": 0.2, **_IDS}
 
 PRESETS = {
     "tiny-gpt2": Preset(
-        summary="GPT-2, 4 layers x 256, vocabulary 4096",
+        summary="GPT-2, 8 layers x 64, vocabulary 4096",
         model_type="gpt2",
-        config={"n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 1024, "vocab_size": 4096, **_INIT},
+        config={"n_layer": 8, "n_embd": 64, "n_head": 4, "n_positions": 1024, "vocab_size": 4096, **_INIT},
     ),
     "tiny-llama": Preset(
-        summary="Llama, 4 layers x 256, 8 heads over 2 KV heads, vocabulary 4096",
+        summary="Llama, 8 layers x 64, 4 heads over 2 KV heads, vocabulary 4096",
         model_type="llama",
         config={
-            "num_hidden_layers": 4,
-            "hidden_size": 256,
-            "intermediate_size": 688,
-            "num_attention_heads": 8,
+            "num_hidden_layers": 8,
+            "hidden_size": 64,
+            "intermediate_size": 176,
+            "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "max_position_embeddings": 1024,
             "vocab_size": 4096,
