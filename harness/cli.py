@@ -65,10 +65,12 @@ def run(
         int | None, _option(WORKLOAD, "Tokens to generate (64 on emulated, 128 on cuda).")
     ] = None,
     num_requests: Annotated[
-        int | None, _option(WORKLOAD, "Requests of a round (32 on emulated, 64 on cuda).")
+        int | None, _option(WORKLOAD, "Requests of a round (16 on emulated, 64 on cuda).")
     ] = None,
     arrival: Annotated[str | None, _option(WORKLOAD, "fixed, burst or closed (fixed).")] = None,
-    interval_ms: Annotated[float | None, _option(WORKLOAD, "Between requests, arrival fixed (20).")] = None,
+    interval_ms: Annotated[
+        float | None, _option(WORKLOAD, "Between requests (5 on emulated, 20 on cuda).")
+    ] = None,
     arrival_schedule: Annotated[str | None, _option(WORKLOAD, "absolute or relative (absolute).")] = None,
     concurrency: Annotated[int | None, _option(WORKLOAD, "Requests in flight, arrival closed.")] = None,
     pretok: Annotated[
@@ -90,7 +92,9 @@ def run(
     prefill_max_tokens: Annotated[int | None, _option(ENGINE, "Padded tokens of one prefill (2048).")] = None,
     stream_interval: Annotated[int | None, _option(ENGINE, "Tokens per chunk after the first (8).")] = None,
     blocks: Annotated[int | None, _option(DESIGN, "Blocks, one boot of each arm each (6).")] = None,
-    rounds: Annotated[int | None, _option(DESIGN, "Measured rounds of a boot, pooled (2).")] = None,
+    rounds: Annotated[
+        int | None, _option(DESIGN, "Measured rounds of a boot (12 on emulated, 2 on cuda).")
+    ] = None,
     warmup_rounds: Annotated[int | None, _option(DESIGN, "Rounds of a boot thrown away (1).")] = None,
     margin: Annotated[str | None, _option(DESIGN, "Largest change that counts as none (1%).")] = None,
     primary: Annotated[str | None, _option(DESIGN, "Metric that decides (tpot_ms_p50).")] = None,

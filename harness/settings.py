@@ -19,11 +19,15 @@ from harness.workload import Workload
 DEVICES = ("auto", "cuda", "emulated")
 DTYPES = ("float32", "bfloat16", "float16")
 STAGINGS = ("copy", "sync")
-# The default is the seed's streaming workload: as it stands on a GPU, half of it on the emulated device.
-SCALED = {
-    "cuda": {"num_requests": 64, "max_new_tokens": 128},
-    "emulated": {"num_requests": 32, "max_new_tokens": 64},
+# The default is the seed's streaming workload: as it stands on a GPU; on the emulated device a quarter of the
+# requests at a quarter of the interval, half the tokens, so that there too the last request comes before the
+# first one ends. Many short rounds, in turn with the other arm's, rather than a few long ones: what disturbs
+# a small machine comes in bursts of a second, and so meets both arms.
+SCALED: dict[str, dict[str, Any]] = {
+    "cuda": {"num_requests": 64, "max_new_tokens": 128, "interval_ms": 20.0},
+    "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
+ROUNDS = {"cuda": 2, "emulated": 12}
 SWITCH = {"on": True, "off": False}
 COUNTS = ("max_batch_size", "prefill_max_batch_size", "prefill_max_tokens", "stream_interval", "block_size")
 
@@ -196,13 +200,17 @@ def make_design(
         after if variant is not None or after else None,
     )
     device = arms[0].options.device
-    defaults = SCALED[guess_device() if device == "auto" else device]
+    scale = guess_device() if device == "auto" else device
     of_variant = {} if variant is None else variant.workload
+    wanted = {**of_variant, **asked.workload}
+    defaults = dict(SCALED[scale])
+    if wanted.get("arrival", "fixed") != "fixed":
+        del defaults["interval_ms"]
     design = Design(
         name=arms[0].engine if variant is None else variant.name,
         arms=arms,
-        workload=make_workload({**defaults, **of_variant, **asked.workload}),
-        **asked.design,
+        workload=make_workload({**defaults, **wanted}),
+        **{"rounds": ROUNDS[scale], **asked.design},
     )
     design.check()
     return design

@@ -14,7 +14,10 @@ import psutil
 TESTS = Path(__file__).resolve().parent
 BENCH = (sys.executable, "-c", "from harness.cli import main; main()")
 ENTRY_POINTS = "[bench.engines]\nclockwork = clockwork_engine:SPEC\n"
-CLOCKWORK = ("--engine", "clockwork", "--no-pretok", "--num-requests", "8", "--max-new-tokens", "8")
+CLOCKWORK = (
+    *("--engine", "clockwork", "--no-pretok", "--rounds", "2", "--interval-ms", "20"),
+    *("--num-requests", "8", "--max-new-tokens", "8"),
+)
 
 
 def installed(where: Path) -> dict[str, str]:

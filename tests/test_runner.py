@@ -16,7 +16,7 @@ from harness import store
 from tests.bench_command import CLOCKWORK, Bench, installed, last_line, start
 
 DEATH_LIMIT_S = 10
-COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast", "--interval-ms", "5")
+COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,7 @@ def in_second_block(environment: dict[str, str], folder: Path) -> Bench:
 
 
 def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path: Path) -> None:
-    bench = start(
-        environment, tmp_path, "run", *COMPARE, "--blocks", "3", "--format", "json", "--rounds", "2"
-    )
+    bench = start(environment, tmp_path, "run", *COMPARE, "--blocks", "3", "--format", "json")
     code, stdout, stderr = bench.end()
     assert code == 0, stderr
     result = json.loads(stdout)
