@@ -22,8 +22,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from engines.api import EngineError
 
-class DeviceLost(Exception):
+
+class DeviceLost(EngineError):
     """The device died; nothing on it can be waited for any more."""
 
 
