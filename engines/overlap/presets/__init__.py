@@ -3,6 +3,10 @@
 Presets have seeded random weights and a byte-level BPE of their own, so that everything runs offline. They
 use initializer_range=0.2: with the default 0.02 a tied GPT-2 emits two to four distinct tokens whatever it
 is fed, and would hide a stale id, a wrong position or a replaced KV block.
+
+The tiny ones are deep and narrow: their weights (2.8 MiB in tiny-gpt2) nearly fit a core's own caches, yet a
+step is long. Wider ones are read through the last-level cache in each step, which the machines of one host
+share: steps of 4 layers x 256 wander by 10% from one second to the next (experiments/shared_cache.py).
 """
 
 from __future__ import annotations
