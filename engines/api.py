@@ -238,7 +238,8 @@ class Toggle:
 class EngineSpec:
     """How an engine is found (entry-point group `bench.engines`) before anything heavy is imported.
 
-    `build` names "module:function", called in the host as build(options, toggles) -> Engine.
+    `build` names "module:function", called in the host as build(options, toggles) -> Engine, under the
+    interpreter of the arm.
     """
 
     name: str
@@ -315,7 +316,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str  # the arm, for messages: "before", "after"
-    engine: str
+    build: str  # EngineSpec.build: another interpreter need not have the engine's entry point installed
     options: EngineOptions
     toggles: dict[str, str]
     inbox: str

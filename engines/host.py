@@ -52,7 +52,7 @@ class Host:
 
     def serve(self) -> None:
         """Start the engine, run it until told to stop, end it."""
-        engine = find_engine(self.config)
+        engine = build_engine(self.config)
         try:
             description = engine.start(Sink(self.config.events, self.context))
             self.say(api.Ready(self.config.name, description))
@@ -87,11 +87,14 @@ class Host:
         self.context.destroy(linger=1000)
 
 
-def find_engine(config: api.HostConfig) -> api.Engine:
-    """The engine of that name, built but not started."""
-    spec = api.pick(config.engine, api.find_engines(), "engine")
-    module, function = spec.build.split(":")
-    engine: api.Engine = getattr(import_module(module), function)(config.options, config.toggles)
+def build_engine(config: api.HostConfig) -> api.Engine:
+    """The engine, built but not started. Raises BadSetting where this interpreter lacks what it needs."""
+    module, function = config.build.split(":")
+    try:
+        build = getattr(import_module(module), function)
+    except ImportError as error:
+        raise api.BadSetting(f"{sys.executable} can't run the engine of {config.name}: {error}") from error
+    engine: api.Engine = build(config.options, config.toggles)
     return engine
 
 
