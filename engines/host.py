@@ -47,6 +47,8 @@ class Host:
         self.inbox.bind(config.inbox)
         self.replies = self.context.socket(zmq.PUSH)
         self.replies.connect(config.replies)
+        self.poller = zmq.Poller()
+        self.poller.register(self.inbox, zmq.POLLIN)
         self._decode = msgspec.msgpack.Decoder(api.ToHost).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -55,6 +57,8 @@ class Host:
         engine = build_engine(self.config)
         try:
             description = engine.start(Sink(self.config.events, self.context))
+            if engine.wake_fd is not None:
+                self.poller.register(engine.wake_fd, zmq.POLLIN)
             self.say(api.Ready(self.config.name, description))
             engine.run(lambda timeout: self.pump(engine, timeout))
         finally:
@@ -65,7 +69,7 @@ class Host:
 
     def pump(self, engine: api.Engine, timeout: float | None) -> bool:
         """Deliver waiting messages; False once the harness said stop. An empty inbox costs ~1 us."""
-        if timeout != 0 and not self.inbox.poll(None if timeout is None else int(timeout * 1e3)):
+        if timeout != 0 and not self.poller.poll(None if timeout is None else int(timeout * 1e3)):
             return True
         while True:
             try:
