@@ -28,7 +28,7 @@ from harness import messages, readings, records, store
 from harness.design import Arm, Design, order, round_seed
 from harness.session import Booted, Session
 from harness.store import Manifest
-from harness.workload import Workload, plan
+from harness.workload import Workload, plan, skipped
 
 WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
 
@@ -157,7 +157,8 @@ def _round(
     workload = design.workload if index >= 0 else warmup(design.workload)
     model = booted.description.model
     seed = round_seed(design.seed, block, index)
-    planned = plan(workload, seed, str(model.get("tokenizer", "")), int(model["context"]))
+    tokenizer, context = str(model.get("tokenizer", "")), int(model["context"])
+    planned = plan(workload, seed, tokenizer, context)
     pids = {**booted.pids, **session.pids}
     session.begin(booted)
     start = readings.read(pids)
@@ -170,6 +171,8 @@ def _round(
         raise api.EngineError(f"{booted.arm.name} served no request: {done.data.errors[0]}")
     steps = records.steps_frame(record)
     row |= {"seed": seed, "started_ns": done.started_ns, "ended_ns": done.ended_ns}
+    passed_over = skipped(workload, seed, tokenizer, context)
+    row |= {f"skipped.{reason}": count for reason, count in passed_over.items()}
     row |= {f"memory.{name}": value for name, value in record.memory.items()}
     row |= {f"counter.{name}": value for name, value in record.counters.items()}
     if len(steps) and "cpu_ms.engine" in row:
