@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engines.api import BadSetting
+from harness.measure import digest
 from harness.workload import UNTIMED, Workload, lengths, plan
 from harness.workload.prompts import english
 from harness.workload.streams import stream
@@ -148,6 +149,20 @@ def test_tokens_need_a_tokenizer(tmp_path: Path) -> None:
     missing = str(tmp_path / "tokenizer.json")
     with pytest.raises(BadSetting, match=r"cannot read the tokenizer .*tokenizer\.json"):
         plan(Workload(), 0, missing, 512)
+
+
+def test_a_run_can_tell_whether_its_files_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one")
+    assert Workload(prompts=str(path)).files == (str(path),)
+    assert Workload(arrival="trace", trace="x").files == ("x",)
+    assert Workload(prompts="english").files == Workload().files == ()
+    first = digest(str(path))
+    assert first == digest(str(path))
+    path.write_text("two")
+    assert first != digest(str(path))
+    with pytest.raises(BadSetting, match="cannot read /no/such/file: No such file or directory"):
+        digest("/no/such/file")
 
 
 def test_a_workload_survives_the_manifest() -> None:

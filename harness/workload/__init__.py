@@ -58,6 +58,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return lengths.parse(self.max_new_tokens, "max_new_tokens").most
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it is made of."""
+        prompts = None if self.prompts == source.ENGLISH else self.prompts
+        return tuple(path for path in (prompts, self.trace) if path is not None)
+
+    @property
     def open_loop(self) -> bool:
         """Whether requests are spread over time, whatever the engine does."""
         return ARRIVALS[self.arrival].open_loop
