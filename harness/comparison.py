@@ -114,12 +114,12 @@ def measured(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, lis
 
 
 def _block_values(design: Design, block: Block) -> dict[str, dict[str, float]]:
-    found = {
-        arm.name: metrics.measure(
-            *(block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work")), design.goodput
+    found: dict[str, dict[str, float]] = {}
+    for arm in design.arms:
+        requests, steps_of_arm, rounds, work = (
+            block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work")
         )
-        for arm in design.arms
-    }
+        found[arm.name] = metrics.measure(requests, steps_of_arm, rounds, work, design.goodput)
     steps = [block.of(arm.name, "steps") for arm in design.arms]
     if len(steps) == 2 and all(len(each) for each in steps):
         for arm, value in zip(design.arms, metrics.step_ms_matched(*steps), strict=True):

@@ -45,3 +45,16 @@ def test_text_tokenized_by_workers_in_a_closed_loop_and_all_that_a_round_records
     assert (rounds["memory.device_peak"] > 0).all()
     assert (rounds["memory.pinned_peak"] > 0).all()
     assert (rounds["counter.h2d_pageable_copies"] > 0).all()
+
+
+def test_a_trace_that_does_not_fit_is_refused_at_the_first_boot(tmp_path: Path) -> None:
+    """The warm-up, a quarter of the requests, would fit."""
+    trace = tmp_path / "trace.csv"
+    rows = ["Timestamp,Request tokens,Response tokens", *["1,8,2"] * 7, "1,800,200"]
+    trace.write_text("\n".join(rows))
+    asked = ("--arrival", "trace", "--trace", str(trace))
+    code, _, stderr = start(installed(tmp_path), tmp_path, "run", *OVERLAP, *asked).end()
+    assert code == 2
+    assert "up to 1000 tokens, input and output, and the context holds 512: trace_scale=0.51" in stderr
+    assert "done" not in stderr
+    assert not list((tmp_path / "results").iterdir())
