@@ -45,6 +45,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     recorder: bool = True  # step records on or off
     staging: str = "copy"  # emulated device only: what a pageable copy does first, "copy" or "sync"
     chaos: int | None = None  # seed of random delays on device and forward thread; None: no delays
+    tokenize_workers: int = 0  # threads that tokenize text prompts; 0: the scheduler's own thread does
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -173,6 +174,10 @@ class Engine:
     ever called from inside `pump`, so an engine that calls `pump` between two steps needs no lock.
     """
 
+    wake_fd: int | None = None
+    """A descriptor that turns readable when something other than a message is to be looked at, such as a
+    result from a thread of the engine: a waiting `pump` then returns. Set by `start`, read by the engine."""
+
     def start(self, events: EventSink) -> Description:
         """Load everything, be ready for the first request. Raises BadSetting or EngineError."""
         raise NotImplementedError
@@ -185,8 +190,8 @@ class Engine:
         """Serve until `pump` returns False.
 
         `pump(timeout)` delivers every message that is waiting, at most `timeout` seconds after the call
-        (0: do not wait; None: wait for one). An engine with a step loop of its own calls pump(0) in it;
-        the default suits engines that work in threads or event loops of their own.
+        (0: do not wait; None: wait for one, or for `wake_fd`). An engine with a step loop of its own calls
+        pump(0) in it; the default suits engines that work in threads or event loops of their own.
         """
         while pump(None):
             pass
@@ -238,7 +243,8 @@ class Toggle:
 class EngineSpec:
     """How an engine is found (entry-point group `bench.engines`) before anything heavy is imported.
 
-    `build` names "module:function", called in the host as build(options, toggles) -> Engine.
+    `build` names "module:function", called in the host as build(options, toggles) -> Engine, under the
+    interpreter of the arm.
     """
 
     name: str
@@ -315,7 +321,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str  # the arm, for messages: "before", "after"
-    engine: str
+    build: str  # EngineSpec.build: another interpreter need not have the engine's entry point installed
     options: EngineOptions
     toggles: dict[str, str]
     inbox: str

@@ -47,14 +47,18 @@ class Host:
         self.inbox.bind(config.inbox)
         self.replies = self.context.socket(zmq.PUSH)
         self.replies.connect(config.replies)
+        self.poller = zmq.Poller()
+        self.poller.register(self.inbox, zmq.POLLIN)
         self._decode = msgspec.msgpack.Decoder(api.ToHost).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
     def serve(self) -> None:
         """Start the engine, run it until told to stop, end it."""
-        engine = find_engine(self.config)
+        engine = build_engine(self.config)
         try:
             description = engine.start(Sink(self.config.events, self.context))
+            if engine.wake_fd is not None:
+                self.poller.register(engine.wake_fd, zmq.POLLIN)
             self.say(api.Ready(self.config.name, description))
             engine.run(lambda timeout: self.pump(engine, timeout))
         finally:
@@ -65,7 +69,7 @@ class Host:
 
     def pump(self, engine: api.Engine, timeout: float | None) -> bool:
         """Deliver waiting messages; False once the harness said stop. An empty inbox costs ~1 us."""
-        if timeout != 0 and not self.inbox.poll(None if timeout is None else int(timeout * 1e3)):
+        if timeout != 0 and not self.poller.poll(None if timeout is None else int(timeout * 1e3)):
             return True
         while True:
             try:
@@ -87,11 +91,14 @@ class Host:
         self.context.destroy(linger=1000)
 
 
-def find_engine(config: api.HostConfig) -> api.Engine:
-    """The engine of that name, built but not started."""
-    spec = api.pick(config.engine, api.find_engines(), "engine")
-    module, function = spec.build.split(":")
-    engine: api.Engine = getattr(import_module(module), function)(config.options, config.toggles)
+def build_engine(config: api.HostConfig) -> api.Engine:
+    """The engine, built but not started. Raises BadSetting where this interpreter lacks what it needs."""
+    module, function = config.build.split(":")
+    try:
+        build = getattr(import_module(module), function)
+    except ImportError as error:
+        raise api.BadSetting(f"{sys.executable} can't run the engine of {config.name}: {error}") from error
+    engine: api.Engine = build(config.options, config.toggles)
     return engine
 
 

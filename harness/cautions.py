@@ -20,6 +20,11 @@ Values = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one v
 STEAL = 0.01  # share of all CPU time that another virtual machine took
 OTHERS = 0.05  # share of all CPU time that processes used that are not the run's
 CLIENT_LAG_MS = 1.0
+SKIPPED = {
+    "short": "conversations under 4 tokens",
+    "long": "conversations too long for vLLM's limits or the context",
+    "failed": "requests that failed when the trace was recorded",
+}
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 THROTTLE = {
     0x08: "hardware slowdown",
@@ -40,6 +45,7 @@ def collect(
         *_steadiness(manifest, blocks, values),
         *_client(values),
         *_failures(blocks),
+        *_skipped(manifest, blocks),
         *_set_up(manifest),
     ]
     return list(dict.fromkeys(found))
@@ -55,7 +61,7 @@ def _decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
     if primary.blocks < 6:
         lines.append(f"too few blocks: {primary.blocks}; the interval is wide, 6 is the default")
     verdict = stats.verdict(primary, design.margin, "lower", is_time=True)
-    if verdict == "undecided":
+    if verdict == "undecided" and primary.scale == "ratio":
         low, high = stats.blocks_needed(primary.sd, primary.blocks, design.margin)
         lines.append(
             f"undecided: judged by the spread alone, {low} to {high} blocks would detect a change of "
@@ -117,7 +123,7 @@ def _noise(blocks: Sequence[Block]) -> list[str]:
 
 
 def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: Values) -> list[str]:
-    if manifest.design.workload.arrival != "fixed":
+    if not manifest.design.workload.open_loop:
         return []
     requests = _joined(blocks, "requests")
     requests = requests[(requests["admitted_ns"] >= 0) & (requests["tokenized_ns"] >= 0)]
@@ -149,6 +155,19 @@ def _failures(blocks: Sequence[Block]) -> list[str]:
     if not len(failed):
         return []
     return [f"{len(failed)} of {len(requests)} requests failed and are left out: {failed['error'].iloc[0]}"]
+
+
+def _skipped(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
+    """What the workload's data holds and was not asked; the same in both arms, so counted in one."""
+    rounds = _joined(blocks, "rounds")
+    rounds = rounds[rounds["arm"] == manifest.design.arms[0].name]
+    counts = {
+        what: int(rounds[f"skipped.{why}"].sum())
+        for why, what in SKIPPED.items()
+        if f"skipped.{why}" in rounds.columns
+    }
+    found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return [f"skipped, over all rounds: {found}"] if found else []
 
 
 def _set_up(manifest: Manifest) -> list[str]:

@@ -42,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 WORKLOAD, ENGINE, DESIGN, OUTPUT = "Workload", "Engine, both arms", "Design", "Output"
+LENGTH, LENGTH_FORMS = "LENGTH", "a number, uniform:LOW:HIGH or normal:MEAN:SD"
 
 
 def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
@@ -59,25 +60,72 @@ def run(
     ] = None,
     after: Annotated[list[str] | None, typer.Option(help="The same for the after arm.")] = None,
     prompt: Annotated[str | None, _option(WORKLOAD, "Text that every request asks.")] = None,
-    prompts: Annotated[str | None, _option(WORKLOAD, "File of one prompt per line, or `english`.")] = None,
-    input_tokens: Annotated[int | None, _option(WORKLOAD, "Tokens of each prompt, exactly.")] = None,
+    prompts: Annotated[
+        str | None,
+        _option(WORKLOAD, "File of one prompt per line, ShareGPT file (.json), or `english`."),
+    ] = None,
+    prompt_repeats: Annotated[
+        int | None, _option(WORKLOAD, "How often each prompt is asked: a prefix to reuse.")
+    ] = None,
+    unique_prompts: Annotated[
+        bool | None, _option(WORKLOAD, "No two prompts begin alike (off).", "--unique-prompts")
+    ] = None,
+    input_tokens: Annotated[
+        str | None,
+        _option(WORKLOAD, f"Tokens of each prompt: {LENGTH_FORMS}.", metavar=LENGTH),
+    ] = None,
     max_new_tokens: Annotated[
-        int | None, _option(WORKLOAD, "Tokens to generate (64 on emulated, 128 on cuda).")
+        str | None,
+        _option(
+            WORKLOAD,
+            f"Tokens to generate: {LENGTH_FORMS} (64 on emulated, 128 on cuda; as in the data for a trace "
+            "and for ShareGPT).",
+            metavar=LENGTH,
+        ),
     ] = None,
     num_requests: Annotated[
-        int | None, _option(WORKLOAD, "Requests of a round (16 on emulated, 64 on cuda).")
+        int | None,
+        _option(WORKLOAD, "Requests of a round (16 on emulated, 64 on cuda); a trace's first."),
     ] = None,
-    arrival: Annotated[str | None, _option(WORKLOAD, "fixed, burst or closed (fixed).")] = None,
+    arrival: Annotated[
+        str | None, _option(WORKLOAD, "fixed, poisson, gamma, burst, closed or trace (fixed).")
+    ] = None,
     interval_ms: Annotated[
         float | None, _option(WORKLOAD, "Between requests (5 on emulated, 20 on cuda).")
     ] = None,
     arrival_schedule: Annotated[str | None, _option(WORKLOAD, "absolute or relative (absolute).")] = None,
+    rate: Annotated[
+        float | None,
+        _option(WORKLOAD, "Requests per second, arrival poisson and gamma; a trace is stretched to it."),
+    ] = None,
+    burstiness: Annotated[
+        float | None,
+        _option(WORKLOAD, "Shape of the gamma distribution: 1 is Poisson, less comes in bursts (1)."),
+    ] = None,
+    ramp_up: Annotated[
+        str | None,
+        _option(
+            WORKLOAD,
+            "Rate to start from; it grows by request to --rate, at the last or the REQUESTS-th.",
+            metavar="START[:REQUESTS]",
+        ),
+    ] = None,
     concurrency: Annotated[int | None, _option(WORKLOAD, "Requests in flight, arrival closed.")] = None,
+    trace: Annotated[
+        str | None, _option(WORKLOAD, "File to replay, arrival trace: Mooncake (.jsonl) or BurstGPT (.csv).")
+    ] = None,
+    trace_scale: Annotated[
+        float | None, _option(WORKLOAD, "Factor on every length of the trace, to fit the context (1).")
+    ] = None,
     pretok: Annotated[
         bool | None, _option(WORKLOAD, "Send token ids instead of text (on).", "--pretok/--no-pretok")
     ] = None,
     stop_on_eos: Annotated[
         bool | None, _option(WORKLOAD, "End at EOS (off).", "--stop-on-eos/--no-stop-on-eos")
+    ] = None,
+    goodput: Annotated[
+        list[str] | None,
+        _option(WORKLOAD, "What a good request stays within: ttft:200, tpot:50, latency:2000 (ms)."),
     ] = None,
     model: Annotated[str | None, _option(ENGINE, "Preset, local path or hub id (tiny-gpt2).")] = None,
     device: Annotated[str | None, _option(ENGINE, "auto, cuda or emulated (auto).")] = None,
@@ -91,6 +139,9 @@ def run(
     ] = None,
     prefill_max_tokens: Annotated[int | None, _option(ENGINE, "Padded tokens of one prefill (2048).")] = None,
     stream_interval: Annotated[int | None, _option(ENGINE, "Tokens per chunk after the first (8).")] = None,
+    tokenize_workers: Annotated[
+        int | None, _option(ENGINE, "Threads that tokenize, with --no-pretok; 0: the scheduler's own (0).")
+    ] = None,
     blocks: Annotated[int | None, _option(DESIGN, "Blocks, one boot of each arm each (6).")] = None,
     rounds: Annotated[
         int | None, _option(DESIGN, "Measured rounds of a boot (12 on emulated, 2 on cuda).")
@@ -109,7 +160,7 @@ def run(
 ) -> None:
     """Compare a before with an after, in blocks of fresh boots; or measure one arm alone."""
     given = dict(locals())
-    from harness.settings import Asked, parse_fraction
+    from harness.settings import Asked, parse_fraction, parse_goodput
 
     asked = Asked(
         variant=variant,
@@ -118,16 +169,18 @@ def run(
         before=tuple(before or ()),
         after=tuple(after or ()),
         workload=_given(
-            given, "prompt", "prompts", "input_tokens", "max_new_tokens", "num_requests", "arrival",
-            "interval_ms", "arrival_schedule", "concurrency", "pretok", "stop_on_eos",
+            given, "prompt", "prompts", "prompt_repeats", "unique_prompts", "input_tokens", "max_new_tokens",
+            "num_requests", "arrival", "interval_ms", "arrival_schedule", "rate", "burstiness", "ramp_up",
+            "concurrency", "trace", "trace_scale", "pretok", "stop_on_eos",
         ),
         options=_given(
             given, "model", "device", "dtype", "staging", "max_batch_size", "prefill_max_batch_size",
-            "prefill_max_tokens", "stream_interval",
+            "prefill_max_tokens", "stream_interval", "tokenize_workers",
         ),
         design={
             **_given(given, "blocks", "rounds", "warmup_rounds", "primary", "seed"),
             **({} if margin is None else {"margin": parse_fraction(margin, "--margin")}),
+            **({} if not goodput else {"goodput": parse_goodput(goodput)}),
             **({} if not secondary else {"secondaries": tuple(secondary)}),
         },
     )  # fmt: skip

@@ -17,7 +17,7 @@ from harness.store import SCHEMA_VERSION, Manifest
 if TYPE_CHECKING:
     import pandas as pd
 
-THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s", "goodput_req_s")
+THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
 
 
@@ -39,8 +39,10 @@ def check_metrics(design: Design) -> None:
         api.pick(name, metrics.METRICS, "metric")
         if not metrics.METRICS[name].better:
             raise api.BadSetting(f"{name} is neither better lower nor higher, so it can have no verdict")
-        if name.startswith(("tpot", "itl")) and design.workload.max_new_tokens < 2:
+        if name.startswith(("tpot", "itl")) and design.workload.most_new_tokens == 1:
             raise api.BadSetting(f"{name} needs at least 2 output tokens; raise --max-new-tokens")
+        if name == "goodput_req_s" and not design.goodput:
+            raise api.BadSetting("goodput_req_s needs to know what is good: give --goodput, such as ttft:200")
     if metrics.METRICS[design.primary].can_be_zero:
         raise api.BadSetting(
             f"{design.primary} can be zero, so a margin in percent means nothing; choose another --primary"
@@ -67,7 +69,7 @@ def comparison(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, Any]:
     if len(design.arms) == 2 and design.primary not in effects:
         raise api.EngineError(f"the primary metric {design.primary} has no value in some block")
     adjusted = _adjusted(design, effects)
-    offered = offered_load(design, values.get("throughput_req_s", {}))
+    offered = offered_load(design, blocks, values.get("throughput_req_s", {}))
     return {
         "variant": design.name,
         "before": settings(design.arms[0]),
@@ -112,12 +114,12 @@ def measured(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, lis
 
 
 def _block_values(design: Design, block: Block) -> dict[str, dict[str, float]]:
-    found = {
-        arm.name: metrics.measure(
-            *(block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work"))
+    found: dict[str, dict[str, float]] = {}
+    for arm in design.arms:
+        requests, steps_of_arm, rounds, work = (
+            block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work")
         )
-        for arm in design.arms
-    }
+        found[arm.name] = metrics.measure(requests, steps_of_arm, rounds, work, design.goodput)
     steps = [block.of(arm.name, "steps") for arm in design.arms]
     if len(steps) == 2 and all(len(each) for each in steps):
         for arm, value in zip(design.arms, metrics.step_ms_matched(*steps), strict=True):
@@ -193,13 +195,24 @@ def _metric_row(
     return row
 
 
-def offered_load(design: Design, served: Mapping[str, Sequence[float]]) -> bool:
+def offered_load(design: Design, blocks: Sequence[Block], served: Mapping[str, Sequence[float]]) -> bool:
     """Whether throughput is what was offered rather than what the engine can do: arrivals by the clock, and
     at least 90% of their rate served (`served`: requests a second, by arm and block). It gets no verdict."""
     workload = design.workload
-    if workload.arrival != "fixed" or workload.arrival_schedule != "absolute" or not served:
+    if not workload.open_loop or workload.arrival_schedule == "relative" or not served:
         return False
-    return min(min(series) for series in served.values()) >= 0.9 * 1e3 / workload.interval_ms
+    offered = [offered_rate(block.of(design.arms[0].name, "requests")) for block in blocks]
+    return all(
+        rate >= 0.9 * due for series in served.values() for rate, due in zip(series, offered, strict=True)
+    )
+
+
+def offered_rate(requests: pd.DataFrame) -> float:
+    """Requests due per second, from the first due time of each round to its last; infinite where they are due
+    all at once."""
+    due = requests.groupby("round")["scheduled_ns"]
+    seconds = float((due.max() - due.min()).sum()) / 1e9
+    return (len(requests) - due.ngroups) / seconds if seconds else np.inf
 
 
 # ---------------------------------------------------------------------------------------------------------

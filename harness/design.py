@@ -36,6 +36,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     primary: str = "tpot_ms_p50"
     secondaries: tuple[str, ...] = ()
     seed: int = 0
+    goodput: dict[str, float] = {}  # ms by "ttft", "tpot", "latency": what a good request stays within
 
     def check(self) -> None:
         """Raises BadSetting where this can't be run as it stands."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from engines.api import BadSetting
 from harness import machine, runner, store
 from harness.comparison import Block, check_metrics, result
 from harness.design import Design, order
@@ -82,4 +84,14 @@ def described_here(design: Design, run: str, now: datetime) -> Manifest:
         machine=machine.fingerprint(),
         code=machine.code(),
         versions=machine.versions(),
+        files={path: digest(path) for path in design.workload.files},
     )
+
+
+def digest(path: str) -> str:
+    """BLAKE2b-128 of a file, hexadecimal. Raises BadSetting where it can't be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except OSError as error:
+        raise BadSetting(f"cannot read {path}: {error.strerror}") from None

@@ -7,7 +7,9 @@ Percentiles are numpy's default (linear), as in `vllm bench serve` and roseinfer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -66,6 +68,7 @@ METRICS: dict[str, Metric] = {
         Metric("throughput_tok_s", "tok/s", "higher", False),
         Metric("throughput_total_tok_s", "tok/s", "higher", False),
         Metric("throughput_req_s", "req/s", "higher", False),
+        Metric("goodput_req_s", "req/s", "higher", False),
         Metric("peak_concurrency", "requests", "", False),
         Metric("failed_requests", "requests", "lower", True),
         Metric("step_ms", "ms", "lower", False),
@@ -82,12 +85,13 @@ def measure(
     steps: pd.DataFrame | None,
     rounds: pd.DataFrame,
     device: pd.DataFrame | None = None,
+    objectives: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, float]:
     """All metrics of one boot but `step_ms_matched`, which takes two arms.
 
     `requests`, `steps` and `device` are records.requests_frame, steps_frame and device_frame with a column
     `round`; `rounds` has round, started_ns and ended_ns. Engines without step records have no `steps` or
-    an empty one: the metrics made from them are NaN.
+    an empty one: the metrics made from them are NaN. `objectives` are Design.goodput.
     """
     served = requests[requests["error"] == ""]
     values = {
@@ -96,6 +100,7 @@ def measure(
         for statistic, value in summary(samples).items()
     }
     values |= throughput(served, rounds)
+    values["goodput_req_s"] = goodput(served, rounds, objectives)
     values["peak_concurrency"] = peak_concurrency(requests)
     values["failed_requests"] = float(len(requests) - len(served))
     return values | _step_metrics(steps, device)
@@ -131,7 +136,8 @@ def distributions(served: pd.DataFrame) -> dict[str, Floats]:
                       omission)
     tpot              (last chunk - first chunk) / (completion tokens - 1), where there is more than one
                       token; both at the client                         vLLM: (latency - TTFT) / (n - 1),
-                      where its latency ends with the last chunk that holds a token
+                      where its latency ends with the last chunk that holds a token. roseinfer's, of the
+                      engine's stamps, is the mean of the request's own itl_token
     itl_chunk         gaps between the chunks of a request, whatever they hold: one sample a chunk   vLLM
     itl_token         gaps between the tokens of a request in the engine                        roseinfer
     latency           end at the client - sent                          roseinfer
@@ -175,15 +181,41 @@ def throughput(served: pd.DataFrame, rounds: pd.DataFrame) -> dict[str, float]:
     vLLM's: over the wall duration of the benchmark. roseinfer divides by last finish - first submit, which
     differs by the lag of the first request. In open loop below capacity this is the offered load.
     """
-    seconds = float((rounds["ended_ns"] - rounds["started_ns"]).sum()) / NS_PER_S
-    if served.empty or seconds <= 0:
-        seconds = np.nan
+    seconds = np.nan if served.empty else _wall_seconds(rounds)
     completion = int(served["completion_tokens"].sum())
     return {
         "throughput_tok_s": completion / seconds,
         "throughput_total_tok_s": (completion + int(served["prompt_tokens"].sum())) / seconds,
         "throughput_req_s": len(served) / seconds,
     }
+
+
+def goodput(served: pd.DataFrame, rounds: pd.DataFrame, objectives: Mapping[str, float]) -> float:
+    """Requests per second that stayed within every objective, over the same time as throughput.
+
+    `vllm bench serve --goodput`: TTFT, TPOT and latency as they are defined above, each at most its number of
+    ms; a request of one token has no TPOT and meets any. Requests that failed are not good. NaN without
+    objectives.
+    """
+    if not objectives:
+        return np.nan
+    first_chunk, last_chunk = _edges(served["chunk_ns"])
+    sent, tokens = served["sent_ns"].to_numpy(), served["completion_tokens"].to_numpy()
+    measured = {
+        "ttft": first_chunk - sent,
+        "tpot": (last_chunk - first_chunk) / np.maximum(1, tokens - 1),
+        "latency": served["finished_ns"].to_numpy() - sent,
+    }
+    good = first_chunk >= 0
+    for name, most_ms in objectives.items():
+        good &= measured[name] <= most_ms * NS_PER_MS
+    return int(good.sum()) / _wall_seconds(rounds)
+
+
+def _wall_seconds(rounds: pd.DataFrame) -> float:
+    """From the first due time of each round to its last end, all rounds; NaN for none."""
+    seconds = float((rounds["ended_ns"] - rounds["started_ns"]).sum()) / NS_PER_S
+    return seconds if seconds > 0 else np.nan
 
 
 def peak_concurrency(requests: pd.DataFrame) -> float:

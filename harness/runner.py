@@ -28,7 +28,7 @@ from harness import messages, readings, records, store
 from harness.design import Arm, Design, order, round_seed
 from harness.session import Booted, Session
 from harness.store import Manifest
-from harness.workload import Workload, plan
+from harness.workload import Planned, Workload, plan, skipped
 
 WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
 
@@ -115,6 +115,9 @@ def _block(
 ) -> dict[str, pd.DataFrame]:
     """Every arm's rounds, in the order of this block; the block's tables."""
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in store.TABLES}
+    if block == -1:
+        for each in booted.values():  # what does not fit the model is said now, not after a warm-up that did
+            planned(design.workload, round_seed(design.seed, block, 0), each)
     with ExitStack() as stack:
         gpus = {arm.name: _gpu(booted[arm.name], stack) for arm in design.arms}
         for index in rounds_of(design, block):
@@ -150,18 +153,25 @@ def warmup(workload: Workload) -> Workload:
     return msgspec.structs.replace(workload, num_requests=max(1, workload.num_requests // WARMUP_SHARE))
 
 
+def planned(workload: Workload, seed: int, booted: Booted) -> tuple[list[Planned], dict[str, int]]:
+    """What a round asks of an engine, and how much of its data it skips, by reason. Raises BadSetting where
+    it does not fit the model."""
+    model = booted.description.model
+    tokenizer, context = str(model.get("tokenizer", "")), int(model["context"])
+    return plan(workload, seed, tokenizer, context), skipped(workload, seed, tokenizer, context)
+
+
 def _round(
     session: Session, design: Design, block: int, index: int, booted: Booted, gpu: readings.Gpu | None,
     observe: Observer,
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
     workload = design.workload if index >= 0 else warmup(design.workload)
-    model = booted.description.model
     seed = round_seed(design.seed, block, index)
-    planned = plan(workload, seed, str(model.get("tokenizer", "")), int(model["context"]))
+    asked, passed_over = planned(workload, seed, booted)
     pids = {**booted.pids, **session.pids}
     session.begin(booted)
     start = readings.read(pids)
-    done = session.load(booted, planned, workload.concurrency, workload.interval_ns, observe)
+    done = session.load(booted, asked, workload.concurrency, workload.interval_ns, observe)
     row = readings.between(start, readings.read(pids))
     if gpu is not None:
         row |= gpu.read(set(pids.values()))
@@ -170,6 +180,7 @@ def _round(
         raise api.EngineError(f"{booted.arm.name} served no request: {done.data.errors[0]}")
     steps = records.steps_frame(record)
     row |= {"seed": seed, "started_ns": done.started_ns, "ended_ns": done.ended_ns}
+    row |= {f"skipped.{reason}": count for reason, count in passed_over.items()}
     row |= {f"memory.{name}": value for name, value in record.memory.items()}
     row |= {f"counter.{name}": value for name, value in record.counters.items()}
     if len(steps) and "cpu_ms.engine" in row:

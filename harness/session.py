@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +30,7 @@ from harness.workload import Planned
 # One compute thread per process: two OpenMP threads beside another busy process collapse 10-40x (FACTS 4).
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
+IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
 SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
 ROLES = {"device": "device process", "output": "output process"}
 
@@ -118,6 +120,9 @@ class Session:
     def boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
         """Start one engine per arm, side by side; by name, all ready. Raises BadSetting or RunFailed."""
         self._boots += 1
+        if self._boots == 1:
+            for arm in arms:
+                check_interpreter(arm)
         hosts = {arm.name: self._start_host(arm) for arm in arms}
         descriptions: dict[str, api.Description] = {}
         while len(descriptions) < len(arms):
@@ -142,7 +147,7 @@ class Session:
         address = self._endpoint(stem)
         config = api.HostConfig(
             name=arm.name,
-            engine=arm.engine,
+            build=api.pick(arm.engine, api.find_engines(), "engine").build,
             options=arm.options,
             toggles=arm.toggles,
             inbox=address,
@@ -151,10 +156,7 @@ class Session:
         )
         command = [arm.python or sys.executable, "-m", "engines.host", msgspec.json.encode(config).decode()]
         role = f"engine host of {arm.name}"
-        try:
-            return self._start(role, command, environment(arm.env), stem), address
-        except OSError as error:
-            raise api.BadSetting(f"can't start {arm.name} with {command[0]}: {error.strerror}") from error
+        return self._start(role, command, environment(arm.env), stem), address
 
     def _joined(self, arm: Arm, host: Child, address: str, description: api.Description) -> Booted:
         inbox = self._context.socket(zmq.PUSH)
@@ -296,6 +298,28 @@ class Session:
         socket.rcvhwm = 0
         socket.bind(self._endpoint(name))
         return socket
+
+
+def check_interpreter(arm: Arm) -> None:
+    """Raises BadSetting where the arm's own interpreter is none, or lacks what every host needs."""
+    if arm.python is None:
+        return
+    try:
+        done = subprocess.run(
+            [arm.python, "-c", "import engines.host; print('ready')"],
+            env=environment(arm.env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_S,
+        )
+    except OSError as error:
+        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: it says nothing") from None
+    if done.stdout.strip() != "ready":
+        why = (done.stderr.strip().splitlines() or ["it is no Python that can run an engine"])[-1].strip()
+        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {why}")
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:

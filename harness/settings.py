@@ -14,7 +14,9 @@ import msgspec
 from engines import api
 from harness.design import Arm, Design
 from harness.variants import Variant
-from harness.workload import Workload
+from harness.workload import Workload, lengths
+from harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
+from harness.workload.conversations import is_conversations
 
 DEVICES = ("auto", "cuda", "emulated")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -28,7 +30,9 @@ SCALED: dict[str, dict[str, Any]] = {
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
 ROUNDS = {"cuda": 2, "emulated": 12}
+OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
 SWITCH = {"on": True, "off": False}
+LENGTHS = ("input_tokens", "max_new_tokens")
 COUNTS = ("max_batch_size", "prefill_max_batch_size", "prefill_max_tokens", "stream_interval", "block_size")
 
 
@@ -118,14 +122,40 @@ def make_options(values: Mapping[str, Any]) -> api.EngineOptions:
             raise api.BadSetting(
                 f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}"
             )
+    if options.tokenize_workers < 0:
+        raise api.BadSetting(f"--tokenize-workers must be at least 0, not {options.tokenize_workers}")
     return options
 
 
 def make_workload(values: Mapping[str, Any]) -> Workload:
-    """The workload from a mapping by its options' names, checked."""
-    workload: Workload = _convert(values, Workload, "workload option")
+    """The workload from a mapping by its options' names, checked. A length that is a number may be text."""
+    plain = {
+        name: int(value) if name in LENGTHS and value is not None and lengths.is_number(value) else value
+        for name, value in values.items()
+    }
+    workload: Workload = _convert(plain, Workload, "workload option")
     workload.check()
     return workload
+
+
+def workload_values(
+    defaults: Mapping[str, Any], of_variant: Mapping[str, Any], asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is asked, before what the variant brings, before the defaults. Another way of arriving than the
+    default's or the variant's leaves out what only that one looks at; data that says how long outputs are
+    needs no default."""
+    values = {**defaults, **of_variant, **asked}
+    used = api.pick(values.get("arrival", "fixed"), ARRIVALS, "arrival").options
+    kept = {*used, *asked, *(of_variant if "arrival" not in asked else ())}
+    for name in TIMING_OPTIONS:
+        if name not in kept:
+            values.pop(name, None)
+    lengths_in_data = values.get("arrival") == "trace" or (
+        is_conversations(values.get("prompts")) and "input_tokens" not in values
+    )
+    if lengths_in_data and "max_new_tokens" not in {**of_variant, **asked}:
+        values["max_new_tokens"] = None
+    return values
 
 
 def _convert(values: Mapping[str, Any], kind: type, what: str) -> Any:
@@ -151,6 +181,24 @@ def parse_fraction(text: str, flag: str) -> float:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         raise api.BadSetting(f"{flag} needs a share such as 1% or 0.01, not '{text}'") from None
+
+
+def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
+    """ "ttft:200" texts as ms by metric: what a good request stays within. vLLM's "e2el" is the latency."""
+    objectives: dict[str, float] = {}
+    for text in texts:
+        name, _, limit = text.partition(":")
+        metric = api.pick(name, OBJECTIVES, "metric of --goodput")
+        try:
+            objective = float(limit)
+        except ValueError:
+            raise api.BadSetting(f"--goodput needs METRIC:MS such as ttft:200, not '{text}'") from None
+        if not 0 < objective < float("inf"):
+            raise api.BadSetting(f"--goodput {text}: the milliseconds must be above 0")
+        if metric in objectives:
+            raise api.BadSetting(f"--goodput {metric} is given twice")
+        objectives[metric] = objective
+    return objectives
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -202,15 +250,13 @@ def make_design(
     device = arms[0].options.device
     scale = guess_device() if device == "auto" else device
     of_variant = {} if variant is None else variant.workload
-    wanted = {**of_variant, **asked.workload}
-    defaults = dict(SCALED[scale])
-    if wanted.get("arrival", "fixed") != "fixed":
-        del defaults["interval_ms"]
     design = Design(
         name=arms[0].engine if variant is None else variant.name,
         arms=arms,
-        workload=make_workload({**defaults, **wanted}),
+        workload=make_workload(workload_values(SCALED[scale], of_variant, asked.workload)),
         **{"rounds": ROUNDS[scale], **asked.design},
     )
+    if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
+        raise api.BadSetting("tokenize_workers means something only with --no-pretok: ids need no tokenizing")
     design.check()
     return design

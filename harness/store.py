@@ -48,6 +48,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     code: Code
     versions: dict[str, str]
+    files: dict[str, str] = {}  # of the workload: a digest of each, by its path
     descriptions: dict[str, api.Description] = {}
 
 
@@ -114,9 +115,13 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
         found = _difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
         if found:
             raise StoreError(f"can't resume {stored.run} on another {what}: {found}; start a fresh run")
-    if stored.versions != now.versions:
-        found = _difference(stored.versions, now.versions)
-        raise StoreError(f"can't resume {stored.run} on other versions: {found}; start a fresh run")
+    for what, before, after in (
+        ("versions", stored.versions, now.versions),
+        ("files", stored.files, now.files),
+    ):
+        found = _difference(before, after)
+        if found:
+            raise StoreError(f"can't resume {stored.run} on other {what}: {found}; start a fresh run")
 
 
 def _difference(old: Any, new: Any, path: str = "") -> str:

@@ -25,6 +25,7 @@ DESCRIPTIVE = (
     "itl_token_ms_p99",
     "latency_ms_p50",
     "throughput_tok_s",
+    "goodput_req_s",
     "submit_lag_ms_p99",
     "queue_wait_ms_p50",
     "step_ms_matched",
@@ -66,7 +67,7 @@ def conclusion(result: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
         return f"{comparison['variant']}: {name} was not measured {where}."
     if comparison["after"] is None:
         return f"{comparison['variant']}: {name} is {number(row['before'])} {row['unit']} {where}."
-    change = f"{comparison['variant']}: {name} changed by {percent(row['change'])}"
+    change = f"{comparison['variant']}: {name} changed by {difference(row)}"
     if row["ci_low"] is None:
         decided = f"{change} {where}; one block gives no verdict."
     else:

@@ -45,6 +45,28 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("run --variant pinned-h2d --set sync=copy-done", "sync means something only with schedule=overlap"),
         ("run --variant pinned-h2d --arrival burst --interval-ms 5", "interval_ms means something only with"),
         ("run --variant pinned-h2d --arrival closed", "arrival=closed needs a concurrency"),
+        ("run --variant overlap --arrival poisson", "arrival=poisson needs a rate"),
+        (
+            "run --variant overlap --arrival gamma --rate 9 --burstiness 0",
+            "burstiness must be above 0, not 0",
+        ),
+        (
+            "run --variant pinned-h2d --input-tokens uniform:9:3",
+            "input_tokens=uniform:9:3: LOW is above HIGH",
+        ),
+        ("run --variant pinned-h2d --max-new-tokens many", "max_new_tokens needs a number, uniform:LOW:HIGH"),
+        ("run --variant pinned-h2d --arrival trace --trace /no/trace", "cannot read the trace /no/trace: No"),
+        ("run --variant pinned-h2d --prompts /no/where.json", "cannot read prompts from /no/where.json: No"),
+        ("run --variant pinned-h2d --prompt-repeats 8", "needs 4 different prompts, and there are 1"),
+        (
+            "run --variant pinned-h2d --goodput tttf:9",
+            "unknown metric of --goodput 'tttf'; did you mean ttft",
+        ),
+        ("run --variant pinned-h2d --primary goodput_req_s", "goodput_req_s needs to know what is good"),
+        (
+            "run --variant pinned-h2d --tokenize-workers 2",
+            "tokenize_workers means something only with --no-p",
+        ),
         ("run --variant pinned-h2d --prompts /nowhere/at/all", "/nowhere/at/all"),
         ("run --variant pinned-h2d --resume /nowhere/at/all", "/nowhere/at/all is no run folder"),
         ("run --resume /nowhere/at/all", "/nowhere/at/all is no run folder"),

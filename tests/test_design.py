@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -123,6 +124,78 @@ def test_the_default_workload_is_scaled_to_the_device() -> None:
     assert (on["cuda"].max_new_tokens, on["emulated"].max_new_tokens) == (128, 64)
 
 
+CLOSED = Variant(**{**msgspec.structs.asdict(PINNED), "workload": {"arrival": "closed", "concurrency": 4}})
+
+
+def test_another_way_of_arriving_replaces_the_variants_with_all_its_options() -> None:
+    def workload(**asked: Any) -> Workload:
+        request = Asked(variant="closed", workload=asked)
+        return make_design(request, ENGINES, {"closed": CLOSED}, lambda: "emulated").workload
+
+    assert workload().concurrency == 4
+    assert workload(arrival="poisson", rate=5.0).concurrency is None
+    with pytest.raises(api.BadSetting, match="rate means something only with"):
+        workload(rate=5.0)
+    with pytest.raises(api.BadSetting, match="concurrency means something only with arrival=closed"):
+        workload(arrival="poisson", rate=5.0, concurrency=4)
+
+
+def test_data_that_says_how_long_outputs_are_gets_no_default(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("Timestamp,Request tokens,Response tokens\n1,2,3\n")
+    found = made(variant="pinned", workload={"arrival": "trace", "trace": str(trace)})
+    assert found.workload.max_new_tokens is None
+    answers = tmp_path / "sharegpt.json"
+    turns = '[{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]'
+    answers.write_text('[{"conversations": ' + turns + "}]")
+    asked = {"prompts": str(answers)}
+    assert made(variant="pinned", workload=asked).workload.max_new_tokens is None
+    assert made(variant="pinned", workload=asked | {"max_new_tokens": "9"}).workload.max_new_tokens == 9
+    assert made(variant="pinned", workload=asked | {"input_tokens": "9"}).workload.max_new_tokens == 64
+
+
+def test_a_length_that_is_a_number_is_kept_as_one() -> None:
+    workload = made(
+        variant="pinned", workload={"input_tokens": "16", "max_new_tokens": "uniform:2:9"}
+    ).workload
+    assert (workload.input_tokens, workload.max_new_tokens) == (16, "uniform:2:9")
+    assert (workload.most_new_tokens, Workload().most_new_tokens) == (9, 128)
+
+
+def test_tokenize_workers_can_be_what_is_compared() -> None:
+    asked = {"both": ["h2d=pinned"], "after": ["tokenize_workers=2"], "workload": {"pretok": False}}
+    before, after = made(variant="pinned", **asked).arms
+    assert (before.options.tokenize_workers, after.options.tokenize_workers) == (0, 2)
+
+
+def test_goodput_is_part_of_the_design() -> None:
+    assert settings.parse_goodput(["ttft:200", "e2el:2000", "tpot:7.5"]) == {
+        "ttft": 200,
+        "latency": 2000,
+        "tpot": 7.5,
+    }
+    found = made(variant="pinned", design={"goodput": {"ttft": 200.0}, "primary": "goodput_req_s"})
+    check_metrics(found)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Design).goodput == {"ttft": 200.0}
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (["ttf:200"], "unknown metric of --goodput 'ttf'; did you mean ttft?"),
+        (["ttft"], "--goodput needs METRIC:MS such as ttft:200, not 'ttft'"),
+        (["ttft:fast"], "not 'ttft:fast'"),
+        (["ttft:-1"], "--goodput ttft:-1: the milliseconds must be above 0"),
+        (["ttft:nan"], "must be above 0"),
+        (["latency:5", "e2el:6"], "--goodput latency is given twice"),
+    ],
+)
+def test_objectives_that_cannot_be_are_refused(texts: list[str], reason: str) -> None:
+    with pytest.raises(api.BadSetting) as caught:
+        settings.parse_goodput(texts)
+    assert reason in str(caught.value)
+
+
 def test_a_design_goes_through_json_unchanged() -> None:
     found = made(variant="pinned", before=["env.X=1"], design={"secondaries": ("ttft_ms_p50",)})
     assert msgspec.json.decode(msgspec.json.encode(found), type=Design) == found
@@ -173,6 +246,18 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
         ),
         ({"variant": "pinned", "workload": {"num_requests": -1}}, "num_requests must be at least 1, not -1"),
         ({"variant": "pinned", "workload": {"arrival": "fixd"}}, "did you mean fixed?"),
+        (
+            {"variant": "pinned", "options": {"tokenize_workers": 2}},
+            "only with --no-pretok: ids need no tokenizing",
+        ),
+        (
+            {"variant": "pinned", "options": {"tokenize_workers": -1}},
+            "--tokenize-workers must be at least 0, not -1",
+        ),
+        (
+            {"variant": "pinned", "workload": {"max_new_tokens": "some"}},
+            "max_new_tokens needs a number, uniform",
+        ),
         ({"variant": "pinned", "design": {"blocks": 0}}, "--blocks must be at least 1, not 0"),
         ({"variant": "pinned", "design": {"margin": 1.5}}, "--margin must lie between 0% and 100%"),
         ({"variant": "pinned", "design": {"secondaries": tuple("abcdef")}}, "at most 5 --secondary"),
@@ -193,6 +278,7 @@ def test_what_cannot_be_run_is_refused_with_one_reason(asked: Mapping[str, Any],
         ({"primary": "submit_lag_ms_p99"}, "can be zero"),
         ({"secondaries": ("peak_concurrency",)}, "neither better lower nor higher"),
         ({"workload": Workload(max_new_tokens=1)}, "needs at least 2 output tokens"),
+        ({"primary": "goodput_req_s"}, "goodput_req_s needs to know what is good: give --goodput"),
     ],
 )
 def test_metrics_that_cannot_decide_are_refused(changes: Mapping[str, Any], reason: str) -> None:

@@ -84,6 +84,77 @@ def test_one_request_by_hand(name: str, milliseconds: float) -> None:
     assert measured(request())[name] == pytest.approx(milliseconds)
 
 
+def test_both_conventions_by_their_formulas() -> None:
+    """vLLM's and roseinfer's metrics of the same requests, each written out from its source: chunks of
+    several tokens, a single token, a failure, a late send."""
+    table = [
+        request(),
+        request(scheduled_ns=110, sent_ns=110, submitted_ns=112, accepted_ns=113, tokenized_ns=113,
+                admitted_ns=120, chunk_ns=[131, 191], chunk_tokens=[1, 8], completion_tokens=9,
+                token_ns=[130, 137, 145, 152, 160, 168, 175, 183, 190], finished_ns=191),
+        request(scheduled_ns=120, sent_ns=125, submitted_ns=126, accepted_ns=127, tokenized_ns=130,
+                admitted_ns=131, chunk_ns=[150], chunk_tokens=[1], token_ns=[149], completion_tokens=1,
+                finished_ns=150),
+        request(completion_tokens=-1, chunk_ns=[], token_ns=[], finished_ns=104, error="too long"),
+    ]  # fmt: skip
+    values = measured(*table)
+    served = [{name: value / MS if name.endswith("_ns") else value for name, value in each.items()}
+              for each in table if not each["error"]]  # fmt: skip
+
+    def expect(name: str, samples: list[float]) -> None:
+        found = {statistic: values[f"{name}_{statistic}"] for statistic in metrics.STATISTICS}
+        levels = {f"p{level}": np.percentile(samples, level) for level in (50, 90, 95, 99)}
+        assert found == pytest.approx({"mean": np.mean(samples), **levels})
+
+    vllm_ttft = [each["chunk_ns"][0] - each["sent_ns"] for each in served]
+    vllm_latency = [each["chunk_ns"][-1] - each["sent_ns"] for each in served]
+    expect("ttft_ms", vllm_ttft)
+    expect("tpot_ms", [(latency - ttft) / (each["completion_tokens"] - 1)
+                       for latency, ttft, each in zip(vllm_latency, vllm_ttft, served, strict=True)
+                       if each["completion_tokens"] > 1])  # fmt: skip
+    expect("itl_chunk_ms", [gap for each in served for gap in np.diff(each["chunk_ns"])])
+
+    expect("submit_lag_ms", [max(0, each["sent_ns"] - each["scheduled_ns"]) for each in served])
+    expect("add_request_ms", [each["submitted_ns"] - each["sent_ns"] for each in served])
+    expect("tokenize_ms", [each["tokenized_ns"] - each["accepted_ns"] for each in served])
+    expect("queue_wait_ms", [each["admitted_ns"] - each["tokenized_ns"] for each in served])
+    expect("prefill_first_ms", [each["token_ns"][0] - each["admitted_ns"] for each in served])
+    expect("itl_token_ms", [gap for each in served for gap in np.diff(each["token_ns"])])
+    expect("latency_ms", [each["finished_ns"] - each["sent_ns"] for each in served])
+    expect("ttft_scheduled_ms", [each["chunk_ns"][0] - each["scheduled_ns"] for each in served])
+    tokens = sum(each["completion_tokens"] for each in served)
+    assert values["throughput_tok_s"] == pytest.approx(tokens / 0.2)
+    assert values["throughput_req_s"] == pytest.approx(3 / 0.2)
+
+
+def test_tpot_in_the_engine_and_at_the_client_are_two_things() -> None:
+    """The last chunk of a stream comes late, the tokens did not: the client sees it, the engine does not."""
+    late = request(chunk_ns=[120, 140, 204])
+    values = measured(late)
+    assert values["tpot_ms_mean"] == pytest.approx((204 - 120) / 4)
+    assert values["itl_token_ms_mean"] == pytest.approx((162 - 118) / 4)  # roseinfer's TPOT of this request
+
+
+def test_goodput_counts_requests_that_meet_every_objective() -> None:
+    good = request()  # TTFT 17, TPOT 11, latency 62
+    slow_start = request(sent_ns=90)  # TTFT 30, latency 75
+    single = request(completion_tokens=1, chunk_ns=[115], token_ns=[114], finished_ns=115)  # no TPOT
+    failed = request(completion_tokens=-1, chunk_ns=[], token_ns=[], error="too long")
+
+    def goodput(**objectives: float) -> float:
+        frame = pd.DataFrame([good, slow_start, single, failed])
+        return metrics.measure(frame, None, rounds((100, 300)), None, objectives)["goodput_req_s"] * 0.2
+
+    assert goodput(ttft=1000) == pytest.approx(3)
+    assert goodput(ttft=17) == pytest.approx(2)  # at most: 17 is met
+    assert goodput(ttft=16.9) == pytest.approx(1)
+    assert goodput(tpot=5) == pytest.approx(1)  # one token has no TPOT, and meets any
+    assert goodput(latency=62) == pytest.approx(2)
+    assert goodput(ttft=1000, latency=62, tpot=5) == pytest.approx(1)
+    assert goodput(latency=1) == 0
+    assert math.isnan(measured(good)["goodput_req_s"])
+
+
 def test_percentiles_are_linear() -> None:
     values = measured(*(request(finished_ns=103 + latency) for latency in (70, 80, 90, 100)))
     assert values["latency_ms_mean"] == pytest.approx(85)

@@ -38,6 +38,7 @@ MANIFEST = Manifest(
     machine=Machine(cpu="a cpu", cores=2, kernel="6", memory_gib=8, gpus=[]),
     code=Code(commit="abc", changes=""),
     versions={"python": "3.11"},
+    files={"a.txt": "0c2d"},
 )
 
 
@@ -190,6 +191,7 @@ OTHER_ARMS = (DESIGN.arms[0], msgspec.structs.replace(DESIGN.arms[1], toggles={"
         ({"design": msgspec.structs.replace(DESIGN, blocks=7)}, "settings: blocks was 6, is 7"),
         ({"machine": msgspec.structs.replace(MANIFEST.machine, cores=4)}, "machine: cores was 2, is 4"),
         ({"versions": {"python": "3.12"}}, "versions: python was '3.11', is '3.12'"),
+        ({"files": {"a.txt": "5e1f"}}, "files: a.txt was '0c2d', is '5e1f'"),
     ],
 )
 def test_resume_refuses_and_names_the_difference(changes: dict[str, Any], reason: str) -> None:

@@ -52,7 +52,7 @@ def manifest(blocks: int = 6, arms: int = 2, **design: Any) -> Manifest:
         Arm(name="before", engine="e", options=api.EngineOptions(), toggles={"h2d": "pageable"}),
         Arm(name="after", engine="e", options=api.EngineOptions(), toggles={"h2d": "pinned"}),
     )
-    planned = Design(name="pinned-h2d", arms=both[:arms], workload=Workload(), blocks=blocks, **design)
+    planned = Design(name="pinned-h2d", arms=both[:arms], blocks=blocks, **{"workload": Workload(), **design})
     return Manifest(
         schema_version=store.SCHEMA_VERSION,
         run="a-run",
@@ -204,6 +204,43 @@ def test_offered_load_gets_no_verdict() -> None:
     assert row["verdict"] is None
 
 
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload(arrival="poisson", rate=50.0),
+        Workload(arrival="gamma", rate=50.0, burstiness=0.5),
+        Workload(arrival="trace", trace="x", max_new_tokens=None),
+    ],
+)
+def test_offered_load_is_told_from_what_was_due(workload: Workload) -> None:
+    plan = manifest(secondaries=("throughput_req_s",), workload=workload)
+    assert result(0.9, plan)["comparisons"][0]["metrics"]["throughput_req_s"]["verdict"] is None
+    closed = manifest(secondaries=("throughput_req_s",), workload=Workload(arrival="closed", concurrency=4))
+    assert result(0.9, closed)["comparisons"][0]["metrics"]["throughput_req_s"]["verdict"] is not None
+
+
+def test_goodput_is_made_from_the_objectives_of_the_design() -> None:
+    plan = manifest(goodput={"tpot": 3.8}, secondaries=("goodput_req_s",))
+    found = result(0.9, plan)
+    row = found["comparisons"][0]["metrics"]["goodput_req_s"]
+    assert row["before"] == 0  # 4 ms a token, in every block
+    assert row["after"] > 0
+    assert row["change"] is None
+    assert row["verdict"] == "better"
+    assert "goodput_req_s" in shown(found, 120)
+    assert "goodput_req_s" not in result(0.9)["comparisons"][0]["metrics"]
+
+
+def test_a_primary_that_is_zero_somewhere_is_told_in_its_unit() -> None:
+    found = result(0.9, manifest(goodput={"tpot": 3.8}, primary="goodput_req_s"))
+    only = found["comparisons"][0]
+    sentence = tables.conclusion(found, only)
+    assert "goodput_req_s changed by +" in sentence
+    assert "req/s" in sentence
+    assert "better" in sentence
+    assert not any("blocks would detect" in line for line in only["warnings"])
+
+
 def test_one_block_has_numbers_and_no_verdict() -> None:
     found = result(plan=manifest(blocks=1))
     row = found["comparisons"][0]["metrics"]["tpot_ms_p50"]
@@ -297,6 +334,19 @@ def test_a_position_effect_weakens() -> None:
         for number, first in enumerate(plan.after_first)
     ]
     assert "weakened by a position effect" in warnings(comparison.result(plan, biased))
+
+
+def test_what_was_skipped_is_told_once_for_both_arms() -> None:
+    passed_over = {"skipped.short": 2, "skipped.long": 0, "skipped.failed": 5}
+    skipping = [
+        block(number, {arm: side(tpot) | {"rounds": side(tpot)["rounds"].assign(**passed_over)}
+                       for arm, tpot in (("before", 4.0), ("after", 3.6))})
+        for number in range(6)
+    ]  # fmt: skip
+    found = warnings(comparison.result(manifest(), skipping))
+    assert "12 conversations under 4 tokens, 30 requests that failed" in found
+    assert "too long" not in found
+    assert "skipped" not in warnings(result())
 
 
 def test_one_order_only_is_told() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engines.api import BadSetting
-from harness.workload import UNTIMED, Workload, plan
+from harness.measure import digest
+from harness.workload import UNTIMED, Workload, lengths, plan
 from harness.workload.prompts import english
+from harness.workload.streams import stream
 
 
 @pytest.fixture(scope="session")
@@ -147,6 +151,119 @@ def test_tokens_need_a_tokenizer(tmp_path: Path) -> None:
         plan(Workload(), 0, missing, 512)
 
 
+def test_a_run_can_tell_whether_its_files_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one")
+    assert Workload(prompts=str(path)).files == (str(path),)
+    assert Workload(arrival="trace", trace="x").files == ("x",)
+    assert Workload(prompts="english").files == Workload().files == ()
+    first = digest(str(path))
+    assert first == digest(str(path))
+    path.write_text("two")
+    assert first != digest(str(path))
+    with pytest.raises(BadSetting, match="cannot read /no/such/file: No such file or directory"):
+        digest("/no/such/file")
+
+
 def test_a_workload_survives_the_manifest() -> None:
     workload = Workload(prompts="english", arrival="closed", concurrency=7)
     assert msgspec.json.decode(msgspec.json.encode(workload), type=Workload) == workload
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Repeated and unique prompts, lengths that are drawn
+
+
+def test_each_prompt_is_asked_as_often_as_it_says(tokenizer_path: str) -> None:
+    workload = Workload(prompts="english", prompt_repeats=4, num_requests=20, max_new_tokens=8)
+    workload.check()
+    prompts = [tuple(each.prompt) for each in plan(workload, 1, tokenizer_path, 512)]
+    assert len(set(prompts)) == 5
+    assert prompts == prompts[:5] * 4  # as far from each other as can be: the first may be done by then
+
+
+def test_the_last_prompt_of_repeats_that_do_not_divide_is_asked_less_often() -> None:
+    workload = Workload(prompts="english", prompt_repeats=3, num_requests=8, pretok=False)
+    counts = Counter(each.prompt for each in plan(workload, 1, "", 512))
+    assert sorted(counts.values()) == [2, 3, 3]
+
+
+@pytest.mark.parametrize("pretok", [True, False])
+@pytest.mark.parametrize("options", [{}, {"prompts": "english"}, {"input_tokens": "uniform:1:40"}])
+def test_unique_prompts_share_not_even_their_first_token(
+    tokenizer_path: str, options: dict[str, str], pretok: bool
+) -> None:
+    workload = Workload(unique_prompts=True, pretok=pretok, num_requests=40, **options)  # type: ignore[arg-type]
+    workload.check()
+    tokenizer = Tokenizer.from_file(tokenizer_path)
+    ids = [
+        tokenizer.encode(each.prompt).ids if isinstance(each.prompt, str) else each.prompt
+        for each in plan(workload, 1, tokenizer_path, 512)
+    ]
+    assert len({each[0] for each in ids}) == 40
+    if "input_tokens" not in options:
+        other_round = plan(workload, 2, tokenizer_path, 512)
+        assert not {tuple(each[:4]) for each in ids} & {tuple(each.prompt[:4]) for each in other_round}
+
+
+def test_unique_prompts_can_be_repeated(tokenizer_path: str) -> None:
+    workload = Workload(unique_prompts=True, prompt_repeats=4, num_requests=12)
+    workload.check()
+    prompts = [tuple(each.prompt) for each in plan(workload, 1, tokenizer_path, 512)]
+    assert len({each[0] for each in prompts}) == 3
+    assert prompts == prompts[:3] * 4
+
+
+@pytest.mark.parametrize("pretok", [True, False])
+def test_lengths_that_are_drawn_are_met_exactly(tokenizer_path: str, pretok: bool) -> None:
+    options = {"input_tokens": "uniform:5:60", "max_new_tokens": "normal:20:5", "num_requests": 200}
+    workload = Workload(pretok=pretok, prompts="english", **options)  # type: ignore[arg-type]
+    workload.check()
+    tokenizer = Tokenizer.from_file(tokenizer_path)
+    planned = plan(workload, 1, tokenizer_path, 512)
+    drawn = [
+        len(tokenizer.encode(each.prompt).ids if isinstance(each.prompt, str) else each.prompt)
+        for each in planned
+    ]
+    assert drawn == lengths.parse("uniform:5:60", "").draw(200, stream(1, "input_tokens"))
+    outputs = [each.max_new_tokens for each in planned]
+    assert outputs == lengths.parse("normal:20:5", "").draw(200, stream(1, "max_new_tokens"))
+    assert len(set(drawn)) > 40
+    assert abs(np.corrcoef(drawn, outputs)[0, 1]) < 0.3
+
+
+def test_a_distribution_must_fit_the_context_with_its_longest(tokenizer_path: str) -> None:
+    fitting = Workload(input_tokens="uniform:1:412", max_new_tokens="uniform:1:100")
+    assert plan(fitting, 0, tokenizer_path, 512)
+    with pytest.raises(BadSetting, match=r"413 tokens .* leaves 412 beside max_new_tokens=uniform:1:100"):
+        plan(msgspec.structs.replace(fitting, input_tokens="uniform:1:413"), 0, tokenizer_path, 512)
+    with pytest.raises(BadSetting, match="leaves 0 beside max_new_tokens=600"):
+        plan(Workload(max_new_tokens=600), 0, tokenizer_path, 512)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"prompt_repeats": 0}, "prompt_repeats must be at least 1, not 0"),
+        ({"prompt_repeats": 65}, "prompt_repeats=65 is more than num_requests=64"),
+        (
+            {"prompt_repeats": 4},
+            "prompt_repeats=4 of 64 requests needs 16 different prompts, and there are 1; give more, or ask "
+            "for unique prompts",
+        ),
+    ],
+)
+def test_prompts_that_cannot_be_had_are_refused(options: dict[str, object], complaint: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        Workload(**options).check()  # type: ignore[arg-type]
+    assert complaint in str(caught.value)
+
+
+def test_more_unique_prompts_than_words_are_refused(tokenizer_path: str) -> None:
+    with pytest.raises(BadSetting, match="unique prompts, not for 9000; ask for fewer"):
+        plan(Workload(unique_prompts=True, num_requests=9000), 0, tokenizer_path, 512)
+
+
+def test_unique_prompts_need_a_tokenizer() -> None:
+    with pytest.raises(BadSetting, match="unique_prompts needs the engine's tokenizer"):
+        plan(Workload(pretok=False, unique_prompts=True), 0, "", 512)

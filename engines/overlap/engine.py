@@ -24,6 +24,7 @@ from engines.overlap.recorder import NoRecorder, Recorder
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
 from engines.overlap.toggles import d2h, graph, h2d, launch, output, sync
+from engines.overlap.tokenizing import Tokenized, Tokenizing
 
 
 def ladder(most: int) -> tuple[int, ...]:
@@ -50,6 +51,7 @@ class OverlapEngine(api.Engine):
         self._own_device = device is None
         self._device = device
         self._run: Run | None = None
+        self._tokenizing: Tokenizing | None = None
 
     def start(self, events: api.EventSink) -> api.Description:
         options, toggles = self.options, self.toggles
@@ -69,6 +71,9 @@ class OverlapEngine(api.Engine):
         shapes = [(rows, blocks) for rows in limits.batch_buckets for blocks in limits.block_buckets]
         facts = device.load(self._module(limits, num_blocks, shapes))
         self.tokenizer = load_tokenizer(options.model, facts["vocabulary"])
+        if options.tokenize_workers:
+            self._tokenizing = Tokenizing(self.tokenizer, options.tokenize_workers)
+            self.wake_fd = self._tokenizing.wake_fd
         graph.PREPARE[toggles["graph"]](device, shapes)
 
         recorder = Recorder() if options.recorder else NoRecorder()
@@ -165,14 +170,28 @@ class OverlapEngine(api.Engine):
     def submit(self, request: api.Request) -> None:
         """Tokenize where the client did not, refuse what can never run, queue the rest."""
         accepted = perf_counter_ns()
-        assert self._run is not None
         prompt = request.prompt
         if isinstance(prompt, str):
+            if self._tokenizing is not None:
+                self._tokenizing.submit(request, prompt, accepted)
+                return
             prompt = self.tokenizer.encode(prompt).ids
-        active = Active(request, prompt, accepted, perf_counter_ns())
+        self._queue(Active(request, prompt, accepted, perf_counter_ns()))
+
+    def _take(self, tokenized: Tokenized) -> None:
+        """A request comes back from the tokenize workers."""
+        if tokenized.error:
+            self._events.send([api.Error(tokenized.request.id, tokenized.error)])
+        else:
+            self._queue(
+                Active(tokenized.request, tokenized.prompt, tokenized.accepted_ns, tokenized.tokenized_ns)
+            )
+
+    def _queue(self, active: Active) -> None:
+        assert self._run is not None
         reason = self._why_impossible(active)
         if reason is not None:
-            self._events.send([api.Error(request.id, reason)])
+            self._events.send([api.Error(active.request.id, reason)])
         else:
             self._run.scheduler.add(active)
 
@@ -194,6 +213,8 @@ class OverlapEngine(api.Engine):
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         assert self._run is not None
+        if self._tokenizing is not None:
+            pump = self._tokenizing.feeding(pump, self._take)
         LOOPS[self.toggles["schedule"]](self._run, pump)
 
     def begin_round(self) -> None:
@@ -217,6 +238,9 @@ class OverlapEngine(api.Engine):
         )
 
     def stop(self) -> None:
+        if self._tokenizing is not None:
+            self._tokenizing.stop()
+            self._tokenizing = self.wake_fd = None
         if self._run is not None:
             self._run.launch.stop()
             self._run.output.stop()

@@ -1,9 +1,8 @@
-"""What requests ask: texts from a file, a string, or Python's own documentation, and their token ids."""
+"""The texts that requests ask: from a file, a string, or Python's own documentation, and their token ids."""
 
 from __future__ import annotations
 
 import ast
-import random
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -12,7 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engines.api import BadSetting
+from harness.workload import conversations
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -56,14 +58,17 @@ PASSAGE_CHARACTERS = range(60, 601)  # one to a few sentences: 15-150 tokens, fi
 CODE = re.compile(r">>>|::|\*\*|``|__|==|\|")
 
 TRIES = 64  # texts looked at for one of exactly the wanted number of tokens
+LEAD_WORDS = 4
+SPARE_WORDS = 64  # found beyond those that are needed, so that leads of different rounds differ too
 
 
-def texts(prompt: str | None, prompts: str | None, seed: int) -> list[str]:
+def texts(prompt: str | None, prompts: str | None, random: np.random.Generator) -> list[str]:
     """The texts to ask, in the order in which requests take them: `prompts` where given, else `prompt`."""
     if prompts == ENGLISH:
-        passages = list(english())
-        random.Random(seed).shuffle(passages)
-        return passages
+        return [english()[index] for index in random.permutation(len(english()))]
+    if conversations.is_conversations(prompts):
+        found = conversations.read(str(prompts))
+        return [found[index].prompt for index in random.permutation(len(found))]
     if prompts is not None:
         return from_file(prompts)
     if not prompt:
@@ -121,23 +126,45 @@ def load_tokenizer(path: str) -> Tokenizer:
         raise BadSetting(f"cannot read the tokenizer {path}: {error}") from None
 
 
-def ids_of_length(passages: list[str], start: int, length: int, tokenizer: Tokenizer) -> list[int]:
-    """Exactly `length` token ids: passage `start`, joined with those after it, and cut."""
+def leads(count: int, tokenizer: Tokenizer, random: np.random.Generator) -> list[str]:
+    """So many openings of a few words, no two of which begin with the same token: a prompt behind one of
+    them shares no prefix with a prompt behind another. Raises BadSetting where words are too few."""
+    words: dict[int, str] = {}  # by their first token
+    for token in random.permutation(tokenizer.get_vocab_size()).tolist():
+        word = tokenizer.decode([token]).strip()
+        if len(word) > 2 and word.isascii() and word.isalpha():
+            first = tokenizer.encode(word, add_special_tokens=False).ids[0]
+            words.setdefault(first, word)
+        if len(words) == count + SPARE_WORDS:
+            break
+    if len(words) < count:
+        raise BadSetting(
+            f"the tokenizer has words for {len(words)} unique prompts, not for {count}; ask for fewer"
+        )
+    firsts = list(words.values())
+    return [
+        " ".join([first, *(firsts[index] for index in random.integers(0, len(firsts), LEAD_WORDS - 1))])
+        for first in firsts[:count]
+    ]
+
+
+def ids_of_length(lead: str, passages: list[str], start: int, length: int, tokenizer: Tokenizer) -> list[int]:
+    """Exactly `length` token ids: `lead`, passage `start`, joined with those after it, and cut."""
     count = 1
     while count <= 2 * length:  # a passage has a token at least, so this is always enough
-        joined = " ".join(passages[(start + index) % len(passages)] for index in range(count))
-        ids: list[int] = tokenizer.encode(joined).ids
+        joined = [passages[(start + index) % len(passages)] for index in range(count)]
+        ids: list[int] = tokenizer.encode(" ".join([lead, *joined] if lead else joined)).ids
         if len(ids) >= length:
             return ids[:length]
         count *= 2
     raise BadSetting(f"the tokenizer makes no tokens of the prompt {passages[start][:40]!r}")
 
 
-def text_of_length(passages: list[str], start: int, length: int, tokenizer: Tokenizer) -> str:
+def text_of_length(lead: str, passages: list[str], start: int, length: int, tokenizer: Tokenizer) -> str:
     """A text of exactly `length` tokens. A cut inside a word can make it come back as more or fewer tokens
     than were cut; then the passage after it is tried."""
     for first in range(start, start + min(TRIES, len(passages))):
-        ids = ids_of_length(passages, first % len(passages), length, tokenizer)
+        ids = ids_of_length(lead, passages, first % len(passages), length, tokenizer)
         text: str = tokenizer.decode(ids)
         if len(tokenizer.encode(text).ids) == length:
             return text

@@ -1,0 +1,89 @@
+"""Tokenizing off the scheduler's thread: texts go to worker threads, token ids come back to the loop.
+
+A step is not held up by a long text any more, but the text by the step: what is finished while one runs is
+picked up after it. Where texts are short, that costs more than it saves: the stamps show both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from time import perf_counter_ns
+
+from tokenizers import Tokenizer
+
+from engines.api import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A request whose text was looked at: its ids, or why there are none."""
+
+    request: Request
+    prompt: list[int]
+    error: str
+    accepted_ns: int
+    tokenized_ns: int
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a text, without the GIL while it works. `Tokenizer.encode` keeps it, and would hold up the
+    scheduler for as long as the text takes; a batch of one gives it back."""
+    ids: list[int] = tokenizer.encode_batch([text])[0].ids
+    return ids
+
+
+class Tokenizing:
+    """`workers` threads. `submit` and `feeding` are called on the scheduler's thread.
+
+    A loop that waits for messages is woken by `wake_fd`, an eventfd: what is finished never waits for the
+    next request. It is written and the result put into the queue under one lock, so that neither is ever seen
+    without the other: a wake-up would be lost, or the descriptor stay readable for nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, workers: int) -> None:
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._tokenizer = tokenizer
+        self._pool = ThreadPoolExecutor(workers, "tokenize")
+        self._finished: deque[Tokenized] = deque()
+        self._lock = Lock()
+
+    def submit(self, request: Request, text: str, accepted_ns: int) -> None:
+        """Queue a text for the workers; does not block."""
+        self._pool.submit(self._work, request, text, accepted_ns)
+
+    def feeding(
+        self, pump: Callable[[float | None], bool], take: Callable[[Tokenized], None]
+    ) -> Callable[[float | None], bool]:
+        """A pump that besides hands everything that is finished to `take`."""
+
+        def pump_and_take(timeout: float | None) -> bool:
+            go_on = pump(timeout)
+            if self._finished:
+                with self._lock:
+                    finished, self._finished = self._finished, deque()
+                    os.eventfd_read(self.wake_fd)
+                for each in finished:
+                    take(each)
+            return go_on
+
+        return pump_and_take
+
+    def _work(self, request: Request, text: str, accepted_ns: int) -> None:
+        prompt, error = list[int](), ""
+        try:
+            prompt = encode(self._tokenizer, text)
+        except Exception as problem:  # whatever breaks here would be lost, and the request never end
+            error = f"the prompt can't be tokenized: {problem}"
+        tokenized = Tokenized(request, prompt, error, accepted_ns, perf_counter_ns())
+        with self._lock:
+            self._finished.append(tokenized)
+            os.eventfd_write(self.wake_fd, 1)
+
+    def stop(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        os.close(self.wake_fd)

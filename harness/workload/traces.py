@@ -1,0 +1,201 @@
+"""Recorded traffic: when requests came, how long they were, and which of them began alike.
+
+Two formats, told apart by the name of their time field:
+
+    Mooncake   JSON lines {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}. Each hash id
+               stands for a block of 512 prompt tokens and all that comes before it; the last one for what is
+               left. Requests with equal ids share a prefix.
+    BurstGPT   CSV, or JSON lines with the same fields: Timestamp (s), Request tokens, Response tokens.
+               Requests that failed when they were recorded (0 tokens) are left out, and counted.
+
+A trace has no text: prompts are made of random token ids, the same ids for the same hash.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import msgspec
+import numpy as np
+
+from engines.api import BadSetting
+from harness.workload.streams import stream
+
+BLOCK_TOKENS = 512  # of a Mooncake hash id
+
+AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Mooncake(msgspec.Struct, frozen=True):
+    """One line of the format."""
+
+    timestamp: float
+    input_length: AtLeast1
+    output_length: AtLeast1
+    hash_ids: list[NotNegative]
+
+
+class BurstGpt(msgspec.Struct, frozen=True):
+    """One row of the format; its other columns are not needed."""
+
+    timestamp: float = msgspec.field(name="Timestamp")
+    request_tokens: NotNegative = msgspec.field(name="Request tokens")
+    response_tokens: NotNegative = msgspec.field(name="Response tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One recorded request. `hash_ids` is empty where the format has none."""
+
+    at_ms: float
+    input_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The first requests of a trace, and how many failed ones were left out on the way."""
+
+    entries: tuple[Entry, ...]
+    failed: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, input and output."""
+        return max(entry.input_tokens + entry.output_tokens for entry in self.entries)
+
+
+@lru_cache(maxsize=8)
+def read(path: str, count: int) -> Trace:
+    """The first `count` requests of a trace that were served, all where there are fewer. Raises BadSetting,
+    one line, with the number of the line that can't be used."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            return _first(path, file, count)
+    except OSError as error:
+        raise BadSetting(f"cannot read the trace {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadSetting(f"cannot read the trace {path}: it is not UTF-8 text") from None
+    except csv.Error as error:
+        raise BadSetting(f"cannot read the trace {path}: {error}") from None
+
+
+def _first(path: str, file: IO[str], count: int) -> Trace:
+    entries: list[Entry] = []
+    failed = 0
+    before = -np.inf
+    for number, line in _rows(path, file) if path.endswith(".csv") else _lines(path, file):
+        entry = _entry(f"{path}, line {number}", line)
+        if entry.at_ms < before:
+            raise BadSetting(f"{path}, line {number}: time goes back, by {before - entry.at_ms:g} ms")
+        before = entry.at_ms
+        if not (entry.input_tokens and entry.output_tokens):
+            failed += 1
+            continue
+        entries.append(entry)
+        if len(entries) == count:
+            break
+    if not entries:
+        raise BadSetting(f"no requests in the trace {path}")
+    return Trace(tuple(entries), failed)
+
+
+def _lines(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """JSON lines by their number."""
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise BadSetting(f"{path}, line {number} is no JSON object: {error}") from None
+
+
+def _rows(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a CSV by their number."""
+    rows = csv.DictReader(file)
+    for row in rows:
+        if None in row:
+            raise BadSetting(f"{path}, line {rows.line_num} has more fields than the header")
+        yield rows.line_num, row
+
+
+def _entry(where: str, line: dict[str, Any]) -> Entry:
+    try:
+        if "timestamp" in line:
+            request = msgspec.convert(line, type=Mooncake)
+            _check_blocks(where, request)
+            return Entry(
+                request.timestamp, request.input_length, request.output_length, tuple(request.hash_ids)
+            )
+        if "Timestamp" in line:
+            row = msgspec.convert(line, type=BurstGpt, strict=False)
+            return Entry(row.timestamp * 1e3, row.request_tokens, row.response_tokens)
+    except msgspec.ValidationError as error:
+        raise BadSetting(f"{where}: {error}") from None
+    raise BadSetting(f"{where}: neither 'timestamp' (Mooncake) nor 'Timestamp' (BurstGPT) among its fields")
+
+
+def _check_blocks(where: str, request: Mooncake) -> None:
+    needed = -(-request.input_length // BLOCK_TOKENS)
+    if len(request.hash_ids) != needed:
+        raise BadSetting(
+            f"{where}: {len(request.hash_ids)} hash_ids for {request.input_length} tokens; in blocks of "
+            f"{BLOCK_TOKENS} they need {needed}"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Prompts
+
+
+def scaled(tokens: int, scale: float) -> int:
+    """A length times `scale`, at least 1."""
+    return max(1, round(tokens * scale))
+
+
+def check_fit(trace: Trace, scale: float, context: int) -> None:
+    """Raises BadSetting, with a scale that would do, where a scaled request exceeds the context."""
+    if all(scaled(each.input_tokens, scale) + scaled(each.output_tokens, scale) <= context
+           for each in trace.entries):  # fmt: skip
+        return
+    fitting = (context - 1) / trace.longest  # 1: two lengths are rounded up by less than that
+    digits = 1 - int(np.floor(np.log10(fitting)))
+    raise BadSetting(
+        f"the trace asks for up to {trace.longest} tokens, input and output, and the context holds "
+        f"{context}: trace_scale={np.floor(fitting * 10**digits) / 10**digits:g} makes them fit"
+    )
+
+
+def prompts(trace: Trace, scale: float, seed: int, vocabulary: Sequence[int]) -> list[list[int]]:
+    """Token ids for each request, drawn from `vocabulary`.
+
+    Block b of a prompt covers tokens round(512 b scale) to round(512 (b+1) scale), so blocks shrink with the
+    prompt and equal hash ids still give equal prefixes: of interest to a prefix cache as long as its own
+    blocks are no longer than 512 scale. Other seeds give other ids: rounds of one boot share nothing.
+    """
+    ids = np.asarray(vocabulary)
+    found = []
+    for index, entry in enumerate(trace.entries):
+        length = scaled(entry.input_tokens, scale)
+        if not entry.hash_ids:  # (index, 0): no hash id, so nothing that another request could have
+            found.append(_draw(stream(seed, "trace", index, 0), ids, length))
+            continue
+        borders = [round(block * BLOCK_TOKENS * scale) for block in range(len(entry.hash_ids))] + [length]
+        prompt: list[int] = []
+        for hash_id, start, end in zip(entry.hash_ids, borders, borders[1:], strict=False):
+            prompt += _draw(stream(seed, "trace", hash_id), ids, end - start)
+        found.append(prompt)
+    return found
+
+
+def _draw(random: np.random.Generator, ids: np.ndarray, count: int) -> list[int]:
+    drawn: list[int] = ids[random.integers(0, len(ids), count)].tolist()
+    return drawn

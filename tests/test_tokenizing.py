@@ -1,0 +1,175 @@
+"""Tokenizing on worker threads: the same tokens, nothing lost, a loop that sleeps is woken."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter_ns
+
+import msgspec
+import pytest
+import zmq
+from tokenizers import Tokenizer
+
+from engines import api
+from engines.devices.base import Device
+from engines.host import Host
+from engines.overlap import SPEC
+from engines.overlap.presets import load_tokenizer
+from engines.overlap.tokenizing import Tokenized, Tokenizing, encode
+from tests.serving import serve
+
+PATIENCE_S = 10
+TEXTS = (
+    "Hello",
+    "The scheduler waits.",
+    "A thread that sleeps right after it ran owes the others time. " * 4,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer("tiny-gpt2", 4096)
+
+
+@pytest.fixture
+def tokenizing(tokenizer: Tokenizer) -> Iterator[Tokenizing]:
+    workers = Tokenizing(tokenizer, 3)
+    yield workers
+    workers.stop()
+
+
+def requests(count: int) -> list[api.Request]:
+    return [api.Request(number, f"{number} {TEXTS[number % 3]}", 5) for number in range(count)]
+
+
+@pytest.mark.parametrize("schedule", ["serial", "overlap"])
+def test_tokens_are_the_same_wherever_text_is_tokenized(device: Device, schedule: str) -> None:
+    settings = SPEC.check({"schedule": schedule})
+    here, _, _ = serve(device, settings, requests(12), max_batch_size=4)
+    there, events, _ = serve(device, settings, requests(12), max_batch_size=4, tokenize_workers=2)
+    assert here == there
+    finishes = [event for event in events if isinstance(event, api.Finish)]
+    assert len(finishes) == 12
+    assert all(each.accepted_ns < each.tokenized_ns <= each.admitted_ns for each in finishes)
+
+
+def test_nothing_is_lost_and_a_result_wakes_the_loop(tokenizing: Tokenizing, tokenizer: Tokenizer) -> None:
+    """A pump that blocks until it is woken: a lost wake-up would end it by its time limit."""
+    taken: list[Tokenized] = []
+
+    def wait(timeout: float | None) -> bool:
+        return bool(select.select([tokenizing.wake_fd], [], [], PATIENCE_S)[0])
+
+    pump = tokenizing.feeding(wait, taken.append)
+    asked = requests(300)
+    for request in asked:
+        tokenizing.submit(request, str(request.prompt), 7)
+    while len(taken) < len(asked):
+        assert pump(None), f"asleep with {len(taken)} of {len(asked)}"
+    assert {each.request.id: each.prompt for each in taken} == {
+        each.id: tokenizer.encode(str(each.prompt)).ids for each in asked
+    }
+    assert {each.accepted_ns for each in taken} == {7}
+    assert not select.select([tokenizing.wake_fd], [], [], 0)[0]  # and it can sleep again
+
+
+def test_a_text_that_breaks_the_tokenizer_is_answered(device: Device) -> None:
+    asked = [api.Request(0, "half a character: \ud800", 3), api.Request(1, "Hello", 3)]
+    tokens, events, _ = serve(device, SPEC.check({"schedule": "serial"}), asked, tokenize_workers=1)
+    (error,) = (event for event in events if isinstance(event, api.Error))
+    assert error.id == 0
+    assert "can't be tokenized" in error.message
+    assert len(tokens[1]) == 3
+
+
+def test_a_long_text_does_not_hold_the_scheduler_up(tokenizer: Tokenizer) -> None:
+    """Another thread runs in the middle of its encoding."""
+    span: list[int] = []
+
+    def work() -> None:
+        text = TEXTS[2] * 3000
+        span.append(perf_counter_ns())
+        encode(tokenizer, text)
+        span.append(perf_counter_ns())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    turns = []
+    while len(span) < 2:
+        turns.append(perf_counter_ns())
+    thread.join()
+    begun, ended = span
+    quarter = (ended - begun) // 4
+    assert any(begun + quarter < turn < ended - quarter for turn in turns)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The host's part
+
+
+class Woken(api.Engine):
+    """Waits for a message, though it has something to look at."""
+
+    went_on: bool | None = None
+
+    def start(self, events: api.EventSink) -> api.Description:
+        self.wake_fd = os.eventfd(1)
+        nothing: dict[str, str] = {}
+        return api.Description(
+            engine="woken", versions={}, device=nothing, model={}, toggles={}, deterministic=True, pids={}
+        )
+
+    def run(self, pump: Callable[[float | None], bool]) -> None:
+        Woken.went_on = pump(None)
+
+    def stop(self) -> None:
+        assert self.wake_fd is not None
+        os.close(self.wake_fd)
+
+
+def build(options: api.EngineOptions, toggles: dict[str, str]) -> Woken:
+    return Woken()
+
+
+@contextmanager
+def host_of(build: str, folder: Path) -> Iterator[Host]:
+    host = Host(
+        api.HostConfig(
+            name="before",
+            build=build,
+            options=api.EngineOptions(),
+            toggles={},
+            inbox=f"ipc://{folder}/inbox",
+            replies=f"ipc://{folder}/replies",
+            events=f"ipc://{folder}/events",
+        )
+    )
+    try:
+        yield host
+    finally:
+        host.context.destroy(linger=0)
+
+
+def test_a_host_that_waits_for_messages_is_woken(tmp_path: Path) -> None:
+    with host_of(f"{__name__}:build", tmp_path) as host:
+        late = host.context.socket(zmq.PUSH)
+        late.connect(host.config.inbox)
+        stop = threading.Timer(PATIENCE_S, lambda: late.send(msgspec.msgpack.encode(api.Stop())))
+        stop.start()
+        host.serve()
+        stop.cancel()
+        stop.join()
+    assert Woken.went_on, "only the Stop that came much later ended the wait"
+
+
+def test_an_engine_that_cannot_be_imported_is_a_bad_setting(tmp_path: Path) -> None:
+    with (
+        host_of("no.such.module:build", tmp_path) as host,
+        pytest.raises(api.BadSetting, match="can't run the engine of before: No module named 'no'"),
+    ):
+        host.serve()
