@@ -57,7 +57,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("run --variant pinned-h2d --max-new-tokens many", "max_new_tokens needs a number, uniform:LOW:HIGH"),
         ("run --variant pinned-h2d --arrival trace --trace /no/trace", "cannot read the trace /no/trace: No"),
         ("run --variant pinned-h2d --prompts /no/where.json", "cannot read prompts from /no/where.json: No"),
-        ("run --variant pinned-h2d --prompt-repeats 8", "needs 4 different prompts, and there are 1"),
+        ("run --variant pinned-h2d --prompt-repeats 8", "needs 2 different prompts, and there are 1"),
         (
             "run --variant pinned-h2d --goodput tttf:9",
             "unknown metric of --goodput 'tttf'; did you mean ttft",
