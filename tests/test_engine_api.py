@@ -23,6 +23,7 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
         "d2h": "blocking",
         "output": "inline",
         "graph": "off",
+        "tables": "full",
     }
     overlap = SPEC.check({"schedule": "overlap"})
     assert overlap["launch"] == "thread"
