@@ -29,6 +29,7 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
     assert overlap["launch"] == "thread"
     assert overlap["sync"] == "launch-and-copy"
     assert overlap["d2h"] == "event"
+    assert overlap["prefill"] == "overlap"
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,7 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
         ({"schedule": "overlap", "d2h": "blocking"}, "d2h=blocking means something only with"),
         ({"schedule": "overlap", "output": "deferred"}, "output=deferred means something only"),
         ({"schedule": "overlap", "launch": "inline", "sync": "copy-done"}, "sync means something only"),
+        ({"schedule": "serial", "prefill": "consecutive-sync"}, "prefill means something only with schedule"),
         ({"shedule": "serial"}, "unknown toggle 'shedule'; did you mean schedule?"),
         ({"h2d": "pined"}, "unknown choice of h2d 'pined'; did you mean pinned?"),
     ],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,3 +64,22 @@ def test_only_rows_that_changed_are_sent(device):
     assert sent["dirty-rows"]["table_bytes"] == sent["dirty-rows"]["table_rows"] * 128 // 16 * 4
     steps = sent["full"]["h2d_pinned_copies"]
     assert sent["dirty-rows"]["h2d_pinned_copies"] == steps + sent["dirty-rows"]["table_rows"]
+
+
+# -- prefill --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launching", [INLINE, THREAD], ids=["inline", "thread"])
+@pytest.mark.parametrize("choice", ["overlap", "consecutive-sync"])
+def test_of_two_prefills_in_a_row_one_is_processed_before_the_other_is_launched(device, launching, choice):
+    full_settings = SPEC.check(launching | {"prefill": choice})
+    requests = [api.Request(number, [number + 1, 5, 6], 3) for number in range(6)]
+    _, _, record = serve(device, full_settings, requests, prefill_max_batch_size=2)
+    prefills, decodes = steps_of(record)[:3], steps_of(record)[3:]
+    assert [step["kind"] for step in prefills] == [api.STEP_KINDS.index("prefill")] * 3
+    for first, second in pairwise(prefills):
+        assert (first["append.end"] < second["launch.start"]) == (choice == "consecutive-sync")
+    for first, second in pairwise(decodes):
+        assert first["append.start"] > second["h2d.start"], "decode steps overlap as ever"
+    assert record.counters["consecutive_prefills"] == 2
+    assert ("prefill_processing_ns" in record.counters) == (choice == "consecutive-sync")

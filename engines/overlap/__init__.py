@@ -10,6 +10,7 @@ from engines.overlap.toggles import (
     h2d,
     launch,
     output,
+    prefill,
     schedule,
     sync,
     tables,
@@ -27,6 +28,7 @@ SPEC = EngineSpec(
         output.TOGGLE,
         graph.TOGGLE,
         tables.TOGGLE,
+        prefill.TOGGLE,
     ),
     build="engines.overlap.engine:build",
 )

@@ -23,7 +23,7 @@ from engines.overlap.presets import load_tokenizer, tokenizer_file
 from engines.overlap.recorder import NoRecorder, Recorder
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
-from engines.overlap.toggles import d2h, graph, h2d, launch, output, sync, tables
+from engines.overlap.toggles import d2h, graph, h2d, launch, output, prefill, sync, tables
 
 
 def ladder(most: int) -> tuple[int, ...]:
@@ -94,6 +94,7 @@ class OverlapEngine(api.Engine):
             d2h=device_to_host,
             launch=launch.choose(toggles["launch"], forward),
             sync=sync.POLICIES[toggles.get("sync", "copy-done")],
+            prefill=prefill.POLICIES[toggles.get("prefill", "overlap")],
             output=output.choose(
                 toggles["output"],
                 lambda: OutputProcessor(self.tokenizer, options.stream_interval, events),
