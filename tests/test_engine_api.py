@@ -29,7 +29,7 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
     assert overlap["launch"] == "thread"
     assert overlap["sync"] == "launch-and-copy"
     assert overlap["d2h"] == "event"
-    assert overlap["prefill"] == "overlap"
+    assert (overlap["prefill"], overlap["gil"]) == ("overlap", "default")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,7 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
         ({"schedule": "overlap", "output": "deferred"}, "output=deferred means something only"),
         ({"schedule": "overlap", "launch": "inline", "sync": "copy-done"}, "sync means something only"),
         ({"schedule": "serial", "prefill": "consecutive-sync"}, "prefill means something only with schedule"),
+        ({"schedule": "overlap", "launch": "inline", "gil": "fast-switch"}, "gil means something only with"),
         ({"shedule": "serial"}, "unknown toggle 'shedule'; did you mean schedule?"),
         ({"h2d": "pined"}, "unknown choice of h2d 'pined'; did you mean pinned?"),
     ],

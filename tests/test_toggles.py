@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from itertools import pairwise
 
@@ -83,3 +84,16 @@ def test_of_two_prefills_in_a_row_one_is_processed_before_the_other_is_launched(
         assert first["append.start"] > second["h2d.start"], "decode steps overlap as ever"
     assert record.counters["consecutive_prefills"] == 2
     assert ("prefill_processing_ns" in record.counters) == (choice == "consecutive-sync")
+
+
+# -- gil ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["default", "fast-switch"])
+def test_the_switch_interval_holds_while_the_engine_serves_and_no_longer(device, choice):
+    before = sys.getswitchinterval()
+    _, _, record = serve(device, SPEC.check(THREAD | {"gil": choice}), some_requests(3))
+    interval_ns = {"default": round(before * 1e9), "fast-switch": 50_000}[choice]
+    assert record.counters["switch_interval_ns"] == record.steps.rows * interval_ns
+    assert record.counters["launch_lag_ns"] > 0
+    assert sys.getswitchinterval() == before

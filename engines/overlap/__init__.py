@@ -6,6 +6,7 @@ Importing this package costs milliseconds, so that a command line can list and c
 from engines.api import EngineSpec
 from engines.overlap.toggles import (
     d2h,
+    gil,
     graph,
     h2d,
     launch,
@@ -29,6 +30,7 @@ SPEC = EngineSpec(
         graph.TOGGLE,
         tables.TOGGLE,
         prefill.TOGGLE,
+        gil.TOGGLE,
     ),
     build="engines.overlap.engine:build",
 )

@@ -23,7 +23,7 @@ from engines.overlap.presets import load_tokenizer, tokenizer_file
 from engines.overlap.recorder import NoRecorder, Recorder
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
-from engines.overlap.toggles import d2h, graph, h2d, launch, output, prefill, sync, tables
+from engines.overlap.toggles import d2h, gil, graph, h2d, launch, output, prefill, sync, tables
 
 
 def ladder(most: int) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ class OverlapEngine(api.Engine):
             ),
             h2d=host_to_device,
             d2h=device_to_host,
-            launch=launch.choose(toggles["launch"], forward),
+            launch=launch.choose(toggles["launch"], forward, self.counters),
             sync=sync.POLICIES[toggles.get("sync", "copy-done")],
             prefill=prefill.POLICIES[toggles.get("prefill", "overlap")],
             output=output.choose(
@@ -212,7 +212,9 @@ class OverlapEngine(api.Engine):
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         assert self._run is not None
-        LOOPS[self.toggles["schedule"]](self._run, pump)
+        toggles = self.toggles
+        with gil.SERVING[toggles.get("gil", "default")]():
+            LOOPS[toggles["schedule"]](self._run, pump)
 
     def begin_round(self) -> None:
         assert self._run is not None
