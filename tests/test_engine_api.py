@@ -24,6 +24,7 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
         "output": "inline",
         "graph": "off",
         "tables": "full",
+        "gc": "default",
     }
     overlap = SPEC.check({"schedule": "overlap"})
     assert overlap["launch"] == "thread"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from engines import api
 from engines.overlap import SPEC
+from engines.overlap.toggles import gc as gc_toggle
 from engines.overlap.toggles import tables
+from tests import serving
 from tests.serving import serve, some_requests
 
 INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"}
@@ -97,3 +100,33 @@ def test_the_switch_interval_holds_while_the_engine_serves_and_no_longer(device,
     assert record.counters["switch_interval_ns"] == record.steps.rows * interval_ns
     assert record.counters["launch_lag_ns"] > 0
     assert sys.getswitchinterval() == before
+
+
+# -- gc -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["default", "frozen"])
+def test_what_was_made_before_is_frozen_while_the_engine_serves_and_no_longer(device, monkeypatch, choice):
+    seen, send = [], serving.Collected.send
+
+    def look(sink: serving.Collected, events: list[api.Event]) -> None:
+        seen.append((gc.get_freeze_count() > 0, gc.isenabled()))
+        send(sink, events)
+
+    monkeypatch.setattr(serving.Collected, "send", look)
+    assert gc.get_freeze_count() == 0
+    _, _, record = serve(device, SPEC.check(INLINE | {"gc": choice}), some_requests(3))
+    assert set(seen) == {(choice == "frozen", True)}
+    assert gc.get_freeze_count() == 0
+    assert set(gc_toggle.TOGGLE.counters) <= record.counters.keys()
+
+
+def test_collections_and_the_time_in_them_are_counted():
+    counters = Counter()
+    with gc_toggle.counted(counters):
+        gc.collect(0)
+        gc.collect()
+    gc.collect()
+    assert counters["gc_full_collections"] == 1
+    assert counters["gc_collections"] >= 2  # the collector may have run by itself
+    assert counters["gc_ns"] > 0

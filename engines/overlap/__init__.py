@@ -6,6 +6,7 @@ Importing this package costs milliseconds, so that a command line can list and c
 from engines.api import EngineSpec
 from engines.overlap.toggles import (
     d2h,
+    gc,
     gil,
     graph,
     h2d,
@@ -31,6 +32,7 @@ SPEC = EngineSpec(
         tables.TOGGLE,
         prefill.TOGGLE,
         gil.TOGGLE,
+        gc.TOGGLE,
     ),
     build="engines.overlap.engine:build",
 )

@@ -23,7 +23,7 @@ from engines.overlap.presets import load_tokenizer, tokenizer_file
 from engines.overlap.recorder import NoRecorder, Recorder
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
-from engines.overlap.toggles import d2h, gil, graph, h2d, launch, output, prefill, sync, tables
+from engines.overlap.toggles import d2h, gc, gil, graph, h2d, launch, output, prefill, sync, tables
 
 
 def ladder(most: int) -> tuple[int, ...]:
@@ -213,7 +213,11 @@ class OverlapEngine(api.Engine):
     def run(self, pump: Callable[[float | None], bool]) -> None:
         assert self._run is not None
         toggles = self.toggles
-        with gil.SERVING[toggles.get("gil", "default")]():
+        with (
+            gil.SERVING[toggles.get("gil", "default")](),
+            gc.SERVING[toggles["gc"]](),
+            gc.counted(self.counters),
+        ):
             LOOPS[toggles["schedule"]](self._run, pump)
 
     def begin_round(self) -> None:
@@ -222,6 +226,7 @@ class OverlapEngine(api.Engine):
         self._device.drain()
         self._device.begin_round()
         self.counters.clear()
+        self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # no collection is a finding too
         self._run.recorder.begin_round(self._run.next_step)
 
     def collect(self) -> api.RoundRecord:
