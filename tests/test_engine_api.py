@@ -23,11 +23,14 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
         "d2h": "blocking",
         "output": "inline",
         "graph": "off",
+        "tables": "full",
+        "gc": "default",
     }
     overlap = SPEC.check({"schedule": "overlap"})
     assert overlap["launch"] == "thread"
     assert overlap["sync"] == "launch-and-copy"
     assert overlap["d2h"] == "event"
+    assert (overlap["prefill"], overlap["gil"]) == ("overlap", "default")
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,8 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
         ({"schedule": "overlap", "d2h": "blocking"}, "d2h=blocking means something only with"),
         ({"schedule": "overlap", "output": "deferred"}, "output=deferred means something only"),
         ({"schedule": "overlap", "launch": "inline", "sync": "copy-done"}, "sync means something only"),
+        ({"schedule": "serial", "prefill": "consecutive-sync"}, "prefill means something only with schedule"),
+        ({"schedule": "overlap", "launch": "inline", "gil": "fast-switch"}, "gil means something only with"),
         ({"shedule": "serial"}, "unknown toggle 'shedule'; did you mean schedule?"),
         ({"h2d": "pined"}, "unknown choice of h2d 'pined'; did you mean pinned?"),
     ],

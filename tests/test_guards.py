@@ -5,15 +5,24 @@ Chaos holds back device streams and the forward thread at random, so that what c
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+
+import numpy as np
 import pytest
+import torch
 
 from engines import api
-from engines.overlap import SPEC, scheduler
+from engines.overlap import SPEC, layout, scheduler
 from engines.overlap.forward import Forward
+from engines.overlap.step import Step
+from engines.overlap.toggles import h2d
 from engines.overlap.toggles.d2h import BehindEvent
 from engines.overlap.toggles.h2d import PinnedSet
+from engines.overlap.toggles.tables import DirtyRows
 from tests.conftest import CHAOS_SEED
 from tests.serving import generated, serve
+from tests.test_device_emulated import SOON_S, Gates, hold, load
 
 REQUESTS = [api.Request(number, [number * 37 % 4000 + 1, 11, number + 5], 24) for number in range(4)]
 
@@ -21,12 +30,16 @@ INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "pinned", "graph": "
 THREAD = {"schedule": "overlap", "launch": "thread", "sync": "copy-done", "h2d": "pinned", "graph": "on"}
 THREAD_PAGEABLE = THREAD | {"h2d": "pageable"}
 SERIAL = {"schedule": "serial", "d2h": "event", "h2d": "pinned", "graph": "on"}
+DIRTY_ROWS = INLINE | {"tables": "dirty-rows"}
+
+# Twice as many as run together, each with another number of blocks than the one before it in its slot.
+SUCCESSORS = [api.Request(number, [number + 7] * (2 + 17 * (number // 4)), 24) for number in range(8)]
 
 
-def wrong_requests(device, settings: dict[str, str]) -> int:
+def wrong_requests(device, settings: dict[str, str], requests: list[api.Request] = REQUESTS) -> int:
     """How many requests got other tokens than generate() gives."""
-    expected = generated("tiny-gpt2", REQUESTS)
-    tokens, _, _ = serve(device, SPEC.check(settings), REQUESTS, max_batch_size=4, chaos=CHAOS_SEED)
+    expected = generated("tiny-gpt2", requests)
+    tokens, _, _ = serve(device, SPEC.check(settings), requests, max_batch_size=4, chaos=CHAOS_SEED)
     return sum(tokens[number] != expected[number] for number in expected)
 
 
@@ -74,3 +87,62 @@ def test_a_batch_that_changes_after_it_was_handed_over_gives_wrong_tokens(chaoti
     assert wrong_requests(chaotic_device, THREAD_PAGEABLE) == 0
     keep_no_snapshot(monkeypatch)
     assert wrong_requests(chaotic_device, THREAD_PAGEABLE) > 0
+
+
+def test_a_row_that_changed_and_was_not_marked_gives_wrong_tokens(chaotic_device, monkeypatch):
+    assert wrong_requests(chaotic_device, DIRTY_ROWS, SUCCESSORS) == 0
+    write, owned = DirtyRows.write, set[int]()
+
+    def mark_first_owners_only(tables: DirtyRows, slot: int, blocks: list[int]) -> None:
+        write(tables, slot, blocks)
+        if slot in owned:
+            tables._dirty.discard(slot)
+        owned.add(slot)
+
+    monkeypatch.setattr(DirtyRows, "write", mark_first_owners_only)
+    wrong = wrong_requests(chaotic_device, DIRTY_ROWS, SUCCESSORS)
+    assert 0 < wrong <= 4, "only those that came second into their slot have a stale row"
+
+
+def rows_on_device(device, choice: str, gates: Gates) -> list[list[int]]:
+    """Two steps that each change a row of another slot, the second staged while the first one's copies are
+    held back; the rows that the device ends up with."""
+    load(device, gates)
+    arrays = layout.lay_out(1, 1, 0)
+    metadata = h2d.Metadata(
+        arrays,
+        {array.name: device.buffer("a", array.offset, array.nbytes) for array in arrays},
+        device.buffer("a", 0, layout.nbytes(arrays)),
+        tuple(device.buffer("b", slot * 16, 16) for slot in range(2)),
+    )
+    forward = device.stream("forward")
+    toggle = h2d.choose(choice, device, forward, {"decode.1.1": metadata}, Counter(), lambda: None)
+    values = {array.name: [0] for array in arrays}
+    first, second = (
+        scheduler.Batch("decode", (), 1, 0, 1, values, [(slot, np.full(4, slot + 1, dtype=np.int32))])
+        for slot in range(2)
+    )
+    gate = gates.new()
+    hold(device, gate)
+    toggle.copy(Step(0, first, toggle.stage(first)))
+    staging = threading.Thread(target=lambda: toggle.copy(Step(1, second, toggle.stage(second))))
+    staging.start()
+    staging.join(0.1)
+    gates.open(gate)
+    staging.join(SOON_S)
+    return device.read(device.buffer("b", 0, 32), torch.int32).view(2, 4).tolist()
+
+
+@pytest.mark.parametrize("choice", ["pinned", "packed"])
+def test_rewriting_a_pinned_row_before_its_copy_is_done_sends_another_requests_row(
+    device, tmp_path, monkeypatch, choice
+):
+    gates = Gates(tmp_path)
+    assert rows_on_device(device, choice, gates) == [[1] * 4, [2] * 4]
+    monkeypatch.setattr(PinnedSet, "wait_until_read", lambda self: None)
+    assert rows_on_device(device, choice, gates) == [[2] * 4, [2] * 4]
+
+
+@pytest.mark.parametrize("choice", ["pageable", "pin-per-call"])
+def test_rows_that_are_allocated_per_step_need_no_guard(device, tmp_path, choice):
+    assert rows_on_device(device, choice, Gates(tmp_path)) == [[1] * 4, [2] * 4]

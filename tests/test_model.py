@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
 from engines import api
 from engines.overlap import SPEC, model, scheduler
+from engines.overlap.toggles.tables import Full
 from tests.serving import generated, reference_model, serve
 
 SERIAL = {"schedule": "serial", "h2d": "pinned", "graph": "on"}
@@ -28,6 +31,7 @@ def test_logits_equal_transformers_to_a_thousandth(monkeypatch, name):
         num_blocks=9,
         block_size=16,
         decode_shapes=[[2, 3]],
+        persistent_tables=False,
     )
     ids = torch.randint(1, 4096, (40,), generator=torch.Generator().manual_seed(3)).tolist()
     request = api_request(ids[:20])
@@ -36,8 +40,8 @@ def test_logits_equal_transformers_to_a_thousandth(monkeypatch, name):
         batch = scheduler.prefill_batch([request], 20, 16)
         write(module, "prefill", batch)
         module.prefill(1, 20)
-        tables = torch.zeros(3, 3, dtype=torch.int32).numpy()
-        tables[1] = request.blocks
+        tables = Full(slots=3, blocks=3, counters=Counter())
+        tables.write(1, request.blocks)
         for position in range(20, 40):
             request.tokens, request.scheduled = ids[20 : position + 1], position - 19
             batch = scheduler.decode_batch([request], 2, 3, tables, 16, padding_slot=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from itertools import pairwise
 
 import pytest
@@ -13,7 +13,8 @@ from engines.api import Request
 from engines.overlap.engine import ladder
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import Active
-from engines.overlap.scheduler import Limits, Scheduler
+from engines.overlap.scheduler import Batch, Limits, Scheduler
+from engines.overlap.toggles import tables
 
 EOS = 9
 BLOCK = 4
@@ -21,10 +22,11 @@ CONTEXT = 32
 
 
 def make_scheduler(
-    batch: int = 4, blocks: int = 40, prefill_batch: int = 3, prefill_tokens: int = 48
+    batch: int = 4, blocks: int = 40, prefill_batch: int = 3, prefill_tokens: int = 48, choice: str = "full"
 ) -> Scheduler:
     limits = Limits(batch, prefill_batch, prefill_tokens, ladder(batch), ladder(CONTEXT // BLOCK))
-    return Scheduler(BlockPool(blocks, BLOCK), limits)
+    block_tables = tables.choose(choice, batch + 1, CONTEXT // BLOCK, Counter())
+    return Scheduler(BlockPool(blocks, BLOCK), limits, block_tables)
 
 
 def make_request(number: int, prompt: int, count: int, stop: bool = False) -> Active:
@@ -104,18 +106,24 @@ def test_a_token_in_flight_is_named_by_its_request_slot():
     assert decode.values["context_lens"] == [4]
 
 
-def test_a_batch_does_not_change_when_its_requests_do():
-    scheduler = make_scheduler()
+@pytest.mark.parametrize("choice", tables.TOGGLE.choices)
+def test_a_batch_does_not_change_when_its_requests_do(choice):
+    scheduler = make_scheduler(choice=choice)
     for number in range(3):
         scheduler.add(make_request(number, prompt=2, count=9))
     prefill = scheduler.schedule()
     scheduler.append(prefill, [5, 6, 7], frozenset())
     decode = scheduler.schedule()
-    before = {name: list(map(str, values)) for name, values in decode.values.items()}
+    before = told(decode)
     scheduler.append(decode, [8, 8, 8, 0], frozenset())
     scheduler.schedule()
-    scheduler._tables[:] = -1
-    assert {name: list(map(str, values)) for name, values in decode.values.items()} == before
+    scheduler.tables.rows[:] = -1
+    assert told(decode) == before
+
+
+def told(batch: Batch) -> str:
+    """Everything the device is told by a batch, as text."""
+    return str({name: list(values) for name, values in batch.values.items()}) + str(batch.changed_rows)
 
 
 def test_giving_a_block_back_twice_is_refused():

@@ -19,12 +19,13 @@ def pairs(settings: dict[str, str]) -> set[tuple[tuple[str, str], ...]]:
 
 def pairwise_cover(every: list[dict[str, str]]) -> list[dict[str, str]]:
     """A few settings in which every pair of choices that can stand together does."""
-    missing = set().union(*(pairs(settings) for settings in every))
+    held = [(settings, pairs(settings)) for settings in every]
+    missing = set().union(*(each for _, each in held))
     chosen = []
     while missing:
-        best = max(every, key=lambda settings: len(pairs(settings) & missing))
+        best, covered = max(held, key=lambda candidate: len(candidate[1] & missing))
         chosen.append(best)
-        missing -= pairs(best)
+        missing -= covered
     return chosen
 
 

@@ -4,7 +4,19 @@ Importing this package costs milliseconds, so that a command line can list and c
 """
 
 from engines.api import EngineSpec
-from engines.overlap.toggles import d2h, graph, h2d, launch, output, schedule, sync
+from engines.overlap.toggles import (
+    d2h,
+    gc,
+    gil,
+    graph,
+    h2d,
+    launch,
+    output,
+    prefill,
+    schedule,
+    sync,
+    tables,
+)
 
 SPEC = EngineSpec(
     name="overlap",
@@ -17,6 +29,10 @@ SPEC = EngineSpec(
         d2h.TOGGLE,
         output.TOGGLE,
         graph.TOGGLE,
+        tables.TOGGLE,
+        prefill.TOGGLE,
+        gil.TOGGLE,
+        gc.TOGGLE,
     ),
     build="engines.overlap.engine:build",
 )

@@ -12,18 +12,18 @@ from typing import Any
 
 from engines import api
 from engines.devices import open_device
-from engines.devices.base import Device, ModuleSpec
+from engines.devices.base import Buffer, Device, ModuleSpec
 from engines.overlap import SPEC
 from engines.overlap.forward import Forward
 from engines.overlap.kv_cache import BlockPool
-from engines.overlap.layout import lay_out
+from engines.overlap.layout import ITEM_BYTES, lay_out
 from engines.overlap.loop import LOOPS, Run
 from engines.overlap.output import OutputProcessor
 from engines.overlap.presets import load_tokenizer, tokenizer_file
 from engines.overlap.recorder import NoRecorder, Recorder
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
-from engines.overlap.toggles import d2h, graph, h2d, launch, output, sync
+from engines.overlap.toggles import d2h, gc, gil, graph, h2d, launch, output, prefill, sync, tables
 from engines.overlap.tokenizing import Tokenized, Tokenizing
 
 
@@ -88,11 +88,18 @@ class OverlapEngine(api.Engine):
         )
         forward = Forward(device, host_to_device, device_to_host, recorder, options.chaos)
         self._run = Run(
-            scheduler=Scheduler(BlockPool(num_blocks, options.block_size), limits),
+            scheduler=Scheduler(
+                BlockPool(num_blocks, options.block_size),
+                limits,
+                tables.choose(
+                    toggles["tables"], limits.max_batch_size + 1, limits.block_buckets[-1], self.counters
+                ),
+            ),
             h2d=host_to_device,
             d2h=device_to_host,
-            launch=launch.choose(toggles["launch"], forward),
+            launch=launch.choose(toggles["launch"], forward, self.counters),
             sync=sync.POLICIES[toggles.get("sync", "copy-done")],
+            prefill=prefill.POLICIES[toggles.get("prefill", "overlap")],
             output=output.choose(
                 toggles["output"],
                 lambda: OutputProcessor(self.tokenizer, options.stream_interval, events),
@@ -122,21 +129,32 @@ class OverlapEngine(api.Engine):
                 "num_blocks": num_blocks,
                 "block_size": options.block_size,
                 "decode_shapes": [list(shape) for shape in shapes],
+                "persistent_tables": self._persistent_tables,
             },
         )
+
+    @property
+    def _persistent_tables(self) -> bool:
+        return self.toggles["tables"] == "dirty-rows"
 
     def _metadata(self, limits: Limits, shapes: list[tuple[int, int]]) -> dict[str, h2d.Metadata]:
         """Every program's metadata buffer, as the module laid it out."""
         layouts = {"prefill": lay_out(limits.prefill_max_tokens, limits.prefill_max_batch_size, 0)}
         for rows, blocks in shapes:
-            layouts[f"decode.{rows}.{blocks}"] = lay_out(rows, rows, blocks)
+            layouts[f"decode.{rows}.{blocks}"] = lay_out(rows, rows, 0 if self._persistent_tables else blocks)
         device = self._device
         assert device is not None
+        table_rows: tuple[Buffer, ...] = ()
+        if self._persistent_tables:
+            width = limits.block_buckets[-1] * ITEM_BYTES["int32"]
+            slots = range(limits.max_batch_size + 1)
+            table_rows = tuple(device.buffer("block_tables", slot * width, width) for slot in slots)
         return {
             name: h2d.Metadata(
                 arrays,
                 {array.name: device.buffer(name, array.offset, array.nbytes) for array in arrays},
                 device.buffer(name),
+                table_rows if name != "prefill" else (),
             )
             for name, arrays in layouts.items()
         }
@@ -215,7 +233,13 @@ class OverlapEngine(api.Engine):
         assert self._run is not None
         if self._tokenizing is not None:
             pump = self._tokenizing.feeding(pump, self._take)
-        LOOPS[self.toggles["schedule"]](self._run, pump)
+        toggles = self.toggles
+        with (
+            gil.SERVING[toggles.get("gil", "default")](),
+            gc.SERVING[toggles["gc"]](),
+            gc.counted(self.counters),
+        ):
+            LOOPS[toggles["schedule"]](self._run, pump)
 
     def begin_round(self) -> None:
         assert self._run is not None
@@ -223,6 +247,7 @@ class OverlapEngine(api.Engine):
         self._device.drain()
         self._device.begin_round()
         self.counters.clear()
+        self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # no collection is a finding too
         self._run.recorder.begin_round(self._run.next_step)
 
     def collect(self) -> api.RoundRecord:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from engines.overlap.toggles.h2d import HostToDevice
     from engines.overlap.toggles.launch import Launch
     from engines.overlap.toggles.output import Output
+    from engines.overlap.toggles.prefill import Prefill
     from engines.overlap.toggles.sync import Sync
 
 Pump = Callable[[float | None], bool]
@@ -53,6 +54,7 @@ class Run:
     d2h: DeviceToHost
     launch: Launch
     sync: Sync
+    prefill: Prefill
     output: Output
     recorder: Recorder
     counters: dict[str, int]
@@ -157,10 +159,12 @@ def serial_loop(run: Run, pump: Pump) -> None:
 
 
 def overlap_loop(run: Run, pump: Pump) -> None:
-    """schedule N+1, launch N+1, wait for N, process N."""
+    """schedule N+1, launch N+1, wait for N, process N. Of two prefills in a row, prefill=consecutive-sync
+    processes N before it launches N+1."""
     previous: Step | None = None
     while run.receive(pump, wait=previous is None and run.scheduler.idle):
         current = run.schedule()
+        previous = run.prefill(run, previous, current)
         if current is not None:
             run.launch.submit(current)
         if previous is not None:

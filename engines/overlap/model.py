@@ -121,6 +121,7 @@ class OverlapModule:
         num_blocks: int,
         block_size: int,
         decode_shapes: list[list[int]],
+        persistent_tables: bool,
     ) -> None:
         torch_dtype = getattr(torch, dtype)
         self.device = device
@@ -155,8 +156,13 @@ class OverlapModule:
         most = max(batch * blocks for batch, blocks in decode_shapes)
         self._gathered = [torch.zeros(most, *shape[1:], dtype=torch_dtype, device=device) for _ in range(2)]
         for batch, blocks in decode_shapes:
-            self._add_metadata(f"decode.{batch}.{blocks}", lay_out(batch, batch, blocks))
-        self._places = torch.arange(max(blocks for _, blocks in decode_shapes) * block_size, device=device)
+            told = 0 if persistent_tables else blocks
+            self._add_metadata(f"decode.{batch}.{blocks}", lay_out(batch, batch, told))
+        deepest = max(blocks for _, blocks in decode_shapes)
+        if persistent_tables:  # a row per request slot; the last one is padding's
+            table = (max_batch_size + 1, deepest)
+            self.buffers["block_tables"] = torch.zeros(table, dtype=torch.int32, device=device)
+        self._places = torch.arange(deepest * block_size, device=device)
         self._nothing = torch.zeros((), dtype=torch_dtype, device=device)
         self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
         self.programs = {"prefill": self.prefill, "decode": self.decode}
@@ -195,12 +201,19 @@ class OverlapModule:
         work = Decode(
             self.pages,
             slots=arrays["slot_mapping"].to(torch.int64),
-            tables=arrays["block_tables"],
+            tables=self._tables(arrays, blocks),
             bias=torch.where(behind, self._nothing, self._masked)[:, None, None, :],
             gathered=(self._gathered[0][: batch * blocks], self._gathered[1][: batch * blocks]),
         )
         hidden = self._forward(arrays["input_ids"][:, None], arrays["position_ids"][:, None], work)
         self._sample(hidden[:, 0], arrays["request_slots"])
+
+    def _tables(self, arrays: dict[str, Tensor], blocks: int) -> Tensor:
+        """int32 [batch * blocks]: told with the step, or gathered from the rows that stay here."""
+        if "block_tables" in arrays:
+            return arrays["block_tables"]
+        rows = self.buffers["block_tables"][:, :blocks]
+        return rows.index_select(0, arrays["request_slots"]).view(-1)
 
     def _forward(self, input_ids: Tensor, position_ids: Tensor, work: Prefill | Decode) -> Tensor:
         """Hidden states [batch, length, hidden]. An id of -1 - slot stands for that slot's future token."""

@@ -17,6 +17,7 @@ import numpy as np
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.layout import DUMMY_SLOT
 from engines.overlap.request import Active
+from engines.overlap.toggles.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Batch:
 
     `values` is what the device is told, by the names of layout.DTYPES; Python ints, except for the block
     tables, int32 [rows, blocks]. `rows` is the batch with its padding, `length` the padded prompt length of
-    a prefill, `blocks` the padded number of blocks of a decode step.
+    a prefill, `blocks` the padded number of blocks of a decode step. `changed_rows` is what has to change in
+    the table that the device keeps: (slot, int32 [max blocks]); nothing with tables=full.
     """
 
     kind: str  # "prefill" or "decode"
@@ -34,6 +36,7 @@ class Batch:
     length: int
     blocks: int
     values: dict[str, Sequence[int] | np.ndarray]
+    changed_rows: Sequence[tuple[int, np.ndarray]] = ()
 
     @property
     def tokens(self) -> int:
@@ -56,14 +59,13 @@ class Limits:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: Limits, tables: Tables) -> None:
         self.pool = pool
         self.limits = limits
+        self.tables = tables
         self.waiting: deque[Active] = deque()
         self.running: list[Active] = []
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
-        # One row per request slot and a last one for padding, whose blocks are all the dummy block.
-        self._tables = np.zeros((limits.max_batch_size + 1, limits.block_buckets[-1]), dtype=np.int32)
         self.padding_slot = limits.max_batch_size
 
     @property
@@ -123,8 +125,7 @@ class Scheduler:
             request.admitted_ns = perf_counter_ns()
             request.blocks = self.pool.take(needed)
             request.slot = self._free_slots.pop()
-            self._tables[request.slot, :needed] = request.blocks
-            self._tables[request.slot, needed:] = 0
+            self.tables.write(request.slot, request.blocks)
             admitted.append(request)
         if not admitted:
             return None
@@ -139,7 +140,7 @@ class Scheduler:
         deepest = self.pool.blocks_for(max(request.context for request in requests))
         rows = next(bucket for bucket in self.limits.batch_buckets if bucket >= len(requests))
         blocks = next(bucket for bucket in self.limits.block_buckets if bucket >= deepest)
-        return decode_batch(requests, rows, blocks, self._tables, self.pool.block_size, self.padding_slot)
+        return decode_batch(requests, rows, blocks, self.tables, self.pool.block_size, self.padding_slot)
 
 
 def prefill_batch(requests: list[Active], length: int, block_size: int) -> Batch:
@@ -163,10 +164,10 @@ def prefill_batch(requests: list[Active], length: int, block_size: int) -> Batch
 
 
 def decode_batch(
-    requests: list[Active], rows: int, blocks: int, tables: np.ndarray, block_size: int, padding_slot: int
+    requests: list[Active], rows: int, blocks: int, tables: Tables, block_size: int, padding_slot: int
 ) -> Batch:
     """The newest token of each request, padded to `rows`. A token that is still in flight is named by its
-    place in the future map. `tables` int32 [slots + 1, max_blocks] is copied, so it may change at once."""
+    place in the future map."""
     padding = [0] * (rows - len(requests))
     last = [request.context - 1 for request in requests]
     slots = [request.slot for request in requests] + [padding_slot] * len(padding)
@@ -180,6 +181,6 @@ def decode_batch(
         + [DUMMY_SLOT] * len(padding),
         "context_lens": [position + 1 for position in last] + [1] * len(padding),
         "request_slots": slots,
-        "block_tables": tables[slots, :blocks],
+        **tables.whole(slots, blocks),
     }
-    return Batch("decode", tuple(requests), rows, 0, blocks, values)
+    return Batch("decode", tuple(requests), rows, 0, blocks, values, tables.changed(slots))

@@ -14,12 +14,14 @@ from engines.overlap.scheduler import Batch
 class Step:
     """Made by the scheduler's thread, filled in by whichever thread launches it.
 
-    `staged` is the metadata as the h2d toggle staged it. `launch_done` is set once the program is launched;
-    `copy_done` is the device's event behind the copy of the sampled ids (None where d2h blocks).
+    `staged` is the metadata as the h2d toggle staged it; `handed_over_ns` is when a forward thread was given
+    the step (-1 where there is none). `launch_done` is set once the program is launched; `copy_done` is the
+    device's event behind the copy of the sampled ids (None where d2h blocks).
     """
 
     number: int
     batch: Batch
     staged: Any
+    handed_over_ns: int = -1
     launch_done: threading.Event = field(default_factory=threading.Event)
     copy_done: Event | None = None

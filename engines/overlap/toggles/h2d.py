@@ -23,7 +23,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.api import Toggle
-from engines.overlap.layout import Array
+from engines.overlap.layout import ITEM_BYTES, Array
 
 if TYPE_CHECKING:  # the declaration below is read by command lines that must not wait for torch
     import numpy as np
@@ -53,11 +53,21 @@ TOGGLE = Toggle(
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """A program's static metadata buffer on the device: its arrays, a handle on each and on the whole."""
+    """A program's static metadata buffer on the device: its arrays, a handle on each and on the whole.
+
+    `table_rows`: handles on the rows of the block tables that the device keeps, by request slot; none for a
+    program that does not read them.
+    """
 
     arrays: tuple[Array, ...]
     targets: dict[str, Buffer]
     whole: Buffer
+    table_rows: tuple[Buffer, ...] = ()
+
+    @property
+    def batch(self) -> int:
+        """The most requests of a step."""
+        return next(array.count for array in self.arrays if array.name == "request_slots")
 
 
 class HostToDevice(Protocol):
@@ -85,19 +95,22 @@ class Pageable:
         batch = step.batch
         metadata = self.metadata[metadata_name(batch)]
         for array in metadata.arrays:
-            source = self.tensor(batch.values[array.name], dtype=self.dtypes[array.dtype])
+            source = self.source(batch.values[array.name], self.dtypes[array.dtype])
             self.device.to_device(metadata.targets[array.name], source, self.stream)
+        for slot, row in batch.changed_rows:
+            source = self.source(row, self.dtypes["int32"])
+            self.device.to_device(metadata.table_rows[slot], source, self.stream)
+
+    def source(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
+        """What is copied from."""
+        return self.tensor(values, dtype=dtype)
 
 
 class PinPerCall(Pageable):
     """Between: each new tensor is pinned before it is copied, through the caching pinned allocator."""
 
-    def copy(self, step: Step) -> None:
-        batch = step.batch
-        metadata = self.metadata[metadata_name(batch)]
-        for array in metadata.arrays:
-            source = self.device.pin(self.tensor(batch.values[array.name], dtype=self.dtypes[array.dtype]))
-            self.device.to_device(metadata.targets[array.name], source, self.stream)
+    def source(self, values: Any, dtype: torch.dtype) -> torch.Tensor:
+        return self.device.pin(self.tensor(values, dtype=dtype))
 
 
 class Pinned:
@@ -121,6 +134,8 @@ class Pinned:
         pinned.wait_until_read()
         for name, values in batch.values.items():
             pinned.views[name][: _length(values)] = _flat(values)
+        for view, (_, row) in zip(pinned.row_views, batch.changed_rows, strict=False):
+            view[:] = row
         return pinned
 
     def copy(self, step: Step) -> None:
@@ -130,7 +145,14 @@ class Pinned:
             used = _length(values[array.name])
             source = source if used == array.count else source[:used]
             self.device.to_device(pinned.metadata.targets[array.name], source, self.stream)
+        self.copy_rows(step)
         pinned.mark_read_from(self.stream)
+
+    def copy_rows(self, step: Step) -> None:
+        """Changed rows go to places of their own: a copy each, all before the set is marked."""
+        targets = step.staged.metadata.table_rows
+        for source, (slot, _) in zip(step.staged.rows, step.batch.changed_rows, strict=False):
+            self.device.to_device(targets[slot], source, self.stream)
 
 
 class Packed(Pinned):
@@ -139,11 +161,13 @@ class Packed(Pinned):
     def copy(self, step: Step) -> None:
         pinned = step.staged
         self.device.to_device(pinned.metadata.whole, pinned.whole, self.stream)
+        self.copy_rows(step)
         pinned.mark_read_from(self.stream)
 
 
 class PinnedSet:
-    """Preallocated pinned memory for one program's metadata, with numpy views, and the guard on its reuse."""
+    """Preallocated pinned memory for one program's metadata and the rows that go with it, with numpy views,
+    and the guard on its reuse."""
 
     def __init__(
         self,
@@ -164,6 +188,11 @@ class PinnedSet:
             for array in metadata.arrays
         }
         self.views: dict[str, np.ndarray] = {name: tensor.numpy() for name, tensor in self.tensors.items()}
+        self.rows: tuple[torch.Tensor, ...] = ()  # one for each request that a step can have
+        if metadata.table_rows:
+            width = metadata.table_rows[0].nbytes // ITEM_BYTES["int32"]
+            self.rows = device.pinned(metadata.batch * width, torch.int32).view(-1, width).unbind()
+        self.row_views: list[np.ndarray] = [row.numpy() for row in self.rows]
         self._read: Event | None = None
         self._issued = threading.Event()
         self._issued.set()

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import queue
 import threading
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from engines.api import Toggle
+from engines.overlap.toggles import gil
 
 if TYPE_CHECKING:
     from engines.overlap.forward import Forward
@@ -67,8 +69,8 @@ class Inline:
 class ForwardThread:
     """Before."""
 
-    def __init__(self, forward: Forward) -> None:
-        self.forward = forward
+    def __init__(self, forward: Forward, counters: dict[str, int]) -> None:
+        self.forward, self.counters = forward, counters
         self._input: queue.Queue[Step | None] = queue.Queue()
         self._output: queue.Queue[Step | None] = queue.Queue()
         self._failure: BaseException | None = None
@@ -76,6 +78,7 @@ class ForwardThread:
         self._thread.start()
 
     def submit(self, step: Step) -> None:
+        step.handed_over_ns = perf_counter_ns()
         self._input.put(step)
 
     def launched(self, step: Step) -> None:
@@ -101,8 +104,9 @@ class ForwardThread:
                 step.launch_done.set()
                 self._output.put(None)
                 return
+            gil.count(self.counters, step)
             self._output.put(step)
 
 
-def choose(choice: str, forward: Forward) -> Launch:
-    return ForwardThread(forward) if choice == "thread" else Inline(forward)
+def choose(choice: str, forward: Forward, counters: dict[str, int]) -> Launch:
+    return ForwardThread(forward, counters) if choice == "thread" else Inline(forward)

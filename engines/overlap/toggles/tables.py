@@ -1,0 +1,100 @@
+"""tables: how a decode step learns where the past of its requests lies.
+
+Before (`full`), the block tables of the whole batch are part of each step's metadata. After (`dirty-rows`),
+the device keeps one row per request slot; only rows that changed since they were last sent are copied there,
+each on its own, by the same h2d choice as the other arrays, and the program gathers its rows by request slot.
+The copies come before the program and write to addresses that never change, so it stays capturable.
+
+Claim: the follow-up that roseinfer's post names, without a number. vLLM 47936 (closed) copies changed rows
+one by one, and all at once when half of them changed; vLLM-Ascend 17066 reports block-table copies of 2.72 ->
+0.14 ms a step from a profile of an earlier version. vLLM 31965 gave such a scheme up: a full copy per step,
+read through mapped memory, was simpler.
+
+What can go wrong: a row that changed and was not marked is stale on the device, and its request reads
+another's past. A step that admits many requests pays a copy for each, where the whole table took one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from engines.api import Toggle
+
+if TYPE_CHECKING:  # the declaration below is read by command lines that must not wait for numpy
+    import numpy as np
+
+TOGGLE = Toggle(
+    name="tables",
+    choices=("full", "dirty-rows"),
+    changes="block tables: the whole batch's with each step, or changed rows into a table that the device "
+    "keeps and the program gathers from",
+    source="roseinfer (its follow-up); vLLM 47936, vLLM-Ascend 17066",
+    requires={},
+    counters=("table_rows", "table_bytes"),
+)
+
+
+class Tables(Protocol):
+    """One row of block numbers per request slot, and a last one for padding, whose blocks are all the dummy
+    block. On the scheduler's thread; what is told is a copy, so that rows may change at once."""
+
+    def write(self, slot: int, blocks: list[int]) -> None:
+        """A request was given these blocks, all that it has. The only way in which a row changes."""
+
+    def whole(self, slots: list[int], blocks: int) -> dict[str, np.ndarray]:
+        """What a decode step of these slots is told with its metadata: int32 [slots, blocks], or nothing."""
+
+    def changed(self, slots: list[int]) -> Sequence[tuple[int, np.ndarray]]:
+        """What the device must be sent before that step: (slot, int32 [max blocks]) of each changed row."""
+
+
+class Full:
+    """Before."""
+
+    def __init__(self, slots: int, blocks: int, counters: dict[str, int]) -> None:
+        import numpy as np
+
+        self.rows: np.ndarray = np.zeros((slots, blocks), dtype=np.int32)
+        self.counters = counters
+
+    def write(self, slot: int, blocks: list[int]) -> None:
+        self.rows[slot, : len(blocks)] = blocks
+        self.rows[slot, len(blocks) :] = 0
+
+    def whole(self, slots: list[int], blocks: int) -> dict[str, np.ndarray]:
+        told = self.rows[slots, :blocks]
+        self.counters["table_rows"] += len(slots)
+        self.counters["table_bytes"] += told.nbytes
+        return {"block_tables": told}
+
+    def changed(self, slots: list[int]) -> Sequence[tuple[int, np.ndarray]]:
+        return ()
+
+
+class DirtyRows(Full):
+    """After. A row is sent with the first step that reads it, so a step never has more than its requests."""
+
+    def __init__(self, slots: int, blocks: int, counters: dict[str, int]) -> None:
+        super().__init__(slots, blocks, counters)
+        self._dirty: set[int] = set()
+
+    def write(self, slot: int, blocks: list[int]) -> None:
+        super().write(slot, blocks)
+        self._dirty.add(slot)
+
+    def whole(self, slots: list[int], blocks: int) -> dict[str, np.ndarray]:
+        return {}
+
+    def changed(self, slots: list[int]) -> Sequence[tuple[int, np.ndarray]]:
+        if not self._dirty:
+            return ()
+        told = [(slot, self.rows[slot].copy()) for slot in slots if slot in self._dirty]
+        self._dirty.difference_update(slots)
+        self.counters["table_rows"] += len(told)
+        self.counters["table_bytes"] += sum(row.nbytes for _, row in told)
+        return told
+
+
+def choose(choice: str, slots: int, blocks: int, counters: dict[str, int]) -> Tables:
+    return Full(slots, blocks, counters) if choice == "full" else DirtyRows(slots, blocks, counters)

@@ -1,0 +1,132 @@
+"""What a toggle does besides leaving the tokens as they are: by its counters and the step records."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines import api
+from engines.overlap import SPEC
+from engines.overlap.toggles import gc as gc_toggle
+from engines.overlap.toggles import tables
+from tests import serving
+from tests.serving import serve, some_requests
+
+INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"}
+THREAD = {"schedule": "overlap", "launch": "thread", "graph": "on"}
+SLOTS, BLOCKS = 4, 6
+
+
+def steps_of(record: api.RoundRecord) -> list[dict[str, int]]:
+    table = record.steps
+    rows = np.frombuffer(table.data, dtype=np.int64).reshape(table.rows, -1)
+    return [dict(zip(table.columns, row.tolist(), strict=True)) for row in rows]
+
+
+# -- tables ---------------------------------------------------------------------------------------------
+
+row_writes = st.lists(
+    st.tuples(st.integers(0, SLOTS - 1), st.lists(st.integers(1, 99), min_size=1, max_size=BLOCKS)),
+    max_size=5,
+)
+batches = st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(row_writes, batches, st.integers(1, BLOCKS)), max_size=12))
+def test_changed_rows_leave_the_device_with_the_table_that_whole_ones_tell(script):
+    full, dirty = (tables.choose(choice, SLOTS + 1, BLOCKS, Counter()) for choice in tables.TOGGLE.choices)
+    kept = np.zeros((SLOTS + 1, BLOCKS), dtype=np.int32)
+    for written, slots, blocks in script:
+        for slot, numbers in written:
+            full.write(slot, numbers)
+            dirty.write(slot, numbers)
+        padded = [*slots, SLOTS, SLOTS]
+        for slot, row in dirty.changed(padded):
+            kept[slot] = row
+        assert not dirty.changed(padded)
+        assert dirty.whole(padded, blocks) == {}
+        assert (kept[padded, :blocks] == full.whole(padded, blocks)["block_tables"]).all()
+
+
+def test_only_rows_that_changed_are_sent(device):
+    requests = some_requests(12)
+    sent = {}
+    for choice in tables.TOGGLE.choices:
+        full_settings = SPEC.check(INLINE | {"tables": choice})
+        _, _, record = serve(device, full_settings, requests, max_batch_size=6, max_context=128)
+        sent[choice] = record.counters
+    decoding = sum(request.max_new_tokens > 1 for request in requests)
+    assert decoding <= sent["dirty-rows"]["table_rows"] < sent["full"]["table_rows"]
+    assert sent["dirty-rows"]["table_bytes"] == sent["dirty-rows"]["table_rows"] * 128 // 16 * 4
+    steps = sent["full"]["h2d_pinned_copies"]
+    assert sent["dirty-rows"]["h2d_pinned_copies"] == steps + sent["dirty-rows"]["table_rows"]
+
+
+# -- prefill --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launching", [INLINE, THREAD], ids=["inline", "thread"])
+@pytest.mark.parametrize("choice", ["overlap", "consecutive-sync"])
+def test_of_two_prefills_in_a_row_one_is_processed_before_the_other_is_launched(device, launching, choice):
+    full_settings = SPEC.check(launching | {"prefill": choice})
+    requests = [api.Request(number, [number + 1, 5, 6], 3) for number in range(6)]
+    _, _, record = serve(device, full_settings, requests, prefill_max_batch_size=2)
+    prefills, decodes = steps_of(record)[:3], steps_of(record)[3:]
+    assert [step["kind"] for step in prefills] == [api.STEP_KINDS.index("prefill")] * 3
+    for first, second in pairwise(prefills):
+        assert (first["append.end"] < second["launch.start"]) == (choice == "consecutive-sync")
+    for first, second in pairwise(decodes):
+        assert first["append.start"] > second["h2d.start"], "decode steps overlap as ever"
+    assert record.counters["consecutive_prefills"] == 2
+    assert ("prefill_processing_ns" in record.counters) == (choice == "consecutive-sync")
+
+
+# -- gil ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["default", "fast-switch"])
+def test_the_switch_interval_holds_while_the_engine_serves_and_no_longer(device, choice):
+    before = sys.getswitchinterval()
+    _, _, record = serve(device, SPEC.check(THREAD | {"gil": choice}), some_requests(3))
+    interval_ns = {"default": round(before * 1e9), "fast-switch": 50_000}[choice]
+    assert record.counters["switch_interval_ns"] == record.steps.rows * interval_ns
+    assert record.counters["launch_lag_ns"] > 0
+    assert sys.getswitchinterval() == before
+
+
+# -- gc -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["default", "frozen"])
+def test_what_was_made_before_is_frozen_while_the_engine_serves_and_no_longer(device, monkeypatch, choice):
+    seen, send = [], serving.Collected.send
+
+    def look(sink: serving.Collected, events: list[api.Event]) -> None:
+        seen.append((gc.get_freeze_count() > 0, gc.isenabled()))
+        send(sink, events)
+
+    monkeypatch.setattr(serving.Collected, "send", look)
+    assert gc.get_freeze_count() == 0
+    _, _, record = serve(device, SPEC.check(INLINE | {"gc": choice}), some_requests(3))
+    assert set(seen) == {(choice == "frozen", True)}
+    assert gc.get_freeze_count() == 0
+    assert set(gc_toggle.TOGGLE.counters) <= record.counters.keys()
+
+
+def test_collections_and_the_time_in_them_are_counted():
+    counters = Counter()
+    with gc_toggle.counted(counters):
+        gc.collect(0)
+        gc.collect()
+    gc.collect()
+    assert counters["gc_full_collections"] == 1
+    assert counters["gc_collections"] >= 2  # the collector may have run by itself
+    assert counters["gc_ns"] > 0
