@@ -54,7 +54,8 @@ def _decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
     lines = []
     if primary.blocks < 6:
         lines.append(f"too few blocks: {primary.blocks}; the interval is wide, 6 is the default")
-    verdict = stats.verdict(primary, design.margin, "lower", is_time=True)
+    alpha = design.alpha(primary.blocks)
+    verdict = stats.verdict(primary, design.margin, "lower", is_time=True, alpha=alpha)
     if verdict == "undecided":
         low, high = stats.blocks_needed(primary.sd, primary.blocks, design.margin)
         lines.append(

@@ -90,6 +90,13 @@ def run(
     prefill_max_tokens: Annotated[int | None, _option(ENGINE, "Padded tokens of one prefill (2048).")] = None,
     stream_interval: Annotated[int | None, _option(ENGINE, "Tokens per chunk after the first (8).")] = None,
     blocks: Annotated[int | None, _option(DESIGN, "Blocks, one boot of each arm each (6).")] = None,
+    until_decided: Annotated[
+        bool, _option(DESIGN, "Stop once the verdict is clear: looks at 6, 8, ... blocks.", "--until-decided")
+    ] = False,
+    until_precision: Annotated[
+        str | None, _option(DESIGN, "Stop once the interval's half-width is this small, such as 1%.")
+    ] = None,
+    max_blocks: Annotated[int | None, _option(DESIGN, "Blocks at most, where it may stop (20).")] = None,
     rounds: Annotated[int | None, _option(DESIGN, "Measured rounds of a boot, pooled (2).")] = None,
     warmup_rounds: Annotated[int | None, _option(DESIGN, "Rounds of a boot thrown away (1).")] = None,
     margin: Annotated[str | None, _option(DESIGN, "Largest change that counts as none (1%).")] = None,
@@ -126,6 +133,11 @@ def run(
             **({} if margin is None else {"margin": parse_fraction(margin, "--margin")}),
             **({} if not secondary else {"secondaries": tuple(secondary)}),
         },
+        until_decided=until_decided,
+        until_precision=None
+        if until_precision is None
+        else parse_fraction(until_precision, "--until-precision"),
+        max_blocks=max_blocks,
     )  # fmt: skip
     try:
         _measure(asked, out, resume, format)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s", "goodput_req_s")
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
 
+Values = Mapping[str, Mapping[str, float]]  # arm → metric → the value of one block
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -48,24 +50,30 @@ def check_metrics(design: Design) -> None:
 
 
 def result(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, Any]:
-    """The object of DESIGN 11 for a run of a fixed number of blocks, all of which are there."""
+    """The object that `--format json` prints, for a run that measured `blocks` and then stopped."""
     described = list(manifest.descriptions.values())
+    design = manifest.design
+    per_block = [block_values(design, block) for block in blocks]
     return {
         "schema_version": SCHEMA_VERSION,
         "run": manifest.run,
         "device": described[0].device["kind"] if described else "unknown",
-        "stopped_because": f"all {len(blocks)} blocks done",
-        "comparisons": [comparison(manifest, blocks)],
+        "stopped_because": reason_to_stop(design, per_block) or f"ended after {len(blocks)} blocks",
+        "comparisons": [comparison(manifest, blocks, per_block)],
     }
 
 
-def comparison(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, Any]:
-    """One comparison; with one arm `after` is null, and so is all but `before` of each metric."""
+def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> dict[str, Any]:
+    """One comparison; with one arm `after` is null, and so is all but `before` of each metric.
+
+    `confidence` is that of every interval: where a run may stop early, 1 - the level of its last look.
+    """
     design = manifest.design
-    values = measured(design, blocks)
-    effects = {name: _effect(name, per_arm) for name, per_arm in values.items() if len(per_arm) == 2}
+    alpha = design.alpha(len(blocks))
+    values = measured(design, per_block)
+    effects = {name: _effect(name, per_arm, alpha) for name, per_arm in values.items() if len(per_arm) == 2}
     if len(design.arms) == 2 and design.primary not in effects:
-        raise api.EngineError(f"the primary metric {design.primary} has no value in some block")
+        raise _no_value(design.primary)
     adjusted = _adjusted(design, effects)
     offered = offered_load(design, values.get("throughput_req_s", {}))
     return {
@@ -73,10 +81,11 @@ def comparison(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, Any]:
         "before": settings(design.arms[0]),
         "after": settings(design.arms[1]) if len(design.arms) == 2 else None,
         "blocks": len(blocks),
+        "confidence": 1 - alpha,
         "margin": design.margin,
         "primary": design.primary,
         "metrics": {
-            name: _metric_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered)
+            name: _metric_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
             for name, per_arm in values.items()
         },
         "outputs": outputs(design, blocks),
@@ -98,10 +107,46 @@ def settings(arm: Arm) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if key != "name"}
 
 
-def measured(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, list[float]]]:
+def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
+    """Why the run ends after these blocks; None where it goes on."""
+    done, until = len(per_block), design.until
+    if until is None:
+        return f"all {done} blocks done" if done == design.blocks else None
+    if done < until.looks[0]:
+        return None
+    per_arm = measured(design, per_block).get(design.primary, {})
+    if len(per_arm) < 2:
+        raise _no_value(design.primary)
+    alpha = design.alpha(done)
+    effect = _effect(design.primary, per_arm, alpha)
+    assert effect.low is not None
+    assert effect.high is not None
+    counted, last = f"{done} of at most {design.blocks} blocks", done == design.blocks
+    if until.rule == "decided":
+        found = stats.verdict(effect, design.margin, *_kind(design.primary), alpha=alpha)
+        if done in until.looks and found != "undecided":
+            return f"decided at {counted}: {design.primary} is {found}"
+        return f"{done} blocks, the most allowed: undecided" if last else None
+    assert until.precision is not None
+    half, wanted = (effect.high - effect.low) / 2, f"{100 * until.precision:.3g}%"
+    if half <= until.precision:
+        return f"precise enough at {counted}: half-width {half:.2%}, within {wanted}"
+    return f"{done} blocks, the most allowed: half-width {half:.2%}, not {wanted}" if last else None
+
+
+def _no_value(metric: str) -> api.EngineError:
+    return api.EngineError(f"the primary metric {metric} has no value in some block")
+
+
+def _kind(name: str) -> tuple[str, bool]:
+    """Which way a metric is better, and whether it is a time."""
+    metric = metrics.METRICS[name]
+    return metric.better, metric.unit in ("ms", "us", "s")
+
+
+def measured(design: Design, per_block: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
     """metric → arm → one value per block. A metric that has no finite value in some block of an arm is left
     out for that arm: a mean over other blocks would compare different things."""
-    per_block = [_block_values(design, block) for block in blocks]
     values: dict[str, dict[str, list[float]]] = {}
     for name in metrics.METRICS:
         for arm in design.arms:
@@ -111,7 +156,8 @@ def measured(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, lis
     return {name: per_arm for name, per_arm in values.items() if design.arms[0].name in per_arm}
 
 
-def _block_values(design: Design, block: Block) -> dict[str, dict[str, float]]:
+def block_values(design: Design, block: Block) -> Values:
+    """arm → metric → the value of one block."""
     found = {
         arm.name: metrics.measure(
             *(block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work"))
@@ -125,11 +171,14 @@ def _block_values(design: Design, block: Block) -> dict[str, dict[str, float]]:
     return found
 
 
-def _effect(name: str, per_arm: Mapping[str, Sequence[float]]) -> stats.Effect:
+def _effect(name: str, per_arm: Mapping[str, Sequence[float]], alpha: float) -> stats.Effect:
     before, after = per_arm.values()
+    return stats.effect(before, after, _scale(name, before, after), alpha)
+
+
+def _scale(name: str, before: Sequence[float], after: Sequence[float]) -> stats.Scale:
     positive = min(*before, *after) > 0
-    scale: stats.Scale = "ratio" if positive and not metrics.METRICS[name].can_be_zero else "difference"
-    return stats.effect(before, after, scale)
+    return "ratio" if positive and not metrics.METRICS[name].can_be_zero else "difference"
 
 
 def _adjusted(design: Design, effects: Mapping[str, stats.Effect]) -> dict[str, float]:
@@ -149,6 +198,7 @@ def _metric_row(
     effect: stats.Effect | None,
     p_adjusted: float | None,
     offered: bool,
+    alpha: float,
 ) -> dict[str, Any]:
     metric = metrics.METRICS[name]
     row: dict[str, Any] = {"unit": metric.unit, "better": metric.better}
@@ -183,13 +233,7 @@ def _metric_row(
     declared = name == design.primary or name in design.secondaries
     if declared and not (name in THROUGHPUTS and offered):
         row["p_adjusted"] = p_adjusted
-        row["verdict"] = stats.verdict(
-            effect,
-            design.margin,
-            metric.better,
-            is_time=metric.unit in ("ms", "us", "s"),
-            p_adjusted=p_adjusted,
-        )
+        row["verdict"] = stats.verdict(effect, design.margin, *_kind(name), p_adjusted, alpha)
     return row
 
 

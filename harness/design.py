@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Literal
 
 import msgspec
 
@@ -10,6 +11,7 @@ from engines import api
 from harness.workload import Workload
 
 MAX_SECONDARIES = 5
+ALPHA = 0.05  # two-sided, of each interval and verdict of a fixed number of blocks
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,19 +25,39 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
 
+class Until(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that may stop a run before its last block; how it is made and why it is safe: stopping.py."""
+
+    rule: Literal["decided", "precise"]
+    looks: tuple[int, ...]  # numbers of blocks at which the rule looks, ascending
+    levels: tuple[float, ...]  # two-sided, of the test at each look; its interval has 1 - level
+    precision: float | None = None  # of "precise": the half-width that is enough, as a fraction
+
+
 class Design(msgspec.Struct, frozen=True, kw_only=True):
     """A run, decided before its first block: what is compared, on what, how often, and by which metric."""
 
     name: str  # the variant's, or the engine's where there is none
     arms: tuple[Arm, ...]  # one, or the before and the after
     workload: Workload
-    blocks: int = 6
+    blocks: int = 6  # with `until`: at most
+    until: Until | None = None  # None: all the blocks, whatever they say
     rounds: int = 2  # measured rounds of a boot, in turn with the other arm's; pooled
     warmup_rounds: int = 1
     margin: float = 0.01  # the largest change that counts as none, as a fraction
     primary: str = "tpot_ms_p50"
     secondaries: tuple[str, ...] = ()
     seed: int = 0
+
+    def alpha(self, blocks: int) -> float:
+        """The two-sided level of intervals and verdicts made of the first `blocks` blocks: of the last look
+        that these have reached."""
+        if self.until is None:
+            return ALPHA
+        reached = [
+            level for look, level in zip(self.until.looks, self.until.levels, strict=True) if look <= blocks
+        ]
+        return reached[-1] if reached else self.until.levels[0]
 
     def check(self) -> None:
         """Raises BadSetting where this can't be run as it stands."""
@@ -46,6 +68,8 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if count < least:
                 raise api.BadSetting(f"{flag} must be at least {least}, not {count}")
+        if self.until is not None and len(self.arms) < 2:
+            raise api.BadSetting("a run that stops by what it finds needs two arms; give --blocks for one")
         if not 0 < self.margin < 1:
             raise api.BadSetting(f"--margin must lie between 0% and 100%, not {self.margin:.4g}")
         if len(self.secondaries) > MAX_SECONDARIES:

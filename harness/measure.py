@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import machine, runner, store
-from harness.comparison import Block, check_metrics, result
+from harness.comparison import Block, Values, block_values, check_metrics, reason_to_stop, result
 from harness.design import Design, order
 from harness.store import Manifest
 
@@ -53,22 +53,36 @@ def resume(folder: Path, design: Design | None, display: Display) -> Outcome:
 
 def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
     """Run the blocks that are missing, read all back, and store the summary."""
+    design = manifest.design
     try:
-        with display(folder, manifest.design) as observe:
-            manifest = runner.run(folder, manifest, observe)
+        with display(folder, design) as observe:
+            manifest, done = runner.run(folder, manifest, observe, _rule(folder, design))
     except BaseException as error:
         kept = len(store.finished_blocks(folder))
         if kept:
-            error.add_note(
-                f"{kept} of {manifest.design.blocks} blocks are kept, go on with --resume {folder}"
-            )
+            most = "at most " if design.until is not None else ""
+            error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, go on with --resume {folder}")
         raise
-    blocks = [Block(number, store.read_block(folder, number)) for number in range(manifest.design.blocks)]
+    blocks = [Block(number, store.read_block(folder, number)) for number in range(done)]
     summary = result(manifest, blocks)
     store.write_summary(folder, summary)
     promised = all(each.deterministic for each in manifest.descriptions.values())
     outputs = summary["comparisons"][0]["outputs"]
     return Outcome(summary, promised and outputs["identical"] < outputs["compared"])
+
+
+def _rule(folder: Path, design: Design) -> runner.Enough:
+    """Whether the declared rule stops the run; each block is read back once."""
+    values: list[Values] = []
+
+    def enough(done: int) -> bool:
+        if design.until is None:
+            return False
+        for number in range(len(values), done):
+            values.append(block_values(design, Block(number, store.read_block(folder, number))))
+        return reason_to_stop(design, values) is not None
+
+    return enough
 
 
 def described_here(design: Design, run: str, now: datetime) -> Manifest:

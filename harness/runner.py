@@ -35,7 +35,7 @@ WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to tou
 
 @dataclass(frozen=True, slots=True)
 class BlockBegun:
-    """A block is about to boot; -1 is the discarded one. `left`: blocks that are not done yet."""
+    """A block is about to boot; -1 is the discarded one. `left`: blocks that are not done yet, at most."""
 
     block: int
     left: int
@@ -60,32 +60,49 @@ class BlockDone:
 
 Happening = BlockBegun | RoundBegun | BlockDone | messages.Progress
 Observer = Callable[[Happening], None]
+Enough = Callable[[int], bool]  # whether to stop after so many blocks; asked after each, in order
 
 
-def run(folder: Path, manifest: Manifest, observe: Observer) -> Manifest:
-    """Measure every block that `folder` does not hold yet; the manifest as it then stands.
+def run(folder: Path, manifest: Manifest, observe: Observer, enough: Enough) -> tuple[Manifest, int]:
+    """Measure the blocks that `folder` does not hold yet, until all are there or `enough` says so.
 
-    Raises BadSetting (the request can't be served), RunFailed (a process failed or died) or
-    KeyboardInterrupt; in each case every finished block is on disk and no process is left.
+    Returns the manifest as it then stands, and how many blocks count. A resumed run asks `enough` of the
+    blocks it finds too: it stops where it would have stopped uninterrupted. Raises BadSetting (the request
+    can't be served), RunFailed (a process failed or died) or KeyboardInterrupt; in each case every finished
+    block is on disk and no process is left.
     """
     design = manifest.design
-    finished = store.finished_blocks(folder)
+    finished = set(store.finished_blocks(folder))
     missing = [block for block in range(design.blocks) if block not in finished]
-    if not missing:
-        return manifest
-    with Session() as session:
-        for done, block in enumerate([-1, *missing], start=-1):
-            began = time.monotonic()
-            observe(BlockBegun(block, len(missing) - max(done, 0)))
-            booted = session.boot(design.arms)
-            if block == -1:
-                manifest = described(manifest, booted)
-                store.write_manifest(folder, manifest)
-            tables = _block(session, design, block, booted, observe)
-            session.shut(list(booted.values()))
-            if block != -1:
+    with ExitStack() as stack:
+        session: Session | None = None
+        for block in range(design.blocks):
+            if block not in finished:
+                if session is None:
+                    session = stack.enter_context(Session())
+                    manifest = _discarded(session, folder, manifest, len(missing), observe)
+                began = time.monotonic()
+                observe(BlockBegun(block, sum(each >= block for each in missing)))
+                booted = session.boot(design.arms)
+                tables = _block(session, design, block, booted, observe)
+                session.shut(list(booted.values()))
                 store.write_block(folder, block, tables)
-            observe(BlockDone(block, time.monotonic() - began))
+                observe(BlockDone(block, time.monotonic() - began))
+            if enough(block + 1):
+                return manifest, block + 1
+    return manifest, design.blocks
+
+
+def _discarded(session: Session, folder: Path, manifest: Manifest, left: int, observe: Observer) -> Manifest:
+    """The first boots, whose times are thrown away; the manifest with what they said of themselves."""
+    began = time.monotonic()
+    observe(BlockBegun(-1, left))
+    booted = session.boot(manifest.design.arms)
+    manifest = described(manifest, booted)
+    store.write_manifest(folder, manifest)
+    _block(session, manifest.design, -1, booted, observe)
+    session.shut(list(booted.values()))
+    observe(BlockDone(-1, time.monotonic() - began))
     return manifest
 
 

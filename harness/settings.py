@@ -165,6 +165,9 @@ class Asked:
     workload: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # of the engine, for both arms
     design: Mapping[str, Any] = field(default_factory=dict)  # blocks, rounds, margin, ...
+    until_decided: bool = False
+    until_precision: float | None = None
+    max_blocks: int | None = None
 
     @property
     def nothing(self) -> bool:
@@ -202,7 +205,30 @@ def make_design(
         name=arms[0].engine if variant is None else variant.name,
         arms=arms,
         workload=make_workload({**defaults, **of_variant, **asked.workload}),
-        **asked.design,
+        **{**asked.design, **stopping(asked)},
     )
     design.check()
     return design
+
+
+def stopping(asked: Asked) -> dict[str, Any]:
+    """`blocks` and `until` of the design, where the run may stop early. Calibrating takes up to seconds."""
+    if not asked.until_decided and asked.until_precision is None:
+        if asked.max_blocks is not None:
+            raise api.BadSetting(
+                "--max-blocks means something only with --until-decided or --until-precision; "
+                "--blocks is the number of a fixed run"
+            )
+        return {}
+    flag = "--until-decided" if asked.until_decided else "--until-precision"
+    if asked.until_decided and asked.until_precision is not None:
+        raise api.BadSetting("--until-decided and --until-precision exclude each other: give one of them")
+    if "blocks" in asked.design:
+        raise api.BadSetting(f"--blocks is of a fixed run; with {flag} give --max-blocks")
+
+    from harness import stopping as rules
+
+    most = rules.DEFAULT_MOST if asked.max_blocks is None else asked.max_blocks
+    if asked.until_precision is not None:
+        return {"blocks": most, "until": rules.until_precise(asked.until_precision, most)}
+    return {"blocks": most, "until": rules.until_decided(most)}

@@ -35,9 +35,9 @@ CSV_COLUMNS = (
 )  # fmt: skip
 CONVENTIONS = (
     "change = after/before − 1: for times, negative is faster. Before and after are means over blocks "
-    "(geometric where the change is in percent); interval: 95%, t over blocks. Only the primary and the "
-    "declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the number "
-    "of metrics."
+    "(geometric where the change is in percent); interval: {confidence}%, t over blocks. Only the primary "
+    "and the declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the "
+    "number of metrics."
 )
 
 
@@ -88,6 +88,11 @@ def _decision(row: Mapping[str, Any], margin: float) -> str:
     return str(row["verdict"] or "no verdict")
 
 
+def stopped(result: Mapping[str, Any]) -> str:
+    """Why the run ended where it did."""
+    return f"Stopped: {result['stopped_because']}."
+
+
 def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
     """The tables of a comparison, in the order in which they are read."""
     yield metric_table(comparison)
@@ -126,9 +131,14 @@ def metric_table(comparison: Mapping[str, Any]) -> Table:
         )
         for name in names
     )
-    return Table(
-        "Before and after", ("metric", "before", "after", "change", "interval", "verdict"), rows, CONVENTIONS
-    )
+    columns = ("metric", "before", "after", "change", "interval", "verdict")
+    note = CONVENTIONS.format(confidence=confidence(comparison))
+    return Table("Before and after", columns, rows, note)
+
+
+def confidence(comparison: Mapping[str, Any]) -> str:
+    """Of the intervals, in percent: "95"."""
+    return f"{100 * comparison['confidence']:.4g}"
 
 
 def chosen(comparison: Mapping[str, Any]) -> list[str]:
@@ -209,6 +219,7 @@ def to_markdown(result: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for comparison in result["comparisons"]:
         lines += [f"**{conclusion(result, comparison)}**", "", changed_settings(comparison), ""]
+        lines += [stopped(result), ""]
         for table in parts(comparison):
             lines += [f"### {table.title}", "", _markdown_row(table.columns)]
             rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
@@ -245,6 +256,7 @@ def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableTyp
     for comparison in result["comparisons"]:
         yield Text(conclusion(result, comparison), style="bold")
         yield Text(changed_settings(comparison))
+        yield Text(stopped(result))
         for table in parts(comparison):
             shown = narrowed(table) if width < NARROW else table
             rich_table = RichTable(
