@@ -45,6 +45,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     recorder: bool = True  # step records on or off
     staging: str = "copy"  # emulated device only: what a pageable copy does first, "copy" or "sync"
     chaos: int | None = None  # seed of random delays on device and forward thread; None: no delays
+    plant_at: str | None = None  # where each step has a known delay: one of the engine's `plants`
+    plant_ns: int = 0  # that delay; set by `--plant`, never by hand
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -246,6 +248,7 @@ class EngineSpec:
     toggles: tuple[Toggle, ...]
     build: str
     needs: str = ""  # what must be installed, for `bench engines`
+    plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
 
     def toggle(self, name: str) -> Toggle:
         """The toggle of that name; BadSetting offers the nearest one."""

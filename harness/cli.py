@@ -7,17 +7,17 @@ engine or the run failed, 130 Ctrl-C. An error is one line on stderr.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import wraps
+from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from engines import api
-
-if TYPE_CHECKING:
-    from harness.settings import Asked
+from harness.settings import Asked, make_design, parse_fraction
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 PIPE_WIDTH = 120  # columns of a table that goes to no terminal
@@ -48,8 +48,7 @@ def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
-@app.command()
-def run(
+def request(
     variant: Annotated[str | None, typer.Option(help="A named before/after pair; `bench variants`.")] = None,
     engine: Annotated[str | None, typer.Option(help="An engine, in place of a variant.")] = None,
     both: Annotated[list[str] | None, typer.Option("--set", help="key=value for both arms.")] = None,
@@ -97,6 +96,10 @@ def run(
         str | None, _option(DESIGN, "Stop once the interval's half-width is this small, such as 1%.")
     ] = None,
     max_blocks: Annotated[int | None, _option(DESIGN, "Blocks at most, where it may stop (20).")] = None,
+    plant: Annotated[
+        str | None, _option(DESIGN, "Delay each step of the after arm by a known share, such as 3%.")
+    ] = None,
+    plant_at: Annotated[str | None, _option(DESIGN, "device or host (device).")] = None,
     rounds: Annotated[int | None, _option(DESIGN, "Measured rounds of a boot, pooled (2).")] = None,
     warmup_rounds: Annotated[int | None, _option(DESIGN, "Rounds of a boot thrown away (1).")] = None,
     margin: Annotated[str | None, _option(DESIGN, "Largest change that counts as none (1%).")] = None,
@@ -105,16 +108,10 @@ def run(
         list[str] | None, _option(DESIGN, "Further metric with a verdict; up to five.")
     ] = None,
     seed: Annotated[int | None, _option(DESIGN, "Of order, prompts and arrivals (0).")] = None,
-    out: Annotated[Path, _option(OUTPUT, "Folder that gets the run's own (results).")] = Path("results"),
-    resume: Annotated[Path | None, _option(OUTPUT, "Folder of a run to go on with.")] = None,
-    format: Annotated[Format, _option(OUTPUT, "table, markdown, json or csv (table).")] = Format.TABLE,
-    debug: Annotated[bool, _option(OUTPUT, "Print a traceback with an error.")] = False,
-) -> None:
-    """Compare a before with an after, in blocks of fresh boots; or measure one arm alone."""
+) -> Asked:
+    """What every command that measures can be asked for."""
     given = dict(locals())
-    from harness.settings import Asked, parse_fraction
-
-    asked = Asked(
+    return Asked(
         variant=variant,
         engine=engine,
         both=tuple(both or ()),
@@ -134,29 +131,75 @@ def run(
             **({} if not secondary else {"secondaries": tuple(secondary)}),
         },
         until_decided=until_decided,
-        until_precision=None
-        if until_precision is None
-        else parse_fraction(until_precision, "--until-precision"),
+        until_precision=_fraction(until_precision, "--until-precision"),
         max_blocks=max_blocks,
+        plant=_fraction(plant, "--plant"),
+        plant_at=plant_at,
     )  # fmt: skip
-    try:
-        _measure(asked, out, resume, format)
-    except KeyboardInterrupt as error:  # typer would swallow it, and what it carries
-        raise Interrupted("; ".join(["interrupted", *_notes(error)])) from error
+
+
+def _fraction(text: str | None, flag: str) -> float | None:
+    return None if text is None else parse_fraction(text, flag)
 
 
 def _given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names if values[name] is not None}
 
 
-def _measure(asked: Asked, out: Path, resume: Path | None, form: Format) -> None:
+def measuring(command: Callable[..., None]) -> Callable[..., None]:
+    """`command(asked, ...)` with the options of `request` in place of `asked`, in front of its own."""
+    shared, own = signature(request, eval_str=True), signature(command, eval_str=True)
+    options = list(shared.parameters.values())
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        asked = request(**{option.name: given.pop(option.name) for option in options})
+        try:
+            command(asked, **given)
+        except KeyboardInterrupt as error:  # typer would swallow it, and what it carries
+            raise Interrupted("; ".join(["interrupted", *_notes(error)])) from error
+
+    joined = [*options, *list(own.parameters.values())[1:]]
+    with_options.__signature__ = Signature(joined)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {option.name: option.annotation for option in joined}
+    return with_options
+
+
+Out = Annotated[Path, _option(OUTPUT, "Folder that gets the run's own (results).")]
+Form = Annotated[Format, _option(OUTPUT, "table, markdown, json or csv (table).")]
+Debug = Annotated[bool, _option(OUTPUT, "Print a traceback with an error.")]
+RESULTS = Path("results")
+
+
+@app.command()
+@measuring
+def run(
+    asked: Asked,
+    out: Out = RESULTS,
+    resume: Annotated[Path | None, _option(OUTPUT, "Folder of a run to go on with.")] = None,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Compare a before with an after, in blocks of fresh boots; or measure one arm alone."""
+    _measure(asked, out, resume, format)
+
+
+@app.command()
+@measuring
+def aa(asked: Asked, out: Out = RESULTS, format: Form = Format.TABLE, debug: Debug = False) -> None:
+    """Measure an arm against itself: this machine's noise floor, and the smallest effect it can detect."""
+    _measure(asked, out, None, format, against_itself=True)
+
+
+def _measure(
+    asked: Asked, out: Path, resume: Path | None, form: Format, against_itself: bool = False
+) -> None:
     from harness.machine import guess_device
-    from harness.settings import make_design
     from harness.variants import load_variants
 
     design = None
     if resume is None or not asked.nothing:
-        design = make_design(asked, api.find_engines(), load_variants(), guess_device)
+        design = make_design(asked, api.find_engines(), load_variants(), guess_device, against_itself)
 
     from harness import measure
     from harness.progress import on_stderr

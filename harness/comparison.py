@@ -76,10 +76,12 @@ def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[
         raise _no_value(design.primary)
     adjusted = _adjusted(design, effects)
     offered = offered_load(design, values.get("throughput_req_s", {}))
+    before, *after = design.arms_with_plant(manifest.plant_ns)
+    did = mechanism(design, blocks)
     return {
         "variant": design.name,
-        "before": settings(design.arms[0]),
-        "after": settings(design.arms[1]) if len(design.arms) == 2 else None,
+        "before": settings(before),
+        "after": settings(after[0]) if after else None,
         "blocks": len(blocks),
         "confidence": 1 - alpha,
         "margin": design.margin,
@@ -89,7 +91,7 @@ def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[
             for name, per_arm in values.items()
         },
         "outputs": outputs(design, blocks),
-        "mechanism": mechanism(design, blocks),
+        "mechanism": did | planted(design, did, values),
         "limit": {
             name: _sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
             for name in ("device_busy", "exposed_host_us")
@@ -302,6 +304,22 @@ def _mechanism(arm: str, blocks: Sequence[Block]) -> dict[str, tuple[float, str]
         if column.startswith(COUNTER) and rounds[column].notna().any():
             found[column.removeprefix(COUNTER)] = (float(rounds[column].sum()) / per, unit)
     return found
+
+
+def planted(
+    design: Design,
+    counters: Mapping[str, Mapping[str, Any]],
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+) -> dict[str, dict[str, Any]]:
+    """How much of the before arm's mean decode step the planted delay really took, by the engine's counter:
+    {"planted_share": row}, or nothing where nothing was planted."""
+    counter = counters.get(f"planted_{design.plant_at}_ns")
+    steps = values.get("step_ms_matched", {}).get(design.arms[0].name)
+    if design.plant is None or counter is None or steps is None:
+        return {}
+    step_ns = float(np.mean(steps)) * metrics.NS_PER_MS
+    sides = {side: counter[side] and counter[side] / step_ns for side in ("before", "after")}
+    return {"planted_share": {"unit": "of a step of before", **sides}}
 
 
 def _sides(design: Design, by_arm: Mapping[str, float]) -> dict[str, float | None]:

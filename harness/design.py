@@ -42,6 +42,9 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
     blocks: int = 6  # with `until`: at most
     until: Until | None = None  # None: all the blocks, whatever they say
+    against_itself: bool = False  # both arms are one setting: what they differ by is noise
+    plant: float | None = None  # delay put into each step of the after arm, as a share of the before's step
+    plant_at: str = "device"  # one of the engines' `plants`
     rounds: int = 2  # measured rounds of a boot, in turn with the other arm's; pooled
     warmup_rounds: int = 1
     margin: float = 0.01  # the largest change that counts as none, as a fraction
@@ -76,10 +79,36 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             raise api.BadSetting(f"at most {MAX_SECONDARIES} --secondary, not {len(self.secondaries)}")
         if self.primary in self.secondaries or len(set(self.secondaries)) < len(self.secondaries):
             raise api.BadSetting("a metric is named twice among --primary and --secondary")
-        if len(self.arms) == 2 and _settings(self.arms[0]) == _settings(self.arms[1]):
+        if self.plant is not None:
+            self._check_plant(self.plant)
+        same = len(self.arms) == 2 and _settings(self.arms[0]) == _settings(self.arms[1])
+        if same and not self.against_itself and self.plant is None:
             raise api.BadSetting(
-                "before and after are the same settings; change one with --before or --after"
+                "before and after are the same settings; change one with --before or --after, or measure an "
+                "arm against itself with bench aa"
             )
+
+    def _check_plant(self, share: float) -> None:
+        if not 0 <= share < 1:
+            raise api.BadSetting(f"--plant must lie between 0% and 100%, not {share:.4g}")
+        if len(self.arms) < 2:
+            raise api.BadSetting("--plant delays the after arm, and there is none; bench aa has one")
+        if not self.arms[0].options.recorder:
+            raise api.BadSetting("--plant is sized by the before arm's steps, and its recorder is off")
+
+    def arms_with_plant(self, ns: int | None) -> tuple[Arm, ...]:
+        """The arms as they are booted, once it is known how long the planted delay is (None: not yet). Both
+        have the hook, so that the delay is all that differs."""
+        if self.plant is None:
+            return self.arms
+        delays = (0, ns or 0)
+        return tuple(
+            msgspec.structs.replace(
+                arm,
+                options=msgspec.structs.replace(arm.options, plant_at=self.plant_at, plant_ns=delay),
+            )
+            for arm, delay in zip(self.arms, delays, strict=True)
+        )
 
 
 def _settings(arm: Arm) -> Arm:

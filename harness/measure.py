@@ -9,10 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harness import machine, runner, store
+from harness import floors, machine, runner, store
 from harness.comparison import Block, Values, block_values, check_metrics, reason_to_stop, result
 from harness.design import Design, order
 from harness.store import Manifest
+
+FLOORS = "floors"  # beside the run folders
 
 Display = Callable[[Path, Design], AbstractContextManager[runner.Observer]]
 
@@ -64,11 +66,25 @@ def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
             error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, go on with --resume {folder}")
         raise
     blocks = [Block(number, store.read_block(folder, number)) for number in range(done)]
-    summary = result(manifest, blocks)
+    summary = with_floor(result(manifest, blocks), manifest, folder.parent / FLOORS)
     store.write_summary(folder, summary)
     promised = all(each.deterministic for each in manifest.descriptions.values())
     outputs = summary["comparisons"][0]["outputs"]
     return Outcome(summary, promised and outputs["identical"] < outputs["compared"])
+
+
+def with_floor(summary: dict[str, Any], manifest: Manifest, folder: Path) -> dict[str, Any]:
+    """The result with the noise floor beside it; an A/A run measures that, and keeps it in `folder`."""
+    design, (comparison,) = manifest.design, summary["comparisons"]
+    if comparison["after"] is None:
+        return summary
+    if design.against_itself and design.plant is None and comparison["blocks"] > 1:
+        floor = floors.measured(manifest, comparison)
+        floors.keep(folder, floor)
+        shown = floors.Shown({name: spread.floor for name, spread in floor.metrics.items()}, ())
+    else:
+        shown = floors.find(folder, manifest, comparison["blocks"], 1 - comparison["confidence"])
+    return {**summary, "comparisons": [floors.beside(comparison, shown)]}
 
 
 def _rule(folder: Path, design: Design) -> runner.Enough:

@@ -24,7 +24,7 @@ import msgspec
 import pandas as pd
 
 from engines import api
-from harness import messages, readings, records, store
+from harness import messages, metrics, readings, records, store
 from harness.design import Arm, Design, order, round_seed
 from harness.session import Booted, Session
 from harness.store import Manifest
@@ -83,7 +83,7 @@ def run(folder: Path, manifest: Manifest, observe: Observer, enough: Enough) -> 
                     manifest = _discarded(session, folder, manifest, len(missing), observe)
                 began = time.monotonic()
                 observe(BlockBegun(block, sum(each >= block for each in missing)))
-                booted = session.boot(design.arms)
+                booted = session.boot(design.arms_with_plant(manifest.plant_ns))
                 tables = _block(session, design, block, booted, observe)
                 session.shut(list(booted.values()))
                 store.write_block(folder, block, tables)
@@ -94,16 +94,32 @@ def run(folder: Path, manifest: Manifest, observe: Observer, enough: Enough) -> 
 
 
 def _discarded(session: Session, folder: Path, manifest: Manifest, left: int, observe: Observer) -> Manifest:
-    """The first boots, whose times are thrown away; the manifest with what they said of themselves."""
+    """The first boots, whose times are thrown away; the manifest with what they said of themselves, and with
+    the size of a delay that is to be planted."""
+    design = manifest.design
     began = time.monotonic()
     observe(BlockBegun(-1, left))
-    booted = session.boot(manifest.design.arms)
+    booted = session.boot(design.arms_with_plant(None))
     manifest = described(manifest, booted)
+    tables = _block(session, design, -1, booted, observe)
+    if design.plant is not None and manifest.plant_ns is None:
+        size = planted_ns(design.plant, design.arms[0].name, tables["steps"])
+        manifest = msgspec.structs.replace(manifest, plant_ns=size)
     store.write_manifest(folder, manifest)
-    _block(session, manifest.design, -1, booted, observe)
     session.shut(list(booted.values()))
     observe(BlockDone(-1, time.monotonic() - began))
     return manifest
+
+
+def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:
+    """So much of the mean step interval of an arm (metrics.decode_intervals). Raises BadSetting where the
+    arm has no step records."""
+    if not len(steps) or not (steps["arm"] == arm).any():
+        raise api.BadSetting(f"--plant is sized by the steps of {arm}, and its engine records none")
+    intervals = metrics.decode_intervals(steps[steps["arm"] == arm])["interval_ns"]
+    if not len(intervals):
+        raise api.BadSetting("--plant is sized by decode steps, and there are none; raise --max-new-tokens")
+    return round(share * float(intervals.mean()))
 
 
 def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
@@ -155,9 +171,10 @@ def arms_in_order(design: Design, block: int, index: int) -> tuple[Arm, ...]:
 
 def rounds_of(design: Design, block: int) -> Iterator[int]:
     """Indices of a boot's rounds: warm-ups below zero, then the measured ones. The discarded boot has one
-    warm-up, since the first round after a boot pays for what the machine, not the engine, has forgotten."""
+    warm-up, since the first round after a boot pays for what the machine, not the engine, has forgotten, and
+    a whole round where a delay is sized by its steps: a shorter one would have other batches."""
     if block == -1:
-        yield -1
+        yield from (-1,) if design.plant is None else (-1, 0)
         return
     yield from range(-design.warmup_rounds, design.rounds)
 

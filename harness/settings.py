@@ -24,6 +24,8 @@ SCALED = {
     "cuda": {"num_requests": 64, "max_new_tokens": 128},
     "emulated": {"num_requests": 32, "max_new_tokens": 64},
 }
+PLACES = ("device", "host")  # of a planted delay
+PLANTED = ("plant_at", "plant_ns")  # engine options that only a planted delay sets
 SWITCH = {"on": True, "off": False}
 COUNTS = ("max_batch_size", "prefill_max_batch_size", "prefill_max_tokens", "stream_interval", "block_size")
 
@@ -77,7 +79,8 @@ def make_arm(
     `python`, `env.NAME`) made to it."""
     spec = api.pick(changes.get("engine", engine), engines, "engine")
     by_name: dict[str, str] = {toggle.name: "toggle" for toggle in spec.toggles}
-    options_by_name = {field.name: field for field in msgspec.structs.fields(api.EngineOptions)}
+    fields = msgspec.structs.fields(api.EngineOptions)
+    options_by_name = {field.name: field for field in fields if field.name not in PLANTED}
     by_name = {**dict.fromkeys(options_by_name, "option"), "python": "python", "engine": "engine", **by_name}
     new_toggles, new_options = dict(toggles), dict(options)
     env: dict[str, str] = {}
@@ -168,6 +171,8 @@ class Asked:
     until_decided: bool = False
     until_precision: float | None = None
     max_blocks: int | None = None
+    plant: float | None = None
+    plant_at: str | None = None
 
     @property
     def nothing(self) -> bool:
@@ -180,15 +185,18 @@ def make_design(
     engines: Mapping[str, api.EngineSpec],
     variants: Mapping[str, Variant],
     guess_device: Callable[[], str],
+    against_itself: bool = False,
 ) -> Design:
     """The design that was asked for, checked. `guess_device` says what "auto" will probably mean: it only
-    scales the default workload."""
+    scales the default workload. `against_itself`: the before arm in both places."""
     if asked.variant is None and asked.engine is None:
         raise api.BadSetting("say what to run: --variant NAME (bench variants lists them) or --engine NAME")
     if asked.variant is not None and asked.engine is not None:
         raise api.BadSetting("--variant brings its engine: give --variant or --engine, not both")
     variant = None if asked.variant is None else api.pick(asked.variant, variants, "variant")
     after = parse_changes(asked.after, "--after")
+    if against_itself and after:
+        raise api.BadSetting("an arm against itself has no --after; change it with --set")
     arms = make_arms(
         engines,
         variant,
@@ -198,14 +206,18 @@ def make_design(
         parse_changes(asked.before, "--before"),
         after if variant is not None or after else None,
     )
+    if against_itself:
+        arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
     device = arms[0].options.device
     defaults = SCALED[guess_device() if device == "auto" else device]
     of_variant = {} if variant is None else variant.workload
+    name = arms[0].engine if variant is None else variant.name
     design = Design(
-        name=arms[0].engine if variant is None else variant.name,
+        name=f"aa-{name}" if against_itself else name,
         arms=arms,
         workload=make_workload({**defaults, **of_variant, **asked.workload}),
-        **{**asked.design, **stopping(asked)},
+        against_itself=against_itself,
+        **{**asked.design, **stopping(asked), **planting(asked, engines, arms)},
     )
     design.check()
     return design
@@ -232,3 +244,17 @@ def stopping(asked: Asked) -> dict[str, Any]:
     if asked.until_precision is not None:
         return {"blocks": most, "until": rules.until_precise(asked.until_precision, most)}
     return {"blocks": most, "until": rules.until_decided(most)}
+
+
+def planting(asked: Asked, engines: Mapping[str, api.EngineSpec], arms: Sequence[Arm]) -> dict[str, Any]:
+    """`plant` and `plant_at` of the design, where a delay is planted and every engine has the hook."""
+    if asked.plant is None:
+        if asked.plant_at is not None:
+            raise api.BadSetting("--plant-at means something only with --plant, such as --plant 3%")
+        return {}
+    place = asked.plant_at or PLACES[0]
+    api.pick(place, dict.fromkeys(PLACES), "--plant-at")
+    for arm in arms:
+        if place not in engines[arm.engine].plants:
+            raise api.BadSetting(f"engine {arm.engine} has no hook for a delay planted at the {place}")
+    return {"plant": asked.plant, "plant_at": place}

@@ -138,6 +138,11 @@ def half_width(sd: float, n: int, alpha: float = ALPHA) -> float:
     return float(distributions.t.ppf(1 - alpha / 2, n - 1)) * sd / n**0.5
 
 
+def as_change(value: float, scale: Scale) -> float:
+    """A width or mean on the scale of the d_i as it is shown: a fraction, or in the metric's unit."""
+    return float(np.expm1(value)) if scale == "ratio" else value
+
+
 def unpaired(
     before: Sequence[float], after: Sequence[float], scale: Scale = "ratio", alpha: float = ALPHA
 ) -> Effect:

@@ -49,6 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     code: Code
     versions: dict[str, str]
     descriptions: dict[str, api.Description] = {}
+    plant_ns: int | None = None  # the planted delay, sized in the discarded block
 
 
 def create(results: Path, name: str, now: datetime) -> Path:
@@ -72,12 +73,21 @@ def discard_if_empty(folder: Path) -> bool:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write or replace manifest.json, whole or not at all."""
-    _write(folder / "manifest.json", msgspec.json.format(msgspec.json.encode(manifest)))
+    write_json(folder / "manifest.json", manifest)
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write or replace summary.json: the object that `--format json` prints."""
-    _write(folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary)))
+    write_json(folder / "summary.json", summary)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write or replace a JSON file and its folder, whole or not at all. Raises StoreError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {_why(error)}") from error
+    _write(path, msgspec.json.format(msgspec.json.encode(value)))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -94,9 +104,12 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path} has schema version {schema}, newer than {SCHEMA_VERSION}, the newest this program "
                 "knows; update it"
             )
-        return msgspec.json.decode(text, type=Manifest)
+        manifest = msgspec.json.decode(text, type=Manifest)
     except msgspec.DecodeError as error:  # ValidationError is one
         raise StoreError(f"{path} is damaged or was edited: {error}") from error
+    if len(manifest.after_first) != manifest.design.blocks or not manifest.design.arms:
+        raise StoreError(f"{path} was edited: its parts do not fit each other")
+    return manifest
 
 
 class _Versioned(msgspec.Struct):
@@ -111,26 +124,26 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
         ("machine", stored.machine, now.machine),
     )
     for what, old, new in pairs:
-        found = _difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
+        found = difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
         if found:
             raise StoreError(f"can't resume {stored.run} on another {what}: {found}; start a fresh run")
     if stored.versions != now.versions:
-        found = _difference(stored.versions, now.versions)
+        found = difference(stored.versions, now.versions)
         raise StoreError(f"can't resume {stored.run} on other versions: {found}; start a fresh run")
 
 
-def _difference(old: Any, new: Any, path: str = "") -> str:
+def difference(old: Any, new: Any, path: str = "") -> str:
     """Where two plain values first differ: "arms.0.toggles.h2d was 'pinned', is 'packed'"; else ""."""
     if old == new:
         return ""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(each for each in new if each not in old)]:
-            found = _difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+            found = difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
             if found:
                 return found
     if isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
         for index, (left, right) in enumerate(zip(old, new, strict=True)):
-            found = _difference(left, right, f"{path}.{index}")
+            found = difference(left, right, f"{path}.{index}")
             if found:
                 return found
     return f"{path} was {old!r}, is {new!r}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness import plants, stats
 from harness.cautions import percent
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ CONVENTIONS = (
     "and the declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the "
     "number of metrics."
 )
+FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller change says nothing."
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,42 @@ def _decision(row: Mapping[str, Any], margin: float) -> str:
     return str(row["verdict"] or "no verdict")
 
 
+def remarks(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """What a planted delay, or an arm against itself, came to."""
+    if comparison["after"] is None:
+        return
+    found = planted(comparison)
+    if found is not None:
+        yield found
+    row = comparison["metrics"].get(comparison["primary"])
+    if comparison["after"] == comparison["before"] and row is not None and row["sd"] is not None:
+        blocks, alpha = comparison["blocks"], 1 - comparison["confidence"]
+        smallest = stats.as_change(stats.smallest_detectable(row["sd"], blocks, alpha=alpha), "ratio")
+        yield (
+            f"Noise floor of {comparison['primary']} over {blocks} blocks: {floor(row)}; a true change of "
+            f"{smallest:.2%} would be detected in 4 of 5 such runs."
+        )
+
+
+def planted(comparison: Mapping[str, Any]) -> str | None:
+    """What became of a planted delay; None where none was."""
+    size = plants.achieved(comparison)
+    if size is None:
+        return None
+    name = comparison["primary"]
+    row, place = comparison["metrics"][name], comparison["after"]["options"]["plant_at"]
+    expected = plants.expected(size, row["better"])
+    found = f"{name} changed by {percent(row['change'])}"
+    if row["ci_low"] is None:
+        return f"Planted at the {place}: {percent(size)} of a step; {found}; one block can't show it."
+    verdict = "seen" if plants.seen(comparison) else "not seen"
+    inside = "holds" if row["ci_low"] <= expected <= row["ci_high"] else "does not hold"
+    return (
+        f"Planted at the {place}: {percent(size)} of a step; {found} {interval(row)}, {row['verdict']}, and "
+        f"the interval {inside} {percent(expected)}: {verdict}."
+    )
+
+
 def stopped(result: Mapping[str, Any]) -> str:
     """Why the run ended where it did."""
     return f"Stopped: {result['stopped_because']}."
@@ -120,6 +158,7 @@ def metric_table(comparison: Mapping[str, Any]) -> Table:
     if comparison["after"] is None:
         values = ((name, with_unit(metrics[name]["before"], metrics[name]["unit"])) for name in names)
         return Table("One arm", ("metric", "before"), tuple(values), "means over blocks")
+    known = any(metrics[name]["floor"] is not None for name in names)
     rows = tuple(
         (
             name,
@@ -127,12 +166,13 @@ def metric_table(comparison: Mapping[str, Any]) -> Table:
             number(metrics[name]["after"]),
             difference(metrics[name]),
             interval(metrics[name]),
+            *([floor(metrics[name])] if known else []),
             verdict(metrics[name], name == comparison["primary"]),
         )
         for name in names
     )
-    columns = ("metric", "before", "after", "change", "interval", "verdict")
-    note = CONVENTIONS.format(confidence=confidence(comparison))
+    columns = ("metric", "before", "after", "change", "interval", *(["floor"] if known else []), "verdict")
+    note = CONVENTIONS.format(confidence=confidence(comparison)) + (FLOOR if known else "")
     return Table("Before and after", columns, rows, note)
 
 
@@ -202,6 +242,13 @@ def interval(row: Mapping[str, Any]) -> str:
     return f"[{row['ci_low']:+.3g}, {row['ci_high']:+.3g}]".replace("-", "−")
 
 
+def floor(row: Mapping[str, Any]) -> str:
+    """What equal arms show, "±1.2%"."""
+    if row["floor"] is None:
+        return ""
+    return f"±{percent(row['floor'])[1:]}" if row["change"] is not None else f"±{row['floor']:.3g}"
+
+
 def verdict(row: Mapping[str, Any], primary: bool) -> str:
     """The verdict, or what the row is in its place."""
     if row["verdict"] is not None:
@@ -219,7 +266,7 @@ def to_markdown(result: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for comparison in result["comparisons"]:
         lines += [f"**{conclusion(result, comparison)}**", "", changed_settings(comparison), ""]
-        lines += [stopped(result), ""]
+        lines += [line + "\n" for line in (stopped(result), *remarks(comparison))]
         for table in parts(comparison):
             lines += [f"### {table.title}", "", _markdown_row(table.columns)]
             rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
@@ -256,7 +303,7 @@ def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableTyp
     for comparison in result["comparisons"]:
         yield Text(conclusion(result, comparison), style="bold")
         yield Text(changed_settings(comparison))
-        yield Text(stopped(result))
+        yield from (Text(line) for line in (stopped(result), *remarks(comparison)))
         for table in parts(comparison):
             shown = narrowed(table) if width < NARROW else table
             rich_table = RichTable(
@@ -279,18 +326,26 @@ def narrowed(table: Table) -> Table:
     """The metric table with change, interval and verdict below each other in one column."""
     if table.columns[-1] != "verdict":
         return table
-    rows = tuple((*row[:3], "\n".join(cell for cell in row[3:] if cell)) for row in table.rows)
+    named = {"floor": "floor "}  # under each other, a bare ±1.2% would be taken for the interval's
+    joined = [named.get(column, "") for column in table.columns[3:]]
+    rows = tuple(
+        (
+            *row[:3],
+            "\n".join(name + cell for name, cell in zip(joined, row[3:], strict=True) if cell),
+        )
+        for row in table.rows
+    )
     return Table(table.title, (*table.columns[:3], "change"), rows, table.note, table.numbers)
 
 
 def changed_settings(comparison: Mapping[str, Any]) -> str:
-    """What differs between the arms, "before h2d=pageable, after h2d=pinned"; all toggles of one alone."""
+    """What differs between the arms, "before h2d=pageable, after h2d=pinned"; all toggles of one alone, or of
+    two that are equal."""
     before, after = _flat(comparison["before"]), comparison["after"]
-    if after is None:
-        chosen_toggles = comparison["before"]["toggles"]
-        return "before: " + (
-            ", ".join(f"{name}={each}" for name, each in chosen_toggles.items()) or "no toggles"
-        )
+    if after is None or after == comparison["before"]:
+        toggles = comparison["before"]["toggles"]
+        which = "before" if after is None else "both"
+        return f"{which}: " + (", ".join(f"{name}={each}" for name, each in toggles.items()) or "no toggles")
     flat_after = _flat(after)
     names = [
         name for name in dict.fromkeys([*before, *flat_after]) if before.get(name) != flat_after.get(name)

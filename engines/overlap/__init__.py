@@ -19,4 +19,5 @@ SPEC = EngineSpec(
         graph.TOGGLE,
     ),
     build="engines.overlap.engine:build",
+    plants=("device", "host"),
 )
