@@ -349,6 +349,7 @@ ToHost = Submit | BeginRound | Collect | Stop
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     name: str
     description: Description
+    origin: str = ""  # the file that the engine's code was found in
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):

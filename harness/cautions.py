@@ -36,6 +36,14 @@ def collect(
     found = [
         *_decision(manifest, primary),
         *_order(manifest, blocks, values, primary),
+        *circumstances(manifest, blocks, values),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def circumstances(manifest: Manifest, blocks: Sequence[Block], values: Values) -> list[str]:
+    """The lines that do not look at the change: under what it was measured."""
+    found = [
         *_noise(blocks),
         *_steadiness(manifest, blocks, values),
         *_client(values),

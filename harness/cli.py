@@ -1,13 +1,15 @@
 """The command `bench`. Each command is a thin call into the rest; heavy imports wait until one needs them.
 
-Exit codes: 0 done (undecided included), 1 outputs differ where they must not, 2 bad usage or input, 4 an
-engine or the run failed, 130 Ctrl-C. An error is one line on stderr.
+Exit codes: 0 done (undecided included), 1 outputs differ where they must not, or a gate fails, 2 bad usage or
+input, 3 a gate is undecided, 4 an engine or the run failed, 130 Ctrl-C. An error is one line on stderr.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from functools import wraps
 from inspect import Signature, signature
@@ -20,6 +22,7 @@ from engines import api
 from harness.settings import Asked, make_design, parse_fraction
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
+GATE_FAILED, GATE_UNDECIDED = 1, 3
 PIPE_WIDTH = 120  # columns of a table that goes to no terminal
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
 
@@ -154,15 +157,22 @@ def measuring(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def with_options(**given: Any) -> None:
         asked = request(**{option.name: given.pop(option.name) for option in options})
-        try:
+        with _interruptible():
             command(asked, **given)
-        except KeyboardInterrupt as error:  # typer would swallow it, and what it carries
-            raise Interrupted("; ".join(["interrupted", *_notes(error)])) from error
 
     joined = [*options, *list(own.parameters.values())[1:]]
     with_options.__signature__ = Signature(joined)  # type: ignore[attr-defined]
     with_options.__annotations__ = {option.name: option.annotation for option in joined}
     return with_options
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Typer would swallow a Ctrl-C, and what it carries."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted("; ".join(["interrupted", *_notes(error)])) from error
 
 
 Out = Annotated[Path, _option(OUTPUT, "Folder that gets the run's own (results).")]
@@ -188,18 +198,139 @@ def run(
 @measuring
 def aa(asked: Asked, out: Out = RESULTS, format: Form = Format.TABLE, debug: Debug = False) -> None:
     """Measure an arm against itself: this machine's noise floor, and the smallest effect it can detect."""
-    _measure(asked, out, None, format, against_itself=True)
+    _measure(replace(asked, against_itself=True), out, None, format)
 
 
-def _measure(
-    asked: Asked, out: Path, resume: Path | None, form: Format, against_itself: bool = False
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="RUN, or RUN:before or RUN:after.", show_default=False)],
+    format: Form = Format.TABLE,
+    debug: Debug = False,
 ) -> None:
+    """Compare stored runs, or the arms of one; what was not interleaved gets no verdict."""
+    from harness import across_runs
+
+    compared = across_runs.compare(runs)
+    _show(compared.result, format)
+    raise typer.Exit(OUTPUTS_DIFFER if compared.outputs_differ else 0)
+
+
+@app.command()
+def rerun(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)],
+    out: Out = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Measure a stored run again, as its manifest says."""
+    from harness import measure, store
+    from harness.progress import on_stderr
+
+    manifest = store.read_manifest(run)
+    for line in measure.differences_from(manifest):
+        sys.stderr.write(f"bench: than {manifest.run}, {line}\n")
+    with _interruptible():
+        outcome = measure.measure(manifest.design, out, on_stderr)
+    _show(outcome.result, format)
+    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+
+
+class OnUndecided(StrEnum):
+    FAIL = "fail"
+    PASS = "pass"
+
+
+GATE = "Gate"
+
+
+@app.command()
+@measuring
+def gate(
+    asked: Asked,
+    run: Annotated[
+        Path | None, typer.Argument(help="A finished run to judge; else one is measured.", show_default=False)
+    ] = None,
+    base_ref: Annotated[
+        str | None, _option(GATE, "Git ref whose code the base runs, in a worktree of its own.")
+    ] = None,
+    head_ref: Annotated[
+        str | None, _option(GATE, "The same for the head (the code that is installed).")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, _option(GATE, "Metric that must not regress; up to five (tpot_ms_p50).")
+    ] = None,
+    max_regression: Annotated[str | None, _option(GATE, "How much worse each may get (2%).")] = None,
+    on_undecided: Annotated[
+        OnUndecided | None, _option(GATE, "What undecided counts as; else it exits with 3.")
+    ] = None,
+    out: Annotated[
+        Path, _option(OUTPUT, "Folder of the run, of gate.md and of smaller-is-better.json (results).")
+    ] = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Fail where a change makes a metric worse by more than it may: for continuous integration."""
+    limit = _fraction(max_regression, "--max-regression")
+    if run is None:
+        run = _measure_gate(asked, base_ref, head_ref, tuple(metric or ()), limit, out)
+    elif not asked.nothing or base_ref or head_ref:
+        raise api.BadSetting(f"{run} is measured: with it, only --metric and --max-regression mean something")
+
+    from harness import gate_run
+
+    gated = gate_run.judge(run, metric or (), limit)
+    gate_run.write(out, gated)
+    _show(gated.result, format, gated.verdict)
+    raise typer.Exit(_gate_code(gated.verdict, on_undecided))
+
+
+def _gate_code(verdict: str, on_undecided: OnUndecided | None) -> int:
+    said = on_undecided.value if verdict == "undecided" and on_undecided is not None else verdict
+    return {"pass": 0, "fail": GATE_FAILED, "undecided": GATE_UNDECIDED}[said]
+
+
+def _measure_gate(
+    asked: Asked, base: str | None, head: str | None, metric: tuple[str, ...], limit: float | None, out: Path
+) -> Path:
+    """Measure base against head; the folder of the run."""
+    from harness.gate import DEFAULT_LIMIT
+    from harness.machine import guess_device
+    from harness.variants import load_variants
+    from harness.worktrees import resolve
+
+    if {"primary", "secondaries"} & set(asked.design):
+        raise api.BadSetting("a gate is about its --metric; leave --primary and --secondary out")
+    if asked.until_precision is not None:
+        raise api.BadSetting("a gate stops after --blocks, or --until-decided")
+    if head is not None and base is None:
+        raise api.BadSetting("--head-ref needs a --base-ref to be compared with")
+    refs = None
+    if base is not None:
+        refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))
+    names: dict[str, Any] = {"primary": metric[0], "secondaries": metric[1:]} if metric else {}
+    asked = replace(
+        asked,
+        design={**asked.design, **names},
+        refs=refs,
+        max_regression=DEFAULT_LIMIT if limit is None else limit,
+    )
+    design = make_design(asked, api.find_engines(), load_variants(), guess_device)
+    if len(design.arms) < 2:
+        raise api.BadSetting("a gate needs two arms: --variant, --after key=value, or --base-ref")
+
+    from harness import measure
+    from harness.progress import on_stderr
+
+    return measure.measure(design, out, on_stderr).folder
+
+
+def _measure(asked: Asked, out: Path, resume: Path | None, form: Format) -> None:
     from harness.machine import guess_device
     from harness.variants import load_variants
 
     design = None
     if resume is None or not asked.nothing:
-        design = make_design(asked, api.find_engines(), load_variants(), guess_device, against_itself)
+        design = make_design(asked, api.find_engines(), load_variants(), guess_device)
 
     from harness import measure
     from harness.progress import on_stderr
@@ -213,8 +344,8 @@ def _measure(
     raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
 
 
-def _show(result: Mapping[str, Any], form: Format) -> None:
-    """Print a result on stdout."""
+def _show(result: Mapping[str, Any], form: Format, gate: str | None = None) -> None:
+    """Print a result on stdout; `gate`: what a gate said of it."""
     from harness import tables
 
     match form:
@@ -225,14 +356,20 @@ def _show(result: Mapping[str, Any], form: Format) -> None:
         case Format.CSV:
             sys.stdout.write(tables.to_csv(result))
         case Format.MARKDOWN:
-            sys.stdout.write(tables.to_markdown(result))
+            shown = tables.to_markdown(result) if gate is None else tables.gate_markdown(result, gate)
+            sys.stdout.write(shown)
         case Format.TABLE:
             from rich.console import Console
 
             console = Console(highlight=False)
             if not console.is_terminal:
                 console = Console(highlight=False, width=PIPE_WIDTH)
-            console.print(*tables.to_terminal(result, console.width), sep="\n")
+            parts = (
+                tables.to_terminal(result, console.width)
+                if gate is None
+                else tables.gate_terminal(result, gate, console.width)
+            )
+            console.print(*parts, sep="\n")
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engines import api
-from harness import cautions, metrics, stats
+from harness import cautions, gate, metrics, stats
 from harness.design import Arm, Design
 from harness.store import SCHEMA_VERSION, Manifest
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s", "goodput_req_s")
+ROW = (
+    "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
+    "verdict", "floor",
+)  # fmt: skip
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
 
 Values = Mapping[str, Mapping[str, float]]  # arm → metric → the value of one block
@@ -43,6 +47,8 @@ def check_metrics(design: Design) -> None:
             raise api.BadSetting(f"{name} is neither better lower nor higher, so it can have no verdict")
         if name.startswith(("tpot", "itl")) and design.workload.max_new_tokens < 2:
             raise api.BadSetting(f"{name} needs at least 2 output tokens; raise --max-new-tokens")
+    if design.gate is not None:
+        gate.check(gate.gated(design), design.gate.max_regression)
     if metrics.METRICS[design.primary].can_be_zero:
         raise api.BadSetting(
             f"{design.primary} can be zero, so a margin in percent means nothing; choose another --primary"
@@ -87,7 +93,7 @@ def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[
         "margin": design.margin,
         "primary": design.primary,
         "metrics": {
-            name: _metric_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
+            name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
             for name, per_arm in values.items()
         },
         "outputs": outputs(design, blocks),
@@ -119,11 +125,18 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
     per_arm = measured(design, per_block).get(design.primary, {})
     if len(per_arm) < 2:
         raise _no_value(design.primary)
+    counted, last = f"{done} of at most {design.blocks} blocks", done == design.blocks
+    if design.gate is not None:
+        if done not in until.looks:
+            return None
+        said = gate.overall(judged(design, per_block, gate.gated(design), design.gate.max_regression))
+        if said != "undecided":
+            return f"decided at {counted}: {said}"
+        return f"{done} blocks, the most allowed: undecided" if last else None
     alpha = design.alpha(done)
     effect = _effect(design.primary, per_arm, alpha)
     assert effect.low is not None
     assert effect.high is not None
-    counted, last = f"{done} of at most {design.blocks} blocks", done == design.blocks
     if until.rule == "decided":
         found = stats.verdict(effect, design.margin, *_kind(design.primary), alpha=alpha)
         if done in until.looks and found != "undecided":
@@ -134,6 +147,15 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
     if half <= until.precision:
         return f"precise enough at {counted}: half-width {half:.2%}, within {wanted}"
     return f"{done} blocks, the most allowed: half-width {half:.2%}, not {wanted}" if last else None
+
+
+def judged(
+    design: Design, per_block: Sequence[Values], names: Sequence[str], limit: float
+) -> dict[str, gate.Judged]:
+    """What a gate says of these metrics after these blocks."""
+    values = measured(design, per_block)
+    offered = THROUGHPUTS if offered_load(design, values.get("throughput_req_s", {})) else ()
+    return gate.judge(values, names, limit, gate.level(design, len(per_block)), offered)
 
 
 def _no_value(metric: str) -> api.EngineError:
@@ -175,10 +197,10 @@ def block_values(design: Design, block: Block) -> Values:
 
 def _effect(name: str, per_arm: Mapping[str, Sequence[float]], alpha: float) -> stats.Effect:
     before, after = per_arm.values()
-    return stats.effect(before, after, _scale(name, before, after), alpha)
+    return stats.effect(before, after, scale_of(name, before, after), alpha)
 
 
-def _scale(name: str, before: Sequence[float], after: Sequence[float]) -> stats.Scale:
+def scale_of(name: str, before: Sequence[float], after: Sequence[float]) -> stats.Scale:
     positive = min(*before, *after) > 0
     return "ratio" if positive and not metrics.METRICS[name].can_be_zero else "difference"
 
@@ -193,36 +215,14 @@ def _adjusted(design: Design, effects: Mapping[str, stats.Effect]) -> dict[str, 
     return dict(zip(raw, stats.holm(list(raw.values())), strict=True))
 
 
-def _metric_row(
-    design: Design,
-    name: str,
-    per_arm: Mapping[str, Sequence[float]],
-    effect: stats.Effect | None,
-    p_adjusted: float | None,
-    offered: bool,
-    alpha: float,
-) -> dict[str, Any]:
+def metric_row(name: str, before: Sequence[float], effect: stats.Effect | None) -> dict[str, Any]:
+    """A metric of the result, not judged yet; without an effect there is one arm alone."""
     metric = metrics.METRICS[name]
-    row: dict[str, Any] = {"unit": metric.unit, "better": metric.better}
-    row |= dict.fromkeys(
-        (
-            "before",
-            "after",
-            "change",
-            "delta",
-            "ci_low",
-            "ci_high",
-            "sd",
-            "p",
-            "p_adjusted",
-            "verdict",
-            "floor",
-        )
-    )
+    row: dict[str, Any] = dict.fromkeys(ROW)
+    row |= {"unit": metric.unit, "better": metric.better}
     if effect is None:
-        row["before"] = float(np.mean(per_arm[design.arms[0].name]))
-        return row
-    row |= {
+        return row | {"before": float(np.mean(before))}
+    return row | {
         "before": effect.before,
         "after": effect.after,
         "change": effect.change,
@@ -232,8 +232,20 @@ def _metric_row(
         "sd": effect.sd,
         "p": effect.p,
     }
+
+
+def _judged_row(
+    design: Design,
+    name: str,
+    per_arm: Mapping[str, Sequence[float]],
+    effect: stats.Effect | None,
+    p_adjusted: float | None,
+    offered: bool,
+    alpha: float,
+) -> dict[str, Any]:
+    row = metric_row(name, per_arm[design.arms[0].name], effect)
     declared = name == design.primary or name in design.secondaries
-    if declared and not (name in THROUGHPUTS and offered):
+    if effect is not None and declared and not (name in THROUGHPUTS and offered):
         row["p_adjusted"] = p_adjusted
         row["verdict"] = stats.verdict(effect, design.margin, *_kind(name), p_adjusted, alpha)
     return row

@@ -14,6 +14,14 @@ MAX_SECONDARIES = 5
 ALPHA = 0.05  # two-sided, of each interval and verdict of a fixed number of blocks
 
 
+class Ref(msgspec.Struct, frozen=True, kw_only=True):
+    """A commit whose code an arm runs, in place of what is installed."""
+
+    repository: str  # its folder
+    name: str  # as it was asked for: "origin/main"
+    commit: str
+
+
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a comparison: an engine with its settings, under a given interpreter."""
 
@@ -23,6 +31,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     toggles: dict[str, str]
     python: str | None = None  # interpreter to start it with; None: the harness's own
     env: dict[str, str] = {}
+    ref: Ref | None = None  # None: what is installed
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +41,13 @@ class Until(msgspec.Struct, frozen=True, kw_only=True):
     looks: tuple[int, ...]  # numbers of blocks at which the rule looks, ascending
     levels: tuple[float, ...]  # two-sided, of the test at each look; its interval has 1 - level
     precision: float | None = None  # of "precise": the half-width that is enough, as a fraction
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """How much worse the after arm may be in the primary and in each secondary; see gate.py."""
+
+    max_regression: float  # a fraction
+    levels: tuple[float, ...]  # one-sided, of the bounds at each look; a single one without looks
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +61,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     against_itself: bool = False  # both arms are one setting: what they differ by is noise
     plant: float | None = None  # delay put into each step of the after arm, as a share of the before's step
     plant_at: str = "device"  # one of the engines' `plants`
+    gate: Gate | None = None
     rounds: int = 2  # measured rounds of a boot, in turn with the other arm's; pooled
     warmup_rounds: int = 1
     margin: float = 0.01  # the largest change that counts as none, as a fraction

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from harness import floors, machine, runner, store
 from harness.comparison import Block, Values, block_values, check_metrics, reason_to_stop, result
@@ -25,6 +27,7 @@ class Outcome:
 
     result: dict[str, Any]
     outputs_differ: bool
+    folder: Path
 
 
 def measure(design: Design, results: Path, display: Display) -> Outcome:
@@ -68,9 +71,29 @@ def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
     blocks = [Block(number, store.read_block(folder, number)) for number in range(done)]
     summary = with_floor(result(manifest, blocks), manifest, folder.parent / FLOORS)
     store.write_summary(folder, summary)
+    return Outcome(summary, outputs_differ(manifest, summary), folder)
+
+
+def outputs_differ(manifest: Manifest, summary: Mapping[str, Any]) -> bool:
+    """Whether outputs differ that were promised to be equal."""
     promised = all(each.deterministic for each in manifest.descriptions.values())
     outputs = summary["comparisons"][0]["outputs"]
-    return Outcome(summary, promised and outputs["identical"] < outputs["compared"])
+    return bool(promised and outputs["identical"] < outputs["compared"])
+
+
+def differences_from(manifest: Manifest) -> list[str]:
+    """How here and now differ from where and when a run was measured; a rerun tells."""
+    now = described_here(manifest.design, manifest.run, datetime.now().astimezone())
+    pairs: tuple[tuple[str, Any, Any], ...] = (
+        ("commit", manifest.code, now.code),
+        ("machine", manifest.machine, now.machine),
+        ("versions", manifest.versions, now.versions),
+    )
+    return [
+        f"other {what}: {found}"
+        for what, old, new in pairs
+        if (found := store.difference(msgspec.to_builtins(old), msgspec.to_builtins(new)))
+    ]
 
 
 def with_floor(summary: dict[str, Any], manifest: Manifest, folder: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from harness.design import Arm, Design, order, round_seed
 from harness.session import Booted, Session
 from harness.store import Manifest
 from harness.workload import Workload, plan
+from harness.worktrees import checked_out
 
 WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
 
@@ -79,7 +80,8 @@ def run(folder: Path, manifest: Manifest, observe: Observer, enough: Enough) -> 
         for block in range(design.blocks):
             if block not in finished:
                 if session is None:
-                    session = stack.enter_context(Session())
+                    worktrees = stack.enter_context(checked_out(design.arms))
+                    session = stack.enter_context(Session(worktrees))
                     manifest = _discarded(session, folder, manifest, len(missing), observe)
                 began = time.monotonic()
                 observe(BlockBegun(block, sum(each >= block for each in missing)))

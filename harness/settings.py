@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness.design import Arm, Design
+from harness.design import Arm, Design, Gate, Ref
 from harness.variants import Variant
 from harness.workload import Workload
 
@@ -24,6 +24,7 @@ SCALED = {
     "cuda": {"num_requests": 64, "max_new_tokens": 128},
     "emulated": {"num_requests": 32, "max_new_tokens": 64},
 }
+GATE_LEVEL = 0.05  # one-sided
 PLACES = ("device", "host")  # of a planted delay
 PLANTED = ("plant_at", "plant_ns")  # engine options that only a planted delay sets
 SWITCH = {"on": True, "off": False}
@@ -173,6 +174,9 @@ class Asked:
     max_blocks: int | None = None
     plant: float | None = None
     plant_at: str | None = None
+    against_itself: bool = False  # the before arm in both places
+    refs: tuple[Ref | None, Ref | None] | None = None  # whose code each arm runs; None: what is installed
+    max_regression: float | None = None  # of a gate
 
     @property
     def nothing(self) -> bool:
@@ -185,18 +189,19 @@ def make_design(
     engines: Mapping[str, api.EngineSpec],
     variants: Mapping[str, Variant],
     guess_device: Callable[[], str],
-    against_itself: bool = False,
 ) -> Design:
     """The design that was asked for, checked. `guess_device` says what "auto" will probably mean: it only
-    scales the default workload. `against_itself`: the before arm in both places."""
+    scales the default workload."""
     if asked.variant is None and asked.engine is None:
         raise api.BadSetting("say what to run: --variant NAME (bench variants lists them) or --engine NAME")
     if asked.variant is not None and asked.engine is not None:
         raise api.BadSetting("--variant brings its engine: give --variant or --engine, not both")
     variant = None if asked.variant is None else api.pick(asked.variant, variants, "variant")
     after = parse_changes(asked.after, "--after")
-    if against_itself and after:
+    if asked.against_itself and after:
         raise api.BadSetting("an arm against itself has no --after; change it with --set")
+    if asked.refs is not None and variant is not None:
+        raise api.BadSetting("a variant has two settings: with --base-ref give --engine, and --set for both")
     arms = make_arms(
         engines,
         variant,
@@ -204,21 +209,25 @@ def make_design(
         asked.options,
         parse_changes(asked.both, "--set"),
         parse_changes(asked.before, "--before"),
-        after if variant is not None or after else None,
+        after if variant is not None or after or asked.refs is not None else None,
     )
-    if against_itself:
+    if asked.against_itself:
         arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
+    if asked.refs is not None:
+        arms = tuple(msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, asked.refs, strict=True))
     device = arms[0].options.device
     defaults = SCALED[guess_device() if device == "auto" else device]
     of_variant = {} if variant is None else variant.workload
     name = arms[0].engine if variant is None else variant.name
     design = Design(
-        name=f"aa-{name}" if against_itself else name,
+        name=f"aa-{name}" if asked.against_itself else name,
         arms=arms,
         workload=make_workload({**defaults, **of_variant, **asked.workload}),
-        against_itself=against_itself,
+        against_itself=asked.against_itself,
         **{**asked.design, **stopping(asked), **planting(asked, engines, arms)},
     )
+    if asked.max_regression is not None:
+        design = msgspec.structs.replace(design, gate=make_gate(asked.max_regression, design))
     design.check()
     return design
 
@@ -258,3 +267,14 @@ def planting(asked: Asked, engines: Mapping[str, api.EngineSpec], arms: Sequence
         if place not in engines[arm.engine].plants:
             raise api.BadSetting(f"engine {arm.engine} has no hook for a delay planted at the {place}")
     return {"plant": asked.plant, "plant_at": place}
+
+
+def make_gate(max_regression: float, design: Design) -> Gate:
+    """The gate of a design, its bounds at 95% each over all looks."""
+    if design.until is None:
+        return Gate(max_regression=max_regression, levels=(GATE_LEVEL,))
+
+    from harness import stopping as rules
+
+    two_sided = rules.levels(design.until.looks, 2 * GATE_LEVEL)
+    return Gate(max_regression=max_regression, levels=tuple(each / 2 for each in two_sided))

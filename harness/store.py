@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 TABLES = ("requests", "steps", "rounds", "work")  # what a block may hold; a table without rows has no file
 NEEDED = ("requests", "rounds")
+COLUMNS = {  # without which a table can't be what the runner wrote
+    "requests": (
+        "request", "scheduled_ns", "sent_ns", "submitted_ns", "accepted_ns", "tokenized_ns", "admitted_ns",
+        "chunk_ns", "chunk_tokens", "token_ns", "finished_ns", "reason", "prompt_tokens",
+        "completion_tokens", "digest", "error",
+    ),
+    "steps": (
+        "step", "kind", "batch", "dropped", "preempted", "device_start_ns", "device_end_ns", "device_ns",
+    ),
+    "rounds": ("started_ns", "ended_ns"),
+    "work": ("kind", "step", "start_ns", "end_ns"),
+}  # fmt: skip
 PARTIAL = ".partial"
 
 
@@ -83,11 +95,8 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write or replace a JSON file and its folder, whole or not at all. Raises StoreError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"can't write {path}: {_why(error)}") from error
-    _write(path, msgspec.json.format(msgspec.json.encode(value)))
+    _make_folder(path)
+    _write(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -110,6 +119,21 @@ def read_manifest(folder: Path) -> Manifest:
     if len(manifest.after_first) != manifest.design.blocks or not manifest.design.arms:
         raise StoreError(f"{path} was edited: its parts do not fit each other")
     return manifest
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write or replace a text file and its folder, whole or not at all. Raises StoreError."""
+    _make_folder(path)
+    _write(path, text.encode())
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add to a text file. Raises StoreError."""
+    try:
+        with path.open("a") as file:
+            file.write(text)
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {_why(error)}") from error
 
 
 class _Versioned(msgspec.Struct):
@@ -186,7 +210,7 @@ def read_block(folder: Path, block: int) -> dict[str, pd.DataFrame]:
 
     tables: dict[str, pd.DataFrame] = {}
     for name in TABLES:
-        path = _block_folder(folder, block) / f"{name}.parquet"
+        path = table_path(folder, block, name)
         if not path.exists() and name not in NEEDED:
             tables[name] = pd.DataFrame()
             continue
@@ -194,21 +218,42 @@ def read_block(folder: Path, block: int) -> dict[str, pd.DataFrame]:
             table = parquet.ParquetFile(path).read().to_pandas()
         except (OSError, pa.ArrowException) as error:
             raise StoreError(f"{path} is damaged or was edited: {_why(error)}") from error
-        missing = {"arm", "round"} - set(table.columns)
+        missing = next((each for each in ("arm", "round", *COLUMNS[name]) if each not in table), None)
         if missing:
-            raise StoreError(f"{path} was edited: it has no column '{min(missing)}'")
+            raise StoreError(f"{path} was edited: it has no column '{missing}'")
+        stamps = (each for each in COLUMNS[name] if each.endswith("_ns"))
+        strange = next((each for each in stamps if not _integers(table[each])), None)
+        if strange:
+            raise StoreError(f"{path} was edited: its column '{strange}' holds something else than integers")
         tables[name] = table
     return tables
+
+
+def _integers(column: pd.Series) -> bool:
+    """Whether it holds integers, one a row or an array a row."""
+    return bool(column.dtype.kind == "i") or all(getattr(each, "dtype", None) == "int64" for each in column)
+
+
+def table_path(folder: Path, block: int, table: str) -> Path:
+    """The file of a block's table."""
+    return _block_folder(folder, block) / f"{table}.parquet"
 
 
 def _block_folder(folder: Path, block: int) -> Path:
     return folder / "blocks" / f"{block:03d}"
 
 
+def _make_folder(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {_why(error)}") from error
+
+
 def _write(path: Path, text: bytes) -> None:
     partial = path.with_name(path.name + PARTIAL)
     try:
-        partial.write_bytes(text + b"\n")
+        partial.write_bytes(text)
         os.replace(partial, path)
     except OSError as error:
         raise StoreError(f"can't write {path}: {_why(error)}") from error

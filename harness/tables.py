@@ -259,6 +259,78 @@ def verdict(row: Mapping[str, Any], primary: bool) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------
+# Gates
+
+
+def gate_conclusion(result: Mapping[str, Any], said: str) -> str:
+    """One sentence: what the gate says, of how much, and why."""
+    found, comparison = result["gate"], result["comparisons"][0]
+    by_verdict = {
+        each: [name for name, row in found["metrics"].items() if row["verdict"] == each]
+        for each in ("fail", "undecided", "pass")
+    }
+    limit = f"{100 * found['max_regression']:.3g}%"
+    where = f"over {comparison['blocks']} blocks on the {result['device']} device"
+    reasons = {
+        "fail": f"{', '.join(by_verdict['fail'])} regressed by more than {limit} {where}",
+        "undecided": f"{', '.join(by_verdict['undecided'])} may have regressed by more than {limit}, or not, "
+        f"{where}; more blocks or a quieter machine would tell",
+        "pass": f"no metric regressed by more than {limit} {where}",
+    }
+    outputs = comparison["outputs"]
+    reason = reasons[found["verdict"]]
+    if outputs["identical"] < outputs["compared"]:
+        differ = outputs["compared"] - outputs["identical"]
+        reason = f"OUTPUTS DIFFER in {differ} of {outputs['compared']} requests; {reason}"
+    return f"Gate: {said.upper()}. {comparison['variant']}: {reason}."
+
+
+def gate_table(result: Mapping[str, Any]) -> Table:
+    """What was gated: the change, the bounds of the regression, and what could be ruled out."""
+    found = result["gate"]
+    rows = tuple(
+        (
+            name,
+            number(row["before"]),
+            number(row["after"]),
+            percent(row["change"]),
+            percent(row["best"]) or "–",
+            percent(row["worst"]) or "–",
+            "–" if row["excludable"] is None else f"{100 * row['excludable']:.2g}%",
+            row["verdict"] + (f" ({row['remark']})" if row["remark"] else ""),
+        )
+        for name, row in found["metrics"].items()
+    )
+    sides = 100 * found["confidence"]
+    return Table(
+        "Gate",
+        ("metric", "base", "head", "change", "at best", "at worst", "can rule out", "gate"),
+        rows,
+        f"At best and at worst: bounds of the regression, {sides:.4g}% each; positive is worse. Pass: at "
+        f"worst within {100 * found['max_regression']:.3g}%; fail: at best beyond it, corrected by Holm. Can "
+        "rule out: the smallest regression that this machine and so many blocks exclude in 4 of 5 runs "
+        "without a change.",
+        numbers=("base", "head", "change", "at best", "at worst", "can rule out"),
+    )
+
+
+def gate_markdown(result: Mapping[str, Any], said: str) -> str:
+    """The summary of a gate, with the whole comparison folded away below."""
+    lines = [f"**{gate_conclusion(result, said)}**", "", *_markdown_table(gate_table(result))]
+    lines += ["<details><summary>The whole comparison</summary>", "", to_markdown(result), "</details>", ""]
+    return "\n".join(lines)
+
+
+def gate_terminal(result: Mapping[str, Any], said: str, width: int) -> Iterator[RenderableType]:
+    """The same for a rich console, then the comparison."""
+    from rich.text import Text
+
+    yield Text(gate_conclusion(result, said), style="bold")
+    yield from _terminal_table(gate_table(result), width)
+    yield from to_terminal(result, width)
+
+
+# ---------------------------------------------------------------------------------------------------------
 # Where it is said
 
 
@@ -268,14 +340,17 @@ def to_markdown(result: Mapping[str, Any]) -> str:
         lines += [f"**{conclusion(result, comparison)}**", "", changed_settings(comparison), ""]
         lines += [line + "\n" for line in (stopped(result), *remarks(comparison))]
         for table in parts(comparison):
-            lines += [f"### {table.title}", "", _markdown_row(table.columns)]
-            rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
-            lines += [_markdown_row(tuple(rulers))]
-            lines += [_markdown_row(row) for row in table.rows]
-            lines += ["", *([table.note, ""] if table.note else [])]
+            lines += _markdown_table(table)
         if comparison["warnings"]:
             lines += ["### Warnings", "", *(f"- {line}" for line in comparison["warnings"]), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_table(table: Table) -> list[str]:
+    rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
+    rows = [table.columns, tuple(rulers), *table.rows]
+    note = [table.note, ""] if table.note else []
+    return [f"### {table.title}", "", *map(_markdown_row, rows), "", *note]
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
@@ -296,8 +371,6 @@ def to_csv(result: Mapping[str, Any]) -> str:
 
 def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """Renderables for a rich console of that width."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
     from rich.text import Text
 
     for comparison in result["comparisons"]:
@@ -305,21 +378,29 @@ def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableTyp
         yield Text(changed_settings(comparison))
         yield from (Text(line) for line in (stopped(result), *remarks(comparison)))
         for table in parts(comparison):
-            shown = narrowed(table) if width < NARROW else table
-            rich_table = RichTable(
-                title=shown.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, title_style="bold"
-            )
-            for name in shown.columns:
-                right = name in shown.numbers
-                rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
-            for row in shown.rows:
-                rich_table.add_row(*(Text(cell) for cell in row))
-            yield rich_table
-            if shown.note:
-                yield Text(shown.note + "\n", style="dim")
+            yield from _terminal_table(table, width)
         if comparison["warnings"]:
             yield Text("Warnings", style="bold")
             yield from (Text(f"• {line}") for line in comparison["warnings"])
+
+
+def _terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = narrowed(table) if width < NARROW else table
+    rich_table = RichTable(
+        title=shown.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, title_style="bold"
+    )
+    for name in shown.columns:
+        right = name in shown.numbers
+        rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in shown.rows:
+        rich_table.add_row(*(Text(cell) for cell in row))
+    yield rich_table
+    if shown.note:
+        yield Text(shown.note + "\n", style="dim")
 
 
 def narrowed(table: Table) -> Table:
@@ -357,4 +438,7 @@ def changed_settings(comparison: Mapping[str, Any]) -> str:
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     env = {f"env.{name}": value for name, value in settings["env"].items()}
     python = {"python": settings["python"]} if settings["python"] else {}
-    return {"engine": settings["engine"], **settings["toggles"], **settings["options"], **python, **env}
+    ref = settings["ref"]
+    code = {"ref": f"{ref['name']} ({ref['commit'][:10]})"} if ref else {}
+    plain = {"engine": settings["engine"], **settings["toggles"], **settings["options"]}
+    return {**plain, **python, **env, **code}

@@ -128,13 +128,15 @@ BARE = api.EngineSpec(name="bare", summary="", toggles=(), build="x:y")
 )
 def test_a_wrong_request_has_one_reason(asked: dict[str, Any], reason: str) -> None:
     with pytest.raises(api.BadSetting) as caught:
-        make_design(Asked(**asked), {"overlap": SPEC, "bare": BARE}, {}, lambda: "emulated", True)
+        make_design(
+            Asked(**asked, against_itself=True), {"overlap": SPEC, "bare": BARE}, {}, lambda: "emulated"
+        )
     assert reason in str(caught.value)
 
 
 def test_an_arm_against_itself() -> None:
-    asked = Asked(variant="overlap", plant=0.05, plant_at="host")
-    made = make_design(asked, {"overlap": SPEC}, load_variants(), lambda: "emulated", True)
+    asked = Asked(variant="overlap", plant=0.05, plant_at="host", against_itself=True)
+    made = make_design(asked, {"overlap": SPEC}, load_variants(), lambda: "emulated")
     before, after = made.arms
     assert msgspec.structs.replace(after, name="before") == before
     assert (made.name, made.against_itself, made.plant, made.plant_at) == ("aa-overlap", True, 0.05, "host")
