@@ -168,7 +168,7 @@ def agree(pairs: Floats, until: Until, margin: float) -> None:
         name="x", arms=arms, workload=Workload(), blocks=until.looks[-1], until=until, margin=margin
     )
     ended = sequential(pairs, until, margin)
-    words = {-1: "is faster", 1: "is slower", 0: "is same", 2: "undecided"}
+    words = {-1: "is faster", 1: "is slower", 0: "is same", 2: "is undecided"}
     for run, blocks, found in zip(pairs, ended.blocks, ended.verdict, strict=True):
         values: list[Values] = [
             {"before": {"tpot_ms_p50": 5.0}, "after": {"tpot_ms_p50": 5.0 * float(np.exp(each))}}
@@ -281,6 +281,34 @@ def savings(runs: int, random: np.random.Generator) -> list[list[str]]:
     return rows
 
 
+def gates(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows by pair SD and true change: how often a gate at 2% passes and fails, after 8 blocks and until it
+    is decided; as gate.judge does for one metric."""
+    limit = 0.02
+    until = stopping.until_decided(MOST)
+    levels = stopping.levels(until.looks, 0.10)  # two-sided 10%: 5% on the side that counts
+    rows = []
+    for sd in (0.005, 0.01, 0.02):
+        for truth in (0.0, 0.01, 0.02, 0.05):
+            pairs = differences(normal, random, runs, MOST) * (sd / SD) + np.log1p(truth)
+            low, high = intervals(pairs, 8, 0.10)
+            passes, fails = high <= np.log1p(limit), low > np.log1p(limit)
+            running, passed, failed = np.ones(runs, bool), np.zeros(runs, bool), np.zeros(runs, bool)
+            blocks = np.full(runs, until.looks[-1])
+            for look, level in zip(until.looks, levels, strict=True):
+                low, high = intervals(pairs, look, level)
+                now = running & ((high <= np.log1p(limit)) | (low > np.log1p(limit)))
+                passed |= now & (high <= np.log1p(limit))
+                failed |= now & (low > np.log1p(limit))
+                blocks[now] = look
+                running &= ~now
+            found = [passes.mean(), fails.mean(), passed.mean(), failed.mean()]
+            rows.append(
+                [f"{sd:.1%}", f"{truth:.0%}", *(f"{each:.1%}" for each in found), f"{blocks.mean():.1f}"]
+            )
+    return rows
+
+
 def warned(random: np.random.Generator) -> list[list[str]]:
     """Rows by noise: of the false alarms of 8 blocks, the share whose run warns of a position effect."""
     rows = []
@@ -307,6 +335,7 @@ def main() -> None:
         "power": power(RUNS, random),
         "savings": savings(RUNS, random),
         "warned": warned(random),
+        "gates": gates(RUNS, random),
     }
     write_result(
         "false_alarms",

@@ -11,7 +11,7 @@ import numpy as np
 
 from engines import api
 from harness import cautions, gate, metrics, stats
-from harness.design import Arm, Design
+from harness.design import Arm, Design, Until
 from harness.store import SCHEMA_VERSION, Manifest
 
 if TYPE_CHECKING:
@@ -120,33 +120,37 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
     done, until = len(per_block), design.until
     if until is None:
         return f"all {done} blocks done" if done == design.blocks else None
-    if done < until.looks[0]:
+    if done not in until.looks:
         return None
+    if design.gate is not None:
+        gated = judged(design, per_block, gate.gated(design), design.gate.max_regression)
+        enough, found = _clear(gate.overall(gated), "the gate says")
+    else:
+        enough, found = _clear_primary(design, until, per_block)
+    if enough:
+        return f"decided at {done} of at most {design.blocks} blocks: {found}"
+    return f"{done} blocks, the most allowed: {found}" if done == design.blocks else None
+
+
+def _clear_primary(design: Design, until: Until, per_block: Sequence[Values]) -> tuple[bool, str]:
+    """Whether the rule has enough of the primary, and what it found."""
     per_arm = measured(design, per_block).get(design.primary, {})
     if len(per_arm) < 2:
         raise _no_value(design.primary)
-    counted, last = f"{done} of at most {design.blocks} blocks", done == design.blocks
-    if design.gate is not None:
-        if done not in until.looks:
-            return None
-        said = gate.overall(judged(design, per_block, gate.gated(design), design.gate.max_regression))
-        if said != "undecided":
-            return f"decided at {counted}: {said}"
-        return f"{done} blocks, the most allowed: undecided" if last else None
-    alpha = design.alpha(done)
+    alpha = design.alpha(len(per_block))
     effect = _effect(design.primary, per_arm, alpha)
+    if until.precision is None:
+        found = stats.verdict(effect, design.margin, *_kind(design.primary), alpha=alpha)
+        return _clear(found or "undecided", f"{design.primary} is")
     assert effect.low is not None
     assert effect.high is not None
-    if until.rule == "decided":
-        found = stats.verdict(effect, design.margin, *_kind(design.primary), alpha=alpha)
-        if done in until.looks and found != "undecided":
-            return f"decided at {counted}: {design.primary} is {found}"
-        return f"{done} blocks, the most allowed: undecided" if last else None
-    assert until.precision is not None
-    half, wanted = (effect.high - effect.low) / 2, f"{100 * until.precision:.3g}%"
-    if half <= until.precision:
-        return f"precise enough at {counted}: half-width {half:.2%}, within {wanted}"
-    return f"{done} blocks, the most allowed: half-width {half:.2%}, not {wanted}" if last else None
+    half = (effect.high - effect.low) / 2
+    enough = half <= until.precision
+    return enough, f"half-width {half:.2%}, {'' if enough else 'not '}within {100 * until.precision:.3g}%"
+
+
+def _clear(verdict: str, subject: str) -> tuple[bool, str]:
+    return verdict != "undecided", f"{subject} {verdict}"
 
 
 def judged(

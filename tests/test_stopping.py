@@ -116,18 +116,22 @@ def test_nothing_is_looked_at_between_two_looks(decided: Until) -> None:
 def test_what_stays_unclear_ends_at_the_most_blocks(decided: Until) -> None:
     plan = design(decided)
     assert reason_to_stop(plan, changed(*WIDE[:18])) is None
-    assert reason_to_stop(plan, changed(*WIDE[:20])) == "20 blocks, the most allowed: undecided"
+    assert reason_to_stop(plan, changed(*WIDE[:20])) == (
+        "20 blocks, the most allowed: tpot_ms_p50 is undecided"
+    )
 
 
 def test_precision_looks_at_the_width_alone() -> None:
     plan = design(stopping.until_precise(0.01, 8), 8)
     reason = reason_to_stop(plan, changed(*CLEAR))
     assert reason is not None
-    assert reason.startswith("precise enough at 6 of at most 8 blocks: half-width 0.")
+    assert reason.startswith("decided at 6 of at most 8 blocks: half-width 0.")
+    assert reason.endswith("%, within 1%")
     assert reason_to_stop(plan, changed(*WIDE[:7])) is None
     end = reason_to_stop(plan, changed(*WIDE[:8]))
     assert end is not None
     assert end.startswith("8 blocks, the most allowed: half-width")
+    assert end.endswith("not within 1%")
 
 
 def test_a_fixed_run_never_looks() -> None:
