@@ -46,6 +46,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     staging: str = "copy"  # emulated device only: what a pageable copy does first, "copy" or "sync"
     chaos: int | None = None  # seed of random delays on device and forward thread; None: no delays
     tokenize_workers: int = 0  # threads that tokenize text prompts; 0: the scheduler's own thread does
+    plant_at: str | None = None  # where each step has a known delay: one of the engine's `plants`
+    plant_ns: int = 0  # that delay; set by `--plant`, never by hand
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -252,6 +254,7 @@ class EngineSpec:
     toggles: tuple[Toggle, ...]
     build: str
     needs: str = ""  # what must be installed, for `bench engines`
+    plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
 
     def toggle(self, name: str) -> Toggle:
         """The toggle of that name; BadSetting offers the nearest one."""
@@ -352,6 +355,7 @@ ToHost = Submit | BeginRound | Collect | Stop
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     name: str
     description: Description
+    origin: str = ""  # the file that the engine's code was found in
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):

@@ -59,7 +59,7 @@ class Host:
             description = engine.start(Sink(self.config.events, self.context))
             if engine.wake_fd is not None:
                 self.poller.register(engine.wake_fd, zmq.POLLIN)
-            self.say(api.Ready(self.config.name, description))
+            self.say(api.Ready(self.config.name, description, origin(engine)))
             engine.run(lambda timeout: self.pump(engine, timeout))
         finally:
             engine.stop()
@@ -102,6 +102,11 @@ def build_engine(config: api.HostConfig) -> api.Engine:
     return engine
 
 
+def origin(engine: api.Engine) -> str:
+    """The file that holds the engine's class, "" where it has none."""
+    return getattr(sys.modules.get(type(engine).__module__), "__file__", None) or ""
+
+
 def die_with_parent(parent: int) -> None:
     """SIGKILL for this process when its parent goes, however it goes; exit where it is gone already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -117,9 +122,12 @@ def main() -> int:
     try:
         host.serve()
     except Exception as error:  # the border of the process: whatever broke is told to the harness
-        usage = isinstance(error, api.BadSetting)
+        lacking = isinstance(error, ModuleNotFoundError)
+        usage = lacking or isinstance(error, api.BadSetting)
         known = isinstance(error, api.EngineError)
         message = str(error) if known else f"{type(error).__name__}: {error}"
+        if lacking:
+            message = f"the interpreter {sys.executable} of {config.name} lacks a package: {error}"
         host.say(api.Failed(config.name, message, usage, traceback.format_exc()))
         return 1
     finally:

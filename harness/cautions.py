@@ -41,6 +41,14 @@ def collect(
     found = [
         *_decision(manifest, primary),
         *_order(manifest, blocks, values, primary),
+        *circumstances(manifest, blocks, values),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def circumstances(manifest: Manifest, blocks: Sequence[Block], values: Values) -> list[str]:
+    """The lines that do not look at the change: under what it was measured."""
+    found = [
         *_noise(blocks),
         *_steadiness(manifest, blocks, values),
         *_client(values),
@@ -60,7 +68,8 @@ def _decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
     lines = []
     if primary.blocks < 6:
         lines.append(f"too few blocks: {primary.blocks}; the interval is wide, 6 is the default")
-    verdict = stats.verdict(primary, design.margin, "lower", is_time=True)
+    alpha = design.alpha(primary.blocks)
+    verdict = stats.verdict(primary, design.margin, "lower", is_time=True, alpha=alpha)
     if verdict == "undecided" and primary.scale == "ratio":
         low, high = stats.blocks_needed(primary.sd, primary.blocks, design.margin)
         lines.append(

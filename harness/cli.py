@@ -1,25 +1,28 @@
 """The command `bench`. Each command is a thin call into the rest; heavy imports wait until one needs them.
 
-Exit codes: 0 done (undecided included), 1 outputs differ where they must not, 2 bad usage or input, 4 an
-engine or the run failed, 130 Ctrl-C. An error is one line on stderr.
+Exit codes: 0 done (undecided included), 1 outputs differ where they must not, or a gate fails, 2 bad usage or
+input, 3 a gate is undecided, 4 an engine or the run failed, 130 Ctrl-C. An error is one line on stderr.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
+from functools import wraps
+from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from engines import api
-
-if TYPE_CHECKING:
-    from harness.settings import Asked
+from harness.settings import Asked, make_design, parse_fraction
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
+GATE_FAILED, GATE_UNDECIDED = 1, 3
 PIPE_WIDTH = 120  # columns of a table that goes to no terminal
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
 
@@ -49,8 +52,7 @@ def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
-@app.command()
-def run(
+def request(
     variant: Annotated[str | None, typer.Option(help="A named before/after pair; `bench variants`.")] = None,
     engine: Annotated[str | None, typer.Option(help="An engine, in place of a variant.")] = None,
     both: Annotated[list[str] | None, typer.Option("--set", help="key=value for both arms.")] = None,
@@ -143,6 +145,17 @@ def run(
         int | None, _option(ENGINE, "Threads that tokenize, with --no-pretok; 0: the scheduler's own (0).")
     ] = None,
     blocks: Annotated[int | None, _option(DESIGN, "Blocks, one boot of each arm each (6).")] = None,
+    until_decided: Annotated[
+        bool, _option(DESIGN, "Stop once the verdict is clear: looks at 6, 8, ... blocks.", "--until-decided")
+    ] = False,
+    until_precision: Annotated[
+        str | None, _option(DESIGN, "Stop once the interval's half-width is this small, such as 1%.")
+    ] = None,
+    max_blocks: Annotated[int | None, _option(DESIGN, "Blocks at most, where it may stop (20).")] = None,
+    plant: Annotated[
+        str | None, _option(DESIGN, "Delay each step of the after arm by a known share, such as 3%.")
+    ] = None,
+    plant_at: Annotated[str | None, _option(DESIGN, "device or host (device).")] = None,
     rounds: Annotated[
         int | None, _option(DESIGN, "Measured rounds of a boot (12 on emulated, 2 on cuda).")
     ] = None,
@@ -153,16 +166,10 @@ def run(
         list[str] | None, _option(DESIGN, "Further metric with a verdict; up to five.")
     ] = None,
     seed: Annotated[int | None, _option(DESIGN, "Of order, prompts and arrivals (0).")] = None,
-    out: Annotated[Path, _option(OUTPUT, "Folder that gets the run's own (results).")] = Path("results"),
-    resume: Annotated[Path | None, _option(OUTPUT, "Folder of a run to go on with.")] = None,
-    format: Annotated[Format, _option(OUTPUT, "table, markdown, json or csv (table).")] = Format.TABLE,
-    debug: Annotated[bool, _option(OUTPUT, "Print a traceback with an error.")] = False,
-) -> None:
-    """Compare a before with an after, in blocks of fresh boots; or measure one arm alone."""
+) -> Asked:
+    """What every command that measures can be asked for."""
     given = dict(locals())
-    from harness.settings import Asked, parse_fraction, parse_goodput
-
-    asked = Asked(
+    return Asked(
         variant=variant,
         engine=engine,
         both=tuple(both or ()),
@@ -183,20 +190,199 @@ def run(
             **({} if not goodput else {"goodput": parse_goodput(goodput)}),
             **({} if not secondary else {"secondaries": tuple(secondary)}),
         },
+        until_decided=until_decided,
+        until_precision=_fraction(until_precision, "--until-precision"),
+        max_blocks=max_blocks,
+        plant=_fraction(plant, "--plant"),
+        plant_at=plant_at,
     )  # fmt: skip
-    try:
-        _measure(asked, out, resume, format)
-    except KeyboardInterrupt as error:  # typer would swallow it, and what it carries
-        raise Interrupted("; ".join(["interrupted", *_notes(error)])) from error
+
+
+def _fraction(text: str | None, flag: str) -> float | None:
+    return None if text is None else parse_fraction(text, flag)
 
 
 def _given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names if values[name] is not None}
 
 
+def measuring(command: Callable[..., None]) -> Callable[..., None]:
+    """`command(asked, ...)` with the options of `request` in place of `asked`, in front of its own."""
+    shared, own = signature(request, eval_str=True), signature(command, eval_str=True)
+    options = list(shared.parameters.values())
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        asked = request(**{option.name: given.pop(option.name) for option in options})
+        with _interruptible():
+            command(asked, **given)
+
+    joined = [*options, *list(own.parameters.values())[1:]]
+    with_options.__signature__ = Signature(joined)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {option.name: option.annotation for option in joined}
+    return with_options
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Typer would swallow a Ctrl-C, and what it carries."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted("; ".join(["interrupted", *_notes(error)])) from error
+
+
+Out = Annotated[Path, _option(OUTPUT, "Folder that gets the run's own (results).")]
+Form = Annotated[Format, _option(OUTPUT, "table, markdown, json or csv (table).")]
+Debug = Annotated[bool, _option(OUTPUT, "Print a traceback with an error.")]
+RESULTS = Path("results")
+
+
+@app.command()
+@measuring
+def run(
+    asked: Asked,
+    out: Out = RESULTS,
+    resume: Annotated[Path | None, _option(OUTPUT, "Folder of a run to go on with.")] = None,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Compare a before with an after, in blocks of fresh boots; or measure one arm alone."""
+    _measure(asked, out, resume, format)
+
+
+@app.command()
+@measuring
+def aa(asked: Asked, out: Out = RESULTS, format: Form = Format.TABLE, debug: Debug = False) -> None:
+    """Measure an arm against itself: this machine's noise floor, and the smallest effect it can detect."""
+    _measure(replace(asked, against_itself=True), out, None, format)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="RUN, or RUN:before or RUN:after.", show_default=False)],
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Compare stored runs, or the arms of one; what was not interleaved gets no verdict."""
+    from harness import across_runs
+
+    compared = across_runs.compare(runs)
+    _show(compared.result, format)
+    raise typer.Exit(OUTPUTS_DIFFER if compared.outputs_differ else 0)
+
+
+@app.command()
+def rerun(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)],
+    out: Out = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Measure a stored run again, as its manifest says."""
+    from harness import measure, store
+    from harness.progress import on_stderr
+
+    manifest = store.read_manifest(run)
+    for line in measure.differences_from(manifest):
+        sys.stderr.write(f"bench: than {manifest.run}, {line}\n")
+    with _interruptible():
+        outcome = measure.measure(manifest.design, out, on_stderr)
+    _show(outcome.result, format)
+    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+
+
+class OnUndecided(StrEnum):
+    FAIL = "fail"
+    PASS = "pass"
+
+
+GATE = "Gate"
+
+
+@app.command()
+@measuring
+def gate(
+    asked: Asked,
+    run: Annotated[
+        Path | None, typer.Argument(help="A finished run to judge; else one is measured.", show_default=False)
+    ] = None,
+    base_ref: Annotated[
+        str | None, _option(GATE, "Git ref whose code the base runs, in a worktree of its own.")
+    ] = None,
+    head_ref: Annotated[
+        str | None, _option(GATE, "The same for the head (the code that is installed).")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, _option(GATE, "Metric that must not regress; up to five (tpot_ms_p50).")
+    ] = None,
+    max_regression: Annotated[str | None, _option(GATE, "How much worse each may get (2%).")] = None,
+    on_undecided: Annotated[
+        OnUndecided | None, _option(GATE, "What undecided counts as; else it exits with 3.")
+    ] = None,
+    out: Annotated[
+        Path, _option(OUTPUT, "Folder of the run, of gate.md and of smaller-is-better.json (results).")
+    ] = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Fail where a change makes a metric worse by more than it may: for continuous integration."""
+    limit = _fraction(max_regression, "--max-regression")
+    if run is None:
+        run = _measure_gate(asked, base_ref, head_ref, tuple(metric or ()), limit, out)
+    elif not asked.nothing or base_ref or head_ref:
+        raise api.BadSetting(f"{run} is measured: with it, only --metric and --max-regression mean something")
+
+    from harness import gate_run
+
+    gated = gate_run.judge(run, metric or (), limit)
+    gate_run.write(out, gated)
+    _show(gated.result, format, gated.verdict)
+    raise typer.Exit(_gate_code(gated.verdict, on_undecided))
+
+
+def _gate_code(verdict: str, on_undecided: OnUndecided | None) -> int:
+    said = on_undecided.value if verdict == "undecided" and on_undecided is not None else verdict
+    return {"pass": 0, "fail": GATE_FAILED, "undecided": GATE_UNDECIDED}[said]
+
+
+def _measure_gate(
+    asked: Asked, base: str | None, head: str | None, metric: tuple[str, ...], limit: float | None, out: Path
+) -> Path:
+    """Measure base against head; the folder of the run."""
+    from harness.gate import DEFAULT_LIMIT
+    from harness.machine import guess_device
+    from harness.variants import load_variants
+    from harness.worktrees import resolve
+
+    if {"primary", "secondaries"} & set(asked.design):
+        raise api.BadSetting("a gate is about its --metric; leave --primary and --secondary out")
+    if asked.until_precision is not None:
+        raise api.BadSetting("a gate stops after --blocks, or --until-decided")
+    if head is not None and base is None:
+        raise api.BadSetting("--head-ref needs a --base-ref to be compared with")
+    refs = None
+    if base is not None:
+        refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))
+    names: dict[str, Any] = {"primary": metric[0], "secondaries": metric[1:]} if metric else {}
+    asked = replace(
+        asked,
+        design={**asked.design, **names},
+        refs=refs,
+        max_regression=DEFAULT_LIMIT if limit is None else limit,
+    )
+    design = make_design(asked, api.find_engines(), load_variants(), guess_device)
+    if len(design.arms) < 2:
+        raise api.BadSetting("a gate needs two arms: --variant, --after key=value, or --base-ref")
+
+    from harness import measure
+    from harness.progress import on_stderr
+
+    return measure.measure(design, out, on_stderr).folder
+
+
 def _measure(asked: Asked, out: Path, resume: Path | None, form: Format) -> None:
     from harness.machine import guess_device
-    from harness.settings import make_design
     from harness.variants import load_variants
 
     design = None
@@ -215,8 +401,8 @@ def _measure(asked: Asked, out: Path, resume: Path | None, form: Format) -> None
     raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
 
 
-def _show(result: Mapping[str, Any], form: Format) -> None:
-    """Print a result on stdout."""
+def _show(result: Mapping[str, Any], form: Format, gate: str | None = None) -> None:
+    """Print a result on stdout; `gate`: what a gate said of it."""
     from harness import tables
 
     match form:
@@ -227,14 +413,20 @@ def _show(result: Mapping[str, Any], form: Format) -> None:
         case Format.CSV:
             sys.stdout.write(tables.to_csv(result))
         case Format.MARKDOWN:
-            sys.stdout.write(tables.to_markdown(result))
+            shown = tables.to_markdown(result) if gate is None else tables.gate_markdown(result, gate)
+            sys.stdout.write(shown)
         case Format.TABLE:
             from rich.console import Console
 
             console = Console(highlight=False)
             if not console.is_terminal:
                 console = Console(highlight=False, width=PIPE_WIDTH)
-            console.print(*tables.to_terminal(result, console.width), sep="\n")
+            parts = (
+                tables.to_terminal(result, console.width)
+                if gate is None
+                else tables.gate_terminal(result, gate, console.width)
+            )
+            console.print(*parts, sep="\n")
 
 
 @app.command()

@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engines import api
-from harness import cautions, metrics, stats
-from harness.design import Arm, Design
+from harness import cautions, gate, metrics, stats
+from harness.design import Arm, Design, Until
 from harness.store import SCHEMA_VERSION, Manifest
 
 if TYPE_CHECKING:
     import pandas as pd
 
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
+ROW = (
+    "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
+    "verdict", "floor",
+)  # fmt: skip
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
+
+Values = Mapping[str, Mapping[str, float]]  # arm → metric → the value of one block
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ def check_metrics(design: Design) -> None:
             raise api.BadSetting(f"{name} needs at least 2 output tokens; raise --max-new-tokens")
         if name == "goodput_req_s" and not design.goodput:
             raise api.BadSetting("goodput_req_s needs to know what is good: give --goodput, such as ttft:200")
+    if design.gate is not None:
+        gate.check(gate.gated(design), design.gate.max_regression)
     if metrics.METRICS[design.primary].can_be_zero:
         raise api.BadSetting(
             f"{design.primary} can be zero, so a margin in percent means nothing; choose another --primary"
@@ -50,39 +58,48 @@ def check_metrics(design: Design) -> None:
 
 
 def result(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, Any]:
-    """The object of DESIGN 11 for a run of a fixed number of blocks, all of which are there."""
+    """The object that `--format json` prints, for a run that measured `blocks` and then stopped."""
     described = list(manifest.descriptions.values())
+    design = manifest.design
+    per_block = [block_values(design, block) for block in blocks]
     return {
         "schema_version": SCHEMA_VERSION,
         "run": manifest.run,
         "device": described[0].device["kind"] if described else "unknown",
-        "stopped_because": f"all {len(blocks)} blocks done",
-        "comparisons": [comparison(manifest, blocks)],
+        "stopped_because": reason_to_stop(design, per_block) or f"ended after {len(blocks)} blocks",
+        "comparisons": [comparison(manifest, blocks, per_block)],
     }
 
 
-def comparison(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, Any]:
-    """One comparison; with one arm `after` is null, and so is all but `before` of each metric."""
+def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> dict[str, Any]:
+    """One comparison; with one arm `after` is null, and so is all but `before` of each metric.
+
+    `confidence` is that of every interval: where a run may stop early, 1 - the level of its last look.
+    """
     design = manifest.design
-    values = measured(design, blocks)
-    effects = {name: _effect(name, per_arm) for name, per_arm in values.items() if len(per_arm) == 2}
+    alpha = design.alpha(len(blocks))
+    values = measured(design, per_block)
+    effects = {name: _effect(name, per_arm, alpha) for name, per_arm in values.items() if len(per_arm) == 2}
     if len(design.arms) == 2 and design.primary not in effects:
-        raise api.EngineError(f"the primary metric {design.primary} has no value in some block")
+        raise _no_value(design.primary)
     adjusted = _adjusted(design, effects)
     offered = offered_load(design, blocks, values.get("throughput_req_s", {}))
+    before, *after = design.arms_with_plant(manifest.plant_ns)
+    did = mechanism(design, blocks)
     return {
         "variant": design.name,
-        "before": settings(design.arms[0]),
-        "after": settings(design.arms[1]) if len(design.arms) == 2 else None,
+        "before": settings(before),
+        "after": settings(after[0]) if after else None,
         "blocks": len(blocks),
+        "confidence": 1 - alpha,
         "margin": design.margin,
         "primary": design.primary,
         "metrics": {
-            name: _metric_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered)
+            name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
             for name, per_arm in values.items()
         },
         "outputs": outputs(design, blocks),
-        "mechanism": mechanism(design, blocks),
+        "mechanism": did | planted(design, did, values),
         "limit": {
             name: _sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
             for name in ("device_busy", "exposed_host_us")
@@ -100,10 +117,66 @@ def settings(arm: Arm) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if key != "name"}
 
 
-def measured(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, list[float]]]:
+def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
+    """Why the run ends after these blocks; None where it goes on."""
+    done, until = len(per_block), design.until
+    if until is None:
+        return f"all {done} blocks done" if done == design.blocks else None
+    if done not in until.looks:
+        return None
+    if design.gate is not None:
+        gated = judged(design, per_block, gate.gated(design), design.gate.max_regression)
+        enough, found = _clear(gate.overall(gated), "the gate says")
+    else:
+        enough, found = _clear_primary(design, until, per_block)
+    if enough:
+        return f"decided at {done} of at most {design.blocks} blocks: {found}"
+    return f"{done} blocks, the most allowed: {found}" if done == design.blocks else None
+
+
+def _clear_primary(design: Design, until: Until, per_block: Sequence[Values]) -> tuple[bool, str]:
+    """Whether the rule has enough of the primary, and what it found."""
+    per_arm = measured(design, per_block).get(design.primary, {})
+    if len(per_arm) < 2:
+        raise _no_value(design.primary)
+    alpha = design.alpha(len(per_block))
+    effect = _effect(design.primary, per_arm, alpha)
+    if until.precision is None:
+        found = stats.verdict(effect, design.margin, *_kind(design.primary), alpha=alpha)
+        return _clear(found or "undecided", f"{design.primary} is")
+    assert effect.low is not None
+    assert effect.high is not None
+    half = (effect.high - effect.low) / 2
+    enough = half <= until.precision
+    return enough, f"half-width {half:.2%}, {'' if enough else 'not '}within {100 * until.precision:.3g}%"
+
+
+def _clear(verdict: str, subject: str) -> tuple[bool, str]:
+    return verdict != "undecided", f"{subject} {verdict}"
+
+
+def judged(
+    design: Design, per_block: Sequence[Values], names: Sequence[str], limit: float
+) -> dict[str, gate.Judged]:
+    """What a gate says of these metrics after these blocks."""
+    values = measured(design, per_block)
+    offered = THROUGHPUTS if offered_load(design, values.get("throughput_req_s", {})) else ()
+    return gate.judge(values, names, limit, gate.level(design, len(per_block)), offered)
+
+
+def _no_value(metric: str) -> api.EngineError:
+    return api.EngineError(f"the primary metric {metric} has no value in some block")
+
+
+def _kind(name: str) -> tuple[str, bool]:
+    """Which way a metric is better, and whether it is a time."""
+    metric = metrics.METRICS[name]
+    return metric.better, metric.unit in ("ms", "us", "s")
+
+
+def measured(design: Design, per_block: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
     """metric → arm → one value per block. A metric that has no finite value in some block of an arm is left
     out for that arm: a mean over other blocks would compare different things."""
-    per_block = [_block_values(design, block) for block in blocks]
     values: dict[str, dict[str, list[float]]] = {}
     for name in metrics.METRICS:
         for arm in design.arms:
@@ -113,7 +186,8 @@ def measured(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, lis
     return {name: per_arm for name, per_arm in values.items() if design.arms[0].name in per_arm}
 
 
-def _block_values(design: Design, block: Block) -> dict[str, dict[str, float]]:
+def block_values(design: Design, block: Block) -> Values:
+    """arm → metric → the value of one block."""
     found: dict[str, dict[str, float]] = {}
     for arm in design.arms:
         requests, steps_of_arm, rounds, work = (
@@ -127,11 +201,14 @@ def _block_values(design: Design, block: Block) -> dict[str, dict[str, float]]:
     return found
 
 
-def _effect(name: str, per_arm: Mapping[str, Sequence[float]]) -> stats.Effect:
+def _effect(name: str, per_arm: Mapping[str, Sequence[float]], alpha: float) -> stats.Effect:
     before, after = per_arm.values()
+    return stats.effect(before, after, scale_of(name, before, after), alpha)
+
+
+def scale_of(name: str, before: Sequence[float], after: Sequence[float]) -> stats.Scale:
     positive = min(*before, *after) > 0
-    scale: stats.Scale = "ratio" if positive and not metrics.METRICS[name].can_be_zero else "difference"
-    return stats.effect(before, after, scale)
+    return "ratio" if positive and not metrics.METRICS[name].can_be_zero else "difference"
 
 
 def _adjusted(design: Design, effects: Mapping[str, stats.Effect]) -> dict[str, float]:
@@ -144,35 +221,14 @@ def _adjusted(design: Design, effects: Mapping[str, stats.Effect]) -> dict[str, 
     return dict(zip(raw, stats.holm(list(raw.values())), strict=True))
 
 
-def _metric_row(
-    design: Design,
-    name: str,
-    per_arm: Mapping[str, Sequence[float]],
-    effect: stats.Effect | None,
-    p_adjusted: float | None,
-    offered: bool,
-) -> dict[str, Any]:
+def metric_row(name: str, before: Sequence[float], effect: stats.Effect | None) -> dict[str, Any]:
+    """A metric of the result, not judged yet; without an effect there is one arm alone."""
     metric = metrics.METRICS[name]
-    row: dict[str, Any] = {"unit": metric.unit, "better": metric.better}
-    row |= dict.fromkeys(
-        (
-            "before",
-            "after",
-            "change",
-            "delta",
-            "ci_low",
-            "ci_high",
-            "sd",
-            "p",
-            "p_adjusted",
-            "verdict",
-            "floor",
-        )
-    )
+    row: dict[str, Any] = dict.fromkeys(ROW)
+    row |= {"unit": metric.unit, "better": metric.better}
     if effect is None:
-        row["before"] = float(np.mean(per_arm[design.arms[0].name]))
-        return row
-    row |= {
+        return row | {"before": float(np.mean(before))}
+    return row | {
         "before": effect.before,
         "after": effect.after,
         "change": effect.change,
@@ -182,16 +238,22 @@ def _metric_row(
         "sd": effect.sd,
         "p": effect.p,
     }
+
+
+def _judged_row(
+    design: Design,
+    name: str,
+    per_arm: Mapping[str, Sequence[float]],
+    effect: stats.Effect | None,
+    p_adjusted: float | None,
+    offered: bool,
+    alpha: float,
+) -> dict[str, Any]:
+    row = metric_row(name, per_arm[design.arms[0].name], effect)
     declared = name == design.primary or name in design.secondaries
-    if declared and not (name in THROUGHPUTS and offered):
+    if effect is not None and declared and not (name in THROUGHPUTS and offered):
         row["p_adjusted"] = p_adjusted
-        row["verdict"] = stats.verdict(
-            effect,
-            design.margin,
-            metric.better,
-            is_time=metric.unit in ("ms", "us", "s"),
-            p_adjusted=p_adjusted,
-        )
+        row["verdict"] = stats.verdict(effect, design.margin, *_kind(name), p_adjusted, alpha)
     return row
 
 
@@ -271,6 +333,22 @@ def _mechanism(arm: str, blocks: Sequence[Block]) -> dict[str, tuple[float, str]
         if column.startswith(COUNTER) and rounds[column].notna().any():
             found[column.removeprefix(COUNTER)] = (float(rounds[column].sum()) / per, unit)
     return found
+
+
+def planted(
+    design: Design,
+    counters: Mapping[str, Mapping[str, Any]],
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+) -> dict[str, dict[str, Any]]:
+    """How much of the before arm's mean decode step the planted delay really took, by the engine's counter:
+    {"planted_share": row}, or nothing where nothing was planted."""
+    counter = counters.get(f"planted_{design.plant_at}_ns")
+    steps = values.get("step_ms_matched", {}).get(design.arms[0].name)
+    if design.plant is None or counter is None or steps is None:
+        return {}
+    step_ns = float(np.mean(steps)) * metrics.NS_PER_MS
+    sides = {side: counter[side] and counter[side] / step_ns for side in ("before", "after")}
+    return {"planted_share": {"unit": "of a step of before", **sides}}
 
 
 def _sides(design: Design, by_arm: Mapping[str, float]) -> dict[str, float | None]:

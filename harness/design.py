@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Literal
 
 import msgspec
 
@@ -10,6 +11,15 @@ from engines import api
 from harness.workload import Workload
 
 MAX_SECONDARIES = 5
+ALPHA = 0.05  # two-sided, of each interval and verdict of a fixed number of blocks
+
+
+class Ref(msgspec.Struct, frozen=True, kw_only=True):
+    """A commit whose code an arm runs, in place of what is installed."""
+
+    repository: str  # its folder
+    name: str  # as it was asked for: "origin/main"
+    commit: str
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +31,23 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     toggles: dict[str, str]
     python: str | None = None  # interpreter to start it with; None: the harness's own
     env: dict[str, str] = {}
+    ref: Ref | None = None  # None: what is installed
+
+
+class Until(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that may stop a run before its last block; how it is made and why it is safe: stopping.py."""
+
+    rule: Literal["decided", "precise"]
+    looks: tuple[int, ...]  # numbers of blocks at which the rule looks, ascending
+    levels: tuple[float, ...]  # two-sided, of the test at each look; its interval has 1 - level
+    precision: float | None = None  # of "precise": the half-width that is enough, as a fraction
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """How much worse the after arm may be in the primary and in each secondary; see gate.py."""
+
+    max_regression: float  # a fraction
+    levels: tuple[float, ...]  # one-sided, of the bounds at each look; a single one without looks
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +56,12 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # the variant's, or the engine's where there is none
     arms: tuple[Arm, ...]  # one, or the before and the after
     workload: Workload
-    blocks: int = 6
+    blocks: int = 6  # with `until`: at most
+    until: Until | None = None  # None: all the blocks, whatever they say
+    against_itself: bool = False  # both arms are one setting: what they differ by is noise
+    plant: float | None = None  # delay put into each step of the after arm, as a share of the before's step
+    plant_at: str = "device"  # one of the engines' `plants`
+    gate: Gate | None = None
     rounds: int = 2  # measured rounds of a boot, in turn with the other arm's; pooled
     warmup_rounds: int = 1
     margin: float = 0.01  # the largest change that counts as none, as a fraction
@@ -37,6 +69,16 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     secondaries: tuple[str, ...] = ()
     seed: int = 0
     goodput: dict[str, float] = {}  # ms by "ttft", "tpot", "latency": what a good request stays within
+
+    def alpha(self, blocks: int) -> float:
+        """The two-sided level of intervals and verdicts made of the first `blocks` blocks: of the last look
+        that these have reached."""
+        if self.until is None:
+            return ALPHA
+        reached = [
+            level for look, level in zip(self.until.looks, self.until.levels, strict=True) if look <= blocks
+        ]
+        return reached[-1] if reached else self.until.levels[0]
 
     def check(self) -> None:
         """Raises BadSetting where this can't be run as it stands."""
@@ -47,16 +89,44 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if count < least:
                 raise api.BadSetting(f"{flag} must be at least {least}, not {count}")
+        if self.until is not None and len(self.arms) < 2:
+            raise api.BadSetting("a run that stops by what it finds needs two arms; give --blocks for one")
         if not 0 < self.margin < 1:
             raise api.BadSetting(f"--margin must lie between 0% and 100%, not {self.margin:.4g}")
         if len(self.secondaries) > MAX_SECONDARIES:
             raise api.BadSetting(f"at most {MAX_SECONDARIES} --secondary, not {len(self.secondaries)}")
         if self.primary in self.secondaries or len(set(self.secondaries)) < len(self.secondaries):
             raise api.BadSetting("a metric is named twice among --primary and --secondary")
-        if len(self.arms) == 2 and _settings(self.arms[0]) == _settings(self.arms[1]):
+        if self.plant is not None:
+            self._check_plant(self.plant)
+        same = len(self.arms) == 2 and _settings(self.arms[0]) == _settings(self.arms[1])
+        if same and not self.against_itself and self.plant is None:
             raise api.BadSetting(
-                "before and after are the same settings; change one with --before or --after"
+                "before and after are the same settings; change one with --before or --after, or measure an "
+                "arm against itself with bench aa"
             )
+
+    def _check_plant(self, share: float) -> None:
+        if not 0 <= share < 1:
+            raise api.BadSetting(f"--plant must lie between 0% and 100%, not {share:.4g}")
+        if len(self.arms) < 2:
+            raise api.BadSetting("--plant delays the after arm, and there is none; bench aa has one")
+        if not self.arms[0].options.recorder:
+            raise api.BadSetting("--plant is sized by the before arm's steps, and its recorder is off")
+
+    def arms_with_plant(self, ns: int | None) -> tuple[Arm, ...]:
+        """The arms as they are booted, once it is known how long the planted delay is (None: not yet). Both
+        have the hook, so that the delay is all that differs."""
+        if self.plant is None:
+            return self.arms
+        delays = (0, ns or 0)
+        return tuple(
+            msgspec.structs.replace(
+                arm,
+                options=msgspec.structs.replace(arm.options, plant_at=self.plant_at, plant_ns=delay),
+            )
+            for arm, delay in zip(self.arms, delays, strict=True)
+        )
 
 
 def _settings(arm: Arm) -> Arm:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engines.api import BadSetting
-from harness import machine, runner, store
-from harness.comparison import Block, check_metrics, result
+from harness import floors, machine, runner, store
+from harness.comparison import Block, Values, block_values, check_metrics, reason_to_stop, result
 from harness.design import Design, order
 from harness.store import Manifest
+
+FLOORS = "floors"  # beside the run folders
 
 Display = Callable[[Path, Design], AbstractContextManager[runner.Observer]]
 
@@ -25,6 +29,7 @@ class Outcome:
 
     result: dict[str, Any]
     outputs_differ: bool
+    folder: Path
 
 
 def measure(design: Design, results: Path, display: Display) -> Outcome:
@@ -55,22 +60,70 @@ def resume(folder: Path, design: Design | None, display: Display) -> Outcome:
 
 def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
     """Run the blocks that are missing, read all back, and store the summary."""
+    design = manifest.design
     try:
-        with display(folder, manifest.design) as observe:
-            manifest = runner.run(folder, manifest, observe)
+        with display(folder, design) as observe:
+            manifest, done = runner.run(folder, manifest, observe, _rule(folder, design))
     except BaseException as error:
         kept = len(store.finished_blocks(folder))
         if kept:
-            error.add_note(
-                f"{kept} of {manifest.design.blocks} blocks are kept, go on with --resume {folder}"
-            )
+            most = "at most " if design.until is not None else ""
+            error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, go on with --resume {folder}")
         raise
-    blocks = [Block(number, store.read_block(folder, number)) for number in range(manifest.design.blocks)]
-    summary = result(manifest, blocks)
+    blocks = [Block(number, store.read_block(folder, number)) for number in range(done)]
+    summary = with_floor(result(manifest, blocks), manifest, folder.parent / FLOORS)
     store.write_summary(folder, summary)
+    return Outcome(summary, outputs_differ(manifest, summary), folder)
+
+
+def outputs_differ(manifest: Manifest, summary: Mapping[str, Any]) -> bool:
+    """Whether outputs differ that were promised to be equal."""
     promised = all(each.deterministic for each in manifest.descriptions.values())
     outputs = summary["comparisons"][0]["outputs"]
-    return Outcome(summary, promised and outputs["identical"] < outputs["compared"])
+    return bool(promised and outputs["identical"] < outputs["compared"])
+
+
+def differences_from(manifest: Manifest) -> list[str]:
+    """How here and now differ from where and when a run was measured; a rerun tells."""
+    now = described_here(manifest.design, manifest.run, datetime.now().astimezone())
+    pairs: tuple[tuple[str, Any, Any], ...] = (
+        ("commit", manifest.code, now.code),
+        ("machine", manifest.machine, now.machine),
+        ("versions", manifest.versions, now.versions),
+    )
+    return [
+        f"other {what}: {found}"
+        for what, old, new in pairs
+        if (found := store.difference(msgspec.to_builtins(old), msgspec.to_builtins(new)))
+    ]
+
+
+def with_floor(summary: dict[str, Any], manifest: Manifest, folder: Path) -> dict[str, Any]:
+    """The result with the noise floor beside it; an A/A run measures that, and keeps it in `folder`."""
+    design, (comparison,) = manifest.design, summary["comparisons"]
+    if comparison["after"] is None:
+        return summary
+    if design.against_itself and design.plant is None and comparison["blocks"] > 1:
+        floor = floors.measured(manifest, comparison)
+        floors.keep(folder, floor)
+        shown = floors.Shown({name: spread.floor for name, spread in floor.metrics.items()}, ())
+    else:
+        shown = floors.find(folder, manifest, comparison["blocks"], 1 - comparison["confidence"])
+    return {**summary, "comparisons": [floors.beside(comparison, shown)]}
+
+
+def _rule(folder: Path, design: Design) -> runner.Enough:
+    """Whether the declared rule stops the run; each block is read back once."""
+    values: list[Values] = []
+
+    def enough(done: int) -> bool:
+        if design.until is None:
+            return False
+        for number in range(len(values), done):
+            values.append(block_values(design, Block(number, store.read_block(folder, number))))
+        return reason_to_stop(design, values) is not None
+
+    return enough
 
 
 def described_here(design: Design, run: str, now: datetime) -> Manifest:

@@ -46,10 +46,9 @@ class Display:
     def __call__(self, happening: Happening) -> None:
         match happening:
             case BlockBegun(block, left):
-                first = block == -1
-                self._block = (
-                    "first boots (discarded)" if first else f"block {block + 1} of {self._design.blocks}"
-                )
+                most = "at most " if self._design.until is not None else ""
+                which = f"block {block + 1} of {most}{self._design.blocks}"
+                self._block = "first boots (discarded)" if block == -1 else which
                 self._left = left
                 self._show("booting")
             case RoundBegun(_, arm, index):
@@ -71,4 +70,5 @@ class Display:
     def _time_left(self) -> str:
         if not self._seconds:
             return ""
-        return f", {self._left * sum(self._seconds) / len(self._seconds):.0f} s left"
+        most = "at most " if self._design.until is not None else ""
+        return f", {most}{self._left * sum(self._seconds) / len(self._seconds):.0f} s left"

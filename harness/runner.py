@@ -24,18 +24,19 @@ import msgspec
 import pandas as pd
 
 from engines import api
-from harness import messages, readings, records, store
+from harness import messages, metrics, readings, records, store
 from harness.design import Arm, Design, order, round_seed
 from harness.session import Booted, Session
 from harness.store import Manifest
 from harness.workload import Planned, Workload, plan, skipped
+from harness.worktrees import checked_out
 
 WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
 
 
 @dataclass(frozen=True, slots=True)
 class BlockBegun:
-    """A block is about to boot; -1 is the discarded one. `left`: blocks that are not done yet."""
+    """A block is about to boot; -1 is the discarded one. `left`: blocks that are not done yet, at most."""
 
     block: int
     left: int
@@ -60,33 +61,67 @@ class BlockDone:
 
 Happening = BlockBegun | RoundBegun | BlockDone | messages.Progress
 Observer = Callable[[Happening], None]
+Enough = Callable[[int], bool]  # whether to stop after so many blocks; asked after each, in order
 
 
-def run(folder: Path, manifest: Manifest, observe: Observer) -> Manifest:
-    """Measure every block that `folder` does not hold yet; the manifest as it then stands.
+def run(folder: Path, manifest: Manifest, observe: Observer, enough: Enough) -> tuple[Manifest, int]:
+    """Measure the blocks that `folder` does not hold yet, until all are there or `enough` says so.
 
-    Raises BadSetting (the request can't be served), RunFailed (a process failed or died) or
-    KeyboardInterrupt; in each case every finished block is on disk and no process is left.
+    Returns the manifest as it then stands, and how many blocks count. A resumed run asks `enough` of the
+    blocks it finds too: it stops where it would have stopped uninterrupted. Raises BadSetting (the request
+    can't be served), RunFailed (a process failed or died) or KeyboardInterrupt; in each case every finished
+    block is on disk and no process is left.
     """
     design = manifest.design
-    finished = store.finished_blocks(folder)
+    finished = set(store.finished_blocks(folder))
     missing = [block for block in range(design.blocks) if block not in finished]
-    if not missing:
-        return manifest
-    with Session() as session:
-        for done, block in enumerate([-1, *missing], start=-1):
-            began = time.monotonic()
-            observe(BlockBegun(block, len(missing) - max(done, 0)))
-            booted = session.boot(design.arms)
-            if block == -1:
-                manifest = described(manifest, booted)
-                store.write_manifest(folder, manifest)
-            tables = _block(session, design, block, booted, observe)
-            session.shut(list(booted.values()))
-            if block != -1:
+    with ExitStack() as stack:
+        session: Session | None = None
+        for block in range(design.blocks):
+            if block not in finished:
+                if session is None:
+                    worktrees = stack.enter_context(checked_out(design.arms))
+                    session = stack.enter_context(Session(worktrees))
+                    manifest = _discarded(session, folder, manifest, len(missing), observe)
+                began = time.monotonic()
+                observe(BlockBegun(block, sum(each >= block for each in missing)))
+                booted = session.boot(design.arms_with_plant(manifest.plant_ns))
+                tables = _block(session, design, block, booted, observe)
+                session.shut(list(booted.values()))
                 store.write_block(folder, block, tables)
-            observe(BlockDone(block, time.monotonic() - began))
+                observe(BlockDone(block, time.monotonic() - began))
+            if enough(block + 1):
+                return manifest, block + 1
+    return manifest, design.blocks
+
+
+def _discarded(session: Session, folder: Path, manifest: Manifest, left: int, observe: Observer) -> Manifest:
+    """The first boots, whose times are thrown away; the manifest with what they said of themselves, and with
+    the size of a delay that is to be planted."""
+    design = manifest.design
+    began = time.monotonic()
+    observe(BlockBegun(-1, left))
+    booted = session.boot(design.arms_with_plant(None))
+    manifest = described(manifest, booted)
+    tables = _block(session, design, -1, booted, observe)
+    if design.plant is not None and manifest.plant_ns is None:
+        size = planted_ns(design.plant, design.arms[0].name, tables["steps"])
+        manifest = msgspec.structs.replace(manifest, plant_ns=size)
+    store.write_manifest(folder, manifest)
+    session.shut(list(booted.values()))
+    observe(BlockDone(-1, time.monotonic() - began))
     return manifest
+
+
+def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:
+    """So much of the mean step interval of an arm (metrics.decode_intervals). Raises BadSetting where the
+    arm has no step records."""
+    if not len(steps) or not (steps["arm"] == arm).any():
+        raise api.BadSetting(f"--plant is sized by the steps of {arm}, and its engine records none")
+    intervals = metrics.decode_intervals(steps[steps["arm"] == arm])["interval_ns"]
+    if not len(intervals):
+        raise api.BadSetting("--plant is sized by decode steps, and there are none; raise --max-new-tokens")
+    return round(share * float(intervals.mean()))
 
 
 def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
@@ -141,9 +176,10 @@ def arms_in_order(design: Design, block: int, index: int) -> tuple[Arm, ...]:
 
 def rounds_of(design: Design, block: int) -> Iterator[int]:
     """Indices of a boot's rounds: warm-ups below zero, then the measured ones. The discarded boot has one
-    warm-up, since the first round after a boot pays for what the machine, not the engine, has forgotten."""
+    warm-up, since the first round after a boot pays for what the machine, not the engine, has forgotten, and
+    a whole round where a delay is sized by its steps: a shorter one would have other batches."""
     if block == -1:
-        yield -1
+        yield from (-1,) if design.plant is None else (-1, 0)
         return
     yield from range(-design.warmup_rounds, design.rounds)
 

@@ -26,6 +26,7 @@ from harness import messages, processes
 from harness.design import Arm
 from harness.processes import Child
 from harness.workload import Planned
+from harness.worktrees import search_path
 
 # One compute thread per process: two OpenMP threads beside another busy process collapse 10-40x (FACTS 4).
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -65,9 +66,13 @@ class Booted:
 
 
 class Session:
-    """Processes and sockets of one run. Use as a context manager."""
+    """Processes and sockets of one run. Use as a context manager.
 
-    def __init__(self) -> None:
+    `worktrees`: by the arm's name, the folder whose code it runs in place of what is installed.
+    """
+
+    def __init__(self, worktrees: Mapping[str, Path] | None = None) -> None:
+        self._worktrees = worktrees or {}
         self.load_ready: messages.LoadReady | None = None
         self._alive: list[Child] = []
         self._boots = 0
@@ -127,6 +132,7 @@ class Session:
         descriptions: dict[str, api.Description] = {}
         while len(descriptions) < len(arms):
             ready = self._host_says(api.Ready)
+            self._check_origin(ready)
             descriptions[ready.name] = ready.description
         return {arm.name: self._joined(arm, *hosts[arm.name], descriptions[arm.name]) for arm in arms}
 
@@ -156,7 +162,19 @@ class Session:
         )
         command = [arm.python or sys.executable, "-m", "engines.host", msgspec.json.encode(config).decode()]
         role = f"engine host of {arm.name}"
-        return self._start(role, command, environment(arm.env), stem), address
+        worktree = self._worktrees.get(arm.name)
+        return self._start(role, command, environment(arm.env, worktree), stem), address
+
+    def _check_origin(self, ready: api.Ready) -> None:
+        """An engine found elsewhere than in its worktree is the same code in both arms: a lie of a result."""
+        worktree = self._worktrees.get(ready.name)
+        if worktree is None or not ready.origin or Path(ready.origin).is_relative_to(worktree):
+            return
+        raise api.BadSetting(
+            f"{ready.name} was to run the code of its ref, and its interpreter found the engine in "
+            f"{ready.origin}: install each ref into an interpreter of its own, and give these with "
+            "--before python=... --after python=..."
+        )
 
     def _joined(self, arm: Arm, host: Child, address: str, description: api.Description) -> Booted:
         inbox = self._context.socket(zmq.PUSH)
@@ -260,6 +278,8 @@ class Session:
         obituary = child.obituary()
         explanation = "" if by_signal else self._explanation()
         said = explanation or child.last_words()
+        if "ModuleNotFoundError" in said:
+            raise api.BadSetting(f"the interpreter of the {child.role} lacks a package: {said}")
         raise RunFailed(f"{obituary}: {said}" if said else obituary, child.output())
 
     def _explanation(self) -> str:
@@ -322,12 +342,17 @@ def check_interpreter(arm: Arm) -> None:
         raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {why}")
 
 
-def environment(extra: Mapping[str, str]) -> dict[str, str]:
+def environment(extra: Mapping[str, str], worktree: Path | None = None) -> dict[str, str]:
     """What a process of the run starts with. From a checkout its folder is on the path, so that a foreign
-    interpreter finds `engines` too; an installed one is left to the interpreter."""
+    interpreter finds `engines` too; an installed one is left to the interpreter. A worktree comes in front of
+    everything, the current folder included, which may hold the same packages at another commit."""
     values = {**os.environ, **ENVIRONMENT}
     root = Path(engines.__file__).resolve().parent.parent
     if "site-packages" not in root.parts:
         rest = os.environ.get("PYTHONPATH")
         values["PYTHONPATH"] = f"{root}{os.pathsep}{rest}" if rest else str(root)
-    return {**values, **extra}
+    values |= extra
+    if worktree is not None:
+        path = [*search_path(worktree), *filter(None, [values.get("PYTHONPATH")])]
+        values |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+    return values

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness.design import Arm, Design
+from harness.design import Arm, Design, Gate, Ref
 from harness.variants import Variant
 from harness.workload import Workload, lengths
 from harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
@@ -31,6 +31,9 @@ SCALED: dict[str, dict[str, Any]] = {
 }
 ROUNDS = {"cuda": 2, "emulated": 12}
 OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
+GATE_LEVEL = 0.05  # one-sided
+PLACES = ("device", "host")  # of a planted delay
+PLANTED = ("plant_at", "plant_ns")  # engine options that only a planted delay sets
 SWITCH = {"on": True, "off": False}
 LENGTHS = ("input_tokens", "max_new_tokens")
 COUNTS = ("max_batch_size", "prefill_max_batch_size", "prefill_max_tokens", "stream_interval", "block_size")
@@ -85,7 +88,8 @@ def make_arm(
     `python`, `env.NAME`) made to it."""
     spec = api.pick(changes.get("engine", engine), engines, "engine")
     by_name: dict[str, str] = {toggle.name: "toggle" for toggle in spec.toggles}
-    options_by_name = {field.name: field for field in msgspec.structs.fields(api.EngineOptions)}
+    fields = msgspec.structs.fields(api.EngineOptions)
+    options_by_name = {field.name: field for field in fields if field.name not in PLANTED}
     by_name = {**dict.fromkeys(options_by_name, "option"), "python": "python", "engine": "engine", **by_name}
     new_toggles, new_options = dict(toggles), dict(options)
     env: dict[str, str] = {}
@@ -217,6 +221,14 @@ class Asked:
     workload: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # of the engine, for both arms
     design: Mapping[str, Any] = field(default_factory=dict)  # blocks, rounds, margin, ...
+    until_decided: bool = False
+    until_precision: float | None = None
+    max_blocks: int | None = None
+    plant: float | None = None
+    plant_at: str | None = None
+    against_itself: bool = False  # the before arm in both places
+    refs: tuple[Ref | None, Ref | None] | None = None  # whose code each arm runs; None: what is installed
+    max_regression: float | None = None  # of a gate
 
     @property
     def nothing(self) -> bool:
@@ -238,6 +250,10 @@ def make_design(
         raise api.BadSetting("--variant brings its engine: give --variant or --engine, not both")
     variant = None if asked.variant is None else api.pick(asked.variant, variants, "variant")
     after = parse_changes(asked.after, "--after")
+    if asked.against_itself and after:
+        raise api.BadSetting("an arm against itself has no --after; change it with --set")
+    if asked.refs is not None and variant is not None:
+        raise api.BadSetting("a variant has two settings: with --base-ref give --engine, and --set for both")
     arms = make_arms(
         engines,
         variant,
@@ -245,18 +261,74 @@ def make_design(
         asked.options,
         parse_changes(asked.both, "--set"),
         parse_changes(asked.before, "--before"),
-        after if variant is not None or after else None,
+        after if variant is not None or after or asked.refs is not None else None,
     )
+    if asked.against_itself:
+        arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
+    if asked.refs is not None:
+        arms = tuple(msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, asked.refs, strict=True))
     device = arms[0].options.device
     scale = guess_device() if device == "auto" else device
     of_variant = {} if variant is None else variant.workload
+    name = arms[0].engine if variant is None else variant.name
     design = Design(
-        name=arms[0].engine if variant is None else variant.name,
+        name=f"aa-{name}" if asked.against_itself else name,
         arms=arms,
         workload=make_workload(workload_values(SCALED[scale], of_variant, asked.workload)),
-        **{"rounds": ROUNDS[scale], **asked.design},
+        against_itself=asked.against_itself,
+        **{"rounds": ROUNDS[scale], **asked.design, **stopping(asked), **planting(asked, engines, arms)},
     )
     if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
         raise api.BadSetting("tokenize_workers means something only with --no-pretok: ids need no tokenizing")
+    if asked.max_regression is not None:
+        design = msgspec.structs.replace(design, gate=make_gate(asked.max_regression, design))
     design.check()
     return design
+
+
+def stopping(asked: Asked) -> dict[str, Any]:
+    """`blocks` and `until` of the design, where the run may stop early. Calibrating takes up to seconds."""
+    if not asked.until_decided and asked.until_precision is None:
+        if asked.max_blocks is not None:
+            raise api.BadSetting(
+                "--max-blocks means something only with --until-decided or --until-precision; "
+                "--blocks is the number of a fixed run"
+            )
+        return {}
+    flag = "--until-decided" if asked.until_decided else "--until-precision"
+    if asked.until_decided and asked.until_precision is not None:
+        raise api.BadSetting("--until-decided and --until-precision exclude each other: give one of them")
+    if "blocks" in asked.design:
+        raise api.BadSetting(f"--blocks is of a fixed run; with {flag} give --max-blocks")
+
+    from harness import stopping as rules
+
+    most = rules.DEFAULT_MOST if asked.max_blocks is None else asked.max_blocks
+    if asked.until_precision is not None:
+        return {"blocks": most, "until": rules.until_precise(asked.until_precision, most)}
+    return {"blocks": most, "until": rules.until_decided(most)}
+
+
+def planting(asked: Asked, engines: Mapping[str, api.EngineSpec], arms: Sequence[Arm]) -> dict[str, Any]:
+    """`plant` and `plant_at` of the design, where a delay is planted and every engine has the hook."""
+    if asked.plant is None:
+        if asked.plant_at is not None:
+            raise api.BadSetting("--plant-at means something only with --plant, such as --plant 3%")
+        return {}
+    place = asked.plant_at or PLACES[0]
+    api.pick(place, dict.fromkeys(PLACES), "--plant-at")
+    for arm in arms:
+        if place not in engines[arm.engine].plants:
+            raise api.BadSetting(f"engine {arm.engine} has no hook for a delay planted at the {place}")
+    return {"plant": asked.plant, "plant_at": place}
+
+
+def make_gate(max_regression: float, design: Design) -> Gate:
+    """The gate of a design, its bounds at 95% each over all looks."""
+    if design.until is None:
+        return Gate(max_regression=max_regression, levels=(GATE_LEVEL,))
+
+    from harness import stopping as rules
+
+    two_sided = rules.levels(design.until.looks, 2 * GATE_LEVEL)
+    return Gate(max_regression=max_regression, levels=tuple(each / 2 for each in two_sided))

@@ -1,5 +1,8 @@
 """Paired blocks to an effect, its interval and a verdict. Pure functions; nothing here reads a file.
 
+The method as a whole, with the error rates that simulations of it gave: stats.md beside this file. When a
+run may stop early is in stopping.py.
+
 **Model.** A block is one boot of each arm on the same seeded workload, run next to each other, and is the
 only unit of replication: requests of a boot, and rounds within it, share the boot's luck (pooling them gives
 24-71% false alarms, FACTS 3). For a metric that is always positive, block i gives
@@ -28,12 +31,13 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from scipy import optimize
 from scipy import stats as distributions
 
-ALPHA = 0.05  # of every test and, as 1 - ALPHA, of every interval
+from harness.design import ALPHA, MAX_SECONDARIES
+
 EXACT_BLOCKS = 12  # sign flips are enumerated up to here (4,096 of them), drawn beyond
 CHECK_BLOCKS = 8  # below this a sign-flip test is too coarse to disagree with anything
-MAX_SECONDARIES = 5
 
 Differences = npt.NDArray[np.float64]
 Scale = Literal["ratio", "difference"]
@@ -92,9 +96,24 @@ def effect(
     sd = low = high = p = None
     if n > 1:
         sd = float(differences.std(ddof=1))
-        half = float(distributions.t.ppf(1 - alpha / 2, n - 1)) * sd / n**0.5
+        half = half_width(sd, n, alpha)
         low, high = mean - half, mean + half
         p = t_test(mean, sd, n)
+    return _effect(before, after, scale, n, mean, low, high, sd, p)
+
+
+def _effect(
+    before: Sequence[float],
+    after: Sequence[float],
+    scale: Scale,
+    n: int,
+    mean: float,
+    low: float | None,
+    high: float | None,
+    sd: float | None,
+    p: float | None,
+) -> Effect:
+    """The effect of `mean`, `low` and `high` on the scale of the d_i, transformed back for a ratio."""
     if scale == "difference":
         first, second = float(np.mean(before)), float(np.mean(after))
         return Effect(scale, n, first, second, None, mean, low, high, sd, p)
@@ -111,6 +130,52 @@ def effect(
         sd,
         p,
     )
+
+
+def half_width(sd: float, n: int, alpha: float = ALPHA) -> float:
+    """Half of the t interval: t(1 - alpha/2; n-1) · sd / sqrt(n), on the scale of the d_i. It is also the
+    smallest |mean| that n blocks of this SD would call a change."""
+    return float(distributions.t.ppf(1 - alpha / 2, n - 1)) * sd / n**0.5
+
+
+def as_change(value: float, scale: Scale) -> float:
+    """A width or mean on the scale of the d_i as it is shown: a fraction, or in the metric's unit."""
+    return float(np.expm1(value)) if scale == "ratio" else value
+
+
+def unpaired(
+    before: Sequence[float], after: Sequence[float], scale: Scale = "ratio", alpha: float = ALPHA
+) -> Effect:
+    """Change and interval of two runs that were *not* interleaved: Welch's t, one value per block.
+
+    Model: the two runs are independent samples with a mean and a variance each. What the machine did between
+    the two times is in the change, and no number of blocks takes it out: such a comparison gave 4-10% false
+    alarms at a nominal 5% without drift, more with it (FACTS 3). So it is described, and carries no verdict.
+    `blocks` is the smaller number of the two; `sd` is None, there being no pairs. Under two blocks on a side
+    there is no interval. Source: Welch, "The generalization of 'Student's' problem", Biometrika 1947.
+    """
+    first, second = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    if scale == "ratio":
+        if (first <= 0).any() or (second <= 0).any():
+            raise ValueError("a ratio needs positive values; use differences")
+        first, second = np.log(first), np.log(second)
+    n = min(len(first), len(second))
+    mean = float(second.mean() - first.mean())
+    low = high = p = None
+    if n > 1:
+        parts = [float(each.var(ddof=1)) / len(each) for each in (first, second)]
+        error = sum(parts) ** 0.5
+        if error > 0:
+            weights = sum(
+                part**2 / (len(each) - 1) for part, each in zip(parts, (first, second), strict=True)
+            )
+            freedom = sum(parts) ** 2 / weights
+            half = float(distributions.t.ppf(1 - alpha / 2, freedom)) * error
+            p = float(2 * distributions.t.sf(abs(mean) / error, freedom))
+        else:
+            half, p = 0.0, 1.0 if mean == 0 else 0.0
+        low, high = mean - half, mean + half
+    return _effect(before, after, scale, n, mean, low, high, None, p)
 
 
 def t_test(mean: float, sd: float, n: int) -> float:
@@ -283,7 +348,7 @@ def drift(before: Sequence[float], after: Sequence[float]) -> Drift | None:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Planning. A group-sequential plan (looks, boundary) would be a sibling of `verdict`, fed the same Effect.
+# Planning
 
 
 def blocks_needed(
@@ -319,17 +384,37 @@ def fixed_plan(sd: float, margin: float, power: float = 0.8, alpha: float = ALPH
         return 2
     target = margin / sd
     low, high = 1, 2  # the power at `low` is too small; double `high` until its power is enough, then bisect
-    while _power(target, high, alpha) < power:
+    while detection_power(target, high, alpha) < power:
         low, high = high, high * 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _power(target, middle, alpha) >= power else (middle, high)
+        low, high = (low, middle) if detection_power(target, middle, alpha) >= power else (middle, high)
     return high
 
 
-def _power(target: float, n: int, alpha: float) -> float:
-    """Chance that |T| passes its critical value, T noncentral with shift target · sqrt(n): the normal chance
-    averaged over 200 equally likely values of the estimated SD (scipy's nct gives nan for small n)."""
+def smallest_detectable(sd: float, n: int, power: float = 0.8, alpha: float = ALPHA) -> float:
+    """The smallest true change that n blocks of this SD detect with `power`, on the scale of the d_i: the
+    inverse of `fixed_plan`. A smaller true change is not excluded by an undecided run; it is only likelier
+    than not to go unseen. The SD is taken as known, so with few blocks this is an estimate as rough as the
+    SD. Raises ValueError with fewer than two blocks."""
+    if n < 2:
+        raise ValueError("one block has no SD")
+    if sd == 0:
+        return 0.0
+    most = 1.0
+    while detection_power(most, n, alpha) < power:
+        most *= 2
+    return sd * float(
+        optimize.brentq(lambda target: detection_power(target, n, alpha) - power, 0, most, xtol=1e-6)
+    )
+
+
+def detection_power(target: float, n: int, alpha: float = ALPHA) -> float:
+    """Chance that the two-sided t test of n blocks detects a true mean of `target` standard deviations.
+
+    T is noncentral with shift target · sqrt(n): the normal chance averaged over 200 equally likely values of
+    the estimated SD (scipy's nct gives nan for small n).
+    """
     critical = float(distributions.t.ppf(1 - alpha / 2, n - 1))
     quantiles = (np.arange(200) + 0.5) / 200
     bar = critical * np.sqrt(distributions.chi2.ppf(quantiles, n - 1) / (n - 1))

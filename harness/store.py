@@ -26,6 +26,18 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 TABLES = ("requests", "steps", "rounds", "work")  # what a block may hold; a table without rows has no file
 NEEDED = ("requests", "rounds")
+COLUMNS = {  # without which a table can't be what the runner wrote
+    "requests": (
+        "request", "scheduled_ns", "sent_ns", "submitted_ns", "accepted_ns", "tokenized_ns", "admitted_ns",
+        "chunk_ns", "chunk_tokens", "token_ns", "finished_ns", "reason", "prompt_tokens",
+        "completion_tokens", "digest", "error",
+    ),
+    "steps": (
+        "step", "kind", "batch", "dropped", "preempted", "device_start_ns", "device_end_ns", "device_ns",
+    ),
+    "rounds": ("started_ns", "ended_ns"),
+    "work": ("kind", "step", "start_ns", "end_ns"),
+}  # fmt: skip
 PARTIAL = ".partial"
 
 
@@ -50,6 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     files: dict[str, str] = {}  # of the workload: a digest of each, by its path
     descriptions: dict[str, api.Description] = {}
+    plant_ns: int | None = None  # the planted delay, sized in the discarded block
 
 
 def create(results: Path, name: str, now: datetime) -> Path:
@@ -73,12 +86,18 @@ def discard_if_empty(folder: Path) -> bool:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write or replace manifest.json, whole or not at all."""
-    _write(folder / "manifest.json", msgspec.json.format(msgspec.json.encode(manifest)))
+    write_json(folder / "manifest.json", manifest)
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write or replace summary.json: the object that `--format json` prints."""
-    _write(folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary)))
+    write_json(folder / "summary.json", summary)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write or replace a JSON file and its folder, whole or not at all. Raises StoreError."""
+    _make_folder(path)
+    _write(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -95,9 +114,27 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path} has schema version {schema}, newer than {SCHEMA_VERSION}, the newest this program "
                 "knows; update it"
             )
-        return msgspec.json.decode(text, type=Manifest)
+        manifest = msgspec.json.decode(text, type=Manifest)
     except msgspec.DecodeError as error:  # ValidationError is one
         raise StoreError(f"{path} is damaged or was edited: {error}") from error
+    if len(manifest.after_first) != manifest.design.blocks or not manifest.design.arms:
+        raise StoreError(f"{path} was edited: its parts do not fit each other")
+    return manifest
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write or replace a text file and its folder, whole or not at all. Raises StoreError."""
+    _make_folder(path)
+    _write(path, text.encode())
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add to a text file. Raises StoreError."""
+    try:
+        with path.open("a") as file:
+            file.write(text)
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {_why(error)}") from error
 
 
 class _Versioned(msgspec.Struct):
@@ -112,30 +149,30 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
         ("machine", stored.machine, now.machine),
     )
     for what, old, new in pairs:
-        found = _difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
+        found = difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
         if found:
             raise StoreError(f"can't resume {stored.run} on another {what}: {found}; start a fresh run")
     for what, before, after in (
         ("versions", stored.versions, now.versions),
         ("files", stored.files, now.files),
     ):
-        found = _difference(before, after)
+        found = difference(before, after)
         if found:
             raise StoreError(f"can't resume {stored.run} on other {what}: {found}; start a fresh run")
 
 
-def _difference(old: Any, new: Any, path: str = "") -> str:
+def difference(old: Any, new: Any, path: str = "") -> str:
     """Where two plain values first differ: "arms.0.toggles.h2d was 'pinned', is 'packed'"; else ""."""
     if old == new:
         return ""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(each for each in new if each not in old)]:
-            found = _difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+            found = difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
             if found:
                 return found
     if isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
         for index, (left, right) in enumerate(zip(old, new, strict=True)):
-            found = _difference(left, right, f"{path}.{index}")
+            found = difference(left, right, f"{path}.{index}")
             if found:
                 return found
     return f"{path} was {old!r}, is {new!r}"
@@ -178,7 +215,7 @@ def read_block(folder: Path, block: int) -> dict[str, pd.DataFrame]:
 
     tables: dict[str, pd.DataFrame] = {}
     for name in TABLES:
-        path = _block_folder(folder, block) / f"{name}.parquet"
+        path = table_path(folder, block, name)
         if not path.exists() and name not in NEEDED:
             tables[name] = pd.DataFrame()
             continue
@@ -186,21 +223,42 @@ def read_block(folder: Path, block: int) -> dict[str, pd.DataFrame]:
             table = parquet.ParquetFile(path).read().to_pandas()
         except (OSError, pa.ArrowException) as error:
             raise StoreError(f"{path} is damaged or was edited: {_why(error)}") from error
-        missing = {"arm", "round"} - set(table.columns)
+        missing = next((each for each in ("arm", "round", *COLUMNS[name]) if each not in table), None)
         if missing:
-            raise StoreError(f"{path} was edited: it has no column '{min(missing)}'")
+            raise StoreError(f"{path} was edited: it has no column '{missing}'")
+        stamps = (each for each in COLUMNS[name] if each.endswith("_ns"))
+        strange = next((each for each in stamps if not _integers(table[each])), None)
+        if strange:
+            raise StoreError(f"{path} was edited: its column '{strange}' holds something else than integers")
         tables[name] = table
     return tables
+
+
+def _integers(column: pd.Series) -> bool:
+    """Whether it holds integers, one a row or an array a row."""
+    return bool(column.dtype.kind == "i") or all(getattr(each, "dtype", None) == "int64" for each in column)
+
+
+def table_path(folder: Path, block: int, table: str) -> Path:
+    """The file of a block's table."""
+    return _block_folder(folder, block) / f"{table}.parquet"
 
 
 def _block_folder(folder: Path, block: int) -> Path:
     return folder / "blocks" / f"{block:03d}"
 
 
+def _make_folder(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {_why(error)}") from error
+
+
 def _write(path: Path, text: bytes) -> None:
     partial = path.with_name(path.name + PARTIAL)
     try:
-        partial.write_bytes(text + b"\n")
+        partial.write_bytes(text)
         os.replace(partial, path)
     except OSError as error:
         raise StoreError(f"can't write {path}: {_why(error)}") from error

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness import plants, stats
 from harness.cautions import percent
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ CSV_COLUMNS = (
 )  # fmt: skip
 CONVENTIONS = (
     "change = after/before − 1: for times, negative is faster. Before and after are means over blocks "
-    "(geometric where the change is in percent); interval: 95%, t over blocks. Only the primary and the "
-    "declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the number "
-    "of metrics."
+    "(geometric where the change is in percent); interval: {confidence}%, t over blocks. Only the primary "
+    "and the declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the "
+    "number of metrics."
 )
+FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller change says nothing."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,47 @@ def _decision(row: Mapping[str, Any], margin: float) -> str:
     return str(row["verdict"] or "no verdict")
 
 
+def remarks(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """What a planted delay, or an arm against itself, came to."""
+    if comparison["after"] is None:
+        return
+    found = planted(comparison)
+    if found is not None:
+        yield found
+    row = comparison["metrics"].get(comparison["primary"])
+    if comparison["after"] == comparison["before"] and row is not None and row["sd"] is not None:
+        blocks, alpha = comparison["blocks"], 1 - comparison["confidence"]
+        smallest = stats.as_change(stats.smallest_detectable(row["sd"], blocks, alpha=alpha), "ratio")
+        yield (
+            f"Noise floor of {comparison['primary']} over {blocks} blocks: {floor(row)}; a true change of "
+            f"{smallest:.2%} would be detected in 4 of 5 such runs."
+        )
+
+
+def planted(comparison: Mapping[str, Any]) -> str | None:
+    """What became of a planted delay; None where none was."""
+    size = plants.achieved(comparison)
+    if size is None:
+        return None
+    name = comparison["primary"]
+    row, place = comparison["metrics"][name], comparison["after"]["options"]["plant_at"]
+    expected = plants.expected(size, row["better"])
+    found = f"{name} changed by {percent(row['change'])}"
+    if row["ci_low"] is None:
+        return f"Planted at the {place}: {percent(size)} of a step; {found}; one block can't show it."
+    verdict = "seen" if plants.seen(comparison) else "not seen"
+    inside = "holds" if row["ci_low"] <= expected <= row["ci_high"] else "does not hold"
+    return (
+        f"Planted at the {place}: {percent(size)} of a step; {found} {interval(row)}, {row['verdict']}, and "
+        f"the interval {inside} {percent(expected)}: {verdict}."
+    )
+
+
+def stopped(result: Mapping[str, Any]) -> str:
+    """Why the run ended where it did."""
+    return f"Stopped: {result['stopped_because']}."
+
+
 def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
     """The tables of a comparison, in the order in which they are read."""
     yield metric_table(comparison)
@@ -116,6 +159,7 @@ def metric_table(comparison: Mapping[str, Any]) -> Table:
     if comparison["after"] is None:
         values = ((name, with_unit(metrics[name]["before"], metrics[name]["unit"])) for name in names)
         return Table("One arm", ("metric", "before"), tuple(values), "means over blocks")
+    known = any(metrics[name]["floor"] is not None for name in names)
     rows = tuple(
         (
             name,
@@ -123,13 +167,19 @@ def metric_table(comparison: Mapping[str, Any]) -> Table:
             number(metrics[name]["after"]),
             difference(metrics[name]),
             interval(metrics[name]),
+            *([floor(metrics[name])] if known else []),
             verdict(metrics[name], name == comparison["primary"]),
         )
         for name in names
     )
-    return Table(
-        "Before and after", ("metric", "before", "after", "change", "interval", "verdict"), rows, CONVENTIONS
-    )
+    columns = ("metric", "before", "after", "change", "interval", *(["floor"] if known else []), "verdict")
+    note = CONVENTIONS.format(confidence=confidence(comparison)) + (FLOOR if known else "")
+    return Table("Before and after", columns, rows, note)
+
+
+def confidence(comparison: Mapping[str, Any]) -> str:
+    """Of the intervals, in percent: "95"."""
+    return f"{100 * comparison['confidence']:.4g}"
 
 
 def chosen(comparison: Mapping[str, Any]) -> list[str]:
@@ -193,6 +243,13 @@ def interval(row: Mapping[str, Any]) -> str:
     return f"[{row['ci_low']:+.3g}, {row['ci_high']:+.3g}]".replace("-", "−")
 
 
+def floor(row: Mapping[str, Any]) -> str:
+    """What equal arms show, "±1.2%"."""
+    if row["floor"] is None:
+        return ""
+    return f"±{percent(row['floor'])[1:]}" if row["change"] is not None else f"±{row['floor']:.3g}"
+
+
 def verdict(row: Mapping[str, Any], primary: bool) -> str:
     """The verdict, or what the row is in its place."""
     if row["verdict"] is not None:
@@ -203,6 +260,78 @@ def verdict(row: Mapping[str, Any], primary: bool) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------
+# Gates
+
+
+def gate_conclusion(result: Mapping[str, Any], said: str) -> str:
+    """One sentence: what the gate says, of how much, and why."""
+    found, comparison = result["gate"], result["comparisons"][0]
+    by_verdict = {
+        each: [name for name, row in found["metrics"].items() if row["verdict"] == each]
+        for each in ("fail", "undecided", "pass")
+    }
+    limit = f"{100 * found['max_regression']:.3g}%"
+    where = f"over {comparison['blocks']} blocks on the {result['device']} device"
+    reasons = {
+        "fail": f"{', '.join(by_verdict['fail'])} regressed by more than {limit} {where}",
+        "undecided": f"{', '.join(by_verdict['undecided'])} may have regressed by more than {limit}, or not, "
+        f"{where}; more blocks or a quieter machine would tell",
+        "pass": f"no metric regressed by more than {limit} {where}",
+    }
+    outputs = comparison["outputs"]
+    reason = reasons[found["verdict"]]
+    if outputs["identical"] < outputs["compared"]:
+        differ = outputs["compared"] - outputs["identical"]
+        reason = f"OUTPUTS DIFFER in {differ} of {outputs['compared']} requests; {reason}"
+    return f"Gate: {said.upper()}. {comparison['variant']}: {reason}."
+
+
+def gate_table(result: Mapping[str, Any]) -> Table:
+    """What was gated: the change, the bounds of the regression, and what could be ruled out."""
+    found = result["gate"]
+    rows = tuple(
+        (
+            name,
+            number(row["before"]),
+            number(row["after"]),
+            percent(row["change"]),
+            percent(row["best"]) or "–",
+            percent(row["worst"]) or "–",
+            "–" if row["excludable"] is None else f"{100 * row['excludable']:.2g}%",
+            row["verdict"] + (f" ({row['remark']})" if row["remark"] else ""),
+        )
+        for name, row in found["metrics"].items()
+    )
+    sides = 100 * found["confidence"]
+    return Table(
+        "Gate",
+        ("metric", "base", "head", "change", "at best", "at worst", "can rule out", "gate"),
+        rows,
+        f"At best and at worst: bounds of the regression, {sides:.4g}% each; positive is worse. Pass: at "
+        f"worst within {100 * found['max_regression']:.3g}%; fail: at best beyond it, corrected by Holm. Can "
+        "rule out: the smallest regression that this machine and so many blocks exclude in 4 of 5 runs "
+        "without a change.",
+        numbers=("base", "head", "change", "at best", "at worst", "can rule out"),
+    )
+
+
+def gate_markdown(result: Mapping[str, Any], said: str) -> str:
+    """The summary of a gate, with the whole comparison folded away below."""
+    lines = [f"**{gate_conclusion(result, said)}**", "", *_markdown_table(gate_table(result))]
+    lines += ["<details><summary>The whole comparison</summary>", "", to_markdown(result), "</details>", ""]
+    return "\n".join(lines)
+
+
+def gate_terminal(result: Mapping[str, Any], said: str, width: int) -> Iterator[RenderableType]:
+    """The same for a rich console, then the comparison."""
+    from rich.text import Text
+
+    yield Text(gate_conclusion(result, said), style="bold")
+    yield from _terminal_table(gate_table(result), width)
+    yield from to_terminal(result, width)
+
+
+# ---------------------------------------------------------------------------------------------------------
 # Where it is said
 
 
@@ -210,15 +339,19 @@ def to_markdown(result: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for comparison in result["comparisons"]:
         lines += [f"**{conclusion(result, comparison)}**", "", changed_settings(comparison), ""]
+        lines += [line + "\n" for line in (stopped(result), *remarks(comparison))]
         for table in parts(comparison):
-            lines += [f"### {table.title}", "", _markdown_row(table.columns)]
-            rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
-            lines += [_markdown_row(tuple(rulers))]
-            lines += [_markdown_row(row) for row in table.rows]
-            lines += ["", *([table.note, ""] if table.note else [])]
+            lines += _markdown_table(table)
         if comparison["warnings"]:
             lines += ["### Warnings", "", *(f"- {line}" for line in comparison["warnings"]), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown_table(table: Table) -> list[str]:
+    rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
+    rows = [table.columns, tuple(rulers), *table.rows]
+    note = [table.note, ""] if table.note else []
+    return [f"### {table.title}", "", *map(_markdown_row, rows), "", *note]
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
@@ -239,47 +372,62 @@ def to_csv(result: Mapping[str, Any]) -> str:
 
 def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """Renderables for a rich console of that width."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
     from rich.text import Text
 
     for comparison in result["comparisons"]:
         yield Text(conclusion(result, comparison), style="bold")
         yield Text(changed_settings(comparison))
+        yield from (Text(line) for line in (stopped(result), *remarks(comparison)))
         for table in parts(comparison):
-            shown = narrowed(table) if width < NARROW else table
-            rich_table = RichTable(
-                title=shown.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, title_style="bold"
-            )
-            for name in shown.columns:
-                right = name in shown.numbers
-                rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
-            for row in shown.rows:
-                rich_table.add_row(*(Text(cell) for cell in row))
-            yield rich_table
-            if shown.note:
-                yield Text(shown.note + "\n", style="dim")
+            yield from _terminal_table(table, width)
         if comparison["warnings"]:
             yield Text("Warnings", style="bold")
             yield from (Text(f"• {line}") for line in comparison["warnings"])
+
+
+def _terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = narrowed(table) if width < NARROW else table
+    rich_table = RichTable(
+        title=shown.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, title_style="bold"
+    )
+    for name in shown.columns:
+        right = name in shown.numbers
+        rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in shown.rows:
+        rich_table.add_row(*(Text(cell) for cell in row))
+    yield rich_table
+    if shown.note:
+        yield Text(shown.note + "\n", style="dim")
 
 
 def narrowed(table: Table) -> Table:
     """The metric table with change, interval and verdict below each other in one column."""
     if table.columns[-1] != "verdict":
         return table
-    rows = tuple((*row[:3], "\n".join(cell for cell in row[3:] if cell)) for row in table.rows)
+    named = {"floor": "floor "}  # under each other, a bare ±1.2% would be taken for the interval's
+    joined = [named.get(column, "") for column in table.columns[3:]]
+    rows = tuple(
+        (
+            *row[:3],
+            "\n".join(name + cell for name, cell in zip(joined, row[3:], strict=True) if cell),
+        )
+        for row in table.rows
+    )
     return Table(table.title, (*table.columns[:3], "change"), rows, table.note, table.numbers)
 
 
 def changed_settings(comparison: Mapping[str, Any]) -> str:
-    """What differs between the arms, "before h2d=pageable, after h2d=pinned"; all toggles of one alone."""
+    """What differs between the arms, "before h2d=pageable, after h2d=pinned"; all toggles of one alone, or of
+    two that are equal."""
     before, after = _flat(comparison["before"]), comparison["after"]
-    if after is None:
-        chosen_toggles = comparison["before"]["toggles"]
-        return "before: " + (
-            ", ".join(f"{name}={each}" for name, each in chosen_toggles.items()) or "no toggles"
-        )
+    if after is None or after == comparison["before"]:
+        toggles = comparison["before"]["toggles"]
+        which = "before" if after is None else "both"
+        return f"{which}: " + (", ".join(f"{name}={each}" for name, each in toggles.items()) or "no toggles")
     flat_after = _flat(after)
     names = [
         name for name in dict.fromkeys([*before, *flat_after]) if before.get(name) != flat_after.get(name)
@@ -291,4 +439,7 @@ def changed_settings(comparison: Mapping[str, Any]) -> str:
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     env = {f"env.{name}": value for name, value in settings["env"].items()}
     python = {"python": settings["python"]} if settings["python"] else {}
-    return {"engine": settings["engine"], **settings["toggles"], **settings["options"], **python, **env}
+    ref = settings["ref"]
+    code = {"ref": f"{ref['name']} ({ref['commit'][:10]})"} if ref else {}
+    plain = {"engine": settings["engine"], **settings["toggles"], **settings["options"]}
+    return {**plain, **python, **env, **code}

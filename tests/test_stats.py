@@ -255,6 +255,44 @@ def test_blocks_needed_is_a_range_about_the_plan(sd: float, blocks: int) -> None
     assert 2 <= low <= stats.fixed_plan(sd, 0.01) <= high
 
 
+@untimed
+@given(st.floats(0.002, 0.05), st.integers(2, 30))
+def test_the_smallest_detectable_effect_is_detected_in_four_of_five_runs(sd: float, blocks: int) -> None:
+    smallest = stats.smallest_detectable(sd, blocks)
+    assert stats.detection_power(smallest / sd, blocks) == pytest.approx(0.8, abs=1e-3)
+    assert smallest > stats.half_width(sd, blocks) * 0.9  # what is detected must at least leave the interval
+
+
+def test_the_smallest_detectable_effect_inverts_the_fixed_plan() -> None:
+    assert stats.smallest_detectable(0.01, 10) < 0.01 < stats.smallest_detectable(0.01, 9)
+    assert stats.smallest_detectable(0.0, 5) == 0.0
+    with pytest.raises(ValueError, match="one block"):
+        stats.smallest_detectable(0.01, 1)
+
+
+def test_unpaired_agrees_with_welch_of_scipy() -> None:
+    random = np.random.default_rng(2)
+    before, after = np.exp(random.normal(0, 0.01, 6)), np.exp(random.normal(0.02, 0.03, 9))
+    found = stats.unpaired(before, after)
+    expected = scipy_stats.ttest_ind(np.log(after), np.log(before), equal_var=False)
+    interval = expected.confidence_interval(0.95)
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
+    assert (math.log1p(found.low or 0), math.log1p(found.high or 0)) == pytest.approx(tuple(interval))
+    assert found.change == pytest.approx(found.after / found.before - 1)
+    assert (found.sd, found.blocks) == (None, 6)
+
+
+def test_unpaired_at_the_ends() -> None:
+    one = stats.unpaired([2.0], [1.0, 1.1])
+    assert one.change is not None
+    assert (one.low, one.high, one.p) == (None, None, None)
+    still = stats.unpaired([1.0, 1.0], [2.0, 2.0])
+    assert (still.low, still.p) == (pytest.approx(1.0), 0.0)
+    assert stats.unpaired([0.0, 1.0], [1.0, 3.0], "difference").delta == 1.5
+    with pytest.raises(ValueError, match="ratio"):
+        stats.unpaired([0.0, 1.0], [1.0, 3.0])
+
+
 def test_false_alarms_are_about_five_percent() -> None:
     """2,000 A/A runs of 6 blocks, boots 1% apart: |z| < 3 about the nominal level."""
     random = np.random.default_rng(11)

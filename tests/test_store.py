@@ -44,10 +44,14 @@ MANIFEST = Manifest(
 
 def tables(rows: int = 3) -> dict[str, pd.DataFrame]:
     lists = [np.arange(each, dtype=np.int64) for each in range(rows)]
+    requests = {name: np.arange(rows) for name in store.COLUMNS["requests"]}
+    requests |= dict.fromkeys(("chunk_ns", "token_ns"), lists)
     return {
-        "requests": pd.DataFrame({"arm": "before", "round": 0, "request": range(rows), "chunk_ns": lists}),
+        "requests": pd.DataFrame({"arm": "before", "round": 0, **requests}),
         "steps": pd.DataFrame({"arm": [], "round": []}),
-        "rounds": pd.DataFrame({"arm": ["before"], "round": [0], "counter.x": [1.5]}),
+        "rounds": pd.DataFrame(
+            {"arm": ["before"], "round": [0], "started_ns": [0], "ended_ns": [1], "counter.x": [1.5]}
+        ),
     }
 
 
@@ -167,6 +171,28 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError, match="Permission denied"):
         store.create(tmp_path / "results", "x", NOW)
+
+
+@pytest.mark.parametrize("name", ["chunk_ns", "digest"])
+def test_a_column_that_was_taken_out_is_named(folder: Path, name: str) -> None:
+    whole = tables()
+    store.write_block(folder, 0, {**whole, "requests": whole["requests"].drop(columns=name)})
+    with pytest.raises(StoreError, match=rf"requests\.parquet was edited: it has no column '{name}'"):
+        store.read_block(folder, 0)
+
+
+@pytest.mark.parametrize("name", ["sent_ns", "chunk_ns"])
+def test_a_column_that_holds_something_else_is_named(folder: Path, name: str) -> None:
+    whole = tables()
+    store.write_block(folder, 0, {**whole, "requests": whole["requests"].assign(**{name: "soon"})})
+    with pytest.raises(StoreError, match=f"column '{name}' holds something else than integers"):
+        store.read_block(folder, 0)
+
+
+def test_a_manifest_whose_parts_do_not_fit_is_named(folder: Path) -> None:
+    store.write_manifest(folder, changed(after_first=[True]))
+    with pytest.raises(StoreError, match=r"manifest\.json was edited: its parts do not fit"):
+        store.read_manifest(folder)
 
 
 # -- resume -----------------------------------------------------------------------------------------------

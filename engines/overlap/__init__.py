@@ -35,4 +35,5 @@ SPEC = EngineSpec(
         gc.TOGGLE,
     ),
     build="engines.overlap.engine:build",
+    plants=("device", "host"),
 )

@@ -19,6 +19,7 @@ from engines.overlap.kv_cache import BlockPool
 from engines.overlap.layout import ITEM_BYTES, lay_out
 from engines.overlap.loop import LOOPS, Run
 from engines.overlap.output import OutputProcessor
+from engines.overlap.plant import Plant
 from engines.overlap.presets import load_tokenizer, tokenizer_file
 from engines.overlap.recorder import NoRecorder, Recorder
 from engines.overlap.request import Active
@@ -76,6 +77,8 @@ class OverlapEngine(api.Engine):
             self.wake_fd = self._tokenizing.wake_fd
         graph.PREPARE[toggles["graph"]](device, shapes)
 
+        plant = Plant(options.plant_at, options.plant_ns, device, device.stream("forward"), self.counters)
+        plant.prepare()
         recorder = Recorder() if options.recorder else NoRecorder()
         device_to_host = d2h.choose(toggles["d2h"], device, device.buffer("sampled_ids"))
         host_to_device = h2d.choose(
@@ -86,7 +89,7 @@ class OverlapEngine(api.Engine):
             self.counters,
             self._check_launching,
         )
-        forward = Forward(device, host_to_device, device_to_host, recorder, options.chaos)
+        forward = Forward(device, host_to_device, device_to_host, recorder, options.chaos, plant)
         self._run = Run(
             scheduler=Scheduler(
                 BlockPool(num_blocks, options.block_size),
@@ -112,6 +115,7 @@ class OverlapEngine(api.Engine):
             recorder=recorder,
             counters=self.counters,
             eos=frozenset(facts["eos"]),
+            plant=plant,
         )
         return self._describe(device, facts)
 
@@ -253,7 +257,7 @@ class OverlapEngine(api.Engine):
     def collect(self) -> api.RoundRecord:
         assert self._run is not None
         assert self._device is not None
-        work = self._device.work()
+        work = self._run.plant.own_up(self._device.work())
         memory = self._device.memory()
         return api.RoundRecord(
             steps=self._run.recorder.table(),

@@ -6,6 +6,7 @@ import random
 import time
 
 from engines.devices.base import Device, Event
+from engines.overlap.plant import Plant
 from engines.overlap.recorder import H2D, LAUNCH, Recorder
 from engines.overlap.step import Step
 from engines.overlap.toggles.d2h import DeviceToHost
@@ -18,12 +19,19 @@ class Forward:
     """Metadata, program and future map go on stream `forward`, the sampled ids on stream `copy`."""
 
     def __init__(
-        self, device: Device, h2d: HostToDevice, d2h: DeviceToHost, recorder: Recorder, chaos: int | None
+        self,
+        device: Device,
+        h2d: HostToDevice,
+        d2h: DeviceToHost,
+        recorder: Recorder,
+        chaos: int | None,
+        plant: Plant,
     ) -> None:
         self.device = device
         self.h2d = h2d
         self.d2h = d2h
         self.recorder = recorder
+        self.plant = plant
         self.stream = device.stream("forward")
         self._chaos = random.Random(chaos) if chaos is not None else None
         self._last_copy_done: Event | None = None
@@ -40,6 +48,7 @@ class Forward:
 
         began = record.begin(LAUNCH)
         self.fence()
+        self.plant.delay_device(step.number)
         program, *arguments = step.batch.program
         device.launch(program, *arguments, stream=self.stream, step=step.number)
         record.end(LAUNCH, step.number, began)

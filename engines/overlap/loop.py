@@ -32,6 +32,7 @@ from engines.overlap.recorder import (
 from engines.overlap.step import Step
 
 if TYPE_CHECKING:
+    from engines.overlap.plant import Plant
     from engines.overlap.request import Active
     from engines.overlap.scheduler import Scheduler
     from engines.overlap.toggles.d2h import DeviceToHost
@@ -59,6 +60,7 @@ class Run:
     recorder: Recorder
     counters: dict[str, int]
     eos: frozenset[int]
+    plant: Plant
     next_step: int = 0
 
     def receive(self, pump: Pump, wait: bool) -> bool:
@@ -86,6 +88,7 @@ class Run:
         began = self.recorder.begin(METADATA)
         step = Step(number, batch, self.h2d.stage(batch))
         self.recorder.end(METADATA, number, began)
+        self.plant.delay_host()
         return step
 
     def launch_done(self, step: Step) -> None:

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from engines.api import BadSetting
 from engines.overlap.layout import Array, lay_out, nbytes
+from engines.overlap.plant import PROGRAM, delay_program
 from engines.overlap.presets import load_model
 from engines.overlap.sampler import sample_greedy
 
@@ -165,7 +166,7 @@ class OverlapModule:
         self._places = torch.arange(deepest * block_size, device=device)
         self._nothing = torch.zeros((), dtype=torch_dtype, device=device)
         self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
-        self.programs = {"prefill": self.prefill, "decode": self.decode}
+        self.programs = {"prefill": self.prefill, "decode": self.decode, PROGRAM: delay_program(device)}
 
     def _zeros_per_layer(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.layers)]

@@ -1,0 +1,95 @@
+"""A known delay in each step, to see whether a measurement finds what was put there (`--plant`).
+
+On the `device`, a program that computes for so long runs on stream `forward` in front of the step's own. On
+the `host`, the scheduler's thread computes for so long in each step, and holds the interpreter meanwhile, as
+Python work does. Both arms have the hook, the before arm with a delay of nothing, so that the delay is all
+that differs. What the delays really took is counted: `planted_device_ns`, `planted_host_ns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+
+from engines.devices.base import Device, Stream
+
+PROGRAM = "delay"
+TAG = 1 << 40  # added to the step of a delay's device work, which tells it from the step's own
+CALIBRATION_CYCLES = 10_000_000  # some ms
+
+
+@dataclass(slots=True)
+class Plant:
+    """The hook of one engine; `at` is "device", "host", or None where nothing is planted."""
+
+    at: str | None
+    ns: int
+    device: Device
+    stream: Stream
+    counters: MutableMapping[str, int]
+
+    def prepare(self) -> None:
+        """At boot: from now on one command."""
+        if self.at == "device":
+            self.device.capture(PROGRAM, self.ns)
+
+    def delay_device(self, step: int) -> None:
+        """On the thread that launches, in front of the step's program."""
+        if self.at == "device":
+            self.device.launch(PROGRAM, self.ns, stream=self.stream, step=TAG + step)
+
+    def delay_host(self) -> None:
+        """On the scheduler's thread."""
+        if self.at == "host":
+            self.counters["planted_host_ns"] += compute_for(self.ns)
+
+    def own_up(self, work: np.ndarray) -> np.ndarray:
+        """Device work of a round (Device.work), each delay as work of its step; what they took is counted."""
+        if self.at == "device":
+            delays = work[:, 1] >= TAG
+            work[delays, 1] -= TAG
+            self.counters["planted_device_ns"] = int((work[delays, 3] - work[delays, 2]).sum())
+        return work
+
+
+def compute_for(ns: int) -> int:
+    """Compute for `ns` nanoseconds; how long it took."""
+    began = perf_counter_ns()
+    while (took := perf_counter_ns() - began) < ns:
+        pass
+    return took
+
+
+def delay_program(device: torch.device) -> Callable[[int], None]:
+    """The program of a module on `device`: computes for so many nanoseconds, and for nothing."""
+    return SpinKernel() if device.type == "cuda" else compute_for_nothing
+
+
+def compute_for_nothing(ns: int) -> None:
+    compute_for(ns)
+
+
+class SpinKernel:
+    """On CUDA, a kernel that counts clock cycles. How many there are in a nanosecond is measured at its first
+    call, which is a warm-up and not captured; where the clock changes later, the counter shows it."""
+
+    def __init__(self) -> None:
+        self._cycles_per_ns = 0.0
+
+    def __call__(self, ns: int) -> None:
+        if not self._cycles_per_ns:
+            self._cycles_per_ns = self._measure()
+        torch.cuda._sleep(round(ns * self._cycles_per_ns))
+
+    def _measure(self) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(3):  # the first ones wake the clock up
+            start.record()
+            torch.cuda._sleep(CALIBRATION_CYCLES)
+            end.record()
+            end.synchronize()
+        return float(CALIBRATION_CYCLES / (start.elapsed_time(end) * 1e6))

@@ -1,0 +1,357 @@
+"""How often the verdicts are wrong, by simulation: `python -m experiments.false_alarms`. About a minute.
+
+Boots are simulated, not blocks: each block has two, one after the other, in the order that a coin says, so
+that what moves with time (a drift, a random walk, a period of eight boots) reaches the paired differences as
+it does in a run. Everything is in units of the SD of a pair. The arrays here are the rules of stats.py and
+stopping.py over many runs at once; `agree` holds some runs against those files themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats as distributions
+
+from engines import api
+from experiments.record import write_result
+from harness import stats, stopping
+from harness.comparison import Values, reason_to_stop
+from harness.design import Arm, Design, Until
+from harness.workload import Workload
+
+RUNS = 100_000
+SD = 0.01  # of a pair's log ratio; every size below is in units of it
+MOST = 20
+SECONDARIES = 5
+NEVER_SAME = 0.0  # a margin of nothing: every detected change counts
+
+Floats = npt.NDArray[np.float64]
+Noise = Callable[[np.random.Generator, int, int], Floats]  # (random, runs, boots) -> [runs, boots], pair SD 1
+
+
+# -- noise ------------------------------------------------------------------------------------------------
+
+
+def normal(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    return random.standard_normal((runs, boots)) / 2**0.5
+
+
+def heavy_tailed(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    """Student's t on 3 degrees of freedom, whose SD is 3 ** .5."""
+    return random.standard_t(3, (runs, boots)) / 6**0.5
+
+
+def drifting(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    """A quarter of a pair SD per boot: ten SDs over twenty blocks."""
+    return normal(random, runs, boots) + 0.25 * np.arange(boots)
+
+
+def rushing(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    """Two pair SDs per boot: the order decides nearly all of a pair's difference."""
+    return normal(random, runs, boots) + 2.0 * np.arange(boots)
+
+
+def walking(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    return normal(random, runs, boots) + 0.5 * np.cumsum(random.standard_normal((runs, boots)), axis=1)
+
+
+def periodic(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    """A sine of eight boots, one pair SD high, that starts anywhere."""
+    phase = random.uniform(0, 2 * np.pi, (runs, 1))
+    return normal(random, runs, boots) + np.sin(2 * np.pi * np.arange(boots) / 8 + phase)
+
+
+NOISES: dict[str, Noise] = {
+    "normal": normal,
+    "heavy-tailed": heavy_tailed,
+    "drift": drifting,
+    "random walk": walking,
+    "period of 8 boots": periodic,
+    "extreme drift": rushing,
+}
+
+
+def differences(noise: Noise, random: np.random.Generator, runs: int, blocks: int) -> Floats:
+    """Paired log ratios [runs, blocks] of arms that do not differ."""
+    return ordered(noise, random, runs, blocks)[0]
+
+
+def ordered(
+    noise: Noise,
+    random: np.random.Generator,
+    runs: int,
+    blocks: int,
+    after_first: npt.NDArray[np.bool_] | None = None,
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """The same, and for each block whether the coin let the after arm run first (given: as it fell)."""
+    boots = noise(random, runs, 2 * blocks).reshape(runs, blocks, 2)
+    if after_first is None:
+        after_first = random.random((runs, blocks)) < 0.5
+    later = boots[:, :, 1] - boots[:, :, 0]
+    return SD * np.where(after_first, -later, later), after_first
+
+
+# -- the rules, over many runs ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Of each run: the blocks it took, and its verdict: -1 faster, 1 slower, 0 same, 2 undecided."""
+
+    blocks: npt.NDArray[np.int64]
+    verdict: npt.NDArray[np.int64]
+
+    @property
+    def detected(self) -> float:
+        return float((np.abs(self.verdict) == 1).mean())
+
+    @property
+    def same(self) -> float:
+        return float((self.verdict == 0).mean())
+
+
+def intervals(pairs: Floats, n: int, alpha: float) -> tuple[Floats, Floats]:
+    mean = pairs[:, :n].mean(axis=1)
+    half = distributions.t.ppf(1 - alpha / 2, n - 1) * pairs[:, :n].std(axis=1, ddof=1) / n**0.5
+    return mean - half, mean + half
+
+
+def verdicts(low: Floats, high: Floats, margin: float) -> npt.NDArray[np.int64]:
+    """As stats.verdict, whose margin is a fraction: ±margin as log ratios."""
+    found = np.full(len(low), 2)
+    found[low > 0] = 1
+    found[high < 0] = -1
+    found[(low > np.log1p(-margin)) & (high < np.log1p(margin))] = 0
+    return found
+
+
+def fixed(pairs: Floats, n: int, margin: float) -> Ended:
+    return Ended(np.full(len(pairs), n), verdicts(*intervals(pairs, n, stats.ALPHA), margin))
+
+
+def sequential(pairs: Floats, until: Until, margin: float) -> Ended:
+    """As comparison.reason_to_stop."""
+    blocks = np.full(len(pairs), until.looks[-1])
+    found = np.full(len(pairs), 2)
+    running = np.ones(len(pairs), bool)
+    for look, level in zip(until.looks, until.levels, strict=True):
+        low, high = intervals(pairs, look, level)
+        now = verdicts(low, high, margin)
+        if until.rule == "decided":
+            stops = running & (now != 2)
+        else:
+            assert until.precision is not None
+            stops = running & ((np.expm1(high) - np.expm1(low)) / 2 <= until.precision)
+        stops |= running & (look == until.looks[-1])
+        blocks[stops], found[stops] = look, now[stops]
+        running &= ~stops
+    return Ended(blocks, found)
+
+
+def family(pairs: list[Floats], ended: Ended, level_at: Callable[[int], float]) -> float:
+    """The share of runs in which Holm rejects any of these: the smallest p is under level / their number."""
+    alarms = np.zeros(len(ended.blocks), bool)
+    for n in np.unique(ended.blocks):
+        at = ended.blocks == n
+        level = level_at(int(n))
+        for each in pairs:
+            low, high = intervals(each[at], int(n), level / len(pairs))
+            alarms[at] |= (low > 0) | (high < 0)
+    return float(alarms.mean())
+
+
+def agree(pairs: Floats, until: Until, margin: float) -> None:
+    """Raises AssertionError where a run of these arrays ends otherwise than one of the harness."""
+    arms = tuple(
+        Arm(name=name, engine="e", options=api.EngineOptions(), toggles={}) for name in ("before", "after")
+    )
+    design = Design(
+        name="x", arms=arms, workload=Workload(), blocks=until.looks[-1], until=until, margin=margin
+    )
+    ended = sequential(pairs, until, margin)
+    words = {-1: "is faster", 1: "is slower", 0: "is same", 2: "is undecided"}
+    for run, blocks, found in zip(pairs, ended.blocks, ended.verdict, strict=True):
+        values: list[Values] = [
+            {"before": {"tpot_ms_p50": 5.0}, "after": {"tpot_ms_p50": 5.0 * float(np.exp(each))}}
+            for each in run
+        ]
+        done = next(n for n in range(1, len(run) + 1) if reason_to_stop(design, values[:n]) is not None)
+        assert done == blocks, f"{done} blocks, not {blocks}"
+        if until.rule == "decided":
+            reason = reason_to_stop(design, values[:done])
+            assert reason is not None
+            assert reason.endswith(words[int(found)]), f"{reason}, not {words[int(found)]}"
+
+
+# -- what is asked of them --------------------------------------------------------------------------------
+
+
+def false_alarms(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows: a plan, and its rate under each noise."""
+    decided = stopping.until_decided(MOST)
+    rows: dict[str, list[float]] = {}
+    for noise in NOISES.values():
+        pairs, coin = ordered(noise, random, runs, MOST)
+        own = [ordered(noise, random, runs, MOST, coin)[0] for _ in range(SECONDARIES)]
+        for n in (2, 5, 6, 8, 10, 20):
+            rows.setdefault(f"primary, {n} blocks", []).append(fixed(pairs, n, NEVER_SAME).detected)
+        for share in (0.0, 0.5, 1.0):
+            ended = sequential(pairs, decided, share * SD)
+            name = f"primary, until decided, margin {share:g} SD"
+            rows.setdefault(name, []).append(ended.detected)
+        for share in (0.4, 0.6, 0.8, 1.0):
+            precise = stopping.until_precise(share * SD, MOST)
+            ended = sequential(pairs, precise, NEVER_SAME)
+            rows.setdefault(f"primary, until a half-width of {share:g} SD", []).append(ended.detected)
+        for rho in (0.0, 0.5, 0.9):
+            others = [rho * pairs + (1 - rho**2) ** 0.5 * each for each in own]
+            for n in (6, 10):
+                found = family(others, fixed(pairs, n, SD), lambda _: stats.ALPHA)
+                rows.setdefault(f"5 secondaries, correlation {rho:g}, {n} blocks", []).append(found)
+            levels = dict(zip(decided.looks, decided.levels, strict=True))
+            found = family(others, sequential(pairs, decided, SD), levels.__getitem__)
+            rows.setdefault(f"5 secondaries, correlation {rho:g}, until decided", []).append(found)
+            changed = sequential(pairs + np.log1p(2 * SD), decided, SD)
+            found = family(others, changed, levels.__getitem__)
+            name = f"5 secondaries, correlation {rho:g}, until decided, primary 2 SD slower"
+            rows.setdefault(name, []).append(found)
+    return [[name, *(f"{rate:.1%}" for rate in rates)] for name, rates in rows.items()]
+
+
+def wrongly_same(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows: a plan, and how often a true change of just the margin is called the same, by the margin."""
+    decided = stopping.until_decided(MOST)
+    pairs = differences(normal, random, runs, MOST)
+    shares = (1.0, 2.0, 3.0)  # margin, in pair SDs
+    plans: dict[str, Callable[[Floats, float], Ended]] = {
+        "6 blocks": lambda shifted, margin: fixed(shifted, 6, margin),
+        "20 blocks": lambda shifted, margin: fixed(shifted, 20, margin),
+        "until decided": lambda shifted, margin: sequential(shifted, decided, margin),
+        "until a half-width of half the margin": lambda shifted, margin: sequential(
+            shifted, stopping.until_precise(margin / 2, MOST), margin
+        ),
+    }
+    return [
+        [name, *(f"{plan(pairs + np.log1p(share * SD), share * SD).same:.1%}" for share in shares)]
+        for name, plan in plans.items()
+    ]
+
+
+def power(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows: blocks, pair SD, the simulated power for a true 1%, and that of the noncentral t."""
+    rows = []
+    for n, sd in ((5, 0.005), (10, 0.01)):
+        pairs = differences(normal, random, runs, n) * (sd / SD) + np.log1p(0.01)
+        low, high = intervals(pairs, n, stats.ALPHA)
+        found = float(((low > 0) | (high < 0)).mean())
+        rows.append([str(n), f"{sd:.1%}", f"{found:.3f}", f"{stats.detection_power(0.01 / sd, n):.3f}"])
+    return rows
+
+
+def savings(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows by pair SD: a fixed plan for 80% power at the margin, and the group-sequential plan with the
+    fewest blocks at most that detects the margin at least as often."""
+    rows = []
+    for ratio in (1.0, 1.25, 1.5, 1.75, 2.0):
+        margin = SD / ratio
+        blocks = stats.fixed_plan(SD, margin)
+        wanted = stats.detection_power(1 / ratio, blocks)
+        most = blocks + blocks % 2
+        while True:
+            until = stopping.until_decided(most)
+            pairs = differences(normal, random, runs, most)
+            at_margin = sequential(pairs + np.log1p(margin), until, margin)
+            if at_margin.detected >= wanted:
+                break
+            most += 2
+        twice = sequential(pairs + np.log1p(2 * margin), until, margin)
+        nothing = sequential(pairs, until, margin)
+        rows.append(
+            [
+                f"{ratio:g}",
+                str(blocks),
+                f"{wanted:.3f}",
+                str(most),
+                f"{at_margin.detected:.3f}",
+                f"{twice.blocks.mean():.1f}",
+                f"{1 - twice.blocks.mean() / blocks:.0%}",
+                f"{at_margin.blocks.mean():.1f}",
+                f"{nothing.blocks.mean():.1f}",
+            ]
+        )
+    return rows
+
+
+def gates(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows by pair SD and true change: how often a gate at 2% passes and fails, after 8 blocks and until it
+    is decided; as gate.judge does for one metric."""
+    limit = 0.02
+    until = stopping.until_decided(MOST)
+    levels = stopping.levels(until.looks, 0.10)  # two-sided 10%: 5% on the side that counts
+    rows = []
+    for sd in (0.005, 0.01, 0.02):
+        for truth in (0.0, 0.01, 0.02, 0.05):
+            pairs = differences(normal, random, runs, MOST) * (sd / SD) + np.log1p(truth)
+            low, high = intervals(pairs, 8, 0.10)
+            passes, fails = high <= np.log1p(limit), low > np.log1p(limit)
+            running, passed, failed = np.ones(runs, bool), np.zeros(runs, bool), np.zeros(runs, bool)
+            blocks = np.full(runs, until.looks[-1])
+            for look, level in zip(until.looks, levels, strict=True):
+                low, high = intervals(pairs, look, level)
+                now = running & ((high <= np.log1p(limit)) | (low > np.log1p(limit)))
+                passed |= now & (high <= np.log1p(limit))
+                failed |= now & (low > np.log1p(limit))
+                blocks[now] = look
+                running &= ~now
+            found = [passes.mean(), fails.mean(), passed.mean(), failed.mean()]
+            rows.append(
+                [f"{sd:.1%}", f"{truth:.0%}", *(f"{each:.1%}" for each in found), f"{blocks.mean():.1f}"]
+            )
+    return rows
+
+
+def warned(random: np.random.Generator) -> list[list[str]]:
+    """Rows by noise: of the false alarms of 8 blocks, the share whose run warns of a position effect."""
+    rows = []
+    for name, noise in NOISES.items():
+        pairs, after_first = ordered(noise, random, 4000, 8)
+        alarms = np.abs(fixed(pairs, 8, NEVER_SAME).verdict) == 1
+        found = [stats.position(*each) for each in zip(pairs[alarms], after_first[alarms], strict=True)]
+        told = np.mean([each is None or each.weakens(SD) for each in found])
+        rows.append([name, f"{alarms.mean():.1%}", f"{told:.0%}"])
+    return rows
+
+
+def main() -> None:
+    random = np.random.default_rng(2026)
+    decided = stopping.until_decided(MOST)
+    for shift in (0.0, 1.0, 2.0):
+        some = differences(normal, random, 100, MOST) + np.log1p(shift * SD)
+        agree(some, decided, SD)
+        agree(some, stopping.until_precise(0.6 * SD, MOST), SD)
+    data: dict[str, Any] = {
+        "runs": RUNS,
+        "levels": dict(zip(map(str, decided.looks), decided.levels, strict=True)),
+        "wrongly same": wrongly_same(RUNS, random),
+        "power": power(RUNS, random),
+        "savings": savings(RUNS, random),
+        "warned": warned(random),
+        "gates": gates(RUNS, random),
+    }
+    write_result(
+        "false_alarms",
+        title=f"False alarms between arms that do not differ, {RUNS:,} simulated runs each",
+        header=["", *NOISES],
+        rows=false_alarms(RUNS, random),
+        data=data,
+    )
+    for name, value in data.items():
+        print(name, *(value if isinstance(value, list) else [value]), sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Whether a delay that was planted is found: `python -m experiments.plants [PAIRS]`, 10 by default.
+
+A pair is one `bench aa --plant 3%` and one `--plant 0%`, of 8 blocks each, about 5 minutes together. Later
+calls add to the pairs of earlier ones. The mean TPOT is the primary: in closed loop its rounds spread less
+than those of the median. `python -m experiments.plants PAIRS host` plants at the host instead, where overlap
+absorbs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from experiments.record import write_result
+from experiments.repeated import CELLS, bench, cells, earlier, kept, wanted
+from harness import plants
+
+RUN = (
+    *("aa", "--variant", "overlap", "--set", "schedule=overlap", "--blocks", "8", "--rounds", "4"),
+    *("--primary", "tpot_ms_mean"),
+)
+
+
+def measured(share: str, place: str, seed: int) -> dict[str, Any]:
+    run = bench(*RUN, "--plant", share, "--plant-at", place, "--seed", str(seed))
+    comparison = run["comparison"]
+    return {
+        **kept(run),
+        "plant": share,
+        "achieved": plants.achieved(comparison),
+        "seen": plants.seen(comparison) if share != "0%" else run_slower(comparison),
+    }
+
+
+def run_slower(comparison: dict[str, Any]) -> bool:
+    """Where nothing was planted, anything slower was seen in vain."""
+    verdict: str = comparison["metrics"][comparison["primary"]]["verdict"]
+    return verdict == "slower"
+
+
+def main() -> None:
+    place = sys.argv[2] if len(sys.argv) > 2 else "device"
+    name = "plants" if place == "device" else f"plants_{place}"
+    runs = earlier(name)
+    for _ in range(wanted(10)):
+        for share in ("3%", "0%"):
+            runs.append({**measured(share, place, len(runs)), "seed": len(runs)})
+            seen = {each: [run["seen"] for run in runs if run["plant"] == each] for each in ("3%", "0%")}
+            counts = ", ".join(f"{each} seen in {sum(found)} of {len(found)}" for each, found in seen.items())
+            write_result(
+                name,
+                title=f"Delays planted at the {place}, 8 blocks, mean TPOT: {counts}",
+                header=["planted", "achieved", "seen", *CELLS],
+                rows=[
+                    [run["plant"], f"{run['achieved']:+.2%}", "yes" if run["seen"] else "no", *cells(run)]
+                    for run in runs
+                ],
+                data=runs,
+            )
+
+
+if __name__ == "__main__":
+    main()

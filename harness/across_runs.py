@@ -1,0 +1,310 @@
+"""Stored runs set against each other: `bench compare`.
+
+Two arms of one run were interleaved, so they are compared as that run compares them. Arms of two runs were
+not: what the machine did between the two times is in the change, so they are described by Welch's interval,
+warned of, and get no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from engines import api
+from harness import cautions, comparison, metrics, stats, store
+from harness.comparison import Block
+from harness.design import Arm, Design
+from harness.store import Manifest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SIDES = ("before", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One arm of one stored run."""
+
+    folder: Path
+    manifest: Manifest
+    arm: Arm
+
+    @property
+    def label(self) -> str:
+        return f"{self.manifest.run}:{self.arm.name}"
+
+    @property
+    def description(self) -> api.Description:
+        return self.manifest.descriptions[self.arm.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """As measure.Outcome."""
+
+    result: dict[str, Any]
+    outputs_differ: bool
+
+
+def compare(texts: Sequence[str]) -> Compared:
+    """The first arm against each of the others. Raises BadSetting where they can't be compared, and
+    StoreError where a folder can't be read."""
+    sides = find_sides(texts)
+    first, *others = sides
+    for left, right in combinations(sides, 2):
+        check_comparable(left, right)
+    comparisons = [
+        _interleaved(first, other) if first.folder == other.folder else _apart(first, other)
+        for other in others
+    ]
+    promised = all(side.description.deterministic for side in sides)
+    found = [each["outputs"] for each in comparisons]
+    result = {
+        "schema_version": store.SCHEMA_VERSION,
+        "run": ", ".join(side.label for side in sides),
+        "device": first.description.device["kind"],
+        "stopped_because": "stored runs were compared, nothing was measured",
+        "comparisons": comparisons,
+    }
+    return Compared(result, promised and any(each["identical"] < each["compared"] for each in found))
+
+
+def find_sides(texts: Sequence[str]) -> list[Side]:
+    """Each RUN or RUN:ARM; one run alone stands for its two arms."""
+    if len(texts) == 1 and (":" not in texts[0] or Path(texts[0]).is_dir()):
+        folder = Path(texts[0])
+        manifest = readable(folder)
+        if len(manifest.design.arms) == 2:
+            return [Side(folder, manifest, arm) for arm in manifest.design.arms]
+    if len(texts) < 2:
+        raise api.BadSetting("compare needs two arms: RUN RUN, RUN:before RUN:after, or one RUN that has two")
+    sides = [_side(text) for text in texts]
+    for left, right in combinations(sides, 2):
+        if left.label == right.label and left.folder.resolve() == right.folder.resolve():
+            raise api.BadSetting(f"{left.label} is given twice")
+    return sides
+
+
+def _side(text: str) -> Side:
+    folder, name = Path(text), ""
+    if not folder.is_dir() and ":" in text:
+        before, _, name = text.rpartition(":")
+        folder = Path(before)
+    manifest = readable(folder)
+    arms = {arm.name: arm for arm in manifest.design.arms}
+    if not name and len(arms) > 1:
+        choices = " or ".join(f"{text}:{each}" for each in arms)
+        raise api.BadSetting(f"{text} has {len(arms)} arms: say {choices}")
+    arm: Arm = api.pick(name, arms, f"arm of {folder}") if name else manifest.design.arms[0]
+    return Side(folder, manifest, arm)
+
+
+def readable(folder: Path) -> Manifest:
+    """The manifest of a run that has at least one block. Raises StoreError."""
+    manifest = store.read_manifest(folder)
+    if not store.finished_blocks(folder) or not manifest.descriptions:
+        raise store.StoreError(f"{folder} has no finished block; go on with bench run --resume {folder}")
+    return manifest
+
+
+def check_comparable(left: Side, right: Side) -> None:
+    """Raises BadSetting, naming the first difference that makes a comparison meaningless."""
+    for what, old, new in (
+        ("device", left.description.device["kind"], right.description.device["kind"]),
+        ("device", left.description.device["name"], right.description.device["name"]),
+        ("model", left.description.model["name"], right.description.model["name"]),
+        (
+            "workload",
+            msgspec.to_builtins(left.manifest.design.workload),
+            msgspec.to_builtins(right.manifest.design.workload),
+        ),
+    ):
+        found = store.difference(old, new)
+        if found:
+            raise api.BadSetting(
+                f"{left.label} and {right.label} can't be compared, for their {what} differs: {found.strip()}"
+            )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Two arms of one run
+
+
+def finished(folder: Path, manifest: Manifest) -> list[Block]:
+    """The blocks that count: all up to where the run's own rule ended it. Raises StoreError for a run that
+    did not get there."""
+    design = manifest.design
+    blocks: list[Block] = []
+    values: list[comparison.Values] = []
+    remedy = f"go on with bench run --resume {folder}"
+    for number in store.finished_blocks(folder):
+        if number != len(blocks):
+            raise store.StoreError(f"{folder} lacks block {len(blocks)}; {remedy}")
+        blocks.append(read_block(folder, number, design))
+        values.append(comparison.block_values(design, blocks[-1]))
+        if comparison.reason_to_stop(design, values) is not None:
+            return blocks
+    most = "at most " if design.until is not None else ""
+    raise store.StoreError(
+        f"{folder} is not finished: {len(blocks)} of {most}{design.blocks} blocks, and a verdict now would "
+        f"be peeking; {remedy}"
+    )
+
+
+def read_block(folder: Path, number: int, design: Design) -> Block:
+    """A block in which every arm has its rows. Raises StoreError."""
+    block = Block(number, store.read_block(folder, number))
+    for arm in design.arms:
+        for table in store.NEEDED:
+            if not len(block.of(arm.name, table)):
+                raise store.StoreError(
+                    f"{store.table_path(folder, number, table)} was edited: it has no row of {arm.name}"
+                )
+    return block
+
+
+def _interleaved(left: Side, right: Side) -> dict[str, Any]:
+    manifest = left.manifest
+    design = msgspec.structs.replace(manifest.design, arms=(left.arm, right.arm))
+    if design.arms != manifest.design.arms:
+        turned = [not first for first in manifest.after_first]
+        manifest = msgspec.structs.replace(manifest, design=design, after_first=turned)
+    blocks = finished(left.folder, left.manifest)
+    per_block = [comparison.block_values(design, block) for block in blocks]
+    return comparison.comparison(manifest, blocks, per_block)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Arms of two runs
+
+
+def _apart(left: Side, right: Side) -> dict[str, Any]:
+    sides = dict(zip(SIDES, (left, right), strict=True))
+    read = {name: _own_blocks(name, side) for name, side in sides.items()}
+    design = msgspec.structs.replace(
+        left.manifest.design,
+        name=f"{left.label} against {right.label}",
+        arms=tuple(msgspec.structs.replace(side.arm, name=name) for name, side in sides.items()),
+        secondaries=(),
+        until=None,
+        plant=None,
+        gate=None,
+    )
+    manifest = msgspec.structs.replace(
+        left.manifest, design=design, descriptions={name: side.description for name, side in sides.items()}
+    )
+    blocks = _side_by_side(list(read.values()))
+    values = _values(read)
+    if len(values.get(design.primary, {})) < 2:
+        raise api.EngineError(f"the primary metric {design.primary} has no value in some block")
+    same_prompts = left.manifest.design.seed == right.manifest.design.seed
+    nothing = {"compared": 0, "identical": 0, "near_ties": None}
+    limits = {name: values[name] for name in ("device_busy", "exposed_host_us") if name in values}
+    before, after = (
+        side.manifest.design.arms_with_plant(side.manifest.plant_ns)[
+            side.manifest.design.arms.index(side.arm)
+        ]
+        for side in (left, right)
+    )
+    return {
+        "variant": design.name,
+        "before": comparison.settings(before),
+        "after": comparison.settings(after),
+        "blocks": min(map(len, read.values())),
+        "confidence": 1 - stats.ALPHA,
+        "margin": design.margin,
+        "primary": design.primary,
+        "metrics": {name: _row(name, per_arm) for name, per_arm in values.items()},
+        "outputs": comparison.outputs(design, blocks) if same_prompts else nothing,
+        "mechanism": comparison.mechanism(design, blocks),
+        "limit": {
+            name: {side: float(np.mean(per_arm[side])) if side in per_arm else None for side in SIDES}
+            for name, per_arm in limits.items()
+        },
+        "warnings": [*_warnings(left, right), *cautions.circumstances(manifest, blocks, values)],
+    }
+
+
+def _own_blocks(name: str, side: Side) -> list[Block]:
+    """A side's blocks with its arm alone, under its new name."""
+    found = []
+    for number in store.finished_blocks(side.folder):
+        block = read_block(side.folder, number, side.manifest.design)
+        own = {table: block.of(side.arm.name, table) for table in store.TABLES}
+        found.append(
+            Block(number, {table: frame.assign(arm=name) for table, frame in own.items() if len(frame)})
+        )
+    return found
+
+
+def _side_by_side(sides: Sequence[Sequence[Block]]) -> list[Block]:
+    """Blocks of the same number as one. A number says nothing of the time, only of the seed."""
+    import pandas as pd
+
+    joined = []
+    for number in sorted({block.number for blocks in sides for block in blocks}):
+        parts = [block for blocks in sides for block in blocks if block.number == number]
+        tables: dict[str, pd.DataFrame] = {}
+        for table in store.TABLES:
+            frames = [block.tables[table] for block in parts if table in block.tables]
+            tables[table] = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        joined.append(Block(number, tables))
+    return joined
+
+
+def _values(read: dict[str, list[Block]]) -> dict[str, dict[str, list[float]]]:
+    """As comparison.measured; the two sides may have different numbers of blocks. `step_ms_matched` is made
+    from two arms of one block, and there are none."""
+    import pandas as pd
+
+    values: dict[str, dict[str, list[float]]] = {}
+    for side, blocks in read.items():
+        found = [
+            metrics.measure(
+                *(block.tables.get(name, pd.DataFrame()) for name in ("requests", "steps", "rounds", "work"))
+            )
+            for block in blocks
+        ]
+        for name in metrics.METRICS:
+            series = [each.get(name, np.nan) for each in found]
+            if np.isfinite(series).all():
+                values.setdefault(name, {})[side] = [float(each) for each in series]
+    return {name: per_arm for name, per_arm in values.items() if SIDES[0] in per_arm}
+
+
+def _row(name: str, per_arm: dict[str, list[float]]) -> dict[str, Any]:
+    if len(per_arm) < 2:
+        return comparison.metric_row(name, per_arm["before"], None)
+    before, after = per_arm["before"], per_arm["after"]
+    return comparison.metric_row(
+        name, before, stats.unpaired(before, after, comparison.scale_of(name, before, after))
+    )
+
+
+def _warnings(left: Side, right: Side) -> list[str]:
+    lines = [
+        f"not interleaved: {left.label} was measured at {left.manifest.created}, {right.label} at "
+        f"{right.manifest.created}. What the machine did in between is in the change, and no number of "
+        "blocks takes it out: such comparisons of equal arms found a difference in 4 to 10% of cases where "
+        "5% were claimed, and in more with drift. So there is no verdict; bench run measures side by side"
+    ]
+    for what, old, new in (
+        ("machine", left.manifest.machine, right.manifest.machine),
+        ("commit", left.manifest.code, right.manifest.code),
+    ):
+        found = store.difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
+        if found:
+            lines.append(f"another {what}: {found}")
+    found = store.difference(left.manifest.versions, right.manifest.versions)
+    if found:
+        lines.append(f"other versions: {found}")
+    if left.manifest.design.seed != right.manifest.design.seed:
+        lines.append("other seeds, so other prompts and arrivals: outputs are not compared")
+    return lines

@@ -1,0 +1,193 @@
+"""What a machine shows between two equal arms: the noise floor, kept under results/floors/ by `bench aa`.
+
+A floor is of one machine, engine, model, workload and number of blocks; another A/A of the same replaces it.
+Later runs show it beside their verdicts. Where the only floor at hand is old, or was measured under other
+circumstances, it is shown too, and a warning says what differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engines import api
+from harness import stats, store
+from harness.design import Arm
+from harness.machine import Machine
+from harness.store import Manifest
+from harness.workload import Workload
+
+STALE_DAYS = 30
+NEEDED = ("engine", "model", "kind")  # without these a floor says nothing of a run
+WEIGHED = ("machine", "device", "workload", "options", "rounds", "blocks")  # the weightiest first
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one metric between equal arms. `floor` is half of the 95% interval: a smaller change says nothing
+    here; `detectable`, the true change that as many blocks detect in 4 of 5 runs. Fractions, or in the
+    metric's unit on the difference scale."""
+
+    scale: stats.Scale
+    sd: float  # of the paired differences, log ratios or in the unit
+    floor: float
+    detectable: float
+
+
+class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+    """What a floor is a floor of."""
+
+    machine: Machine
+    device: str  # its name
+    kind: str  # "cuda", "emulated", ...
+    engine: str
+    model: str
+    options: api.EngineOptions
+    workload: Workload
+    rounds: int
+    blocks: int
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    schema_version: int
+    run: str
+    created: str
+    commit: str
+    versions: dict[str, str]
+    toggles: dict[str, str]
+    of: Circumstances
+    metrics: dict[str, Spread]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The floor of each metric, for the blocks of a later run; and what there is to say of it."""
+
+    values: Mapping[str, float]
+    remarks: tuple[str, ...]
+
+
+def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
+    """Of a run; the before arm speaks for both."""
+    design = manifest.design
+    before: Arm = design.arms[0]
+    described = manifest.descriptions[before.name]
+    return Circumstances(
+        machine=manifest.machine,
+        device=described.device["name"],
+        kind=described.device["kind"],
+        engine=before.engine,
+        model=before.options.model,
+        options=before.options,
+        workload=design.workload,
+        rounds=design.rounds,
+        blocks=blocks,
+    )
+
+
+def measured(manifest: Manifest, comparison: Mapping[str, Any]) -> Floor:
+    """The floor that an A/A run has found."""
+    blocks = comparison["blocks"]
+    spreads = {}
+    for name, row in comparison["metrics"].items():
+        if row["sd"] is not None:
+            scale: stats.Scale = "difference" if row["change"] is None else "ratio"
+            smallest = stats.smallest_detectable(row["sd"], blocks)
+            spreads[name] = Spread(
+                scale=scale,
+                sd=row["sd"],
+                floor=stats.as_change(stats.half_width(row["sd"], blocks), scale),
+                detectable=stats.as_change(smallest, scale),
+            )
+    return Floor(
+        schema_version=store.SCHEMA_VERSION,
+        run=manifest.run,
+        created=manifest.created,
+        commit=manifest.code.commit,
+        versions=manifest.versions,
+        toggles=manifest.design.arms[0].toggles,
+        of=circumstances(manifest, blocks),
+        metrics=spreads,
+    )
+
+
+def keep(folder: Path, floor: Floor) -> Path:
+    """Write a floor, in place of an earlier one of the same circumstances. Raises StoreError."""
+    what = floor.of
+    digest = blake2b(msgspec.json.encode(what, order="sorted"), digest_size=4).hexdigest()
+    model = re.sub(r"[^A-Za-z0-9.-]+", "-", what.model)
+    path = folder / f"{what.engine}-{model}-{what.blocks}-blocks-{digest}.json"
+    store.write_json(path, floor)
+    return path
+
+
+def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
+    """The floor that fits a run best, as half of the interval that `blocks` blocks at level `alpha` would
+    have; no values where there is none of its engine, model and kind of device. A file that can't be read is
+    named and left out: it must not cost a run that is done."""
+    wanted = circumstances(manifest, blocks)
+    remarks: list[str] = []
+    fitting: list[tuple[dict[str, str], Floor]] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            floor = msgspec.json.decode(path.read_bytes(), type=Floor)
+        except (OSError, msgspec.DecodeError) as error:
+            remarks.append(f"the noise floor in {path} is damaged or was edited, and left out: {error}")
+            continue
+        if all(getattr(floor.of, name) == getattr(wanted, name) for name in NEEDED):
+            fitting.append((_differences(floor.of, wanted), floor))
+    if not fitting or blocks < 2:
+        return Shown({}, tuple(remarks))
+    newest_first = sorted(fitting, key=lambda each: each[1].created, reverse=True)
+    differences, floor = min(newest_first, key=lambda each: [name in each[0] for name in WEIGHED])
+    values = {
+        name: stats.as_change(stats.half_width(spread.sd, blocks, alpha), spread.scale)
+        for name, spread in floor.metrics.items()
+    }
+    measured_then = f"noise floor, measured on {floor.created[:10]} by {floor.run}"
+    if differences:
+        remarks.append(f"foreign {measured_then}: {'; '.join(differences.values())}")
+    age = _age(floor, manifest)
+    if age:
+        remarks.append(f"stale {measured_then}: {age}; bench aa measures a fresh one")
+    return Shown(values, tuple(remarks))
+
+
+def beside(comparison: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
+    """The comparison with the floor of each metric, and with what is to be said of it."""
+    rows = {name: {**row, "floor": shown.values.get(name)} for name, row in comparison["metrics"].items()}
+    row = rows.get(comparison["primary"], {})
+    lines = list(shown.remarks)
+    floor, change = row.get("floor"), row.get("change")
+    called = not lines and row.get("verdict") not in (None, "same", "undecided")
+    if called and floor is not None and change is not None and abs(change) < floor:
+        lines.append(
+            f"{comparison['primary']} is called {row['verdict']}, and its change is smaller than what equal "
+            f"arms show here (noise floor ±{floor:.2%})"
+        )
+    return {**comparison, "metrics": rows, "warnings": [*comparison["warnings"], *lines]}
+
+
+def _differences(floor: Circumstances, wanted: Circumstances) -> dict[str, str]:
+    """What differs, by name, the weightiest first."""
+    found = {}
+    for name in WEIGHED:
+        old, new = (msgspec.to_builtins(getattr(each, name)) for each in (floor, wanted))
+        difference = store.difference(old, new, name)
+        if difference:
+            found[name] = difference
+    return found
+
+
+def _age(floor: Floor, manifest: Manifest) -> str:
+    """Why a floor is no longer to be trusted, "" where it is."""
+    days = (datetime.fromisoformat(manifest.created) - datetime.fromisoformat(floor.created)).days
+    if days > STALE_DAYS:
+        return f"{days} days old"
+    return store.difference(floor.versions, manifest.versions)

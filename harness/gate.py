@@ -1,0 +1,194 @@
+"""Pass, fail or undecided: whether a change costs more than it may.
+
+Let r be how much worse the after arm is, on the log scale of stats.py, and L the largest regression allowed.
+Per metric, with one-sided bounds at 95% each:
+
+- **pass** if even the worst case, the upper bound of r, is within L;
+- **fail** if even the best case, the lower bound of r, is beyond L;
+- **undecided** otherwise: more blocks, or a quieter machine, would tell.
+
+A gate that fails on "significantly above 0" would reject a harmless 1% in 18-35% of runs; this one in about
+none, and catches 5% in 98% up to a pair SD of 2% (FACTS 3). All metrics must pass, which needs no correction:
+a gate that passes by mistake does so for the metric that is truly beyond L, in 5%. One fail is enough, which
+does: the p values of the fails are Holm-adjusted, so that a change that is within L in every metric fails in
+at most 5%. (Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 1982, for the
+first; stats.holm for the second.)
+
+Where the run may stop early, the bounds have the levels of its looks, and hold over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats as distributions
+
+from engines import api
+from harness import metrics, stats
+from harness.design import Design
+
+Verdict = Literal["pass", "fail", "undecided"]
+DEFAULT_LIMIT = 0.02
+MOST_METRICS = stats.MAX_SECONDARIES
+ONE_SIDED = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One metric. `change` is after/before - 1; the rest is regression, positive where the after arm is
+    worse: `best` and `worst` the bounds, `p` of "it is within the limit", adjusted by Holm, and `excludable`
+    the smallest regression that so many blocks of this spread rule out in 4 of 5 runs without any change.
+    With one block there are no bounds."""
+
+    before: float
+    after: float
+    change: float
+    best: float | None
+    worst: float | None
+    p: float | None
+    excludable: float | None
+    verdict: Verdict
+    remark: str = ""
+
+
+def check(names: Sequence[str], limit: float) -> None:
+    """Raises BadSetting where these metrics can't be gated by this limit."""
+    for name in names:
+        metric = api.pick(name, metrics.METRICS, "metric")
+        if metric.can_be_zero or not metric.better:
+            raise api.BadSetting(f"{name} has no regression in percent; choose another --metric")
+    if len(set(names)) < len(names) or len(names) > MOST_METRICS:
+        raise api.BadSetting(f"--metric takes up to {MOST_METRICS} different metrics")
+    if not 0 < limit < 1:
+        raise api.BadSetting(f"--max-regression must lie between 0% and 100%, not {limit:.4g}")
+
+
+def gated(design: Design) -> tuple[str, ...]:
+    """The metrics that a run's gate is about."""
+    return (design.primary, *(design.secondaries if design.gate is not None else ()))
+
+
+def level(design: Design, blocks: int) -> float:
+    """One-sided, of the bounds after so many blocks. A run that stops early and was planned without a gate
+    has its two-sided levels halved where it looked at the mean, which is stricter than 95% needs; where it
+    looked at the width alone, its own level does for each side."""
+    if design.gate is not None:
+        return design.gate.levels[_look(design, blocks)]
+    if design.until is None:
+        return ONE_SIDED
+    if design.until.rule == "precise":
+        return design.alpha(blocks)
+    return design.alpha(blocks) / 2
+
+
+def _look(design: Design, blocks: int) -> int:
+    """Which of the plan's looks has been reached; the first where none has, which is the strictest."""
+    looks = design.until.looks if design.until is not None else ()
+    return max(0, sum(look <= blocks for look in looks) - 1)
+
+
+def judge(
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+    names: Sequence[str],
+    limit: float,
+    one_sided: float,
+    offered: Sequence[str] = (),
+) -> dict[str, Judged]:
+    """Each metric, from metric → arm → one value per block. `offered`: metrics that are the offered load and
+    say nothing of the engine. Raises EngineError where a metric has no value in some block."""
+    for name in names:
+        if len(values.get(name, {})) < 2:
+            raise api.EngineError(f"the metric {name} has no value in some block")
+    pairs = {name: tuple(values[name].values()) for name in names}
+    adjusted = stats.holm([_p_beyond(name, *pairs[name], limit) for name in names])
+    return {
+        name: _judge(name, *pairs[name], limit, one_sided, p, name in offered)
+        for name, p in zip(names, adjusted, strict=True)
+    }
+
+
+def overall(judged: Mapping[str, Judged]) -> Verdict:
+    """Fail where one fails, pass where all pass."""
+    found = {each.verdict for each in judged.values()}
+    return "fail" if "fail" in found else "pass" if found == {"pass"} else "undecided"
+
+
+def _judge(
+    name: str,
+    before: Sequence[float],
+    after: Sequence[float],
+    limit: float,
+    one_sided: float,
+    p: float,
+    offered: bool,
+) -> Judged:
+    effect = stats.effect(before, after, "ratio", 2 * one_sided)
+    assert effect.change is not None
+    if effect.low is None or effect.high is None or effect.sd is None:
+        return Judged(
+            effect.before, effect.after, effect.change, None, None, None, None, "undecided", "one block"
+        )
+    lower = metrics.METRICS[name].better == "lower"
+    best, worst = (effect.low, effect.high) if lower else (-effect.high, -effect.low)
+    shift = stats.smallest_detectable(effect.sd, effect.blocks, alpha=2 * one_sided)
+    excludable = float(np.expm1(shift) if lower else -np.expm1(-shift))
+    verdict: Verdict = "undecided"
+    if worst <= limit:
+        verdict = "pass"
+    elif p < one_sided:
+        verdict = "fail"
+    remark = ""
+    if offered:
+        verdict, remark = "undecided", "is the offered load, whatever the engine does"
+    return Judged(effect.before, effect.after, effect.change, best, worst, p, excludable, verdict, remark)
+
+
+def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit: float) -> float:
+    """One-sided p of "the regression is within the limit"; 1 with a single block."""
+    lower = metrics.METRICS[name].better == "lower"
+    worse = stats.paired(before, after, "ratio") * (1 if lower else -1)
+    beyond = worse - (np.log1p(limit) if lower else -np.log1p(-limit))
+    n, mean = len(beyond), float(beyond.mean())
+    if n < 2:
+        return 1.0
+    sd = float(beyond.std(ddof=1))
+    if sd == 0:
+        return 0.0 if mean > 0 else 1.0
+    return float(distributions.t.sf(mean / (sd / n**0.5), n - 1))
+
+
+def as_plain(judged: Mapping[str, Judged], limit: float, one_sided: float) -> dict[str, Any]:
+    """The gate's part of `--format json`: `confidence` is that of each one-sided bound."""
+    return {
+        "verdict": overall(judged),
+        "max_regression": limit,
+        "confidence": 1 - one_sided,
+        "metrics": {name: asdict(each) for name, each in judged.items()},
+    }
+
+
+def benchmark(result: Mapping[str, Any], better: str) -> list[dict[str, Any]]:
+    """What github-action-benchmark reads as customSmallerIsBetter (`better` "lower") or customBiggerIsBetter
+    ("higher"): the after arm's value of each gated metric that is better that way."""
+    comparison, found = result["comparisons"][0], result["gate"]
+    rows = []
+    for name, each in found["metrics"].items():
+        metric = metrics.METRICS[name]
+        if metric.better != better:
+            continue
+        row = comparison["metrics"][name]
+        half = None if row["ci_low"] is None else (row["ci_high"] - row["ci_low"]) / 2
+        rows.append(
+            {
+                "name": f"{comparison['variant']}: {name}",
+                "unit": metric.unit,
+                "value": each["after"],
+                "range": "" if half is None else f"± {half:.2%}",
+                "extra": f"base {each['before']:.4g} {metric.unit}, change {each['change']:+.2%}, "
+                f"{each['verdict']} (at most {found['max_regression']:.3g})",
+            }
+        )
+    return rows

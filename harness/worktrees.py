@@ -1,0 +1,81 @@
+"""Two commits of one repository side by side: each arm runs the code of a git worktree of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from engines import api
+from harness.design import Arm, Ref
+
+PATIENCE_S = 300  # of one git command; a checkout of a large repository takes minutes
+
+
+def resolve(name: str, where: Path) -> Ref:
+    """The commit that `name` is in the repository around `where`. Raises BadSetting."""
+    top = _git(where, "rev-parse", "--show-toplevel")
+    if top.returncode:
+        raise api.BadSetting(f"refs are of the git repository around {where}, and there is none")
+    repository = Path(top.stdout.strip())
+    found = _git(repository, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    if found.returncode:
+        known = _git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
+        shallow = (repository / ".git" / "shallow").exists()
+        hint = "; this clone is shallow, fetch it first" if shallow else ""
+        try:
+            api.pick(name, dict.fromkeys(known), f"ref in {repository}")
+        except api.BadSetting as error:
+            raise api.BadSetting(f"{error}{hint}") from None
+        raise api.BadSetting(f"ref '{name}' in {repository} is no commit{hint}")
+    return Ref(repository=str(repository), name=name, commit=found.stdout.strip())
+
+
+@contextmanager
+def checked_out(arms: Sequence[Arm]) -> Iterator[Mapping[str, Path]]:
+    """A worktree for each arm that has a ref, by the arm's name; gone when this is left, however it is left.
+
+    Raises BadSetting where one can't be made.
+    """
+    wanted = {arm.name: arm.ref for arm in arms if arm.ref is not None}
+    if not wanted:
+        yield {}
+        return
+    room = Path(tempfile.mkdtemp(prefix="bench-refs-"))
+    try:
+        for name, ref in wanted.items():
+            made = _git(
+                Path(ref.repository), "worktree", "add", "--detach", "--quiet", str(room / name), ref.commit
+            )
+            if made.returncode:
+                why = (made.stderr.strip().splitlines() or ["git says nothing"])[-1]
+                raise api.BadSetting(f"can't make a worktree of {ref.name} in {ref.repository}: {why}")
+        yield {name: room / name for name in wanted}
+    finally:
+        for name, ref in wanted.items():
+            _git(Path(ref.repository), "worktree", "remove", "--force", "--force", str(room / name))
+        shutil.rmtree(room, ignore_errors=True)
+        for repository in {ref.repository for ref in wanted.values()}:
+            _git(Path(repository), "worktree", "prune")
+
+
+def search_path(worktree: Path) -> list[str]:
+    """Where a worktree's packages are: in its root, and in src/ where it has that."""
+    return [str(each) for each in (worktree / "src", worktree) if each.is_dir()]
+
+
+def _git(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git there. What a hook of git's exported must not lead it to another repository."""
+    own = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
+    try:
+        return subprocess.run(
+            ["git", *arguments], cwd=where, env=own, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+    except subprocess.TimeoutExpired:
+        raise api.BadSetting(f"git {arguments[0]} took more than {PATIENCE_S} s in {where}") from None
+    except OSError as error:
+        raise api.BadSetting(f"can't run git in {where}: {error.strerror}") from error

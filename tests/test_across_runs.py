@@ -1,0 +1,225 @@
+"""Stored runs against each other: what is compared, what is refused, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engines import api
+from harness import across_runs, store, tables
+from harness.machine import Machine
+from harness.stopping import until_decided
+from harness.store import Manifest
+from tests.test_cli import bench
+from tests.test_tables import blocks, described, manifest, result, shown
+
+
+def stored(
+    folder: Path, name: str, factor: float = 1.0, plan: Manifest | None = None, count: int | None = None
+) -> str:
+    """A run on disk, whose after arm's TPOT is `factor` times the before arm's 4 ms."""
+    plan = msgspec.structs.replace(plan or manifest(), run=name)
+    path = folder / name
+    store.write_manifest(path, plan)
+    arms = [arm.name for arm in plan.design.arms]
+    for block in blocks(factor, count or plan.design.blocks):
+        tables_of = {key: frame[frame["arm"].isin(arms)] for key, frame in block.tables.items()}
+        store.write_block(path, block.number, tables_of)
+    return str(path)
+
+
+def only(found: across_runs.Compared) -> dict[str, Any]:
+    (comparison,) = found.result["comparisons"]
+    return dict(comparison)
+
+
+# -- arms of one run --------------------------------------------------------------------------------------
+
+
+def test_the_arms_of_one_run_are_compared_as_it_did(tmp_path: Path) -> None:
+    run = stored(tmp_path, "a", 0.9)
+    found = across_runs.compare([run])
+    expected = result(0.9)["comparisons"][0]
+    assert only(found) == expected
+    assert only(found)["metrics"]["tpot_ms_p50"]["verdict"] == "faster"
+    assert "not interleaved" not in "\n".join(only(found)["warnings"])
+
+
+def test_the_arms_of_one_run_the_other_way_round(tmp_path: Path) -> None:
+    run = stored(tmp_path, "a", 0.9)
+    row = only(across_runs.compare([f"{run}:after", f"{run}:before"]))["metrics"]["tpot_ms_p50"]
+    assert row["verdict"] == "slower"
+    assert row["change"] == pytest.approx(1 / 0.9 - 1, abs=0.002)
+
+
+def test_an_unfinished_run_gets_no_verdict(tmp_path: Path) -> None:
+    run = stored(tmp_path, "a", 0.9, count=4)
+    with pytest.raises(store.StoreError, match=r"is not finished: 4 of 6 blocks.*--resume"):
+        across_runs.compare([run])
+
+
+def test_a_run_that_stopped_early_is_finished(tmp_path: Path) -> None:
+    plan = manifest(8, until=until_decided(8))
+    run = stored(tmp_path, "a", 0.9, plan)
+    assert only(across_runs.compare([run]))["blocks"] == 6  # where its rule stopped it
+
+
+# -- arms of several runs ---------------------------------------------------------------------------------
+
+
+def test_what_was_not_interleaved_gets_an_interval_and_no_verdict(tmp_path: Path) -> None:
+    first, second = stored(tmp_path, "a", 1.0), stored(tmp_path, "b", 0.5, count=3, plan=manifest(3))
+    found = across_runs.compare([f"{first}:before", f"{second}:after"])
+    comparison = only(found)
+    row = comparison["metrics"]["tpot_ms_p50"]
+    assert row["ci_low"] < row["change"] < row["ci_high"] < 0
+    assert row["change"] == pytest.approx(-0.5, abs=0.01)
+    assert {row["verdict"] for row in comparison["metrics"].values()} == {None}
+    assert row["sd"] is None  # there are no pairs
+    assert comparison["blocks"] == 3
+    assert comparison["warnings"][0].startswith("not interleaved: a:before was measured at ")
+    assert "there is no verdict" in comparison["warnings"][0]
+    assert "step_ms_matched" not in comparison["metrics"]
+    assert "no verdict" in shown(found.result, 120)
+    assert "no verdict" in tables.to_markdown(found.result)
+    assert set(comparison) == set(result()["comparisons"][0])
+
+
+def test_three_runs_are_two_comparisons_with_the_first(tmp_path: Path) -> None:
+    alone = manifest(2, arms=1)
+    runs = [stored(tmp_path, name, plan=alone) for name in "abc"]
+    found = across_runs.compare(runs)
+    variants = [each["variant"] for each in found.result["comparisons"]]
+    assert variants == ["a:before against b:before", "a:before against c:before"]
+    assert found.result["run"] == "a:before, b:before, c:before"
+
+
+def test_outputs_are_compared_where_the_prompts_are_the_same(tmp_path: Path) -> None:
+    alone = manifest(2, arms=1)
+    same = [stored(tmp_path, name, plan=alone) for name in "ab"]
+    found = across_runs.compare(same)
+    assert only(found)["outputs"] == {"compared": 24, "identical": 24, "near_ties": None}
+    other = stored(tmp_path, "c", plan=manifest(2, arms=1, seed=7))
+    found = across_runs.compare([same[0], other])
+    assert only(found)["outputs"]["compared"] == 0
+    assert "other seeds" in "\n".join(only(found)["warnings"])
+    assert not found.outputs_differ
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"machine": Machine(cpu="a cpu", cores=4, kernel="6", memory_gib=8, gpus=[])}, "another machine"),
+        ({"versions": {"torch": "3"}}, "other versions: torch was None, is '3'"),
+    ],
+)
+def test_other_circumstances_are_told(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    alone = manifest(2, arms=1)
+    first = stored(tmp_path, "a", plan=alone)
+    second = stored(tmp_path, "b", plan=msgspec.structs.replace(alone, **changes))
+    assert reason in "\n".join(only(across_runs.compare([first, second]))["warnings"])
+
+
+# -- refusals ---------------------------------------------------------------------------------------------
+
+
+def describing(**changes: Any) -> Manifest:
+    plan = manifest(2, arms=1)
+    description = msgspec.structs.replace(described(), **changes)
+    return msgspec.structs.replace(plan, descriptions={"before": description})
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (describing(device={"kind": "cuda", "name": "x"}), "their device differs: was 'emulated', is 'cuda'"),
+        (describing(device={"kind": "emulated", "name": "y"}), "their device differs: was 'x', is 'y'"),
+        (
+            describing(model={"name": "other", "vocabulary": 9, "context": 99}),
+            "their model differs: was 'm', is 'other'",
+        ),
+    ],
+)
+def test_other_devices_and_models_are_refused(tmp_path: Path, plan: Manifest, reason: str) -> None:
+    first, second = stored(tmp_path, "a", plan=manifest(2, arms=1)), stored(tmp_path, "b", plan=plan)
+    with pytest.raises(api.BadSetting) as caught:
+        across_runs.compare([first, second])
+    assert reason in str(caught.value)
+
+
+def test_other_workloads_are_refused(tmp_path: Path) -> None:
+    plan = manifest(2, arms=1)
+    workload = msgspec.structs.replace(plan.design.workload, num_requests=9)
+    other = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, workload=workload))
+    first, second = stored(tmp_path, "a", plan=plan), stored(tmp_path, "b", plan=other)
+    with pytest.raises(api.BadSetting, match="their workload differs: num_requests was 64, is 9"):
+        across_runs.compare([first, second])
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (["{a}", "{b}"], "a has 2 arms: say "),
+        (["{a}:before"], "compare needs two arms"),
+        (["{a}:before", "{a}:before"], "a:before is given twice"),
+        (["{a}:befor", "{b}:after"], "unknown arm of .* did you mean before?"),
+        (["{a}:before", "{c}:after"], "c is no run folder"),
+        (["{c}"], "c is no run folder"),
+    ],
+)
+def test_what_is_not_two_arms_is_refused(tmp_path: Path, texts: list[str], reason: str) -> None:
+    folders = {name: tmp_path / name for name in "abc"}
+    for name in "ab":
+        stored(tmp_path, name, plan=manifest(2))
+    with pytest.raises(api.BadSetting, match=reason):
+        across_runs.compare([text.format(**folders) for text in texts])
+
+
+def test_a_run_without_blocks_is_named(tmp_path: Path) -> None:
+    store.write_manifest(tmp_path / "a", manifest())
+    with pytest.raises(store.StoreError, match=r"a has no finished block; go on with bench run --resume"):
+        across_runs.compare([str(tmp_path / "a")])
+
+
+@pytest.mark.parametrize("table", ["requests", "rounds"])
+def test_an_arm_that_was_taken_out_is_named(tmp_path: Path, table: str) -> None:
+    run = stored(tmp_path, "a")
+    path = store.table_path(Path(run), 2, table)
+    (block,) = blocks(1.0, 1)
+    frame = block.tables[table]
+    frame[frame["arm"] == "before"].to_parquet(path)
+    with pytest.raises(store.StoreError, match=rf"002/{table}\.parquet was edited: it has no row of after"):
+        across_runs.compare([run])
+
+
+def test_a_block_that_was_taken_out_is_named(tmp_path: Path) -> None:
+    run = Path(stored(tmp_path, "a"))
+    (run / "blocks" / "001").rename(run / "elsewhere")
+    with pytest.raises(store.StoreError, match="lacks block 1"):
+        across_runs.compare([str(run)])
+
+
+# -- on the command line ----------------------------------------------------------------------------------
+
+
+def test_compare_prints_one_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = stored(tmp_path, "a", 0.9)
+    assert bench(monkeypatch, "compare", run, "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["run"] == "a:before, a:after"
+
+
+def test_outputs_that_differ_where_they_must_not_are_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(stored(tmp_path, "a"))
+    for block in blocks(1.0, 6, digest="other"):
+        store.table_path(run, block.number, "requests").unlink()
+        block.tables["requests"].to_parquet(store.table_path(run, block.number, "requests"))
+    assert bench(monkeypatch, "compare", str(run)) == 1
+    assert "OUTPUTS DIFFER" in capsys.readouterr().out

@@ -1,0 +1,427 @@
+"""The gate: by hand, by simulation, in its words and files; and on two refs of a real repository."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from engines import api
+from harness import gate, gate_run, store, tables
+from harness.design import Design, Gate
+from harness.settings import Asked, make_design, make_gate
+from harness.stopping import until_decided, until_precise
+from harness.variants import load_variants
+from harness.workload import Workload
+from tests.bench_command import installed, last_line, start
+from tests.test_plant import arm
+from tests.test_tables import blocks as some_blocks
+from tests.test_tables import manifest
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_engine"
+LIMIT = 0.02
+
+
+def judged(*changes: float, name: str = "tpot_ms_p50", level: float = 0.05, **more: Any) -> gate.Judged:
+    values = {name: {"before": [5.0] * len(changes), "after": [5.0 * (1 + each) for each in changes]}}
+    return gate.judge(values, [name], LIMIT, level, **more)[name]
+
+
+# -- one metric -------------------------------------------------------------------------------------------
+
+
+def test_the_bounds_by_hand() -> None:
+    # log ratios log(1.01), log(1.03): mean 0.019755, sd 0.013864, t(.95; 1) = 6.313752
+    found = judged(0.01, 0.03)
+    half = 6.313752 * 0.013866 / math.sqrt(2)
+    assert found.best == pytest.approx(math.exp(0.019755 - half) - 1, rel=1e-3)
+    assert found.worst == pytest.approx(math.exp(0.019755 + half) - 1, rel=1e-3)
+    assert found.verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ((0.001, -0.001, 0.0, 0.001), "pass"),
+        ((0.009, 0.011, 0.010, 0.010), "pass"),  # slower for sure, and harmless
+        ((-0.20, -0.21, -0.19, -0.20), "pass"),
+        ((0.05, 0.051, 0.049, 0.05), "fail"),
+        ((0.05, 0.0, 0.04, -0.01), "undecided"),
+        ((0.05,), "undecided"),  # one block: numbers, no verdict
+    ],
+)
+def test_a_time_that_rises_is_a_regression(changes: tuple[float, ...], verdict: str) -> None:
+    assert judged(*changes).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [((-0.05, -0.051, -0.049), "fail"), ((0.05, 0.051, 0.049), "pass"), ((-0.01, -0.011, -0.01), "pass")],
+)
+def test_a_rate_that_falls_is_a_regression(changes: tuple[float, ...], verdict: str) -> None:
+    found = judged(*changes, name="throughput_tok_s")
+    assert found.verdict == verdict
+    assert found.best is not None
+    assert found.worst is not None
+    assert found.best <= -found.change + 1e-9 <= found.worst + 2e-9
+
+
+def test_no_spread_is_the_limit_not_a_crash() -> None:
+    assert judged(0.0, 0.0).verdict == "pass"
+    assert judged(0.05, 0.05).verdict == "fail"
+
+
+def test_one_block_has_numbers_and_no_bounds() -> None:
+    found = judged(0.05)
+    assert found.change == pytest.approx(0.05)
+    assert (found.best, found.worst, found.p, found.excludable) == (None, None, None, None)
+
+
+def test_what_could_be_ruled_out_is_ruled_out_in_four_of_five_runs_without_a_change() -> None:
+    random = np.random.default_rng(3)
+    excludable = judged(*random.normal(0, 0.01, 8)).excludable
+    assert excludable is not None
+    runs = [judged(*random.normal(0, 0.01, 8)) for _ in range(400)]
+    typical = float(np.median([each.excludable for each in runs]))
+    assert np.mean([(each.worst or 0) <= typical for each in runs]) == pytest.approx(0.8, abs=0.06)
+
+
+def test_the_offered_load_is_no_pass() -> None:
+    found = judged(0.0, 0.0, 0.0, name="throughput_tok_s", offered=("throughput_tok_s",))
+    assert (found.verdict, found.remark) == ("undecided", "is the offered load, whatever the engine does")
+
+
+# -- several metrics --------------------------------------------------------------------------------------
+
+
+def verdicts(*each: str) -> dict[str, gate.Judged]:
+    plain = judged(0.0, 0.01)
+    return {
+        str(index): gate.Judged(plain.before, plain.after, 0, 0, 0, 0, 0, verdict)  # type: ignore[arg-type]
+        for index, verdict in enumerate(each)
+    }
+
+
+def test_all_must_pass_and_one_fails() -> None:
+    assert gate.overall(verdicts("pass", "pass")) == "pass"
+    assert gate.overall(verdicts("pass", "undecided")) == "undecided"
+    assert gate.overall(verdicts("pass", "undecided", "fail")) == "fail"
+
+
+def test_fails_are_corrected_for_their_number() -> None:
+    slower = [5.0 * (1 + each) for each in (0.045, 0.026, 0.05, 0.025)]
+    steady = [5.0, 5.2, 4.9, 5.1]
+    alone = {"tpot_ms_p50": {"before": [5.0] * 4, "after": slower}}
+    others = {
+        name: {"before": [5.0] * 4, "after": steady} for name in ("ttft_ms_p50", "latency_ms_p50", "step_ms")
+    }
+    assert gate.judge(alone, list(alone), LIMIT, 0.05)["tpot_ms_p50"].verdict == "fail"
+    many = {**alone, **others}
+    assert gate.judge(many, list(many), LIMIT, 0.05)["tpot_ms_p50"].verdict == "undecided"
+
+
+def test_a_metric_without_values_is_named() -> None:
+    with pytest.raises(api.EngineError, match="the metric device_busy has no value"):
+        gate.judge({}, ["device_busy"], LIMIT, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("names", "limit", "reason"),
+    [
+        (("submit_lag_ms_p99",), 0.02, "has no regression in percent"),
+        (("peak_concurrency",), 0.02, "has no regression in percent"),
+        (("tpot_p50",), 0.02, "did you mean tpot_ms_p50?"),
+        (("tpot_ms_p50",) * 2, 0.02, "up to 5 different metrics"),
+        (("tpot_ms_p50",), 0.0, "--max-regression must lie between 0% and 100%"),
+    ],
+)
+def test_what_cannot_be_gated_is_refused(names: tuple[str, ...], limit: float, reason: str) -> None:
+    with pytest.raises(api.BadSetting) as caught:
+        gate.check(names, limit)
+    assert reason in str(caught.value)
+
+
+# -- levels and rates -------------------------------------------------------------------------------------
+
+
+def planned(**changes: Any) -> Design:
+    return Design(name="x", arms=(arm("before"), arm("after")), workload=Workload(), **changes)
+
+
+def test_the_levels_of_planned_and_of_unplanned_gates() -> None:
+    until = until_decided(20)
+    assert gate.level(planned(), 6) == 0.05
+    assert gate.level(planned(blocks=20, until=until), 8) == until.levels[1] / 2
+    assert gate.level(planned(blocks=9, until=until_precise(0.01, 9)), 7) == 0.03
+    assert make_gate(0.02, planned()) == Gate(max_regression=0.02, levels=(0.05,))
+    sequential = planned(blocks=20, until=until, gate=make_gate(0.02, planned(blocks=20, until=until)))
+    assert gate.level(sequential, 8) > until.levels[1] / 2  # all of the 5% is on one side
+
+
+def rates(shift: float, runs: int = 800, blocks: int = 8, sd: float = 0.01) -> dict[str, float]:
+    random = np.random.default_rng(12)
+    found = [judged(*np.expm1(random.normal(shift, sd, blocks))).verdict for _ in range(runs)]
+    return {each: found.count(each) / runs for each in ("pass", "fail", "undecided")}
+
+
+def test_a_change_at_the_limit_is_judged_wrongly_in_five_percent_on_either_side() -> None:
+    found = rates(math.log1p(LIMIT))
+    assert found["pass"] == pytest.approx(0.05, abs=0.023)
+    assert found["fail"] == pytest.approx(0.05, abs=0.023)
+
+
+def test_a_harmless_change_never_fails_and_a_clear_one_nearly_always_does() -> None:
+    assert rates(0.0, 300)["fail"] == 0
+    assert rates(0.01, 300)["fail"] <= 0.01
+    assert rates(math.log(1.05), 300)["fail"] > 0.98
+
+
+# -- words and files --------------------------------------------------------------------------------------
+
+
+def folder_of(tmp_path: Path, factor: float, count: int = 6, **design: Any) -> Path:
+    """A finished run on disk, whose after arm's TPOT is `factor` times the before arm's."""
+    plan = manifest(6, **design)
+    folder = tmp_path / "results" / plan.run
+    store.write_manifest(folder, plan)
+    for block in some_blocks(factor, count):
+        store.write_block(folder, block.number, block.tables)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "words"),
+    [
+        (1.0, "pass", "Gate: PASS. pinned-h2d: no metric regressed by more than 2%"),
+        (1.1, "fail", "Gate: FAIL. pinned-h2d: tpot_ms_p50 regressed by more than 2%"),
+        (1.0201, "undecided", "tpot_ms_p50 may have regressed by more than 2%, or not"),
+    ],
+)
+def test_a_finished_run_is_judged(tmp_path: Path, factor: float, verdict: str, words: str) -> None:
+    gated = gate_run.judge(folder_of(tmp_path, factor), (), None)
+    assert gated.verdict == verdict
+    text = tables.gate_markdown(gated.result, gated.verdict)
+    assert words in text
+    assert "| tpot_ms_p50 |" in text
+    assert json.loads(msgspec.json.encode(gated.result))["gate"]["verdict"] == verdict
+
+
+def test_outputs_that_differ_fail_the_gate(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, 1.0)
+    shutil.rmtree(folder / "blocks")
+    for block in some_blocks(1.0, 6, digest="other"):
+        store.write_block(folder, block.number, block.tables)
+    gated = gate_run.judge(folder, (), None)
+    assert gated.verdict == "fail"
+    assert "OUTPUTS DIFFER in 72 of 72 requests" in tables.gate_conclusion(gated.result, gated.verdict)
+
+
+def test_the_files_of_a_gate(tmp_path: Path) -> None:
+    folder, step = folder_of(tmp_path, 1.0), tmp_path / "step.md"
+    step.write_text("before\n")
+    names = ("tpot_ms_p50", "ttft_ms_p50", "throughput_tok_s")
+    gate_run.write(tmp_path, gate_run.judge(folder, names, 0.05), {"GITHUB_STEP_SUMMARY": str(step)})
+    assert step.read_text() == "before\n" + (tmp_path / "gate.md").read_text()
+    smaller = json.loads((tmp_path / "smaller-is-better.json").read_text())
+    assert [each["name"].split()[-1] for each in smaller] == ["tpot_ms_p50", "ttft_ms_p50"]
+    for each in smaller:
+        assert set(each) == {"name", "unit", "value", "range", "extra"}
+        assert isinstance(each["value"], float)
+    (bigger,) = json.loads((tmp_path / "bigger-is-better.json").read_text())
+    assert bigger["unit"] == "tok/s"
+
+
+def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:
+    gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
+    excludable = gated.result["gate"]["metrics"]["tpot_ms_p50"]["excludable"]
+    assert 0 < excludable < LIMIT
+    assert tables.gate_table(gated.result).rows[0][6] == f"{100 * excludable:.2g}%"
+
+
+@pytest.mark.parametrize(
+    ("count", "design", "reason"),
+    [
+        (3, {}, "is not finished: 3 of 6 blocks, and a verdict now would be peeking; go on with bench run"),
+        (6, {"arms": 1}, "has one arm"),
+    ],
+)
+def test_a_run_that_cannot_be_judged(tmp_path: Path, count: int, design: dict[str, Any], reason: str) -> None:
+    folder = folder_of(tmp_path, 1.0, count, **design)
+    with pytest.raises(api.BadSetting) as caught:
+        gate_run.judge(folder, (), None)
+    assert reason in str(caught.value)
+
+
+def test_one_block_is_undecided(tmp_path: Path) -> None:
+    plan = manifest(1)
+    folder = tmp_path / plan.run
+    store.write_manifest(folder, plan)
+    store.write_block(folder, 0, some_blocks(1.5, 1)[0].tables)
+    gated = gate_run.judge(folder, (), None)
+    assert gated.verdict == "undecided"
+    assert "(one block)" in tables.gate_table(gated.result).rows[0][-1]
+
+
+def test_a_gate_fits_the_terminal(tmp_path: Path) -> None:
+    gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
+    for width in (72, 100, 200):
+        text = io.StringIO()
+        parts = tables.gate_terminal(gated.result, gated.verdict, width)
+        Console(file=text, width=width).print(*parts, sep="\n")
+        assert max(map(len, text.getvalue().splitlines())) <= width
+        assert "Gate: PASS" in text.getvalue()
+
+
+def test_a_gate_with_refs_takes_one_setting() -> None:
+    with pytest.raises(api.BadSetting, match="a variant has two settings"):
+        make_design(
+            Asked(variant="overlap", refs=(None, None)),
+            api.find_engines(),
+            load_variants(),
+            lambda: "emulated",
+        )
+
+
+# -- two refs of a small repository -----------------------------------------------------------------------
+
+QUICK = (
+    *("gate", "--engine", "paced", "--no-pretok", "--num-requests", "4", "--max-new-tokens", "16"),
+    *("--interval-ms", "1", "--blocks", "3", "--rounds", "1", "--max-regression", "10%"),
+)
+
+
+def git(where: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's repository: `base`, `tidied` (as fast), and `slower` by half, which is checked out."""
+    where = tmp_path_factory.mktemp("repository")
+    engine = where / "paced_engine.py"
+    shutil.copy(EXAMPLE / "paced_engine.py", engine)
+    git(where, "init", "--quiet")
+    text = engine.read_text()
+    for branch, content in (
+        ("base", text),
+        ("tidied", text + "\n# tidied\n"),
+        ("slower", text.replace("STEP_US = 2000", "STEP_US = 3000")),
+    ):
+        engine.write_text(content)
+        git(where, "add", "paced_engine.py")
+        git(where, "commit", "--quiet", "-m", branch)
+        git(where, "branch", branch)
+    return where
+
+
+@pytest.fixture(scope="module")
+def environment(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    site = tmp_path_factory.mktemp("site")
+    values = installed(site)
+    entries = site / "clockwork-1.dist-info" / "entry_points.txt"
+    entries.write_text(entries.read_text() + "paced = paced_engine:SPEC\n")
+    rooms = tmp_path_factory.mktemp("rooms")
+    return {**values, "PYTHONPATH": f"{values['PYTHONPATH']}{os.pathsep}{repository}", "TMPDIR": str(rooms)}
+
+
+def assert_nothing_is_left(repository: Path, environment: dict[str, str]) -> None:
+    assert git(repository, "worktree", "list").count("\n") == 1
+    assert not [each for each in Path(environment["TMPDIR"]).iterdir() if each.name.startswith("bench-refs")]
+
+
+def test_a_regression_between_two_refs_fails_and_names_the_metric(
+    repository: Path, environment: dict[str, str]
+) -> None:
+    bench = start(environment, repository, *QUICK, "--base-ref", "base", "--head-ref", "slower")
+    code, stdout, stderr = bench.end()
+    assert code == 1, stderr
+    assert "Gate: FAIL. paced: tpot_ms_p50 regressed by more than 10%" in " ".join(stdout.split())
+    assert "ref=base" in stdout
+    assert (repository / "results" / "gate.md").exists()
+    assert_nothing_is_left(repository, environment)
+    shutil.rmtree(repository / "results")
+
+
+def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: dict[str, str]) -> None:
+    """The checkout in the current folder is slower: neither ref may run its code."""
+    arguments = ("--base-ref", "base", "--head-ref", "tidied", "--format", "json", "--max-regression", "30%")
+    code, stdout, stderr = start(environment, repository, *QUICK, *arguments).end()
+    assert code in (0, 3), stderr
+    result = json.loads(stdout)
+    assert result["gate"]["verdict"] in ("pass", "undecided")
+    row = result["comparisons"][0]["metrics"]["tpot_ms_p50"]
+    assert max(row["before"], row["after"]) < 2.9
+    (run,) = [each for each in (repository / "results").iterdir() if each.is_dir()]
+    refs = [each.ref for each in store.read_manifest(run).design.arms]
+    assert [each.name for each in refs if each is not None] == ["base", "tidied"]
+    assert_nothing_is_left(repository, environment)
+    shutil.rmtree(repository / "results")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--base-ref bass", "unknown ref in"),
+        ("--head-ref base", "--head-ref needs a --base-ref"),
+        ("--base-ref base --head-ref base", "before and after are the same settings"),
+        ("--base-ref base --before python=/nowhere/python", "can't start before with /nowhere/python"),
+        ("--base-ref base --engine clockwork", "its interpreter found the engine in"),
+        ("--base-ref base --primary tpot_ms_p50", "a gate is about its --metric"),
+        ("--base-ref base --metric tpot_p50", "did you mean tpot_ms_p50?"),
+        ("--base-ref base --until-precision 1%", "a gate stops after --blocks, or --until-decided"),
+        ("", "a gate needs two arms"),
+        ("results/nothing", "is measured: with it, only --metric"),
+    ],
+)
+def test_a_wrong_gate_is_one_line_and_leaves_nothing(
+    repository: Path, environment: dict[str, str], arguments: str, message: str
+) -> None:
+    code, stdout, stderr = start(environment, repository, *QUICK, *arguments.split()).end()
+    assert (code, stdout) == (2, ""), stderr
+    assert message in last_line(stderr)
+    assert last_line(stderr).startswith("bench: ")
+    assert not list((repository / "results").glob("*")) or not (repository / "results").exists()
+    assert_nothing_is_left(repository, environment)
+
+
+def test_outside_of_a_repository_there_are_no_refs(environment: dict[str, str], tmp_path: Path) -> None:
+    alone = {**environment, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    code, _, stderr = start(alone, tmp_path, *QUICK, "--base-ref", "base").end()
+    assert code == 2
+    assert "refs are of the git repository around" in last_line(stderr)
+
+
+def test_a_worktree_that_cannot_be_made(repository: Path, environment: dict[str, str]) -> None:
+    broken = {**environment, "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath"}
+    hooks = repository.parent / "hooks"
+    hooks.mkdir(exist_ok=True)
+    (hooks / "post-checkout").write_text("#!/bin/sh\nexit 1\n")
+    (hooks / "post-checkout").chmod(0o755)
+    broken["GIT_CONFIG_VALUE_0"] = str(hooks)
+    code, _, stderr = start(broken, repository, *QUICK, "--base-ref", "base").end()
+    assert code == 2, stderr
+    assert "can't make a worktree of base" in last_line(stderr)
+    assert_nothing_is_left(repository, environment)
+
+
+def test_an_interpreter_without_the_packages(environment: dict[str, str], tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {os.path.realpath(shutil.which("python3") or "")} -S "$@"\n')
+    bare.chmod(0o755)
+    arguments = ("gate", *QUICK[1:], "--after", f"python={bare}")
+    code, _, stderr = start(environment, tmp_path, *arguments).end()
+    assert code == 2, stderr
+    assert "of the engine host of after lacks a package: ModuleNotFoundError" in last_line(stderr)
+    assert not list((tmp_path / "results").iterdir())

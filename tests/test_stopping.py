@@ -1,0 +1,227 @@
+"""When a run may stop: the levels, the rule on the harness's own objects, and error rates by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines import api
+from experiments import false_alarms as simulated
+from harness import stats, stopping
+from harness.comparison import Values, reason_to_stop
+from harness.design import Arm, Design, Until
+from harness.workload import Workload
+
+RUNS = 5_000
+ARMS = tuple(
+    Arm(name=name, engine="e", options=api.EngineOptions(), toggles={}) for name in ("before", "after")
+)
+
+
+@pytest.fixture(scope="module")
+def decided() -> Until:
+    return stopping.until_decided(20)
+
+
+def design(until: Until | None, blocks: int = 20) -> Design:
+    return Design(name="x", arms=ARMS, workload=Workload(), blocks=blocks, until=until)
+
+
+def changed(*changes: float) -> list[Values]:
+    """A block per change of the primary, a fraction."""
+    return [{"before": {"tpot_ms_p50": 4.0}, "after": {"tpot_ms_p50": 4.0 * (1 + each)}} for each in changes]
+
+
+def at_most(rate: float) -> float:
+    """A simulated rate may be this high by chance: three standard errors above."""
+    return rate + 3 * math.sqrt(rate * (1 - rate) / RUNS)
+
+
+# -- the plan ---------------------------------------------------------------------------------------------
+
+
+def test_the_looks() -> None:
+    assert stopping.looks(20) == (6, 8, 10, 12, 14, 16, 18, 20)
+    assert stopping.looks(9) == (6, 8, 9)
+    assert stopping.looks(6) == (6,)
+
+
+def test_the_levels_of_twenty_blocks_are_the_known_ones(decided: Until) -> None:
+    known = (0.0026, 0.0050, 0.0079, 0.0112, 0.0146, 0.0182, 0.0219, 0.0256)
+    assert decided.levels == pytest.approx(known, abs=2e-4)
+
+
+def test_a_plan_is_the_same_each_time_it_is_made(decided: Until) -> None:
+    assert stopping.until_decided(20) == decided
+
+
+def test_a_single_look_is_the_fixed_test() -> None:
+    assert stopping.until_decided(6).levels == (0.05,)
+
+
+@settings(deadline=None, max_examples=3)
+@given(st.integers(7, 16))
+def test_later_looks_get_more_and_none_gets_all(most: int) -> None:
+    levels = stopping.until_decided(most).levels
+    assert list(levels) == sorted(levels)
+    assert 0 < levels[0] < levels[-1] < 0.05 < sum(levels)
+
+
+@pytest.mark.parametrize("most", [5, 0, -1, 101])
+def test_an_impossible_number_of_blocks_is_refused(most: int) -> None:
+    for plan in (lambda: stopping.until_decided(most), lambda: stopping.until_precise(0.01, most)):
+        with pytest.raises(api.BadSetting, match=f"needs --max-blocks from 6 to 100, not {most}"):
+            plan()
+
+
+def test_an_interval_has_the_level_of_its_look(decided: Until) -> None:
+    plan = design(decided)
+    assert plan.alpha(8) == plan.alpha(9) == decided.levels[1]
+    assert plan.alpha(20) == decided.levels[-1]
+    assert plan.alpha(3) == decided.levels[0]  # not yet at a look: the strictest
+    assert design(None).alpha(3) == 0.05
+
+
+# -- the rule ---------------------------------------------------------------------------------------------
+
+CLEAR = [0.050, 0.052, 0.048, 0.051, 0.049, 0.050]
+TINY = [0.0001, -0.0001, 0.0002, -0.0002, 0.0001, -0.0001]
+WIDE = [0.09, -0.08, 0.07, -0.09, 0.08, -0.07] * 4
+
+
+def test_a_clear_change_stops_at_the_first_look_and_not_before(decided: Until) -> None:
+    plan = design(decided)
+    assert all(reason_to_stop(plan, changed(*CLEAR[:n])) is None for n in range(1, 6))
+    reason = reason_to_stop(plan, changed(*CLEAR))
+    assert reason == "decided at 6 of at most 20 blocks: tpot_ms_p50 is slower"
+
+
+def test_no_change_within_the_margin_stops_too(decided: Until) -> None:
+    reason = reason_to_stop(design(decided), changed(*TINY))
+    assert reason == "decided at 6 of at most 20 blocks: tpot_ms_p50 is same"
+
+
+def test_nothing_is_looked_at_between_two_looks(decided: Until) -> None:
+    hesitant = [*CLEAR[:5], 0.2, 0.05]  # undecided at 6; clear enough at 7, where nobody looks
+    plan = design(decided)
+    assert reason_to_stop(plan, changed(*hesitant[:6])) is None
+    assert reason_to_stop(plan, changed(*CLEAR, 0.05)) is None
+
+
+def test_what_stays_unclear_ends_at_the_most_blocks(decided: Until) -> None:
+    plan = design(decided)
+    assert reason_to_stop(plan, changed(*WIDE[:18])) is None
+    assert reason_to_stop(plan, changed(*WIDE[:20])) == (
+        "20 blocks, the most allowed: tpot_ms_p50 is undecided"
+    )
+
+
+def test_precision_looks_at_the_width_alone() -> None:
+    plan = design(stopping.until_precise(0.01, 8), 8)
+    reason = reason_to_stop(plan, changed(*CLEAR))
+    assert reason is not None
+    assert reason.startswith("decided at 6 of at most 8 blocks: half-width 0.")
+    assert reason.endswith("%, within 1%")
+    assert reason_to_stop(plan, changed(*WIDE[:7])) is None
+    end = reason_to_stop(plan, changed(*WIDE[:8]))
+    assert end is not None
+    assert end.startswith("8 blocks, the most allowed: half-width")
+    assert end.endswith("not within 1%")
+
+
+def test_a_fixed_run_never_looks() -> None:
+    plan = design(None, 8)
+    assert reason_to_stop(plan, changed(*CLEAR)) is None
+    assert reason_to_stop(plan, changed(*CLEAR, 0.05, 0.05)) == "all 8 blocks done"
+
+
+def test_the_plan_survives_the_manifest(decided: Until) -> None:
+    plan = design(decided)
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=Design) == plan
+
+
+# -- error rates ------------------------------------------------------------------------------------------
+
+
+def test_the_simulated_rules_are_those_of_the_harness(decided: Until) -> None:
+    random = np.random.default_rng(4)
+    for shift in (0.0, 0.02):
+        some = simulated.differences(simulated.normal, random, 20, 20) + shift
+        simulated.agree(some, decided, simulated.SD)
+        simulated.agree(some, stopping.until_precise(0.006, 20), simulated.SD)
+
+
+BEARABLE = {name: noise for name, noise in simulated.NOISES.items() if name != "extreme drift"}
+
+
+@pytest.mark.parametrize("noise", BEARABLE.values(), ids=BEARABLE)
+def test_false_alarms_stay_within_five_percent(noise: simulated.Noise, decided: Until) -> None:
+    random = np.random.default_rng(5)
+    pairs = simulated.differences(noise, random, RUNS, 20)
+    assert simulated.sequential(pairs, decided, simulated.NEVER_SAME).detected <= at_most(0.05)
+    precise = stopping.until_precise(0.6 * simulated.SD, 20)
+    assert simulated.sequential(pairs, precise, simulated.NEVER_SAME).detected <= at_most(0.05)
+    assert simulated.fixed(pairs, 6, simulated.NEVER_SAME).detected <= at_most(0.05)
+
+
+def test_where_the_order_makes_the_difference_the_false_alarms_are_warned_of() -> None:
+    """A drift of two pair SDs per boot is beyond what a coin balances; the position effect shows it."""
+    pairs, after_first = simulated.ordered(simulated.rushing, np.random.default_rng(3), 1000, 8)
+    alarms = np.abs(simulated.fixed(pairs, 8, simulated.NEVER_SAME).verdict) == 1
+    found = [stats.position(*each) for each in zip(pairs[alarms], after_first[alarms], strict=True)]
+    assert np.mean([each is None or each.weakens(simulated.SD) for each in found]) > 0.9
+
+
+def test_naive_looks_would_raise_many_false_alarms(decided: Until) -> None:
+    """The guard of the levels: at 5% a look, a run that stops when it is decided is wrong far more often."""
+    random = np.random.default_rng(6)
+    pairs = simulated.differences(simulated.normal, random, RUNS, 20)
+    naive = Until(rule="decided", looks=decided.looks, levels=(0.05,) * len(decided.looks))
+    assert simulated.sequential(pairs, naive, simulated.NEVER_SAME).detected > 0.11
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_a_family_of_secondaries_keeps_the_level_of_the_look(correlation: float, decided: Until) -> None:
+    random = np.random.default_rng(7)
+    pairs, *own = (simulated.differences(simulated.normal, random, RUNS, 20) for _ in range(6))
+    others = [correlation * pairs + (1 - correlation**2) ** 0.5 * each for each in own]
+    levels = dict(zip(decided.looks, decided.levels, strict=True))
+    for shift in (0.0, 0.02):
+        ended = simulated.sequential(pairs + shift, decided, simulated.NEVER_SAME)
+        assert simulated.family(others, ended, levels.__getitem__) <= at_most(0.05)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 3.0])
+def test_a_change_of_the_margin_is_seldom_called_the_same(share: float, decided: Until) -> None:
+    random = np.random.default_rng(8)
+    margin = share * simulated.SD
+    pairs = simulated.differences(simulated.normal, random, RUNS, 20) + np.log1p(margin)
+    assert simulated.fixed(pairs, 6, margin).same <= at_most(0.025)
+    assert simulated.sequential(pairs, decided, margin).same <= at_most(0.025)
+    precise = stopping.until_precise(margin / 2, 20)
+    assert simulated.sequential(pairs, precise, margin).same <= at_most(0.025)
+
+
+@pytest.mark.parametrize(("blocks", "sd", "expected"), [(5, 0.005, 0.91), (10, 0.01, 0.80)])
+def test_power_is_that_of_the_noncentral_t(blocks: int, sd: float, expected: float) -> None:
+    random = np.random.default_rng(9)
+    pairs = simulated.differences(simulated.normal, random, RUNS, blocks) * (sd / simulated.SD)
+    found = simulated.fixed(pairs + np.log1p(0.01), blocks, simulated.NEVER_SAME).detected
+    assert found == pytest.approx(expected, abs=0.02)
+    assert stats.detection_power(0.01 / sd, blocks) == pytest.approx(expected, abs=0.01)
+
+
+def test_stopping_early_saves_a_third_where_the_change_is_clear(decided: Until) -> None:
+    """Pair SD = margin: a fixed plan for 80% power takes 10 blocks, this one at most 12."""
+    random = np.random.default_rng(10)
+    pairs = simulated.differences(simulated.normal, random, RUNS, 12)
+    until = stopping.until_decided(12)
+    at_margin = simulated.sequential(pairs + np.log1p(simulated.SD), until, simulated.SD)
+    twice = simulated.sequential(pairs + np.log1p(2 * simulated.SD), until, simulated.SD)
+    assert at_margin.detected >= stats.detection_power(1.0, 10)
+    assert twice.blocks.mean() <= 0.7 * stats.fixed_plan(simulated.SD, simulated.SD)
