@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from engines import api
-from harness.settings import Asked, make_design, parse_fraction
+from harness.settings import Asked, make_design, parse_fraction, parse_goodput
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED = 1, 3
