@@ -20,7 +20,7 @@ from engines import api
 from experiments.record import write_result
 from harness import stats, stopping
 from harness.comparison import Values, reason_to_stop
-from harness.design import Arm, Design, Until
+from harness.design import ALPHA, Arm, Design, Until
 from harness.workload import Workload
 
 RUNS = 100_000
@@ -130,7 +130,7 @@ def verdicts(low: Floats, high: Floats, margin: float) -> npt.NDArray[np.int64]:
 
 
 def fixed(pairs: Floats, n: int, margin: float) -> Ended:
-    return Ended(np.full(len(pairs), n), verdicts(*intervals(pairs, n, stats.ALPHA), margin))
+    return Ended(np.full(len(pairs), n), verdicts(*intervals(pairs, n, ALPHA), margin))
 
 
 def sequential(pairs: Floats, until: Until, margin: float) -> Ended:
@@ -210,7 +210,7 @@ def false_alarms(runs: int, random: np.random.Generator) -> list[list[str]]:
         for rho in (0.0, 0.5, 0.9):
             others = [rho * pairs + (1 - rho**2) ** 0.5 * each for each in own]
             for n in (6, 10):
-                found = family(others, fixed(pairs, n, SD), lambda _: stats.ALPHA)
+                found = family(others, fixed(pairs, n, SD), lambda _: ALPHA)
                 rows.setdefault(f"5 secondaries, correlation {rho:g}, {n} blocks", []).append(found)
             levels = dict(zip(decided.looks, decided.levels, strict=True))
             found = family(others, sequential(pairs, decided, SD), levels.__getitem__)
@@ -246,7 +246,7 @@ def power(runs: int, random: np.random.Generator) -> list[list[str]]:
     rows = []
     for n, sd in ((5, 0.005), (10, 0.01)):
         pairs = differences(normal, random, runs, n) * (sd / SD) + np.log1p(0.01)
-        low, high = intervals(pairs, n, stats.ALPHA)
+        low, high = intervals(pairs, n, ALPHA)
         found = float(((low > 0) | (high < 0)).mean())
         rows.append([str(n), f"{sd:.1%}", f"{found:.3f}", f"{stats.detection_power(0.01 / sd, n):.3f}"])
     return rows

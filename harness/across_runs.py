@@ -19,7 +19,7 @@ import numpy as np
 from engines import api
 from harness import cautions, comparison, metrics, stats, store
 from harness.comparison import Block
-from harness.design import Arm, Design
+from harness.design import ALPHA, Arm, Design
 from harness.store import Manifest
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
         "before": comparison.settings(before),
         "after": comparison.settings(after),
         "blocks": min(map(len, read.values())),
-        "confidence": 1 - stats.ALPHA,
+        "confidence": 1 - ALPHA,
         "margin": design.margin,
         "primary": design.primary,
         "metrics": {name: _row(name, per_arm) for name, per_arm in values.items()},

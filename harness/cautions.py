@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness import stats
+from harness.design import ALPHA
 from harness.store import Manifest
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _order(
         p = stats.sign_flip(differences)
         lines.append(f"the sign-flip test (p = {p:.3f}) disagrees with the t test: look at single blocks")
     drift = stats.drift(before, after)
-    if drift is not None and abs(drift.change) > design.margin and drift.p < stats.ALPHA:
+    if drift is not None and abs(drift.change) > design.margin and drift.p < ALPHA:
         lines.append(
             f"drift: both arms moved by {percent(drift.change)} from the first block to the last; the change "
             "between them is not biased by it"

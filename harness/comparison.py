@@ -22,6 +22,7 @@ ROW = (
     "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
     "verdict", "floor",
 )  # fmt: skip
+OFFERED = "offered_req_s"  # beside the metrics: what the arrivals ask for
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
 
 Values = Mapping[str, Mapping[str, float]]  # arm → metric → the value of one block
@@ -83,7 +84,7 @@ def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[
     if len(design.arms) == 2 and design.primary not in effects:
         raise _no_value(design.primary)
     adjusted = _adjusted(design, effects)
-    offered = offered_load(design, blocks, values.get("throughput_req_s", {}))
+    offered = offered_load(design, per_block)
     before, *after = design.arms_with_plant(manifest.plant_ns)
     did = mechanism(design, blocks)
     return {
@@ -160,7 +161,7 @@ def judged(
 ) -> dict[str, gate.Judged]:
     """What a gate says of these metrics after these blocks."""
     values = measured(design, per_block)
-    offered = THROUGHPUTS if offered_load(design, values.get("throughput_req_s", {})) else ()
+    offered = THROUGHPUTS if offered_load(design, per_block) else ()
     return gate.judge(values, names, limit, gate.level(design, len(per_block)), offered)
 
 
@@ -187,13 +188,14 @@ def measured(design: Design, per_block: Sequence[Values]) -> dict[str, dict[str,
 
 
 def block_values(design: Design, block: Block) -> Values:
-    """arm → metric → the value of one block."""
+    """arm → metric → the value of one block; OFFERED with them."""
     found: dict[str, dict[str, float]] = {}
     for arm in design.arms:
         requests, steps_of_arm, rounds, work = (
             block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work")
         )
         found[arm.name] = metrics.measure(requests, steps_of_arm, rounds, work, design.goodput)
+        found[arm.name][OFFERED] = offered_rate(requests)
     steps = [block.of(arm.name, "steps") for arm in design.arms]
     if len(steps) == 2 and all(len(each) for each in steps):
         for arm, value in zip(design.arms, metrics.step_ms_matched(*steps), strict=True):
@@ -257,15 +259,16 @@ def _judged_row(
     return row
 
 
-def offered_load(design: Design, blocks: Sequence[Block], served: Mapping[str, Sequence[float]]) -> bool:
+def offered_load(design: Design, per_block: Sequence[Values]) -> bool:
     """Whether throughput is what was offered rather than what the engine can do: arrivals by the clock, and
-    at least 90% of their rate served (`served`: requests a second, by arm and block). It gets no verdict."""
+    at least 90% of their rate served in every block. It gets no verdict."""
     workload = design.workload
-    if not workload.open_loop or workload.arrival_schedule == "relative" or not served:
+    if not workload.open_loop or workload.arrival_schedule == "relative":
         return False
-    offered = [offered_rate(block.of(design.arms[0].name, "requests")) for block in blocks]
     return all(
-        rate >= 0.9 * due for series in served.values() for rate, due in zip(series, offered, strict=True)
+        values[arm.name]["throughput_req_s"] >= 0.9 * values[arm.name][OFFERED]
+        for values in per_block
+        for arm in design.arms
     )
 
 

@@ -28,11 +28,11 @@ from scipy import stats as distributions
 
 from engines import api
 from harness import metrics, stats
-from harness.design import Design
+from harness.design import MAX_SECONDARIES, Design
 
 Verdict = Literal["pass", "fail", "undecided"]
 DEFAULT_LIMIT = 0.02
-MOST_METRICS = stats.MAX_SECONDARIES
+MOST_METRICS = MAX_SECONDARIES
 ONE_SIDED = 0.05
 
 
@@ -102,7 +102,7 @@ def judge(
     for name in names:
         if len(values.get(name, {})) < 2:
             raise api.EngineError(f"the metric {name} has no value in some block")
-    pairs = {name: tuple(values[name].values()) for name in names}
+    pairs = {name: (before, after) for name in names for before, after in [values[name].values()]}
     adjusted = stats.holm([_p_beyond(name, *pairs[name], limit) for name in names])
     return {
         name: _judge(name, *pairs[name], limit, one_sided, p, name in offered)

@@ -135,7 +135,7 @@ def _effect(
 def half_width(sd: float, n: int, alpha: float = ALPHA) -> float:
     """Half of the t interval: t(1 - alpha/2; n-1) · sd / sqrt(n), on the scale of the d_i. It is also the
     smallest |mean| that n blocks of this SD would call a change."""
-    return float(distributions.t.ppf(1 - alpha / 2, n - 1)) * sd / n**0.5
+    return float(distributions.t.ppf(1 - alpha / 2, n - 1) * sd / n**0.5)
 
 
 def as_change(value: float, scale: Scale) -> float:

@@ -15,7 +15,7 @@ TESTS = Path(__file__).resolve().parent
 BENCH = (sys.executable, "-c", "from harness.cli import main; main()")
 ENTRY_POINTS = "[bench.engines]\nclockwork = clockwork_engine:SPEC\n"
 CLOCKWORK = (
-    *("--engine", "clockwork", "--no-pretok", "--rounds", "2", "--interval-ms", "20"),
+    *("--engine", "clockwork", "--no-pretok", "--rounds", "2"),
     *("--num-requests", "8", "--max-new-tokens", "8"),
 )
 

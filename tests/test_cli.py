@@ -86,6 +86,13 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("run --engine overlap --plant 3%", "--plant delays the after arm, and there is none"),
         ("aa --variant pinned-h2d --after h2d=packed", "an arm against itself has no --after"),
         ("aa", "say what to run"),
+        ("compare /nowhere/at/all", "/nowhere/at/all is no run folder"),
+        ("compare", "Missing argument"),
+        ("rerun /nowhere/at/all", "/nowhere/at/all is no run folder"),
+        ("gate /nowhere/at/all", "/nowhere/at/all is no run folder"),
+        ("gate --variant overlap --on-undecided perhaps", "perhaps"),
+        ("gate --variant overlap --max-regression 0%", "--max-regression must lie between 0% and 100%"),
+        ("gate --variant overlap --metric submit_lag_ms_p99", "has no regression in percent"),
         ("run --blocks six", "--blocks"),
         ("run --bloks 6", "--bloks"),
         ("run --variant pinned-h2d --format xml", "xml"),
@@ -161,11 +168,11 @@ def test_the_doctor_looks_at_everything(
         assert what in report
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["variants"], ["engines"]])
-def test_what_measures_nothing_starts_light(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", ["--help", "run --help", "gate --help", "variants", "engines"])
+def test_what_measures_nothing_starts_light(arguments: str) -> None:
     code = "import sys; from harness.cli import main\ntry: main()\nexcept SystemExit: pass\n"
     code += "print(sorted({'torch', 'pandas', 'scipy', 'numpy', 'zmq'} & set(sys.modules)), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)
     assert done.stderr == "[]\n"
     assert done.stdout
 

@@ -79,7 +79,7 @@ def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     until = ("--until-decided", "--max-blocks", "8", "--rounds", "1", "--interval-ms", "1")
-    bench = start(environment, tmp_path, "run", *COMPARE[:-2], *until)
+    bench = start(environment, tmp_path, "run", *COMPARE, *until)
     bench.wait_for("block 2 of at most 8 done")
     bench.popen.send_signal(signal.SIGINT)
     code, _, stderr = bench.end(DEATH_LIMIT_S)
@@ -96,6 +96,24 @@ def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
     assert result["comparisons"][0]["confidence"] > 0.95
     code, stdout, _ = start(environment, tmp_path, *again).end()  # nothing is left to measure
     assert (code, json.loads(stdout)) == (0, result)
+
+
+def test_a_run_is_repeated_from_its_manifest(environment: dict[str, str], tmp_path: Path) -> None:
+    few = ("--blocks", "1", "--rounds", "1", "--seed", "5", "--margin", "3%")
+    code, _, stderr = start(environment, tmp_path, "run", *COMPARE, *few).end()
+    assert code == 0, stderr
+    first = run_folder(tmp_path)
+    again = ("rerun", str(first), "--out", "again", "--format", "json")
+    code, stdout, stderr = start(environment, tmp_path, *again).end()
+    assert code == 0, stderr
+    (second,) = (tmp_path / "again").iterdir()
+    assert json.loads(stdout)["run"] == second.name != first.name
+    assert store.read_manifest(second).design == store.read_manifest(first).design
+    manifest = first / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"cores": ', '"cores": 1'))
+    code, _, stderr = start(environment, tmp_path, *again).end()
+    assert code == 0
+    assert f"bench: than {first.name}, other machine: cores was 1" in stderr
 
 
 def test_one_arm_alone(environment: dict[str, str], tmp_path: Path) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from engines.api import BadSetting
 from harness.workload import traces
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from harness.workload import Workload
 
 UNTIMED = -1  # due after something that happens in the round: a request was sent, a place became free
@@ -54,6 +55,8 @@ def gamma(workload: Workload, random: np.random.Generator) -> list[int]:
     Unlike there, the first request is due at once, and a round is not stretched to last exactly
     num_requests/rate: both arms get the same arrivals, so luck with the rate cancels between them.
     """
+    import numpy as np
+
     gaps = workload.num_requests - 1
     intervals = random.standard_gamma(workload.burstiness, gaps) / workload.burstiness / rates(workload)[1:]
     return [0, *np.cumsum(intervals * NS_PER_S).round().astype(np.int64).tolist()]
@@ -65,6 +68,8 @@ def rates(workload: Workload) -> np.ndarray:
     With a ramp-up it grows linearly from request to request, from START at the first to `rate` at the last,
     as in `vllm bench serve --ramp-up-strategy linear`, or at the REQUESTS-th where the ramp says so.
     """
+    import numpy as np
+
     assert workload.rate is not None
     if workload.ramp_up is None:
         return np.full(workload.num_requests, workload.rate)
@@ -82,7 +87,7 @@ def parse_ramp(text: str) -> tuple[float, int | None]:
         rate, requests = float(start), int(count) if count else None
     except ValueError:
         raise BadSetting(f"ramp_up needs START or START:REQUESTS, not '{text}'") from None
-    if not 0 < rate < np.inf:
+    if not 0 < rate < math.inf:
         raise BadSetting(f"ramp_up must start from a rate above 0, not {start}")
     if requests is not None and requests < 2:
         raise BadSetting(f"ramp_up needs at least 2 requests to reach the full rate, not {requests}")

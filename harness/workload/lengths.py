@@ -8,12 +8,15 @@ normal:64:16          mean 64, SD 16, rounded; clipped on both sides of the mean
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from engines.api import BadSetting, pick
+
+if TYPE_CHECKING:  # the command line must not wait for numpy
+    import numpy as np
 
 FORMS = "a number, uniform:LOW:HIGH or normal:MEAN:SD"
 REACH = 4  # SDs from the mean at which a normal distribution is clipped: 6 in 100,000 lengths
@@ -64,11 +67,13 @@ def uniform(low: float, high: float, option: str) -> Lengths:
 
 
 def normal(mean: float, sd: float, option: str) -> Lengths:
-    if not (1 <= mean < np.inf and 0 < sd < np.inf):
+    if not (1 <= mean < math.inf and 0 < sd < math.inf):
         raise BadSetting(f"{option}: MEAN must be at least 1 and SD above 0")
     reach = min(mean - 1, REACH * sd)
 
     def draw(count: int, random: np.random.Generator) -> list[int]:
+        import numpy as np
+
         lengths = np.clip(random.normal(mean, sd, count), mean - reach, mean + reach)
         return [round(length) for length in lengths.tolist()]
 

@@ -11,12 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from engines.api import BadSetting
 from harness.workload import conversations
 
 if TYPE_CHECKING:
+    import numpy as np
     from tokenizers import Tokenizer
 
 ENGLISH = "english"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the command line must not wait for numpy
+    import numpy as np
+
 
 # The index is part of the seed: new purposes go to the end.
 PURPOSES = ("arrivals", "input_tokens", "max_new_tokens", "prompts", "leads", "trace")
@@ -14,4 +18,6 @@ def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
     It is the child that numpy.random.SeedSequence(seed).spawn would give at that index: independent of every
     other stream, and the same however many numbers the others hand out.
     """
+    import numpy as np
+
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *key)))

@@ -14,17 +14,20 @@ A trace has no text: prompts are made of random token ids, the same ids for the 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy as np
 
 from engines.api import BadSetting
 from harness.workload.streams import stream
+
+if TYPE_CHECKING:  # the command line must not wait for numpy
+    import numpy as np
 
 BLOCK_TOKENS = 512  # of a Mooncake hash id
 
@@ -90,7 +93,7 @@ def read(path: str, count: int) -> Trace:
 def _first(path: str, file: IO[str], count: int) -> Trace:
     entries: list[Entry] = []
     failed = 0
-    before = -np.inf
+    before = -math.inf
     for number, line in _rows(path, file) if path.endswith(".csv") else _lines(path, file):
         entry = _entry(f"{path}, line {number}", line)
         if entry.at_ms < before:
@@ -167,10 +170,10 @@ def check_fit(trace: Trace, scale: float, context: int) -> None:
            for each in trace.entries):  # fmt: skip
         return
     fitting = (context - 1) / trace.longest  # 1: two lengths are rounded up by less than that
-    digits = 1 - int(np.floor(np.log10(fitting)))
+    digits = 1 - math.floor(math.log10(fitting))
     raise BadSetting(
         f"the trace asks for up to {trace.longest} tokens, input and output, and the context holds "
-        f"{context}: trace_scale={np.floor(fitting * 10**digits) / 10**digits:g} makes them fit"
+        f"{context}: trace_scale={math.floor(fitting * 10**digits) / 10**digits:g} makes them fit"
     )
 
 
@@ -181,6 +184,8 @@ def prompts(trace: Trace, scale: float, seed: int, vocabulary: Sequence[int]) ->
     prompt and equal hash ids still give equal prefixes: of interest to a prefix cache as long as its own
     blocks are no longer than 512 scale. Other seeds give other ids: rounds of one boot share nothing.
     """
+    import numpy as np
+
     ids = np.asarray(vocabulary)
     found = []
     for index, entry in enumerate(trace.entries):
