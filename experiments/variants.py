@@ -31,7 +31,7 @@ RECORDER = [
 COMMANDS = {
     "pinned-h2d": ["--variant", "pinned-h2d"],
     "overlap": ["--variant", "overlap"],
-    "async-output": ["--variant", "async-output", "--blocks", "12"],
+    "async-output": ["--variant", "async-output"],
     "deferred-output": ["--variant", "deferred-output"],
     "copy-done": ["--variant", "copy-done"],
     "recorder": [*RECORDER, "--blocks", "8"],

@@ -20,7 +20,7 @@ LONG = ("--num-requests", "64", "--max-new-tokens", "64", "--concurrency", "8")
 def kill_after(bench: Bench, block: str, word: str) -> str:
     """Kill the process with `word` in its command line once `block` is done; the run's last line."""
     bench.wait_for(f"{block} done", seconds=90)
-    victim = bench.find(word)
+    victim = bench.find(word, seconds=60)
     time.sleep(BOOT_S)
     victim.send_signal(signal.SIGKILL)
     code, _, stderr = bench.end(DEATH_LIMIT_S)
