@@ -40,23 +40,33 @@ def run_slower(comparison: dict[str, Any]) -> bool:
 
 def main() -> None:
     place = sys.argv[2] if len(sys.argv) > 2 else "device"
-    name = "plants" if place == "device" else f"plants_{place}"
-    runs = earlier(name)
+    runs = earlier("plants")
     for _ in range(wanted(10)):
         for share in ("3%", "0%"):
-            runs.append({**measured(share, place, len(runs)), "seed": len(runs)})
-            seen = {each: [run["seen"] for run in runs if run["plant"] == each] for each in ("3%", "0%")}
-            counts = ", ".join(f"{each} seen in {sum(found)} of {len(found)}" for each, found in seen.items())
+            runs.append({**measured(share, place, len(runs)), "place": place})
             write_result(
-                name,
-                title=f"Delays planted at the {place}, 8 blocks, mean TPOT: {counts}",
+                "plants",
+                title=f"Planted delays, 8 blocks, mean TPOT: {seen(runs)}",
                 header=["planted", "achieved", "seen", *CELLS],
                 rows=[
-                    [run["plant"], f"{run['achieved']:+.2%}", "yes" if run["seen"] else "no", *cells(run)]
+                    [
+                        f"{run['plant']} at the {run['place']}",
+                        f"{run['achieved']:+.2%}",
+                        "yes" if run["seen"] else "no",
+                        *cells(run),
+                    ]
                     for run in runs
                 ],
                 data=runs,
             )
+
+
+def seen(runs: list[dict[str, Any]]) -> str:
+    """As in: 3% at the device seen in 9 of 10, ..."""
+    counts: dict[str, list[bool]] = {}
+    for run in runs:
+        counts.setdefault(f"{run['plant']} at the {run['place']}", []).append(run["seen"])
+    return ", ".join(f"{what} seen in {sum(found)} of {len(found)}" for what, found in counts.items())
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def kept(run: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: run[name] for name in ("code", "seconds", "commit")},
         **{name: primary[name] for name in ("before", "change", "ci_low", "ci_high", "sd", "verdict")},
-        "others_share": [line for line in comparison["warnings"] if line.startswith("noise")],
+        "noise": [line for line in comparison["warnings"] if line.startswith("noise")],
         "outputs": comparison["outputs"],
     }
 

@@ -84,7 +84,7 @@ def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
         kind=described.device["kind"],
         engine=before.engine,
         model=before.options.model,
-        options=before.options,
+        options=msgspec.structs.replace(before.options, device=described.device["kind"]),  # not "auto"
         workload=design.workload,
         rounds=design.rounds,
         blocks=blocks,

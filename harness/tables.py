@@ -110,11 +110,13 @@ def remarks(comparison: Mapping[str, Any]) -> Iterator[str]:
 
 def planted(comparison: Mapping[str, Any]) -> str | None:
     """What became of a planted delay; None where none was."""
-    size = plants.achieved(comparison)
-    if size is None:
+    place, size = comparison["after"]["options"]["plant_at"], plants.achieved(comparison)
+    if place is None:
         return None
+    if size is None:
+        return f"Planted at the {place}: the engine counted no delay, so none can be seen."
     name = comparison["primary"]
-    row, place = comparison["metrics"][name], comparison["after"]["options"]["plant_at"]
+    row = comparison["metrics"][name]
     expected = plants.expected(size, row["better"])
     found = f"{name} changed by {percent(row['change'])}"
     if row["ci_low"] is None:
@@ -297,7 +299,7 @@ def gate_table(result: Mapping[str, Any]) -> Table:
             percent(row["change"]),
             percent(row["best"]) or "–",
             percent(row["worst"]) or "–",
-            "–" if row["excludable"] is None else f"{100 * row['excludable']:.2g}%",
+            "–" if row["excludable"] is None else f"{100 * row['excludable']:.3g}%",
             row["verdict"] + (f" ({row['remark']})" if row["remark"] else ""),
         )
         for name, row in found["metrics"].items()

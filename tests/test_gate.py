@@ -245,7 +245,7 @@ def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:
     gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
     excludable = gated.result["gate"]["metrics"]["tpot_ms_p50"]["excludable"]
     assert 0 < excludable < LIMIT
-    assert tables.gate_table(gated.result).rows[0][6] == f"{100 * excludable:.2g}%"
+    assert tables.gate_table(gated.result).rows[0][6] == f"{100 * excludable:.3g}%"
 
 
 @pytest.mark.parametrize(

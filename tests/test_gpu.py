@@ -39,6 +39,17 @@ def test_tokens_equal_generate(cuda, model, settings):
     near_ties(model, requests, tokens)
 
 
+def test_a_planted_delay_takes_as_long_as_asked(cuda):
+    device, _ = cuda
+    settings = SPEC.check({"schedule": "overlap", "launch": "inline", "graph": "on"})
+    requests, ns = some_requests(6), 500_000
+    plain, _, _ = serve(device, settings, requests, max_batch_size=6)
+    delayed, _, record = serve(device, settings, requests, max_batch_size=6, plant_at="device", plant_ns=ns)
+    assert delayed == plain
+    mean = record.counters["planted_device_ns"] / record.steps.rows
+    assert 0.8 * ns < mean < 1.5 * ns  # the clock may move, and events are 0.5 us fine
+
+
 def test_every_decode_shape_is_captured_and_replayed(cuda):
     device, chaos = cuda
     settings = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})

@@ -13,7 +13,7 @@ from engines import api
 from engines.devices.base import Device
 from engines.overlap import SPEC
 from engines.overlap.plant import TAG, compute_for
-from harness import plants, runner
+from harness import plants, runner, tables
 from harness.design import Arm, Design
 from harness.settings import Asked, make_design
 from harness.variants import load_variants
@@ -202,6 +202,25 @@ def found(
 )
 def test_seen_is_slower_by_what_was_planted(comparison: dict[str, Any], seen: bool) -> None:
     assert plants.seen(comparison) is seen
+
+
+def test_what_became_of_a_delay_is_said() -> None:
+    comparison = found(0.02, 0.04, "slower") | {"after": {"options": {"plant_at": "device"}}}
+    comparison["metrics"]["x"] |= {"change": 0.029, "delta": 1.0, "unit": "ms"}
+    assert tables.planted(comparison) == (
+        "Planted at the device: +3.0% of a step; x changed by +2.9% [+2.0%, +4.0%], slower, and the interval "
+        "holds +3.0%: seen."
+    )
+    comparison["metrics"]["x"] |= {"ci_low": -0.02, "verdict": "undecided"}
+    assert (tables.planted(comparison) or "").endswith("undecided, and the interval holds +3.0%: not seen.")
+
+
+def test_a_delay_that_nobody_counted_is_told() -> None:
+    """An older engine, as of another ref, may not know the hook."""
+    comparison = found(0.02, 0.04, "slower") | {"mechanism": {}, "after": {"options": {"plant_at": "host"}}}
+    assert tables.planted(comparison) == (
+        "Planted at the host: the engine counted no delay, so none can be seen."
+    )
 
 
 def test_the_hooks_own_price_is_not_part_of_the_delay() -> None:

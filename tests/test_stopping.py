@@ -15,6 +15,7 @@ from experiments import false_alarms as simulated
 from harness import stats, stopping
 from harness.comparison import Values, reason_to_stop
 from harness.design import Arm, Design, Until
+from harness.settings import make_gate
 from harness.workload import Workload
 
 RUNS = 5_000
@@ -132,6 +133,17 @@ def test_precision_looks_at_the_width_alone() -> None:
     assert end is not None
     assert end.startswith("8 blocks, the most allowed: half-width")
     assert end.endswith("not within 1%")
+
+
+def test_a_gate_stops_once_it_passes_or_fails(decided: Until) -> None:
+    plan = design(decided)
+    plan = msgspec.structs.replace(plan, gate=make_gate(0.02, plan))
+    assert reason_to_stop(plan, changed(*CLEAR)) == "decided at 6 of at most 20 blocks: the gate says fail"
+    harmless = [0.010, 0.011, 0.009, 0.010, 0.011, 0.009]  # a change for sure, and within the limit
+    assert reason_to_stop(plan, changed(*harmless)) == "decided at 6 of at most 20 blocks: the gate says pass"
+    assert reason_to_stop(plan, changed(*WIDE[:18])) is None
+    end = reason_to_stop(plan, changed(*WIDE[:20]))
+    assert end == "20 blocks, the most allowed: the gate says undecided"
 
 
 def test_a_fixed_run_never_looks() -> None:

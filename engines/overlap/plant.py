@@ -3,7 +3,8 @@
 On the `device`, a program that computes for so long runs on stream `forward` in front of the step's own. On
 the `host`, the scheduler's thread computes for so long in each step, and holds the interpreter meanwhile, as
 Python work does. Both arms have the hook, the before arm with a delay of nothing, so that the delay is all
-that differs. What the delays really took is counted: `planted_device_ns`, `planted_host_ns`.
+that differs. What the delays really took is counted: `planted_device_ns`, `planted_host_ns`. A delay on the
+device is one launch more in each step, and is counted as that too.
 """
 
 from __future__ import annotations
