@@ -266,7 +266,7 @@ def offered_load(design: Design, per_block: Sequence[Values]) -> bool:
     if not workload.open_loop or workload.arrival_schedule == "relative":
         return False
     return all(
-        values[arm.name]["throughput_req_s"] >= 0.9 * values[arm.name][OFFERED]
+        values[arm.name].get("throughput_req_s", 0.0) >= 0.9 * values[arm.name].get(OFFERED, np.inf)
         for values in per_block
         for arm in design.arms
     )
