@@ -157,7 +157,7 @@ def request(
     ] = None,
     plant_at: Annotated[str | None, _option(DESIGN, "device or host (device).")] = None,
     rounds: Annotated[
-        int | None, _option(DESIGN, "Measured rounds of a boot (12 on emulated, 2 on cuda).")
+        int | None, _option(DESIGN, "Measured rounds of a boot (10 on emulated, 2 on cuda).")
     ] = None,
     warmup_rounds: Annotated[int | None, _option(DESIGN, "Rounds of a boot thrown away (1).")] = None,
     margin: Annotated[str | None, _option(DESIGN, "Largest change that counts as none (1%).")] = None,

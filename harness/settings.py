@@ -29,7 +29,7 @@ SCALED: dict[str, dict[str, Any]] = {
     "cuda": {"num_requests": 64, "max_new_tokens": 128, "interval_ms": 20.0},
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
-ROUNDS = {"cuda": 2, "emulated": 12}
+ROUNDS = {"cuda": 2, "emulated": 10}
 OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
 GATE_LEVEL = 0.05  # one-sided
 PLACES = ("device", "host")  # of a planted delay
