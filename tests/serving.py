@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+import numpy as np
 import torch
 
 from engines import api
@@ -62,6 +63,14 @@ def serve(
         if isinstance(event, api.Chunk):
             tokens[event.id] += event.token_ids
     return tokens, sink.events, record
+
+
+def column(record: api.RoundRecord, name: str) -> list[int]:
+    """One column of a round's step records."""
+    assert record.steps is not None
+    cells = np.frombuffer(record.steps.data, dtype=np.int64).reshape(record.steps.rows, -1)
+    values: list[int] = cells[:, record.steps.columns.index(name)].tolist()
+    return values
 
 
 class _Pulled(Collected):

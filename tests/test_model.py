@@ -39,7 +39,7 @@ def test_logits_equal_transformers_to_a_thousandth(monkeypatch, name):
         tables = torch.zeros(3, 3, dtype=torch.int32).numpy()
         tables[1] = request.blocks
         for position in range(20, 40):
-            request.tokens, request.scheduled = ids[20 : position + 1], position - 19
+            request.tokens, request.context = ids[20 : position + 1], position + 1
             batch = scheduler.decode_batch([request], 2, 3, tables, 16, padding_slot=2)
             write(module, "decode.2.3", batch)
             module.decode(2, 3)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import msgspec
 import pytest
 
 from engines.overlap import SPEC
 from tests.conftest import CHAOS_SEED
-from tests.serving import generated, near_ties, serve, some_requests
+from tests.serving import column, generated, near_ties, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 
@@ -54,6 +55,25 @@ def test_tokens_equal_generate_under_chaos(chaotic_device, model, settings):
     requests = some_requests(8)
     options = {"model": model, "max_batch_size": 5, "stream_interval": 3, "chaos": CHAOS_SEED}
     tokens, _, _ = serve(chaotic_device, settings, requests, **options)
+    assert near_ties(model, requests, tokens) == 0
+
+
+SERIAL = SPEC.check({"schedule": "serial", "h2d": "pinned", "output": "deferred", "graph": "on"})
+INLINE = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})
+THREAD = SPEC.check(
+    {"schedule": "overlap", "launch": "thread", "sync": "copy-done", "h2d": "pinned", "output": "process"}
+)
+THREE = (SERIAL, INLINE, THREAD)  # as far apart as settings can be
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("settings", THREE, ids=name)
+def test_tokens_equal_generate_when_blocks_run_out(chaotic_device, model, settings):
+    requests = [msgspec.structs.replace(each, max_new_tokens=24) for each in some_requests(10)]
+    tight = {"block_size": 4, "num_blocks": 1 + 18, "max_context": 64, "prefill_max_tokens": 48}
+    options = {"model": model, "max_batch_size": 6, "chaos": CHAOS_SEED}
+    tokens, _, record = serve(chaotic_device, settings, requests, **tight, **options)
+    assert sum(column(record, "preempted")) > 3
     assert near_ties(model, requests, tokens) == 0
 
 

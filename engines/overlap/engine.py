@@ -67,7 +67,9 @@ class OverlapEngine(api.Engine):
         )
         num_blocks = options.num_blocks or options.max_batch_size * block_buckets[-1] + 1
         shapes = [(rows, blocks) for rows in limits.batch_buckets for blocks in limits.block_buckets]
-        facts = device.load(self._module(limits, num_blocks, shapes))
+        # A request that is put back is prefilled again with all its tokens, alone if they are too many.
+        prefill_tokens = max(limits.prefill_max_tokens, options.max_context)
+        facts = device.load(self._module(limits, prefill_tokens, num_blocks, shapes))
         self.tokenizer = load_tokenizer(options.model, facts["vocabulary"])
         graph.PREPARE[toggles["graph"]](device, shapes)
 
@@ -77,7 +79,7 @@ class OverlapEngine(api.Engine):
             toggles["h2d"],
             device,
             device.stream("forward"),
-            self._metadata(limits, shapes),
+            self._metadata(limits, prefill_tokens, shapes),
             self.counters,
             self._check_launching,
         )
@@ -103,7 +105,9 @@ class OverlapEngine(api.Engine):
         )
         return self._describe(device, facts)
 
-    def _module(self, limits: Limits, num_blocks: int, shapes: list[tuple[int, int]]) -> ModuleSpec:
+    def _module(
+        self, limits: Limits, prefill_tokens: int, num_blocks: int, shapes: list[tuple[int, int]]
+    ) -> ModuleSpec:
         options = self.options
         return ModuleSpec(
             "engines.overlap.model:build",
@@ -113,16 +117,18 @@ class OverlapEngine(api.Engine):
                 "seed": options.seed,
                 "max_batch_size": limits.max_batch_size,
                 "prefill_max_batch_size": limits.prefill_max_batch_size,
-                "prefill_max_tokens": limits.prefill_max_tokens,
+                "prefill_max_tokens": prefill_tokens,
                 "num_blocks": num_blocks,
                 "block_size": options.block_size,
                 "decode_shapes": [list(shape) for shape in shapes],
             },
         )
 
-    def _metadata(self, limits: Limits, shapes: list[tuple[int, int]]) -> dict[str, h2d.Metadata]:
+    def _metadata(
+        self, limits: Limits, prefill_tokens: int, shapes: list[tuple[int, int]]
+    ) -> dict[str, h2d.Metadata]:
         """Every program's metadata buffer, as the module laid it out."""
-        layouts = {"prefill": lay_out(limits.prefill_max_tokens, limits.prefill_max_batch_size, 0)}
+        layouts = {"prefill": lay_out(prefill_tokens, limits.prefill_max_batch_size, 0)}
         for rows, blocks in shapes:
             layouts[f"decode.{rows}.{blocks}"] = lay_out(rows, rows, blocks)
         device = self._device
@@ -188,7 +194,7 @@ class OverlapEngine(api.Engine):
             return f"a prompt of {prompt} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
         assert self._run is not None
         pool = self._run.scheduler.pool
-        if pool.blocks_for(prompt + most) > pool.capacity:
+        if pool.blocks_for(active.longest) > pool.capacity:
             return f"{prompt + most} tokens do not fit into {pool.capacity} KV blocks of {pool.block_size}"
         return None
 

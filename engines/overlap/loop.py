@@ -78,7 +78,7 @@ class Run:
             return None
         number = self.next_step
         self.next_step += 1
-        self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens)
+        self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
         self.recorder.end(SCHEDULE, number, began)
 
         began = self.recorder.begin(METADATA)

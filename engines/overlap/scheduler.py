@@ -1,22 +1,27 @@
 """Which requests run next, and what the device must be told to run them.
 
 Knows requests and blocks; knows no device and no thread. Prefill goes first: a request that waits is worth
-more than one more token of those that run. A request is admitted with all the blocks it can ever need, so
-that none runs out in mid-flight.
+more than one more token of those that run.
+
+A request takes blocks as it grows. When they run out, the youngest running request is put back to the front
+of the queue, and is prefilled again later with all its tokens so far. Nothing is put back while a step is in
+flight: the device may still read its blocks, and a step that ends may give some back. So the oldest request
+always gets on, and a request that fits alone always ends.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from time import perf_counter_ns
 
 import numpy as np
 
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.layout import DUMMY_SLOT
-from engines.overlap.request import Active
+from engines.overlap.request import NO_SLOT, Active
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,8 @@ class Batch:
 
     `values` is what the device is told, by the names of layout.DTYPES; Python ints, except for the block
     tables, int32 [rows, blocks]. `rows` is the batch with its padding, `length` the padded prompt length of
-    a prefill, `blocks` the padded number of blocks of a decode step.
+    a prefill, `blocks` the padded number of blocks of a decode step. `preempted` requests were put back to
+    make room for it.
     """
 
     kind: str  # "prefill" or "decode"
@@ -34,6 +40,7 @@ class Batch:
     length: int
     blocks: int
     values: dict[str, Sequence[int] | np.ndarray]
+    preempted: int = 0
 
     @property
     def tokens(self) -> int:
@@ -50,7 +57,7 @@ class Batch:
 class Limits:
     max_batch_size: int
     prefill_max_batch_size: int
-    prefill_max_tokens: int  # padded
+    prefill_max_tokens: int  # padded; a request that was put back may have more, and then runs alone
     batch_buckets: tuple[int, ...]  # ascending; the last one is max_batch_size
     block_buckets: tuple[int, ...]  # ascending; the last one holds the longest request
 
@@ -60,7 +67,8 @@ class Scheduler:
         self.pool = pool
         self.limits = limits
         self.waiting: deque[Active] = deque()
-        self.running: list[Active] = []
+        self.running: list[Active] = []  # in the order of arrival: admitted and put back in that order
+        self._steps_in_flight = 0
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
         # One row per request slot and a last one for padding, whose blocks are all the dummy block.
         self._tables = np.zeros((limits.max_batch_size + 1, limits.block_buckets[-1]), dtype=np.int32)
@@ -77,8 +85,9 @@ class Scheduler:
         """The next step, its requests already counted as in flight; None when nothing can run now."""
         batch = self._prefill() or self._decode()
         if batch is not None:
+            self._steps_in_flight += 1
             for request in batch.requests:
-                request.scheduled += 1
+                request.context += 1
                 request.in_flight += 1
         return batch
 
@@ -88,6 +97,7 @@ class Scheduler:
         A request that ended while this step was in flight drops its token. Blocks and slot go back only when
         no launched step reads them any more: the next owner's first step would be overwritten otherwise.
         """
+        self._steps_in_flight -= 1
         appended = []
         for request, token in zip(batch.requests, ids, strict=False):  # ids has padding rows at its end
             request.in_flight -= 1
@@ -104,23 +114,30 @@ class Scheduler:
 
     def _release(self, request: Active) -> None:
         self.running.remove(request)
+        self._take_away(request)
+
+    def _take_away(self, request: Active) -> None:
+        """Its blocks and its slot."""
         self.pool.give_back(request.blocks)
+        request.blocks = []
         self._free_slots.append(request.slot)
+        request.slot = NO_SLOT
 
     def _prefill(self) -> Batch | None:
         """Admit what waits, first come first served, up to the limits on requests, tokens and blocks."""
         limits, admitted, longest = self.limits, list[Active](), 0
         while self.waiting and self._free_slots and len(admitted) < limits.prefill_max_batch_size:
             request = self.waiting[0]
-            length = max(longest, len(request.prompt))
+            length = max(longest, request.context)
             if admitted and length * (len(admitted) + 1) > limits.prefill_max_tokens:
                 break
-            needed = self.pool.blocks_for(len(request.prompt) + request.request.max_new_tokens)
-            if needed > self.pool.free:
+            needed = self.pool.blocks_for(request.context)
+            if needed > self.pool.free - self._reserve([*admitted, request], needed):
                 break
             self.waiting.popleft()
             longest = length
-            request.admitted_ns = perf_counter_ns()
+            if request.admitted_ns < 0:
+                request.admitted_ns = perf_counter_ns()
             request.blocks = self.pool.take(needed)
             request.slot = self._free_slots.pop()
             self._tables[request.slot, :needed] = request.blocks
@@ -131,32 +148,66 @@ class Scheduler:
         self.running += admitted
         return prefill_batch(admitted, longest, self.pool.block_size)
 
+    def _reserve(self, admitted: list[Active], needed: int) -> int:
+        """Blocks that stay free when a request is admitted: one for each that may still grow, itself
+        included. Or it would be put back at once, for those that run grow first. Always there when the pool
+        holds max_batch_size full requests, or when nothing else runs."""
+        blocks_for = self.pool.blocks_for
+        *others, request = admitted
+        growing = sum(len(each.blocks) < blocks_for(each.longest) for each in chain(self.running, others))
+        return growing + (needed < blocks_for(request.longest))
+
     def _decode(self) -> Batch | None:
-        """One more token for every running request that has use for one."""
-        requests = [request for request in self.running if request.wants_step]
+        """One more token for every running request that has use for one. None also where blocks ran out and
+        a step is in flight."""
+        preempted = 0
+        requests, growing = self._wanting()
+        while len(growing) > self.pool.free:
+            if self._steps_in_flight:
+                return None
+            self._put_back(self.running[-1])
+            preempted += 1
+            requests, growing = self._wanting()
         if not requests:
             return None
+        for request, block in zip(growing, self.pool.take(len(growing)), strict=True):
+            self._tables[request.slot, len(request.blocks)] = block
+            request.blocks.append(block)
         deepest = self.pool.blocks_for(max(request.context for request in requests))
         rows = next(bucket for bucket in self.limits.batch_buckets if bucket >= len(requests))
         blocks = next(bucket for bucket in self.limits.block_buckets if bucket >= deepest)
-        return decode_batch(requests, rows, blocks, self._tables, self.pool.block_size, self.padding_slot)
+        batch = decode_batch(requests, rows, blocks, self._tables, self.pool.block_size, self.padding_slot)
+        return replace(batch, preempted=preempted) if preempted else batch
+
+    def _wanting(self) -> tuple[list[Active], list[Active]]:
+        """Those that have use for one more token, and those of them that need one more block for it."""
+        size = self.pool.block_size
+        requests = [each for each in self.running if each.context < each.limit and not each.finish_reason]
+        return requests, [each for each in requests if each.context > len(each.blocks) * size]
+
+    def _put_back(self, request: Active) -> None:
+        """To the front of the queue: what it has waits on the host, what the device has of it is lost."""
+        assert not request.in_flight, "a step in flight still reads its blocks"
+        self.running.remove(request)
+        self._take_away(request)
+        self.waiting.appendleft(request)
 
 
 def prefill_batch(requests: list[Active], length: int, block_size: int) -> Batch:
-    """Whole prompts, padded on the right to `length`."""
+    """Whole prompts, and the tokens so far of those that were put back, padded on the right to `length`."""
     input_ids, slot_mapping = list[int](), list[int]()
     for request in requests:
-        padding = length - len(request.prompt)
-        input_ids += request.prompt + [0] * padding
+        padding = length - request.context
+        input_ids += request.prompt + request.tokens + [0] * padding
         slot_mapping += [
             request.blocks[position // block_size] * block_size + position % block_size
-            for position in range(len(request.prompt))
+            for position in range(request.context)
         ] + [DUMMY_SLOT] * padding
     values: dict[str, Sequence[int] | np.ndarray] = {
         "input_ids": input_ids,
         "position_ids": list(range(length)) * len(requests),
         "slot_mapping": slot_mapping,
-        "context_lens": [len(request.prompt) for request in requests],
+        "context_lens": [request.context for request in requests],
         "request_slots": [request.slot for request in requests],
     }
     return Batch("prefill", tuple(requests), len(requests), length, 0, values)
