@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from time import perf_counter_ns
 
 import numpy as np
@@ -124,18 +123,29 @@ class Scheduler:
         request.slot = NO_SLOT
 
     def _prefill(self) -> Batch | None:
-        """Admit what waits, first come first served, up to the limits on requests, tokens and blocks."""
-        limits, admitted, longest = self.limits, list[Active](), 0
+        """Admit what waits, first come first served, up to the limits on requests, tokens and blocks.
+
+        A block stays free for each request that may still grow, the admitted one included: those that run
+        grow first, so it would be put back at once. They are there when the pool holds max_batch_size full
+        requests, and when nothing else runs.
+        """
+        if not (self.waiting and self._free_slots):
+            return None
+        limits, blocks_for = self.limits, self.pool.blocks_for
+        admitted, longest = list[Active](), 0
+        reserved = sum(len(each.blocks) < blocks_for(each.longest) for each in self.running)
         while self.waiting and self._free_slots and len(admitted) < limits.prefill_max_batch_size:
             request = self.waiting[0]
             length = max(longest, request.context)
             if admitted and length * (len(admitted) + 1) > limits.prefill_max_tokens:
                 break
-            needed = self.pool.blocks_for(request.context)
-            if needed > self.pool.free - self._reserve([*admitted, request], needed):
+            needed = blocks_for(request.context)
+            grows = needed < blocks_for(request.longest)
+            if needed + reserved + grows > self.pool.free:
                 break
             self.waiting.popleft()
             longest = length
+            reserved += grows
             if request.admitted_ns < 0:
                 request.admitted_ns = perf_counter_ns()
             request.blocks = self.pool.take(needed)
@@ -147,15 +157,6 @@ class Scheduler:
             return None
         self.running += admitted
         return prefill_batch(admitted, longest, self.pool.block_size)
-
-    def _reserve(self, admitted: list[Active], needed: int) -> int:
-        """Blocks that stay free when a request is admitted: one for each that may still grow, itself
-        included. Or it would be put back at once, for those that run grow first. Always there when the pool
-        holds max_batch_size full requests, or when nothing else runs."""
-        blocks_for = self.pool.blocks_for
-        *others, request = admitted
-        growing = sum(len(each.blocks) < blocks_for(each.longest) for each in chain(self.running, others))
-        return growing + (needed < blocks_for(request.longest))
 
     def _decode(self) -> Batch | None:
         """One more token for every running request that has use for one. None also where blocks ran out and
