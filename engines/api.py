@@ -40,6 +40,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int = 8  # tokens per chunk after the first token, which always goes out at once
     block_size: int = 16  # tokens per KV block
     num_blocks: int | None = None  # KV blocks; None: as many as max_batch_size full contexts need
+    prefix_cache: bool = False  # full KV blocks are kept and shared by requests that begin alike
     max_context: int = 512  # tokens of one request, prompt and output together, at most
     seed: int = 0  # of the preset weights
     recorder: bool = True  # step records on or off

@@ -88,6 +88,10 @@ def run(
         int | None, _option(ENGINE, "Requests prefilled together (64).")
     ] = None,
     prefill_max_tokens: Annotated[int | None, _option(ENGINE, "Padded tokens of one prefill (2048).")] = None,
+    prefix_cache: Annotated[
+        bool | None,
+        _option(ENGINE, "Keep and share KV of equal beginnings (off).", "--prefix-cache/--no-prefix-cache"),
+    ] = None,
     stream_interval: Annotated[int | None, _option(ENGINE, "Tokens per chunk after the first (8).")] = None,
     blocks: Annotated[int | None, _option(DESIGN, "Blocks, one boot of each arm each (6).")] = None,
     rounds: Annotated[int | None, _option(DESIGN, "Measured rounds of a boot, pooled (2).")] = None,
@@ -119,7 +123,7 @@ def run(
         ),
         options=_given(
             given, "model", "device", "dtype", "staging", "max_batch_size", "prefill_max_batch_size",
-            "prefill_max_tokens", "stream_interval",
+            "prefill_max_tokens", "prefix_cache", "stream_interval",
         ),
         design={
             **_given(given, "blocks", "rounds", "warmup_rounds", "primary", "seed"),

@@ -7,7 +7,7 @@ wrong token, as it would on a real device.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -83,15 +83,18 @@ class Simulation:
     prefill_batch: int = 3
     prefill_tokens: int = 24
     ahead: int = 1
+    prefix_cache: bool = False
     flying: deque[tuple[Batch, list[int]]] = field(default_factory=deque)
     live: dict[int, Active] = field(default_factory=dict)
     ended: dict[int, Active] = field(default_factory=dict)
     preempted: int = 0
+    cached: int = 0
 
     def __post_init__(self) -> None:
         buckets = ladder(-(-self.context // self.block_size))
         limits = Limits(self.batch, self.prefill_batch, self.prefill_tokens, ladder(self.batch), buckets)
-        self.scheduler = Scheduler(BlockPool(self.blocks, self.block_size), limits)
+        self.pool = BlockPool(self.blocks, self.block_size)
+        self.scheduler = Scheduler(self.pool, limits, self.prefix_cache)
         self.device = StubDevice(self.blocks, self.block_size, self.batch)
 
     @property
@@ -113,6 +116,7 @@ class Simulation:
                 assert batch.tokens <= self.prefill_tokens or len(batch.requests) == 1
                 assert len(batch.requests) <= self.prefill_batch
             self.preempted += batch.preempted
+            self.cached += batch.cached
             self.flying.append((batch, self.device.run(batch)))
         if len(self.flying) > self.ahead or (batch is None and self.flying):
             self.read()
@@ -127,11 +131,19 @@ class Simulation:
 
     def check(self) -> None:
         """Every block and slot has the owners it says it has, and none is lost."""
-        scheduler = self.scheduler
-        owned = [block for request in scheduler.running for block in request.blocks]
-        assert len(owned) == len(set(owned)), "a block has two owners"
-        assert 0 not in owned, "the dummy block was handed out"
-        assert len(owned) + scheduler.pool.free == self.blocks - 1, "a block leaked"
+        scheduler, pool = self.scheduler, self.pool
+        owners = Counter(block for request in scheduler.running for block in request.blocks)
+        assert all(pool._owners[block] == owners[block] for block in range(self.blocks))
+        shared = {block for block, count in owners.items() if count > 1}
+        assert shared <= pool._keys.keys(), "a block that nobody keeps has two owners"
+        for request in scheduler.running:
+            assert pool.blocks_for(request.context - 1) <= len(request.blocks), "a token without a slot"
+            assert shared.isdisjoint(request.blocks[request.kept :]), "a block was shared before it was known"
+        assert 0 not in owners, "the dummy block was handed out"
+        assert len(owners) + pool.free == self.blocks - 1, "a block leaked"
+        assert {key: block for block, key in pool._keys.items()} == pool._kept
+        assert pool._unused.keys() == {block for block in pool._keys if not owners[block]}
+        assert pool._unused.keys().isdisjoint(pool._free)
         slots = [request.slot for request in scheduler.running]
         assert len(set(slots)) == len(slots)
         assert NO_SLOT not in slots

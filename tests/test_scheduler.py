@@ -13,7 +13,7 @@ from engines.overlap.engine import ladder
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
-from tests.simulation import EOS, VOCABULARY, Simulation
+from tests.simulation import EOS, VOCABULARY, Simulation, expected_tokens
 
 BLOCK = 4
 CONTEXT = 32
@@ -39,12 +39,15 @@ lengths = st.tuples(st.integers(1, 16), st.integers(1, 16), st.booleans())
     ahead=st.integers(0, 1),
     batch=st.integers(1, 6),
     blocks=st.integers(9, 30),
+    prefix_cache=st.booleans(),
 )
-def test_every_request_gets_its_tokens_once_and_every_block_comes_back(asked, ahead, batch, blocks):
-    """Down to a pool that holds one full request and nothing else."""
-    simulation = Simulation(batch=batch, blocks=blocks, ahead=ahead)
+def test_every_request_gets_its_tokens_once_and_every_block_comes_back(
+    asked, ahead, batch, blocks, prefix_cache
+):
+    """Down to a pool that holds one full request and nothing else. Every third prompt begins like others."""
+    simulation = Simulation(batch=batch, blocks=blocks, ahead=ahead, prefix_cache=prefix_cache)
     for number, (prompt, count, stop) in enumerate(asked):
-        ids = [(number * 7 + place) % VOCABULARY for place in range(prompt)]
+        ids = [(number % 3 * 7 + place) % VOCABULARY for place in range(prompt)]
         simulation.submit(Request(number, ids, count, stop))
     turns = 0
     while simulation.busy:
@@ -172,8 +175,88 @@ def test_giving_a_block_back_twice_is_refused():
     pool = BlockPool(8, BLOCK)
     blocks = pool.take(2)
     pool.give_back(blocks)
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="has no owner"):
         pool.give_back(blocks)
+
+
+def served_in_turn(*requests: Request, blocks: int = 40, **options: int) -> Simulation:
+    """One after the other."""
+    simulation = Simulation(blocks=blocks, prefix_cache=True, **options)
+    for request in requests:
+        simulation.submit(request)
+        while simulation.busy:
+            simulation.step()
+            simulation.check()
+    simulation.check_ended()
+    return simulation
+
+
+def test_a_prompt_that_begins_like_another_is_prefilled_from_where_they_part():
+    first = list(range(1, 12))
+    simulation = served_in_turn(Request(0, first, 2), Request(1, [*first[:9], 50, 51], 2))
+    assert simulation.cached == 2 * BLOCK
+
+
+def test_the_last_token_of_a_prompt_is_prefilled_even_if_all_of_it_is_cached():
+    prompt = list(range(1, 9))
+    simulation = served_in_turn(Request(0, prompt, 1), Request(1, prompt, 1))
+    assert simulation.cached == BLOCK, "of two full blocks, the one without the last token"
+
+
+def test_output_is_cached_like_a_prompt():
+    """A second turn of a conversation: prompt and answer so far, and something new."""
+    first = Request(0, [1, 2, 3], 10)
+    said = [*first.prompt, *expected_tokens(first)]
+    simulation = served_in_turn(first, Request(1, [*said, 60], 2))
+    assert simulation.cached == 12 // BLOCK * BLOCK, "all but the last token, which was never fed back"
+
+
+def test_an_equal_block_behind_another_beginning_is_not_taken_for_the_same():
+    same = [7, 8, 9, 10]
+    simulation = served_in_turn(Request(0, [1, 2, 3, 4, *same, 5], 1), Request(1, [4, 3, 2, 1, *same, 5], 1))
+    assert simulation.cached == 0
+
+
+def test_of_cached_blocks_nobody_uses_the_one_longest_unused_is_handed_out_first():
+    pool = BlockPool(4, BLOCK)
+    blocks = pool.take(3)
+    for number, block in enumerate(blocks):
+        pool.keep(block, b"%d" % number)
+    pool.give_back(blocks)  # the end of a prefix goes before its beginning
+    pool.share([blocks[2]])
+    pool.give_back([blocks[2]])
+    assert pool.free == 3
+    assert pool.take(2) == [blocks[1], blocks[0]]
+    assert pool.find([b"0"]) == pool.find([b"1"]) == []
+    assert pool.find([b"2"]) == [blocks[2]]
+
+
+def test_a_block_enters_the_cache_only_when_its_ids_are_on_the_host():
+    prompt = list(range(1, 10))
+    simulation = Simulation(batch=2, prefill_batch=1, prefix_cache=True)
+    simulation.submit(Request(0, prompt, 4))
+    simulation.submit(Request(1, prompt, 4))
+    simulation.step()
+    simulation.step()
+    assert simulation.cached == 0, "the first one's ids were still in flight"
+    simulation.submit(Request(2, prompt, 4))
+    while simulation.busy:
+        simulation.step()
+        simulation.check()
+    assert simulation.cached == 2 * BLOCK
+    simulation.check_ended()
+
+
+def test_one_that_is_put_back_finds_its_own_blocks_again():
+    simulation = Simulation(batch=2, blocks=8, prefix_cache=True)
+    for number in range(2):
+        simulation.submit(Request(number, [number + 1] * 6, 12))
+    while simulation.busy:
+        simulation.step()
+        simulation.check()
+    assert simulation.preempted
+    assert simulation.cached
+    simulation.check_ended()
 
 
 @given(st.integers(1, 5000))

@@ -77,6 +77,21 @@ def test_tokens_equal_generate_when_blocks_run_out(chaotic_device, model, settin
     assert near_ties(model, requests, tokens) == 0
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("settings", THREE, ids=name)
+def test_tokens_equal_generate_behind_cached_prefixes(chaotic_device, model, settings):
+    """Prompts that share their beginning with others, and too few blocks for all of them."""
+    requests = [
+        msgspec.structs.replace(each, prompt=list(range(40 + each.id % 2))[: 9 * each.id] + each.prompt)
+        for each in some_requests(10)
+    ]
+    tight = {"block_size": 4, "num_blocks": 1 + 40, "max_context": 128, "prefill_max_batch_size": 2}
+    options = {"model": model, "max_batch_size": 6, "chaos": CHAOS_SEED, "prefix_cache": True}
+    tokens, _, record = serve(chaotic_device, settings, requests, **tight, **options)
+    assert record.counters["prefix_cached_tokens"] > 40
+    assert near_ties(model, requests, tokens) == 0
+
+
 @pytest.mark.parametrize("schedule", ["serial", "overlap"])
 def test_an_eos_ends_a_request_and_nothing_after_it_is_sent(device, schedule):
     requests = some_requests(8)

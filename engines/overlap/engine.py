@@ -85,7 +85,7 @@ class OverlapEngine(api.Engine):
         )
         forward = Forward(device, host_to_device, device_to_host, recorder, options.chaos)
         self._run = Run(
-            scheduler=Scheduler(BlockPool(num_blocks, options.block_size), limits),
+            scheduler=Scheduler(BlockPool(num_blocks, options.block_size), limits, options.prefix_cache),
             h2d=host_to_device,
             d2h=device_to_host,
             launch=launch.choose(toggles["launch"], forward),
@@ -121,6 +121,7 @@ class OverlapEngine(api.Engine):
                 "num_blocks": num_blocks,
                 "block_size": options.block_size,
                 "decode_shapes": [list(shape) for shape in shapes],
+                "prefix_cache": options.prefix_cache,
             },
         )
 
@@ -129,6 +130,10 @@ class OverlapEngine(api.Engine):
     ) -> dict[str, h2d.Metadata]:
         """Every program's metadata buffer, as the module laid it out."""
         layouts = {"prefill": lay_out(prefill_tokens, limits.prefill_max_batch_size, 0)}
+        if self.options.prefix_cache:
+            layouts["extend"] = lay_out(
+                prefill_tokens, limits.prefill_max_batch_size, limits.block_buckets[-1]
+            )
         for rows, blocks in shapes:
             layouts[f"decode.{rows}.{blocks}"] = lay_out(rows, rows, blocks)
         device = self._device

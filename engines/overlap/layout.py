@@ -3,7 +3,7 @@ program that reads it on the device.
 
 A step is told which tokens to run (input_ids, position_ids), where their keys and values go (slot_mapping),
 how far each request reaches back (context_lens), where its future token is kept (request_slots), and where
-its past lies (block_tables, decode only). The first four are the arrays of roseinfer's CUDA-graph path.
+its past lies (block_tables, if it has one). The first four are the arrays of roseinfer's CUDA-graph path.
 """
 
 from __future__ import annotations

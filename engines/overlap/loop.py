@@ -79,6 +79,8 @@ class Run:
         number = self.next_step
         self.next_step += 1
         self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
+        if batch.cached:
+            self.counters["prefix_cached_tokens"] += batch.cached
         self.recorder.end(SCHEDULE, number, began)
 
         began = self.recorder.begin(METADATA)

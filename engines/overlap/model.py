@@ -1,9 +1,10 @@
-"""What runs on the device: a Hugging Face causal LM over a paged KV cache, as two programs.
+"""What runs on the device: a Hugging Face causal LM over a paged KV cache, as three programs.
 
-`prefill(batch, length)` runs whole prompts, padded on the right to one length. `decode(batch, blocks)` runs
-one token per request, each with at most `blocks` KV blocks behind it. Both end by sampling into
-`sampled_ids` and into the future map, so that the next step can be launched before the host knows the ids.
-Nothing here knows of streams, copies or the host.
+`prefill(batch, length)` runs whole prompts, padded on the right to one length. `extend(batch, length,
+blocks)` runs what is left of prompts behind a cached prefix, over at most `blocks` KV blocks, the new tokens'
+own included. `decode(batch, blocks)` runs one token per request, each over at most `blocks` KV blocks. All
+end by sampling into `sampled_ids` and into the future map, so that the next step can be launched before the
+host knows the ids. Nothing here knows of streams, copies or the host.
 """
 
 from __future__ import annotations
@@ -49,12 +50,13 @@ class Prefill:
 
 
 @dataclass(slots=True)
-class Decode:
-    """What attention needs of a decode step.
+class Paged:
+    """What attention needs of a step with a past: of decode, where `length` is 1, and of extend.
 
-    slots: int64 [batch]; tables: int32 [batch * blocks]; bias: [batch, 1, 1, blocks * block_size], 0 where a
-    request has a token and -inf where not; gathered: two buffers [batch * blocks, block_size, kv_heads,
-    head_dim], static, since a fresh allocation of that size in each layer costs more than the gather.
+    slots: int64 [batch * length]; tables: int32 [batch * blocks]; gathered: two buffers [batch * blocks,
+    block_size, kv_heads, head_dim], static, since a fresh allocation of that size in each layer costs more
+    than the gather. bias: [batch, 1, length * queries per KV head, blocks * block_size], the queries of one
+    head behind each other, 0 where a query looks and -inf where not; one row where all look at the same.
     """
 
     pages: Pages
@@ -64,10 +66,10 @@ class Decode:
     gathered: tuple[Tensor, Tensor]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """One query per request over its blocks. Query heads that share a KV head become rows of one small
-        matrix, which keeps SDPA off its slow path for masked grouped-query attention."""
+        """Queries over their request's blocks. Query heads that share a KV head become rows of one matrix,
+        which keeps SDPA off its slow path for masked grouped-query attention."""
         _store(self.pages, layer, self.slots, key, value)
-        batch, heads, _, width = query.shape
+        batch, heads, length, width = query.shape
         kv_heads = key.shape[1]
         keys, values = (
             torch.index_select(cache[layer], 0, self.tables, out=buffer)
@@ -75,9 +77,9 @@ class Decode:
             .transpose(1, 2)
             for cache, buffer in zip((self.pages.keys, self.pages.values), self.gathered, strict=True)
         )
-        grouped = query.reshape(batch, kv_heads, heads // kv_heads, width)
+        grouped = query.reshape(batch, kv_heads, heads // kv_heads * length, width)
         out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self.bias, scale=scale)
-        return out.reshape(batch, 1, heads, width)
+        return out.reshape(batch, heads, length, width).transpose(1, 2)
 
 
 def _store(pages: Pages, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
@@ -94,7 +96,7 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    work: Prefill | Decode,
+    work: Prefill | Paged,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -121,6 +123,7 @@ class OverlapModule:
         num_blocks: int,
         block_size: int,
         decode_shapes: list[list[int]],
+        prefix_cache: bool,
     ) -> None:
         torch_dtype = getattr(torch, dtype)
         self.device = device
@@ -132,6 +135,7 @@ class OverlapModule:
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.layers = config.num_hidden_layers
+        self.queries_per_head = heads // kv_heads
         shape = (num_blocks, block_size, kv_heads, width)
         if max(max_blocks for _, max_blocks in decode_shapes) * block_size > config.max_position_embeddings:
             raise BadSetting(f"{model} has {config.max_position_embeddings} positions; lower max_context")
@@ -152,14 +156,17 @@ class OverlapModule:
         self.buffers = {"sampled_ids": self.sampled_ids}
         self._arrays: dict[str, dict[str, Tensor]] = {}
         self._add_metadata("prefill", lay_out(prefill_max_tokens, prefill_max_batch_size, 0))
+        most_blocks = max(blocks for _, blocks in decode_shapes)
+        if prefix_cache:
+            self._add_metadata("extend", lay_out(prefill_max_tokens, prefill_max_batch_size, most_blocks))
         most = max(batch * blocks for batch, blocks in decode_shapes)
         self._gathered = [torch.zeros(most, *shape[1:], dtype=torch_dtype, device=device) for _ in range(2)]
         for batch, blocks in decode_shapes:
             self._add_metadata(f"decode.{batch}.{blocks}", lay_out(batch, batch, blocks))
-        self._places = torch.arange(max(blocks for _, blocks in decode_shapes) * block_size, device=device)
+        self._places = torch.arange(most_blocks * block_size, device=device)
         self._nothing = torch.zeros((), dtype=torch_dtype, device=device)
         self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
-        self.programs = {"prefill": self.prefill, "decode": self.decode}
+        self.programs = {"prefill": self.prefill, "extend": self.extend, "decode": self.decode}
 
     def _zeros_per_layer(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.layers)]
@@ -187,22 +194,43 @@ class OverlapModule:
         rows = torch.arange(batch, device=self.device)
         self._sample(hidden[rows, last], arrays["request_slots"][:batch])
 
+    def extend(self, batch: int, length: int, blocks: int) -> None:
+        """Run at most `length` new tokens of each of `batch` requests, which lie in at most `blocks` blocks
+        with all before them, and sample the next token of each."""
+        tokens = batch * length
+        arrays = self._arrays["extend"]
+        positions = arrays["position_ids"][:tokens].view(batch, length)
+        looked_at = self._places[: blocks * self.pages.block_size] <= positions[:, :, None]
+        work = self._paged(
+            arrays["slot_mapping"][:tokens],
+            arrays["block_tables"][: batch * blocks],
+            looked_at.repeat(1, self.queries_per_head, 1),
+        )
+        hidden = self._forward(arrays["input_ids"][:tokens].view(batch, length), positions, work)
+        last = arrays["context_lens"][:batch].to(torch.int64) - 1 - positions[:, 0]
+        rows = torch.arange(batch, device=self.device)
+        self._sample(hidden[rows, last], arrays["request_slots"][:batch])
+
     def decode(self, batch: int, blocks: int) -> None:
         """Run one token of each of `batch` requests that reach back at most `blocks` blocks."""
         arrays = self._arrays[f"decode.{batch}.{blocks}"]
         context_lens = arrays["context_lens"]
         behind = self._places[: blocks * self.pages.block_size] < context_lens[:, None]
-        work = Decode(
-            self.pages,
-            slots=arrays["slot_mapping"].to(torch.int64),
-            tables=arrays["block_tables"],
-            bias=torch.where(behind, self._nothing, self._masked)[:, None, None, :],
-            gathered=(self._gathered[0][: batch * blocks], self._gathered[1][: batch * blocks]),
-        )
+        work = self._paged(arrays["slot_mapping"], arrays["block_tables"], behind[:, None, :])
         hidden = self._forward(arrays["input_ids"][:, None], arrays["position_ids"][:, None], work)
         self._sample(hidden[:, 0], arrays["request_slots"])
 
-    def _forward(self, input_ids: Tensor, position_ids: Tensor, work: Prefill | Decode) -> Tensor:
+    def _paged(self, slots: Tensor, tables: Tensor, looked_at: Tensor) -> Paged:
+        """`looked_at`: bool [batch, queries, blocks * block_size]."""
+        return Paged(
+            self.pages,
+            slots=slots.to(torch.int64),
+            tables=tables,
+            bias=torch.where(looked_at, self._nothing, self._masked)[:, None],
+            gathered=(self._gathered[0][: len(tables)], self._gathered[1][: len(tables)]),
+        )
+
+    def _forward(self, input_ids: Tensor, position_ids: Tensor, work: Prefill | Paged) -> Tensor:
         """Hidden states [batch, length, hidden]. An id of -1 - slot stands for that slot's future token."""
         slots = (-1 - input_ids).clamp_(min=0)
         ids = torch.where(input_ids < 0, self.future[slots], input_ids)

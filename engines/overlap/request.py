@@ -29,6 +29,9 @@ class Active:
     limit: int = field(init=False)
     in_flight: int = 0  # launched steps whose result is not on the host yet
     finish_reason: str = ""
+    keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
+    cached: int = 0  # blocks it found in the prefix cache when it was prefilled
+    kept: int = 0  # blocks of it that are in the prefix cache
 
     def __post_init__(self) -> None:
         self.context = len(self.prompt)

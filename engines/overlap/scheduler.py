@@ -7,6 +7,9 @@ A request takes blocks as it grows. When they run out, the youngest running requ
 of the queue, and is prefilled again later with all its tokens so far. Nothing is put back while a step is in
 flight: the device may still read its blocks, and a step that ends may give some back. So the oldest request
 always gets on, and a request that fits alone always ends.
+
+With a prefix cache, full blocks are kept once the ids in them are on the host, and a request that begins with
+kept blocks is prefilled from behind them; its last token always is, since something has to be sampled from.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from engines.overlap.kv_cache import BlockPool
+from engines.overlap.kv_cache import NO_KEY, BlockPool, block_key
 from engines.overlap.layout import DUMMY_SLOT
 from engines.overlap.request import NO_SLOT, Active
 
@@ -28,9 +31,9 @@ class Batch:
     """One step's work, immutable: whatever happens to the requests later, the step runs what stands here.
 
     `values` is what the device is told, by the names of layout.DTYPES; Python ints, except for the block
-    tables, int32 [rows, blocks]. `rows` is the batch with its padding, `length` the padded prompt length of
-    a prefill, `blocks` the padded number of blocks of a decode step. `preempted` requests were put back to
-    make room for it.
+    tables, int32 [rows, blocks]. `rows` is the batch with its padding, `length` the padded number of new
+    tokens of a prefill, `blocks` the padded number of blocks that a decode step reads, or a prefill behind a
+    cached prefix. `cached` tokens were not prefilled; `preempted` requests were put back to make room.
     """
 
     kind: str  # "prefill" or "decode"
@@ -39,6 +42,7 @@ class Batch:
     length: int
     blocks: int
     values: dict[str, Sequence[int] | np.ndarray]
+    cached: int = 0
     preempted: int = 0
 
     @property
@@ -47,9 +51,13 @@ class Batch:
         return self.rows * max(self.length, 1)
 
     @property
-    def program(self) -> tuple[str, int, int]:
-        """The program that runs it and its two arguments."""
-        return (self.kind, self.rows, self.length if self.kind == "prefill" else self.blocks)
+    def program(self) -> tuple[str, *tuple[int, ...]]:
+        """The program that runs it and its arguments."""
+        if self.kind == "decode":
+            return ("decode", self.rows, self.blocks)
+        if self.blocks:
+            return ("extend", self.rows, self.length, self.blocks)
+        return ("prefill", self.rows, self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +70,10 @@ class Limits:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: Limits, prefix_cache: bool = False) -> None:
         self.pool = pool
         self.limits = limits
+        self.prefix_cache = prefix_cache
         self.waiting: deque[Active] = deque()
         self.running: list[Active] = []  # in the order of arrival: admitted and put back in that order
         self._steps_in_flight = 0
@@ -107,6 +116,8 @@ class Scheduler:
                 elif len(request.tokens) >= request.request.max_new_tokens:
                     request.finish_reason = "length"
                 appended.append((request, token))
+                if self.prefix_cache:
+                    self._keep_full_blocks(request)
             if request.finish_reason and not request.in_flight:
                 self._release(request)
         return appended
@@ -136,19 +147,23 @@ class Scheduler:
         reserved = sum(len(each.blocks) < blocks_for(each.longest) for each in self.running)
         while self.waiting and self._free_slots and len(admitted) < limits.prefill_max_batch_size:
             request = self.waiting[0]
-            length = max(longest, request.context)
+            prefix = self._cached_prefix(request) if self.prefix_cache else []
+            length = max(longest, request.context - len(prefix) * self.pool.block_size)
             if admitted and length * (len(admitted) + 1) > limits.prefill_max_tokens:
                 break
             needed = blocks_for(request.context)
             grows = needed < blocks_for(request.longest)
-            if needed + reserved + grows > self.pool.free:
+            fresh = needed - len(prefix)
+            if fresh + reserved + grows > self.pool.free - self.pool.unused(prefix):
                 break
             self.waiting.popleft()
             longest = length
             reserved += grows
             if request.admitted_ns < 0:
                 request.admitted_ns = perf_counter_ns()
-            request.blocks = self.pool.take(needed)
+            self.pool.share(prefix)
+            request.blocks = prefix + self.pool.take(fresh)
+            request.cached = request.kept = len(prefix)
             request.slot = self._free_slots.pop()
             self._tables[request.slot, :needed] = request.blocks
             self._tables[request.slot, needed:] = 0
@@ -156,7 +171,32 @@ class Scheduler:
         if not admitted:
             return None
         self.running += admitted
+        if any(request.cached for request in admitted):
+            return extend_batch(admitted, longest, self._tables, self.pool.block_size)
         return prefill_batch(admitted, longest, self.pool.block_size)
+
+    def _cached_prefix(self, request: Active) -> list[int]:
+        """Kept blocks that hold its first tokens, the last token left out."""
+        full = (request.context - 1) // self.pool.block_size
+        self._extend_keys(request, full)
+        return self.pool.find(request.keys[:full])
+
+    def _keep_full_blocks(self, request: Active) -> None:
+        """Those whose ids are all on the host, and were fed to a step that is done: all but the newest."""
+        full = (len(request.prompt) + len(request.tokens) - 1) // self.pool.block_size
+        if full > request.kept:
+            self._extend_keys(request, full)
+            for place in range(request.kept, full):
+                self.pool.keep(request.blocks[place], request.keys[place])
+            request.kept = full
+
+    def _extend_keys(self, request: Active, count: int) -> None:
+        """Keys for its first `count` blocks."""
+        keys, size = request.keys, self.pool.block_size
+        if len(keys) < count:
+            ids = request.prompt + request.tokens
+            for place in range(len(keys), count):
+                keys.append(block_key(keys[-1] if keys else NO_KEY, ids[place * size : (place + 1) * size]))
 
     def _decode(self) -> Batch | None:
         """One more token for every running request that has use for one. None also where blocks ran out and
@@ -196,22 +236,39 @@ class Scheduler:
 
 def prefill_batch(requests: list[Active], length: int, block_size: int) -> Batch:
     """Whole prompts, and the tokens so far of those that were put back, padded on the right to `length`."""
-    input_ids, slot_mapping = list[int](), list[int]()
+    values = _new_tokens(requests, length, block_size)
+    return Batch("prefill", tuple(requests), len(requests), length, 0, values)
+
+
+def extend_batch(requests: list[Active], length: int, tables: np.ndarray, block_size: int) -> Batch:
+    """What is left of prompts behind their cached prefixes, padded on the right to `length`."""
+    blocks = max(len(request.blocks) for request in requests)
+    values = _new_tokens(requests, length, block_size)
+    values["block_tables"] = tables[[request.slot for request in requests], :blocks]
+    cached = sum(request.cached for request in requests) * block_size
+    return Batch("prefill", tuple(requests), len(requests), length, blocks, values, cached)
+
+
+def _new_tokens(
+    requests: list[Active], length: int, block_size: int
+) -> dict[str, Sequence[int] | np.ndarray]:
+    input_ids, position_ids, slot_mapping = list[int](), list[int](), list[int]()
     for request in requests:
-        padding = length - request.context
-        input_ids += request.prompt + request.tokens + [0] * padding
+        first = request.cached * block_size
+        padding = length - (request.context - first)
+        input_ids += (request.prompt + request.tokens)[first:] + [0] * padding
+        position_ids += [*range(first, request.context), *([0] * padding)]
         slot_mapping += [
             request.blocks[position // block_size] * block_size + position % block_size
-            for position in range(request.context)
+            for position in range(first, request.context)
         ] + [DUMMY_SLOT] * padding
-    values: dict[str, Sequence[int] | np.ndarray] = {
+    return {
         "input_ids": input_ids,
-        "position_ids": list(range(length)) * len(requests),
+        "position_ids": position_ids,
         "slot_mapping": slot_mapping,
         "context_lens": [request.context for request in requests],
         "request_slots": [request.slot for request in requests],
     }
-    return Batch("prefill", tuple(requests), len(requests), length, 0, values)
 
 
 def decode_batch(

@@ -187,7 +187,8 @@ class PinnedSet:
 
 def metadata_name(batch: Batch) -> str:
     """Under which name the module keeps the metadata buffer of a batch's program."""
-    return "prefill" if batch.kind == "prefill" else f"decode.{batch.rows}.{batch.blocks}"
+    program = batch.program[0]
+    return f"decode.{batch.rows}.{batch.blocks}" if program == "decode" else program
 
 
 def _length(values: Any) -> int:
