@@ -50,7 +50,9 @@ def test_logits_behind_a_cached_prefix_equal_transformers_to_a_thousandth(monkey
         batch = scheduler.extend_batch([first, second], 20, tables, 16)
         write(module, "extend", batch)
         module.extend(*batch.program[1:])
-        expected = [reference_model(name)(torch.tensor([each.prompt])).logits[0, -1] for each in (first, second)]
+        expected = [
+            reference_model(name)(torch.tensor([each.prompt])).logits[0, -1] for each in (first, second)
+        ]
     for got in (seen[0][0], seen[1][0]):
         assert (got - expected[0]).abs().max() < 1e-3
     assert (seen[1][1] - expected[1]).abs().max() < 1e-3
