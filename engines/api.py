@@ -40,6 +40,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int = 8  # tokens per chunk after the first token, which always goes out at once
     block_size: int = 16  # tokens per KV block
     num_blocks: int | None = None  # KV blocks; None: as many as max_batch_size full contexts need
+    sampling: bool = False  # whether requests may ask for a temperature: three times the captured programs
     prefix_cache: bool = False  # full KV blocks are kept and shared by requests that begin alike
     max_context: int = 512  # tokens of one request, prompt and output together, at most
     seed: int = 0  # of the preset weights
@@ -49,12 +50,20 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One generation request. `prompt` is text, or token ids where the client tokenized."""
+    """One generation request. `prompt` is text, or token ids where the client tokenized.
+
+    Sampling: temperature, then the `top_k` most likely, then the most likely that hold `top_p` of what is
+    left. The same `seed` gives the same tokens.
+    """
 
     id: int
     prompt: str | list[int]
     max_new_tokens: int
     stop_on_eos: bool = False
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0  # 1: all
+    seed: int = 0  # int64
 
 
 # ---------------------------------------------------------------------------------------------------------

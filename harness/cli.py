@@ -77,6 +77,11 @@ def run(
     stop_on_eos: Annotated[
         bool | None, _option(WORKLOAD, "End at EOS (off).", "--stop-on-eos/--no-stop-on-eos")
     ] = None,
+    temperature: Annotated[float | None, _option(WORKLOAD, "Sample at this temperature (0, greedy).")] = None,
+    top_k: Annotated[int | None, _option(WORKLOAD, "Sample from the most likely so many (0, all).")] = None,
+    top_p: Annotated[
+        float | None, _option(WORKLOAD, "Sample from the most likely that hold this share (1, all).")
+    ] = None,
     model: Annotated[str | None, _option(ENGINE, "Preset, local path or hub id (tiny-gpt2).")] = None,
     device: Annotated[str | None, _option(ENGINE, "auto, cuda or emulated (auto).")] = None,
     dtype: Annotated[str | None, _option(ENGINE, "float32, bfloat16 or float16 (float32).")] = None,
@@ -120,6 +125,7 @@ def run(
         workload=_given(
             given, "prompt", "prompts", "input_tokens", "max_new_tokens", "num_requests", "arrival",
             "interval_ms", "arrival_schedule", "concurrency", "pretok", "stop_on_eos",
+            "temperature", "top_k", "top_p",
         ),
         options=_given(
             given, "model", "device", "dtype", "staging", "max_batch_size", "prefill_max_batch_size",

@@ -198,10 +198,16 @@ def make_design(
     device = arms[0].options.device
     defaults = SCALED[guess_device() if device == "auto" else device]
     of_variant = {} if variant is None else variant.workload
+    workload = make_workload({**defaults, **of_variant, **asked.workload})
+    if workload.temperature > 0:  # the engine must know before it captures its programs
+        arms = tuple(
+            msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, sampling=True))
+            for arm in arms
+        )
     design = Design(
         name=arms[0].engine if variant is None else variant.name,
         arms=arms,
-        workload=make_workload({**defaults, **of_variant, **asked.workload}),
+        workload=workload,
         **asked.design,
     )
     design.check()

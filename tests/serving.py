@@ -14,6 +14,7 @@ from engines import api
 from engines.devices.base import Device
 from engines.overlap.engine import OverlapEngine
 from engines.overlap.presets import load_model
+from engines.overlap.sampler import sample
 
 
 @dataclass
@@ -132,6 +133,30 @@ def _generate(model: str, prompt: tuple[int, ...], count: int) -> tuple[int, ...
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
         )
     return tuple(out[0, len(prompt) :].tolist())
+
+
+def sampled(model: str, requests: list[api.Request]) -> dict[int, list[int]]:
+    """What each request alone gets from transformers' logits and the engine's sampler."""
+    return {each.id: _sample(model, each) for each in requests}
+
+
+def _sample(model: str, request: api.Request) -> list[int]:
+    tokens = list(request.prompt)
+    out = torch.zeros(1, dtype=torch.int64)
+    for _ in range(request.max_new_tokens):
+        with torch.inference_mode():
+            logits = reference_model(model)(torch.tensor([tokens])).logits[:, -1]
+        sample(
+            logits,
+            out,
+            temperatures=torch.tensor([request.temperature]),
+            seeds=torch.tensor([request.seed]),
+            positions=torch.tensor([len(tokens)]),
+            top_ks=torch.tensor([request.top_k]),
+            top_ps=torch.tensor([request.top_p]),
+        )
+        tokens.append(int(out))
+    return tokens[len(request.prompt) :]
 
 
 NEAR_TIE = 1e-4  # of two fp32 logits: what another order of summation can turn around

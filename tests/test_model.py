@@ -74,6 +74,7 @@ def small_module(monkeypatch, name: str) -> tuple[model.OverlapModule, list[torc
         block_size=16,
         decode_shapes=[[2, 3]],
         prefix_cache=True,
+        families=["greedy"],
     )
     return module, seen
 

@@ -7,9 +7,10 @@ from itertools import combinations
 import msgspec
 import pytest
 
+from engines import api
 from engines.overlap import SPEC
 from tests.conftest import CHAOS_SEED
-from tests.serving import column, generated, near_ties, serve, some_requests
+from tests.serving import column, generated, near_ties, sampled, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 
@@ -66,10 +67,15 @@ THREAD = SPEC.check(
 THREE = (SERIAL, INLINE, THREAD)  # as far apart as settings can be
 
 
+def growing_requests(count: int) -> list[api.Request]:
+    """They begin small and end large, so that blocks run out under way."""
+    return [msgspec.structs.replace(each, max_new_tokens=24) for each in some_requests(count)]
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("settings", THREE, ids=name)
 def test_tokens_equal_generate_when_blocks_run_out(chaotic_device, model, settings):
-    requests = [msgspec.structs.replace(each, max_new_tokens=24) for each in some_requests(10)]
+    requests = growing_requests(10)
     tight = {"block_size": 4, "num_blocks": 1 + 18, "max_context": 64, "prefill_max_tokens": 48}
     options = {"model": model, "max_batch_size": 6, "chaos": CHAOS_SEED}
     tokens, _, record = serve(chaotic_device, settings, requests, **tight, **options)
@@ -90,6 +96,47 @@ def test_tokens_equal_generate_behind_cached_prefixes(chaotic_device, model, set
     tokens, _, record = serve(chaotic_device, settings, requests, **tight, **options)
     assert record.counters["prefix_cached_tokens"] > 40
     assert near_ties(model, requests, tokens) == 0
+
+
+def some_sampled_requests() -> list[api.Request]:
+    """Some sampled, some behind filters, some greedy beside them."""
+    asked = [
+        {"temperature": 0.7},
+        {"temperature": 1.0, "top_k": 20, "top_p": 0.9},
+        {},
+        {"temperature": 1.5, "top_p": 0.5},
+        {"temperature": 0.9, "top_k": 5},
+    ]
+    return [
+        msgspec.structs.replace(each, seed=each.id // 2 - 2, **asked[each.id % len(asked)])
+        for each in growing_requests(7)
+    ]
+
+
+@pytest.mark.parametrize("settings", THREE, ids=name)
+def test_sampled_tokens_depend_on_seed_and_position_alone(chaotic_device, settings):
+    """Not on the toggles, nor on the batch, nor on what is put back or found in the cache."""
+    requests = some_sampled_requests()
+    expected = sampled("tiny-gpt2", requests)
+    options = {"sampling": True, "max_batch_size": 6, "max_context": 64, "chaos": CHAOS_SEED}
+    tight = {"block_size": 4, "num_blocks": 1 + 18, "prefix_cache": True}
+    for more in ({}, tight):
+        tokens, _, record = serve(chaotic_device, settings, requests, **options, **more)
+        assert tokens == expected
+    assert sum(column(record, "preempted")) > 0
+
+
+def test_sampling_that_cannot_be_is_answered_with_one_line(device):
+    wrong = {
+        "a temperature needs an engine started with sampling=on": {"temperature": 0.5},
+        "temperature is -1; it must be 0 (greedy) or above": {"temperature": -1.0},
+        "top_p is 0; it must be above 0 and at most 1 (all)": {"top_p": 0.0},
+        "top_k is -3; it must be 0 (all) or above": {"top_k": -3},
+        "seed 9223372036854775808 does not fit into 64 bits": {"seed": 1 << 63},
+    }
+    requests = [api.Request(number, [1], 4, **asked) for number, asked in enumerate(wrong.values())]
+    _, events, _ = serve(device, SERIAL, requests)
+    assert events == [api.Error(number, message) for number, message in enumerate(wrong)]
 
 
 @pytest.mark.parametrize("schedule", ["serial", "overlap"])
@@ -119,8 +166,6 @@ def test_a_length_finish_costs_no_step_too_many(device):
 
 
 def test_the_first_token_goes_out_alone_and_the_others_by_stream_interval(device):
-    from engines import api
-
     settings = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "pinned", "graph": "on"})
     _, events, _ = serve(device, settings, [api.Request(0, [5, 6, 7], 12)], stream_interval=4)
     chunks = [event for event in events if isinstance(event, api.Chunk)]
@@ -138,8 +183,6 @@ def test_the_first_token_goes_out_alone_and_the_others_by_stream_interval(device
     ],
 )
 def test_a_request_that_cannot_run_is_answered_with_one_line(device, prompt, count, message):
-    from engines import api
-
     settings = SPEC.check({"schedule": "serial"})
     _, events, _ = serve(device, settings, [api.Request(3, prompt, count)])
     assert isinstance(events[0], api.Error)

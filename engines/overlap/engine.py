@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections import Counter
@@ -16,7 +17,7 @@ from engines.devices.base import Device, ModuleSpec
 from engines.overlap import SPEC
 from engines.overlap.forward import Forward
 from engines.overlap.kv_cache import BlockPool
-from engines.overlap.layout import lay_out
+from engines.overlap.layout import FAMILIES, lay_out_all, program_name
 from engines.overlap.loop import LOOPS, Run
 from engines.overlap.output import OutputProcessor
 from engines.overlap.presets import load_tokenizer, tokenizer_file
@@ -71,7 +72,8 @@ class OverlapEngine(api.Engine):
         prefill_tokens = max(limits.prefill_max_tokens, options.max_context)
         facts = device.load(self._module(limits, prefill_tokens, num_blocks, shapes))
         self.tokenizer = load_tokenizer(options.model, facts["vocabulary"])
-        graph.PREPARE[toggles["graph"]](device, shapes)
+        programs = [program_name("decode", family) for family in self._families()]
+        graph.PREPARE[toggles["graph"]](device, programs, shapes)
 
         recorder = Recorder() if options.recorder else NoRecorder()
         device_to_host = d2h.choose(toggles["d2h"], device, device.buffer("sampled_ids"))
@@ -85,7 +87,9 @@ class OverlapEngine(api.Engine):
         )
         forward = Forward(device, host_to_device, device_to_host, recorder, options.chaos)
         self._run = Run(
-            scheduler=Scheduler(BlockPool(num_blocks, options.block_size), limits, options.prefix_cache),
+            scheduler=Scheduler(
+                BlockPool(num_blocks, options.block_size), limits, options.prefix_cache, options.sampling
+            ),
             h2d=host_to_device,
             d2h=device_to_host,
             launch=launch.choose(toggles["launch"], forward),
@@ -122,20 +126,25 @@ class OverlapEngine(api.Engine):
                 "block_size": options.block_size,
                 "decode_shapes": [list(shape) for shape in shapes],
                 "prefix_cache": options.prefix_cache,
+                "families": self._families(),
             },
         )
+
+    def _families(self) -> list[str]:
+        """How tokens are chosen in this engine's programs."""
+        return list(FAMILIES) if self.options.sampling else ["greedy"]
 
     def _metadata(
         self, limits: Limits, prefill_tokens: int, shapes: list[tuple[int, int]]
     ) -> dict[str, h2d.Metadata]:
         """Every program's metadata buffer, as the module laid it out."""
-        layouts = {"prefill": lay_out(prefill_tokens, limits.prefill_max_batch_size, 0)}
-        if self.options.prefix_cache:
-            layouts["extend"] = lay_out(
-                prefill_tokens, limits.prefill_max_batch_size, limits.block_buckets[-1]
-            )
-        for rows, blocks in shapes:
-            layouts[f"decode.{rows}.{blocks}"] = lay_out(rows, rows, blocks)
+        layouts = lay_out_all(
+            prefill_max_tokens=prefill_tokens,
+            prefill_max_batch_size=limits.prefill_max_batch_size,
+            decode_shapes=shapes,
+            prefix_cache=self.options.prefix_cache,
+            families=self._families(),
+        )
         device = self._device
         assert device is not None
         return {
@@ -197,10 +206,26 @@ class OverlapEngine(api.Engine):
             return f"a prompt of {prompt} tokens and {most} new ones exceed max_context={options.max_context}"
         if prompt > options.prefill_max_tokens:
             return f"a prompt of {prompt} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
+        reason = self._why_not_sampled(active.request)
+        if reason is not None:
+            return reason
         assert self._run is not None
         pool = self._run.scheduler.pool
         if pool.blocks_for(active.longest) > pool.capacity:
             return f"{prompt + most} tokens do not fit into {pool.capacity} KV blocks of {pool.block_size}"
+        return None
+
+    def _why_not_sampled(self, request: api.Request) -> str | None:
+        if not (math.isfinite(request.temperature) and request.temperature >= 0):
+            return f"temperature is {request.temperature:g}; it must be 0 (greedy) or above"
+        if request.top_k < 0:
+            return f"top_k is {request.top_k}; it must be 0 (all) or above"
+        if not 0 < request.top_p <= 1:
+            return f"top_p is {request.top_p:g}; it must be above 0 and at most 1 (all)"
+        if not -(1 << 63) <= request.seed < 1 << 63:
+            return f"seed {request.seed} does not fit into 64 bits"
+        if request.temperature > 0 and not self.options.sampling:
+            return "a temperature needs an engine started with sampling=on"
         return None
 
     def run(self, pump: Callable[[float | None], bool]) -> None:

@@ -9,7 +9,9 @@ host knows the ids. Nothing here knows of streams, copies or the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from engines.api import BadSetting
-from engines.overlap.layout import Array, lay_out, nbytes
+from engines.overlap.layout import FAMILIES, Array, lay_out_all, nbytes, program_name
 from engines.overlap.presets import load_model
-from engines.overlap.sampler import sample_greedy
+from engines.overlap.sampler import sample, sample_greedy
 
 ATTENTION = "overlap-paged"
 
@@ -124,6 +126,7 @@ class OverlapModule:
         block_size: int,
         decode_shapes: list[list[int]],
         prefix_cache: bool,
+        families: list[str],
     ) -> None:
         torch_dtype = getattr(torch, dtype)
         self.device = device
@@ -155,18 +158,29 @@ class OverlapModule:
         self.sampled_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self.buffers = {"sampled_ids": self.sampled_ids}
         self._arrays: dict[str, dict[str, Tensor]] = {}
-        self._add_metadata("prefill", lay_out(prefill_max_tokens, prefill_max_batch_size, 0))
         most_blocks = max(blocks for _, blocks in decode_shapes)
-        if prefix_cache:
-            self._add_metadata("extend", lay_out(prefill_max_tokens, prefill_max_batch_size, most_blocks))
         most = max(batch * blocks for batch, blocks in decode_shapes)
         self._gathered = [torch.zeros(most, *shape[1:], dtype=torch_dtype, device=device) for _ in range(2)]
-        for batch, blocks in decode_shapes:
-            self._add_metadata(f"decode.{batch}.{blocks}", lay_out(batch, batch, blocks))
+        kinds = {"prefill": self.prefill, "decode": self.decode}
+        if prefix_cache:
+            kinds["extend"] = self.extend
+        self.programs: dict[str, Callable[..., None]] = {
+            program_name(kind, family): partial(run, family=family)
+            for kind, run in kinds.items()
+            for family in families
+        }
+        layouts = lay_out_all(
+            prefill_max_tokens=prefill_max_tokens,
+            prefill_max_batch_size=prefill_max_batch_size,
+            decode_shapes=decode_shapes,
+            prefix_cache=prefix_cache,
+            families=families,
+        )
+        for name, arrays in layouts.items():
+            self._add_metadata(name, arrays)
         self._places = torch.arange(most_blocks * block_size, device=device)
         self._nothing = torch.zeros((), dtype=torch_dtype, device=device)
         self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
-        self.programs = {"prefill": self.prefill, "extend": self.extend, "decode": self.decode}
 
     def _zeros_per_layer(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.layers)]
@@ -180,10 +194,10 @@ class OverlapModule:
             for array in arrays
         }
 
-    def prefill(self, batch: int, length: int) -> None:
+    def prefill(self, batch: int, length: int, family: str = "greedy") -> None:
         """Run `batch` prompts of at most `length` tokens and sample the first token of each."""
         tokens = batch * length
-        arrays = self._arrays["prefill"]
+        arrays = self._arrays[program_name("prefill", family)]
         work = Prefill(self.pages, arrays["slot_mapping"][:tokens].to(torch.int64))
         hidden = self._forward(
             arrays["input_ids"][:tokens].view(batch, length),
@@ -192,13 +206,13 @@ class OverlapModule:
         )
         last = arrays["context_lens"][:batch].to(torch.int64) - 1
         rows = torch.arange(batch, device=self.device)
-        self._sample(hidden[rows, last], arrays["request_slots"][:batch])
+        self._sample(hidden[rows, last], arrays, family)
 
-    def extend(self, batch: int, length: int, blocks: int) -> None:
+    def extend(self, batch: int, length: int, blocks: int, family: str = "greedy") -> None:
         """Run at most `length` new tokens of each of `batch` requests, which lie in at most `blocks` blocks
         with all before them, and sample the next token of each."""
         tokens = batch * length
-        arrays = self._arrays["extend"]
+        arrays = self._arrays[program_name("extend", family)]
         positions = arrays["position_ids"][:tokens].view(batch, length)
         looked_at = self._places[: blocks * self.pages.block_size] <= positions[:, :, None]
         work = self._paged(
@@ -209,16 +223,16 @@ class OverlapModule:
         hidden = self._forward(arrays["input_ids"][:tokens].view(batch, length), positions, work)
         last = arrays["context_lens"][:batch].to(torch.int64) - 1 - positions[:, 0]
         rows = torch.arange(batch, device=self.device)
-        self._sample(hidden[rows, last], arrays["request_slots"][:batch])
+        self._sample(hidden[rows, last], arrays, family)
 
-    def decode(self, batch: int, blocks: int) -> None:
+    def decode(self, batch: int, blocks: int, family: str = "greedy") -> None:
         """Run one token of each of `batch` requests that reach back at most `blocks` blocks."""
-        arrays = self._arrays[f"decode.{batch}.{blocks}"]
+        arrays = self._arrays[f"{program_name('decode', family)}.{batch}.{blocks}"]
         context_lens = arrays["context_lens"]
         behind = self._places[: blocks * self.pages.block_size] < context_lens[:, None]
         work = self._paged(arrays["slot_mapping"], arrays["block_tables"], behind[:, None, :])
         hidden = self._forward(arrays["input_ids"][:, None], arrays["position_ids"][:, None], work)
-        self._sample(hidden[:, 0], arrays["request_slots"])
+        self._sample(hidden[:, 0], arrays, family)
 
     def _paged(self, slots: Tensor, tables: Tensor, looked_at: Tensor) -> Paged:
         """`looked_at`: bool [batch, queries, blocks * block_size]."""
@@ -238,11 +252,17 @@ class OverlapModule:
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def _sample(self, hidden: Tensor, request_slots: Tensor) -> None:
+    def _sample(self, hidden: Tensor, arrays: dict[str, Tensor], family: str) -> None:
+        """The next token of each row of [batch, hidden]."""
+        batch = len(hidden)
         logits = self.root.get_output_embeddings()(hidden)
-        sampled = self.sampled_ids[: len(hidden)]
-        sample_greedy(logits, out=sampled)
-        self.future.index_copy_(0, request_slots.to(torch.int64), sampled)
+        sampled = self.sampled_ids[:batch]
+        told = {name: arrays[name][:batch] for name in FAMILIES[family]}
+        if told:
+            sample(logits, out=sampled, positions=arrays["context_lens"][:batch], **told)
+        else:
+            sample_greedy(logits, out=sampled)
+        self.future.index_copy_(0, arrays["request_slots"][:batch].to(torch.int64), sampled)
 
 
 def _as_list(ids: int | list[int] | None) -> list[int]:

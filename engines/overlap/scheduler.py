@@ -22,18 +22,21 @@ from time import perf_counter_ns
 import numpy as np
 
 from engines.overlap.kv_cache import NO_KEY, BlockPool, block_key
-from engines.overlap.layout import DUMMY_SLOT
+from engines.overlap.layout import DUMMY_SLOT, FAMILIES, program_name
 from engines.overlap.request import NO_SLOT, Active
+
+Values = Sequence[int] | Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's work, immutable: whatever happens to the requests later, the step runs what stands here.
 
-    `values` is what the device is told, by the names of layout.DTYPES; Python ints, except for the block
+    `values` is what the device is told, by the names of layout.DTYPES; Python numbers, except for the block
     tables, int32 [rows, blocks]. `rows` is the batch with its padding, `length` the padded number of new
     tokens of a prefill, `blocks` the padded number of blocks that a decode step reads, or a prefill behind a
-    cached prefix. `cached` tokens were not prefilled; `preempted` requests were put back to make room.
+    cached prefix. `family` is how tokens are chosen (layout.FAMILIES). `cached` tokens were not prefilled;
+    `preempted` requests were put back to make room.
     """
 
     kind: str  # "prefill" or "decode"
@@ -41,9 +44,10 @@ class Batch:
     rows: int
     length: int
     blocks: int
-    values: dict[str, Sequence[int] | np.ndarray]
+    values: dict[str, Values]
     cached: int = 0
     preempted: int = 0
+    family: str = "greedy"
 
     @property
     def tokens(self) -> int:
@@ -54,10 +58,10 @@ class Batch:
     def program(self) -> tuple[str, *tuple[int, ...]]:
         """The program that runs it and its arguments."""
         if self.kind == "decode":
-            return ("decode", self.rows, self.blocks)
+            return (program_name("decode", self.family), self.rows, self.blocks)
         if self.blocks:
-            return ("extend", self.rows, self.length, self.blocks)
-        return ("prefill", self.rows, self.length)
+            return (program_name("extend", self.family), self.rows, self.length, self.blocks)
+        return (program_name("prefill", self.family), self.rows, self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +74,13 @@ class Limits:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: Limits, prefix_cache: bool = False) -> None:
+    def __init__(
+        self, pool: BlockPool, limits: Limits, prefix_cache: bool = False, sampling: bool = False
+    ) -> None:
         self.pool = pool
         self.limits = limits
         self.prefix_cache = prefix_cache
+        self.sampling = sampling  # whether a request may ask for a temperature
         self.waiting: deque[Active] = deque()
         self.running: list[Active] = []  # in the order of arrival: admitted and put back in that order
         self._steps_in_flight = 0
@@ -93,6 +100,8 @@ class Scheduler:
         """The next step, its requests already counted as in flight; None when nothing can run now."""
         batch = self._prefill() or self._decode()
         if batch is not None:
+            if self.sampling:
+                batch = with_sampling(batch)
             self._steps_in_flight += 1
             for request in batch.requests:
                 request.context += 1
@@ -249,9 +258,7 @@ def extend_batch(requests: list[Active], length: int, tables: np.ndarray, block_
     return Batch("prefill", tuple(requests), len(requests), length, blocks, values, cached)
 
 
-def _new_tokens(
-    requests: list[Active], length: int, block_size: int
-) -> dict[str, Sequence[int] | np.ndarray]:
+def _new_tokens(requests: list[Active], length: int, block_size: int) -> dict[str, Values]:
     input_ids, position_ids, slot_mapping = list[int](), list[int](), list[int]()
     for request in requests:
         first = request.cached * block_size
@@ -279,7 +286,7 @@ def decode_batch(
     padding = [0] * (rows - len(requests))
     last = [request.context - 1 for request in requests]
     slots = [request.slot for request in requests] + [padding_slot] * len(padding)
-    values: dict[str, Sequence[int] | np.ndarray] = {
+    values: dict[str, Values] = {
         "input_ids": [-1 - each.slot if each.in_flight else each.tokens[-1] for each in requests] + padding,
         "position_ids": last + padding,
         "slot_mapping": [
@@ -292,3 +299,20 @@ def decode_batch(
         "block_tables": tables[slots, :blocks],
     }
     return Batch("decode", tuple(requests), rows, 0, blocks, values)
+
+
+def with_sampling(batch: Batch) -> Batch:
+    """The batch in the family that its requests need, with what that family is told."""
+    requests = [active.request for active in batch.requests]
+    if all(request.temperature == 0 for request in requests):
+        return batch
+    family = "filtered" if any(each.top_k > 0 or each.top_p < 1 for each in requests) else "sampled"
+    padding = batch.rows - len(requests)
+    columns: dict[str, Values] = {
+        "seeds": [request.seed for request in requests] + [0] * padding,
+        "temperatures": [request.temperature for request in requests] + [0.0] * padding,
+        "top_ks": [request.top_k for request in requests] + [0] * padding,
+        "top_ps": [request.top_p for request in requests] + [1.0] * padding,
+    }
+    values = batch.values | {name: columns[name] for name in FAMILIES[family]}
+    return replace(batch, values=values, family=family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,6 +34,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None  # arrival=closed: requests in flight
     pretok: bool = True  # prompts are sent as token ids: the engine's own tokenizing is not measured
     stop_on_eos: bool = False
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # sample from the most likely so many; 0: from all
+    top_p: float = 1.0  # sample from the most likely that hold this share; 1: from all
 
     @property
     def interval_ns(self) -> int:
@@ -47,9 +51,20 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         if not (math.isfinite(self.interval_ms) and self.interval_ms > 0):
             raise BadSetting(f"interval_ms must be above 0, not {self.interval_ms:g}")
         self._check_timing()
+        self._check_sampling()
         if self.prompts is not None and self.prompt not in (None, DEFAULT.prompt):
             raise BadSetting("prompt and prompts exclude each other: give one of them")
         source.texts(self.prompt, self.prompts, seed=0)
+
+    def _check_sampling(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise BadSetting(f"temperature must be 0 (greedy) or above, not {self.temperature:g}")
+        if self.top_k < 0:
+            raise BadSetting(f"top_k must be 0 (all) or above, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise BadSetting(f"top_p must be above 0 and at most 1 (all), not {self.top_p:g}")
+        if self.temperature == 0 and (self.top_k, self.top_p) != (0, 1):
+            raise BadSetting("top_k and top_p mean something only with a temperature above 0")
 
     def _check_timing(self) -> None:
         """An option that the way of arriving does not look at would change nothing, silently."""
@@ -74,6 +89,10 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     prompt: Prompt
     max_new_tokens: int
     stop_on_eos: bool
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0  # of its samples
 
 
 def plan(workload: Workload, seed: int, tokenizer_path: str, context: int) -> list[Planned]:
@@ -93,9 +112,19 @@ def plan(workload: Workload, seed: int, tokenizer_path: str, context: int) -> li
             prompt=distinct[index % len(distinct)],
             max_new_tokens=workload.max_new_tokens,
             stop_on_eos=workload.stop_on_eos,
+            temperature=workload.temperature,
+            top_k=workload.top_k,
+            top_p=workload.top_p,
+            seed=request_seed(seed, index),
         )
         for index, offset in enumerate(ARRIVALS[workload.arrival].offsets(workload))
     ]
+
+
+def request_seed(seed: int, request: int) -> int:
+    """The seed of a request's samples, from the round's: 63 bits."""
+    digest = blake2b(f"{seed}/{request}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def _distinct(workload: Workload, texts: list[str], tokenizer_path: str, context: int) -> list[Prompt]:

@@ -76,7 +76,7 @@ class Pageable:
 
         self.device, self.stream, self.metadata = device, stream, metadata
         self.tensor = torch.tensor
-        self.dtypes = {"int64": torch.int64, "int32": torch.int32}
+        self.dtypes = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32}
 
     def stage(self, batch: Batch) -> Batch:
         return batch  # its lists are immutable already
@@ -188,7 +188,7 @@ class PinnedSet:
 def metadata_name(batch: Batch) -> str:
     """Under which name the module keeps the metadata buffer of a batch's program."""
     program = batch.program[0]
-    return f"decode.{batch.rows}.{batch.blocks}" if program == "decode" else program
+    return f"{program}.{batch.rows}.{batch.blocks}" if batch.kind == "decode" else program
 
 
 def _length(values: Any) -> int:
