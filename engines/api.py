@@ -64,6 +64,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     top_k: int = 0  # 0: all
     top_p: float = 1.0  # 1: all
     seed: int = 0  # int64
+    stop: list[str] = []  # the text ends before the first of these; the tokens with the one that completes it
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """The end of one request; comes after its last chunk."""
 
     id: int
-    reason: str  # "length", "eos"
+    reason: str  # "length", "eos", "stop", "cancelled"
     prompt_tokens: int
     completion_tokens: int
     accepted_ns: int  # the engine read the request
@@ -179,8 +180,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 class Engine:
     """An engine under measurement. Subclass, override, register an EngineSpec; about 100 lines.
 
-    The host calls `start`, then `run` on its main thread; `submit`, `begin_round` and `collect` are only
-    ever called from inside `pump`, so an engine that calls `pump` between two steps needs no lock.
+    The host calls `start`, then `run` on its main thread; `submit`, `cancel`, `begin_round` and `collect` are
+    only ever called from inside `pump`, so an engine that calls `pump` between two steps needs no lock.
     """
 
     def start(self, events: EventSink) -> Description:
@@ -190,6 +191,10 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request; must not block. A bad one is answered with an Error event."""
         raise NotImplementedError
+
+    def cancel(self, request: int) -> None:
+        """Give up the request with that id: it ends with reason "cancelled", unless it has ended already. An
+        engine that can't do that leaves it to its end."""
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         """Serve until `pump` returns False.
@@ -338,6 +343,10 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     request: Request
 
 
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+    id: int
+
+
 class BeginRound(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     pass
 
@@ -350,7 +359,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     pass
 
 
-ToHost = Submit | BeginRound | Collect | Stop
+ToHost = Submit | Cancel | BeginRound | Collect | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

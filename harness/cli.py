@@ -77,6 +77,9 @@ def run(
     stop_on_eos: Annotated[
         bool | None, _option(WORKLOAD, "End at EOS (off).", "--stop-on-eos/--no-stop-on-eos")
     ] = None,
+    stop: Annotated[
+        list[str] | None, _option(WORKLOAD, "End a request where its text comes to this; more than once.")
+    ] = None,
     temperature: Annotated[float | None, _option(WORKLOAD, "Sample at this temperature (0, greedy).")] = None,
     top_k: Annotated[int | None, _option(WORKLOAD, "Sample from the most likely so many (0, all).")] = None,
     top_p: Annotated[
@@ -122,11 +125,14 @@ def run(
         both=tuple(both or ()),
         before=tuple(before or ()),
         after=tuple(after or ()),
-        workload=_given(
-            given, "prompt", "prompts", "input_tokens", "max_new_tokens", "num_requests", "arrival",
-            "interval_ms", "arrival_schedule", "concurrency", "pretok", "stop_on_eos",
-            "temperature", "top_k", "top_p",
-        ),
+        workload={
+            **_given(
+                given, "prompt", "prompts", "input_tokens", "max_new_tokens", "num_requests", "arrival",
+                "interval_ms", "arrival_schedule", "concurrency", "pretok", "stop_on_eos",
+                "temperature", "top_k", "top_p",
+            ),
+            **({} if not stop else {"stop": stop}),
+        },
         options=_given(
             given, "model", "device", "dtype", "staging", "max_batch_size", "prefill_max_batch_size",
             "prefill_max_tokens", "prefix_cache", "stream_interval",

@@ -402,6 +402,7 @@ def submission(planned: Planned) -> api.Submit:
             planned.top_k,
             planned.top_p,
             planned.seed,
+            planned.stop,
         )
     )
 

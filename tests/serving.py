@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -34,9 +34,13 @@ def serve(
     requests: list[api.Request],
     *,
     eos: frozenset[int] | None = None,
+    meanwhile: Callable[[api.Engine, list[api.Event]], None] = lambda engine, events: None,
+    ends: int | None = None,
     **options: object,
 ) -> tuple[dict[int, list[int]], list[api.Event], api.RoundRecord]:
-    """Token ids by request, all events, and the record, of an engine that serves all requests at once."""
+    """Token ids by request, all events, and the record, of an engine that serves all requests at once.
+    `meanwhile` is called between two steps; it is over after as many `ends` as there are requests, if no
+    other number is given."""
     engine = OverlapEngine(api.EngineOptions(**options), toggles, device=device)  # type: ignore[arg-type]
     sink = _Pulled() if toggles.get("output") == "process" else Collected()
     try:
@@ -51,7 +55,8 @@ def serve(
             if isinstance(sink, _Pulled):
                 sink.pull(wait=timeout is None)
             ended = sum(isinstance(event, api.Finish | api.Error) for event in sink.events)
-            return ended < len(requests)
+            meanwhile(engine, sink.events)
+            return ended < (ends or len(requests))
 
         engine.run(pump)
         record = engine.collect()

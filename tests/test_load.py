@@ -229,9 +229,9 @@ def test_one_process_serves_rounds_of_both_arms(bench: Bench) -> None:
 
 
 def test_what_was_planned_is_what_is_asked() -> None:
-    planned = Planned(7, 0, [1, 2], 9, True, temperature=0.5, top_k=3, top_p=0.8, seed=11)
-    asked = submission(planned).request
-    assert asked == api.Request(7, [1, 2], 9, True, temperature=0.5, top_k=3, top_p=0.8, seed=11)
+    how = {"temperature": 0.5, "top_k": 3, "top_p": 0.8, "seed": 11, "stop": ["\n", "END"]}
+    asked = submission(Planned(7, 0, [1, 2], 9, True, **how)).request
+    assert asked == api.Request(7, [1, 2], 9, True, **how)
 
 
 def test_an_error_ends_its_request_and_no_other(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -154,12 +155,13 @@ def test_each_request_is_sampled_with_a_seed_of_its_own_that_the_round_decides()
         ({"temperature": -0.1}, "temperature must be 0 (greedy) or above, not -0.1"),
         ({"temperature": 1.0, "top_k": -1}, "top_k must be 0 (all) or above, not -1"),
         ({"temperature": 1.0, "top_p": 1.1}, "top_p must be above 0 and at most 1 (all), not 1.1"),
+        ({"stop": ["END", ""]}, "a stop string is empty: it would end every request at once"),
         ({"top_k": 5}, "top_k and top_p mean something only with a temperature above 0"),
     ],
 )
-def test_sampling_that_cannot_be_is_refused(options: dict[str, float], message: str) -> None:
+def test_sampling_and_stops_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadSetting) as caught:
-        Workload(**options).check()  # type: ignore[arg-type]
+        Workload(**options).check()
     assert str(caught.value) == message
 
 

@@ -96,7 +96,7 @@ class OverlapEngine(api.Engine):
             sync=sync.POLICIES[toggles.get("sync", "copy-done")],
             output=output.choose(
                 toggles["output"],
-                lambda: OutputProcessor(self.tokenizer, options.stream_interval, events),
+                lambda tell: OutputProcessor(self.tokenizer, options.stream_interval, events, tell),
                 events.address,
                 options.model,
                 facts["vocabulary"],
@@ -186,6 +186,7 @@ class OverlapEngine(api.Engine):
         """Tokenize where the client did not, refuse what can never run, queue the rest."""
         accepted = perf_counter_ns()
         assert self._run is not None
+        self._run.end_stopped()  # the id may be one that ended, which the client knows already
         prompt = request.prompt
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt).ids
@@ -195,6 +196,11 @@ class OverlapEngine(api.Engine):
             self._events.send([api.Error(request.id, reason)])
         else:
             self._run.scheduler.add(active)
+
+    def cancel(self, request: int) -> None:
+        """Its blocks are free at once, or when the step in flight that reads them is done."""
+        assert self._run is not None
+        self._run.end(request, "cancelled")
 
     def _why_impossible(self, active: Active) -> str | None:
         options, prompt, most = self.options, len(active.prompt), active.request.max_new_tokens
@@ -206,6 +212,8 @@ class OverlapEngine(api.Engine):
             return f"a prompt of {prompt} tokens and {most} new ones exceed max_context={options.max_context}"
         if prompt > options.prefill_max_tokens:
             return f"a prompt of {prompt} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
+        if "" in active.request.stop:
+            return "a stop string is empty"
         reason = self._why_not_sampled(active.request)
         if reason is not None:
             return reason

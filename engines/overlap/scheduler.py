@@ -82,6 +82,7 @@ class Scheduler:
         self.prefix_cache = prefix_cache
         self.sampling = sampling  # whether a request may ask for a temperature
         self.waiting: deque[Active] = deque()
+        self._live: dict[int, Active] = {}  # by request id; the latest one of an id that comes again
         self.running: list[Active] = []  # in the order of arrival: admitted and put back in that order
         self._steps_in_flight = 0
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
@@ -95,6 +96,7 @@ class Scheduler:
 
     def add(self, request: Active) -> None:
         self.waiting.append(request)
+        self._live[request.request.id] = request
 
     def schedule(self) -> Batch | None:
         """The next step, its requests already counted as in flight; None when nothing can run now."""
@@ -131,9 +133,25 @@ class Scheduler:
                 self._release(request)
         return appended
 
+    def end(self, request_id: int, reason: str) -> Active | None:
+        """End a request from outside of its tokens; None where it has ended. What steps in flight give it is
+        dropped, and blocks and slot go back when they are done."""
+        request = self._live.get(request_id)
+        if request is None or request.finish_reason:
+            return None
+        request.finish_reason = reason
+        if request.slot == NO_SLOT:
+            self.waiting.remove(request)
+            del self._live[request_id]
+        elif not request.in_flight:
+            self._release(request)
+        return request
+
     def _release(self, request: Active) -> None:
         self.running.remove(request)
         self._take_away(request)
+        if self._live.get(request.request.id) is request:
+            del self._live[request.request.id]
 
     def _take_away(self, request: Active) -> None:
         """Its blocks and its slot."""

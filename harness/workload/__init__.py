@@ -37,6 +37,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # sample from the most likely so many; 0: from all
     top_p: float = 1.0  # sample from the most likely that hold this share; 1: from all
+    stop: list[str] = []  # texts that end a request where its output comes to one
 
     @property
     def interval_ns(self) -> int:
@@ -52,6 +53,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             raise BadSetting(f"interval_ms must be above 0, not {self.interval_ms:g}")
         self._check_timing()
         self._check_sampling()
+        if "" in self.stop:
+            raise BadSetting("a stop string is empty: it would end every request at once")
         if self.prompts is not None and self.prompt not in (None, DEFAULT.prompt):
             raise BadSetting("prompt and prompts exclude each other: give one of them")
         source.texts(self.prompt, self.prompts, seed=0)
@@ -93,6 +96,7 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0  # of its samples
+    stop: list[str] = []
 
 
 def plan(workload: Workload, seed: int, tokenizer_path: str, context: int) -> list[Planned]:
@@ -116,6 +120,7 @@ def plan(workload: Workload, seed: int, tokenizer_path: str, context: int) -> li
             top_k=workload.top_k,
             top_p=workload.top_p,
             seed=request_seed(seed, index),
+            stop=workload.stop,
         )
         for index, offset in enumerate(ARRIVALS[workload.arrival].offsets(workload))
     ]
