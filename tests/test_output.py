@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import api
+from engines.host import Host
 from engines.overlap import SPEC
 from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped, held_back
 from engines.overlap.presets import load_tokenizer
@@ -202,3 +204,22 @@ def test_a_cancelled_request_ends_at_once_and_leaves_the_others_alone(chaotic_de
         else:
             assert sent == calm[request.id]
     assert outcome(events, 5)[3] == 0
+
+
+def test_a_clients_cancel_reaches_the_engine(tmp_path):
+    class Recording(api.Engine):
+        cancelled = 0
+
+        def cancel(self, request: int) -> None:
+            self.cancelled = request
+
+    addresses = {name: f"ipc://{tmp_path}/{name}" for name in ("inbox", "replies", "events")}
+    config = api.HostConfig(name="only", engine="", options=api.EngineOptions(), toggles={}, **addresses)
+    host, engine = Host(config), Recording()
+    with zmq.Context() as context, context.socket(zmq.PUSH) as client:
+        client.connect(addresses["inbox"])
+        client.send(msgspec.msgpack.encode(api.Cancel(7)))
+        while not engine.cancelled:
+            host.pump(engine, timeout=1.0)
+    host.context.destroy(linger=0)
+    assert engine.cancelled == 7

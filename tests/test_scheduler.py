@@ -7,13 +7,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engines.api import Request
 from engines.overlap.engine import ladder
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
-from tests.simulation import EOS, VOCABULARY, Simulation, expected_tokens
+from tests.simulation import EOS, VOCABULARY, Simulation, expected_tokens, soak
 
 BLOCK = 4
 CONTEXT = 32
@@ -144,6 +145,98 @@ def test_blocks_of_a_finished_request_stay_taken_while_a_step_that_reads_them_is
     assert scheduler.pool.free < free, "the decode step in flight still writes into these blocks"
     assert scheduler.append(decode, [7], frozenset({EOS})) == [], "the token after EOS is dropped"
     assert scheduler.pool.free == free
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "stop"])
+def test_one_that_is_ended_from_outside_keeps_its_blocks_until_no_step_in_flight_reads_them(reason):
+    simulation = Simulation(ahead=1)
+    simulation.submit(Request(0, [1, 2, 3], 8))
+    simulation.step()
+    simulation.step()
+    active = simulation.live[0]
+    simulation.end(0, reason)
+    assert active.blocks
+    assert simulation.scheduler.schedule() is None, "it wants nothing more"
+    simulation.read()
+    assert (active.finish_reason, active.blocks) == (reason, [])
+    assert simulation.scheduler.idle
+    assert simulation.scheduler.end(0, reason) is None
+    simulation.check_ended()
+
+
+def test_one_that_waits_is_ended_without_ever_having_run():
+    simulation = Simulation(batch=1)
+    for number in range(3):
+        simulation.submit(Request(number, [1, 2], 4))
+    simulation.step()
+    simulation.end(1, "cancelled")
+    while simulation.busy:
+        simulation.step()
+    assert list(simulation.ended) == [1, 0, 2]
+    assert simulation.ended[1].tokens == []
+    simulation.check_ended()
+
+
+class Books(RuleBasedStateMachine):
+    """Anything that can happen to a scheduler, in any order; the books are checked after each."""
+
+    @initialize(
+        batch=st.integers(1, 5),
+        blocks=st.integers(9, 24),
+        ahead=st.integers(0, 1),
+        prefix_cache=st.booleans(),
+    )
+    def begin(self, batch, blocks, ahead, prefix_cache):
+        self.simulation = Simulation(batch=batch, blocks=blocks, ahead=ahead, prefix_cache=prefix_cache)
+        self.count = 0
+
+    @rule(beginning=st.integers(0, 2), asked=lengths)
+    def submit(self, beginning, asked):
+        prompt, count, stop = asked
+        ids = [(beginning * 7 + place) % VOCABULARY for place in range(prompt)]
+        self.simulation.submit(Request(self.count, ids, count, stop))
+        self.count += 1
+
+    @rule(turns=st.integers(1, 6))
+    def step(self, turns):
+        for _ in range(turns):
+            self.simulation.step()
+
+    @precondition(lambda self: self.count)
+    @rule(data=st.data(), reason=st.sampled_from(["cancelled", "stop"]))
+    def end(self, data, reason):
+        self.simulation.end(data.draw(st.integers(0, self.count - 1)), reason)
+
+    @invariant()
+    def the_books_are_right(self):
+        if hasattr(self, "simulation"):
+            self.simulation.check()
+
+    def teardown(self):
+        if hasattr(self, "simulation"):
+            while self.simulation.busy:
+                self.simulation.step()
+            self.simulation.check()
+            self.simulation.check_ended()
+            assert len(self.simulation.ended) == self.count
+            assert self.simulation.pool.free == self.simulation.blocks - 1
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_two_thousand_requests_go_through_and_nothing_is_lost(ahead):
+    limits = {"batch": 16, "blocks": 40, "context": 64, "prefill_batch": 8, "prefill_tokens": 64}
+    simulation = Simulation(**limits, ahead=ahead, prefix_cache=True)
+    soak(simulation, count=1000, seed=ahead, checks=100)
+    assert simulation.over.total() == 1000
+    assert min(simulation.over[reason] for reason in ("length", "eos", "stop", "cancelled")) > 10
+    assert simulation.preempted > 50
+    assert simulation.cached > 1000
+    assert simulation.pool.free == 39
+    assert not simulation.scheduler._live
 
 
 def test_a_token_in_flight_is_named_by_its_request_slot():
