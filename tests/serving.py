@@ -121,20 +121,24 @@ def some_requests(count: int, seed: int = 1) -> list[api.Request]:
 
 
 @cache
-def reference_model(name: str) -> torch.nn.Module:
-    return load_model(name, torch.float32, torch.device("cpu"), seed=0)
+def reference_model(name: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    return load_model(name, dtype, torch.device("cpu"), seed=0)
 
 
-def generated(model: str, requests: list[api.Request]) -> dict[int, list[int]]:
+def generated(
+    model: str, requests: list[api.Request], dtype: torch.dtype = torch.float32
+) -> dict[int, list[int]]:
     """What transformers' generate() gives for each request alone, greedily and without a stop."""
-    return {each.id: list(_generate(model, tuple(each.prompt), each.max_new_tokens)) for each in requests}
+    return {
+        each.id: list(_generate(model, tuple(each.prompt), each.max_new_tokens, dtype)) for each in requests
+    }
 
 
 @cache
-def _generate(model: str, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _generate(model: str, prompt: tuple[int, ...], count: int, dtype: torch.dtype) -> tuple[int, ...]:
     ids = torch.tensor([prompt])
     with torch.inference_mode():
-        out = reference_model(model).generate(
+        out = reference_model(model, dtype).generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
         )
     return tuple(out[0, len(prompt) :].tolist())
@@ -164,23 +168,31 @@ def _sample(model: str, request: api.Request) -> list[int]:
     return tokens[len(request.prompt) :]
 
 
-NEAR_TIE = 1e-4  # of two fp32 logits: what another order of summation can turn around
+# Of two logits: what another order of summation can turn around; in half precision four units in the last
+# place, where logits are about 10.
+NEAR_TIE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
 
 
-def near_ties(model: str, requests: list[api.Request], tokens: dict[int, list[int]]) -> int:
+def near_ties(
+    model: str,
+    requests: list[api.Request],
+    tokens: dict[int, list[int]],
+    dtype: torch.dtype = torch.float32,
+) -> int:
     """How many requests part from generate() at a near-tie, by teacher-forcing the reference. Any other
     difference is an AssertionError that says where."""
     count = 0
-    for request, expected in zip(requests, generated(model, requests).values(), strict=True):
+    for request, expected in zip(requests, generated(model, requests, dtype).values(), strict=True):
         got = tokens[request.id]
         if got == expected:
             continue
         at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), None)
         assert at is not None, f"request {request.id}: {len(got)} tokens, not {len(expected)}"
         with torch.inference_mode():
-            logits = reference_model(model)(torch.tensor([request.prompt + expected[:at]])).logits[0, -1]
+            ids = torch.tensor([request.prompt + expected[:at]])
+            logits = reference_model(model, dtype)(ids).logits[0, -1]
         gap = (logits[expected[at]] - logits[got[at]]).item()
-        assert gap < NEAR_TIE, (
+        assert gap < NEAR_TIE[dtype], (
             f"request {request.id}, token {at}: {got[at]}, not {expected[at]}, gap {gap:.2g}"
         )
         count += 1

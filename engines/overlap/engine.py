@@ -71,7 +71,8 @@ class OverlapEngine(api.Engine):
         # A request that is put back is prefilled again with all its tokens, alone if they are too many.
         prefill_tokens = max(limits.prefill_max_tokens, options.max_context)
         facts = device.load(self._module(limits, prefill_tokens, num_blocks, shapes))
-        self.tokenizer = load_tokenizer(options.model, facts["vocabulary"])
+        self._vocabulary: int = facts["vocabulary"]
+        self.tokenizer = load_tokenizer(options.model, self._vocabulary)
         programs = [program_name("decode", family) for family in self._families()]
         graph.PREPARE[toggles["graph"]](device, programs, shapes)
 
@@ -212,6 +213,8 @@ class OverlapEngine(api.Engine):
             return f"a prompt of {prompt} tokens and {most} new ones exceed max_context={options.max_context}"
         if prompt > options.prefill_max_tokens:
             return f"a prompt of {prompt} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
+        if max(active.prompt) >= self._vocabulary or min(active.prompt) < 0:
+            return f"the prompt has ids beyond the model's vocabulary, 0 to {self._vocabulary - 1}"
         if "" in active.request.stop:
             return "a stop string is empty"
         reason = self._why_not_sampled(active.request)

@@ -20,11 +20,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from engines.api import BadSetting
-from engines.overlap.layout import FAMILIES, Array, lay_out_all, nbytes, program_name
+from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nbytes, program_name
 from engines.overlap.presets import load_model
 from engines.overlap.sampler import sample, sample_greedy
 
 ATTENTION = "overlap-paged"
+# How far apart logits may be for their size: another order of summation, in each layer.
+LOGITS_APART = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 
 
 @dataclass(slots=True)
@@ -100,9 +102,14 @@ def _attention(
     *,
     work: Prefill | Paged,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in place of its own attention; [batch, length, heads, head_dim] comes back."""
+    if softcap is not None or s_aux is not None:
+        what = "caps its attention scores" if softcap is not None else "attends to sinks"
+        raise BadSetting(f"the model {what}; this engine's attention does not")
     return work.attend(module.layer_idx, query, key, value, scaling), None
 
 
@@ -131,6 +138,7 @@ class OverlapModule:
         torch_dtype = getattr(torch, dtype)
         self.device = device
         self.root = load_model(model, torch_dtype, device, seed)
+        own_logits = self._own_logits()
         self.root.set_attn_implementation(ATTENTION)
         config = self.root.config.get_text_config()
         config.pad_token_id = None  # or each forward searches its ids for padding, and warns of it
@@ -142,12 +150,15 @@ class OverlapModule:
         shape = (num_blocks, block_size, kv_heads, width)
         if max(max_blocks for _, max_blocks in decode_shapes) * block_size > config.max_position_embeddings:
             raise BadSetting(f"{model} has {config.max_position_embeddings} positions; lower max_context")
+        window = getattr(config, "sliding_window", None)
+        if window and window < max(max_blocks for _, max_blocks in decode_shapes) * block_size:
+            raise BadSetting(f"{model} looks back {window} tokens only; lower max_context to that")
         keys, values = (self._zeros_per_layer(shape, torch_dtype) for _ in range(2))
         self.pages = Pages(keys, values, block_size)
         self.facts = {
             "vocabulary": config.vocab_size,
             "context": config.max_position_embeddings,
-            "eos": _as_list(config.eos_token_id),
+            "eos": _as_list(self.root.generation_config.eos_token_id),
             "parameters": sum(each.numel() for each in self.root.parameters()),
             "kv_bytes_per_token": 2 * self.layers * kv_heads * width * torch_dtype.itemsize,
         }
@@ -181,6 +192,30 @@ class OverlapModule:
         self._places = torch.arange(most_blocks * block_size, device=device)
         self._nothing = torch.zeros((), dtype=torch_dtype, device=device)
         self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
+        self._check_logits(model, own_logits)
+
+    def _own_logits(self) -> Tensor:
+        """Of the last of a few tokens, by the model as it was loaded."""
+        logits: Tensor = self.root(self._a_few_tokens(), use_cache=False).logits
+        return logits[0, -1]
+
+    def _check_logits(self, model: str, expected: Tensor) -> None:
+        """A model may do something in its attention or behind its last layer that is not done here (cap or
+        scale logits, attend to a sink): its tokens would be wrong, and nothing else would tell."""
+        ids = self._a_few_tokens()
+        nowhere = torch.full((ids.numel(),), DUMMY_SLOT, device=self.device)
+        positions = torch.arange(ids.numel(), device=self.device)[None]
+        hidden = self._forward(ids, positions, Prefill(self.pages, nowhere))
+        got = self.root.get_output_embeddings()(hidden)[0, -1]
+        apart = ((got - expected).abs().max() / expected.abs().max()).item()
+        if not apart < LOGITS_APART[got.dtype]:
+            raise BadSetting(
+                f"{model}: its logits are {apart:.2g} apart from transformers' own; it does something that "
+                "this engine does not"
+            )
+
+    def _a_few_tokens(self) -> Tensor:
+        return torch.arange(1, 9, device=self.device)[None]
 
     def _zeros_per_layer(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.layers)]
