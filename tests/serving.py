@@ -23,9 +23,11 @@ class Collected(api.EventSink):
 
     address: str = ""
     events: list[api.Event] = field(default_factory=list)
+    ended: int = 0
 
     def send(self, events: Sequence[api.Event]) -> None:
         self.events.extend(events)
+        self.ended += sum(isinstance(event, api.Finish | api.Error) for event in events)
 
 
 def serve(
@@ -54,9 +56,8 @@ def serve(
         def pump(timeout: float | None) -> bool:
             if isinstance(sink, _Pulled):
                 sink.pull(wait=timeout is None)
-            ended = sum(isinstance(event, api.Finish | api.Error) for event in sink.events)
             meanwhile(engine, sink.events)
-            return ended < (ends or len(requests))
+            return sink.ended < (ends or len(requests))
 
         engine.run(pump)
         record = engine.collect()
@@ -99,7 +100,7 @@ class _Pulled(Collected):
             raise TimeoutError("the output process said nothing for 10 s")
         while True:
             try:
-                self.events.extend(self._decode(self._socket.recv(zmq.NOBLOCK)))
+                self.send(self._decode(self._socket.recv(zmq.NOBLOCK)))
             except zmq.Again:
                 return
 

@@ -172,7 +172,7 @@ class OverlapModule:
         most_blocks = max(blocks for _, blocks in decode_shapes)
         most = max(batch * blocks for batch, blocks in decode_shapes)
         self._gathered = [torch.zeros(most, *shape[1:], dtype=torch_dtype, device=device) for _ in range(2)]
-        kinds = {"prefill": self.prefill, "decode": self.decode}
+        kinds: dict[str, Callable[..., None]] = {"prefill": self.prefill, "decode": self.decode}
         if prefix_cache:
             kinds["extend"] = self.extend
         self.programs: dict[str, Callable[..., None]] = {
