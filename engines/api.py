@@ -40,6 +40,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     stream_interval: int = 8  # tokens per chunk after the first token, which always goes out at once
     block_size: int = 16  # tokens per KV block
     num_blocks: int | None = None  # KV blocks; None: as many as max_batch_size full contexts need
+    sampling: bool = False  # whether requests may ask for a temperature: three times the captured programs
+    prefix_cache: bool = False  # full KV blocks are kept and shared by requests that begin alike
     max_context: int = 512  # tokens of one request, prompt and output together, at most
     seed: int = 0  # of the preset weights
     recorder: bool = True  # step records on or off
@@ -51,12 +53,21 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One generation request. `prompt` is text, or token ids where the client tokenized."""
+    """One generation request. `prompt` is text, or token ids where the client tokenized.
+
+    Sampling: temperature, then the `top_k` most likely, then the most likely that hold `top_p` of what is
+    left. The same `seed` gives the same tokens.
+    """
 
     id: int
     prompt: str | list[int]
     max_new_tokens: int
     stop_on_eos: bool = False
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0  # 1: all
+    seed: int = 0  # int64
+    stop: list[str] = []  # the text ends before the first of these; the tokens with the one that completes it
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -76,7 +87,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """The end of one request; comes after its last chunk."""
 
     id: int
-    reason: str  # "length", "eos"
+    reason: str  # "length", "eos", "stop", "cancelled"
     prompt_tokens: int
     completion_tokens: int
     accepted_ns: int  # the engine read the request
@@ -172,8 +183,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 class Engine:
     """An engine under measurement. Subclass, override, register an EngineSpec; about 100 lines.
 
-    The host calls `start`, then `run` on its main thread; `submit`, `begin_round` and `collect` are only
-    ever called from inside `pump`, so an engine that calls `pump` between two steps needs no lock.
+    The host calls `start`, then `run` on its main thread; `submit`, `cancel`, `begin_round` and `collect` are
+    only ever called from inside `pump`, so an engine that calls `pump` between two steps needs no lock.
     """
 
     wake_fd: int | None = None
@@ -187,6 +198,10 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request; must not block. A bad one is answered with an Error event."""
         raise NotImplementedError
+
+    def cancel(self, request: int) -> None:
+        """Give up the request with that id: it ends with reason "cancelled", unless it has ended already. An
+        engine that can't do that leaves it to its end."""
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         """Serve until `pump` returns False.
@@ -337,6 +352,10 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     request: Request
 
 
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+    id: int
+
+
 class BeginRound(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     pass
 
@@ -349,7 +368,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     pass
 
 
-ToHost = Submit | BeginRound | Collect | Stop
+ToHost = Submit | Cancel | BeginRound | Collect | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

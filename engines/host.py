@@ -79,6 +79,8 @@ class Host:
             match message:
                 case api.Submit(request):
                     engine.submit(request)
+                case api.Cancel(request_id):
+                    engine.cancel(request_id)
                 case api.BeginRound():
                     engine.begin_round()
                     self.say(api.Begun(self.config.name))

@@ -125,6 +125,14 @@ def request(
     stop_on_eos: Annotated[
         bool | None, _option(WORKLOAD, "End at EOS (off).", "--stop-on-eos/--no-stop-on-eos")
     ] = None,
+    stop: Annotated[
+        list[str] | None, _option(WORKLOAD, "End a request where its text comes to this; more than once.")
+    ] = None,
+    temperature: Annotated[float | None, _option(WORKLOAD, "Sample at this temperature (0, greedy).")] = None,
+    top_k: Annotated[int | None, _option(WORKLOAD, "Sample from the most likely so many (0, all).")] = None,
+    top_p: Annotated[
+        float | None, _option(WORKLOAD, "Sample from the most likely that hold this share (1, all).")
+    ] = None,
     goodput: Annotated[
         list[str] | None,
         _option(WORKLOAD, "What a good request stays within: ttft:200, tpot:50, latency:2000 (ms)."),
@@ -140,6 +148,10 @@ def request(
         int | None, _option(ENGINE, "Requests prefilled together (64).")
     ] = None,
     prefill_max_tokens: Annotated[int | None, _option(ENGINE, "Padded tokens of one prefill (2048).")] = None,
+    prefix_cache: Annotated[
+        bool | None,
+        _option(ENGINE, "Keep and share KV of equal beginnings (off).", "--prefix-cache/--no-prefix-cache"),
+    ] = None,
     stream_interval: Annotated[int | None, _option(ENGINE, "Tokens per chunk after the first (8).")] = None,
     tokenize_workers: Annotated[
         int | None, _option(ENGINE, "Threads that tokenize, with --no-pretok; 0: the scheduler's own (0).")
@@ -175,14 +187,18 @@ def request(
         both=tuple(both or ()),
         before=tuple(before or ()),
         after=tuple(after or ()),
-        workload=_given(
-            given, "prompt", "prompts", "prompt_repeats", "unique_prompts", "input_tokens", "max_new_tokens",
-            "num_requests", "arrival", "interval_ms", "arrival_schedule", "rate", "burstiness", "ramp_up",
-            "concurrency", "trace", "trace_scale", "pretok", "stop_on_eos",
-        ),
+        workload={
+            **_given(
+                given, "prompt", "prompts", "prompt_repeats", "unique_prompts", "input_tokens",
+                "max_new_tokens", "num_requests", "arrival", "interval_ms", "arrival_schedule", "rate",
+                "burstiness", "ramp_up", "concurrency", "trace", "trace_scale", "pretok", "stop_on_eos",
+                "temperature", "top_k", "top_p",
+            ),
+            **({} if not stop else {"stop": stop}),
+        },
         options=_given(
             given, "model", "device", "dtype", "staging", "max_batch_size", "prefill_max_batch_size",
-            "prefill_max_tokens", "stream_interval", "tokenize_workers",
+            "prefill_max_tokens", "prefix_cache", "stream_interval", "tokenize_workers",
         ),
         design={
             **_given(given, "blocks", "rounds", "warmup_rounds", "primary", "seed"),

@@ -392,7 +392,19 @@ class LoadGenerator:
 
 def submission(planned: Planned) -> api.Submit:
     """What the host is sent for a planned request."""
-    return api.Submit(api.Request(planned.id, planned.prompt, planned.max_new_tokens, planned.stop_on_eos))
+    return api.Submit(
+        api.Request(
+            planned.id,
+            planned.prompt,
+            planned.max_new_tokens,
+            planned.stop_on_eos,
+            planned.temperature,
+            planned.top_k,
+            planned.top_p,
+            planned.seed,
+            planned.stop,
+        )
+    )
 
 
 def main() -> int:

@@ -270,11 +270,17 @@ def make_design(
     device = arms[0].options.device
     scale = guess_device() if device == "auto" else device
     of_variant = {} if variant is None else variant.workload
+    workload = make_workload(workload_values(SCALED[scale], of_variant, asked.workload))
+    if workload.temperature > 0:  # the engine must know before it captures its programs
+        arms = tuple(
+            msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, sampling=True))
+            for arm in arms
+        )
     name = arms[0].engine if variant is None else variant.name
     design = Design(
         name=f"aa-{name}" if asked.against_itself else name,
         arms=arms,
-        workload=make_workload(workload_values(SCALED[scale], of_variant, asked.workload)),
+        workload=workload,
         against_itself=asked.against_itself,
         **{"rounds": ROUNDS[scale], **asked.design, **stopping(asked), **planting(asked, engines, arms)},
     )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+import numpy as np
 import torch
 
 from engines import api
 from engines.devices.base import Device
 from engines.overlap.engine import OverlapEngine
 from engines.overlap.presets import load_model
+from engines.overlap.sampler import sample
 
 
 @dataclass
@@ -21,9 +23,11 @@ class Collected(api.EventSink):
 
     address: str = ""
     events: list[api.Event] = field(default_factory=list)
+    ended: int = 0
 
     def send(self, events: Sequence[api.Event]) -> None:
         self.events.extend(events)
+        self.ended += sum(isinstance(event, api.Finish | api.Error) for event in events)
 
 
 def serve(
@@ -32,9 +36,13 @@ def serve(
     requests: list[api.Request],
     *,
     eos: frozenset[int] | None = None,
+    meanwhile: Callable[[api.Engine, list[api.Event]], None] = lambda engine, events: None,
+    ends: int | None = None,
     **options: object,
 ) -> tuple[dict[int, list[int]], list[api.Event], api.RoundRecord]:
-    """Token ids by request, all events, and the record, of an engine that serves all requests at once."""
+    """Token ids by request, all events, and the record, of an engine that serves all requests at once.
+    `meanwhile` is called between two steps; it is over after as many `ends` as there are requests, if no
+    other number is given."""
     engine = OverlapEngine(api.EngineOptions(**options), toggles, device=device)  # type: ignore[arg-type]
     sink = _Pulled() if toggles.get("output") == "process" else Collected()
     try:
@@ -48,8 +56,8 @@ def serve(
         def pump(timeout: float | None) -> bool:
             if isinstance(sink, _Pulled):
                 sink.pull(wait=timeout is None)
-            ended = sum(isinstance(event, api.Finish | api.Error) for event in sink.events)
-            return ended < len(requests)
+            meanwhile(engine, sink.events)
+            return sink.ended < (ends or len(requests))
 
         engine.run(pump)
         record = engine.collect()
@@ -62,6 +70,14 @@ def serve(
         if isinstance(event, api.Chunk):
             tokens[event.id] += event.token_ids
     return tokens, sink.events, record
+
+
+def column(record: api.RoundRecord, name: str) -> list[int]:
+    """One column of a round's step records."""
+    assert record.steps is not None
+    cells = np.frombuffer(record.steps.data, dtype=np.int64).reshape(record.steps.rows, -1)
+    values: list[int] = cells[:, record.steps.columns.index(name)].tolist()
+    return values
 
 
 class _Pulled(Collected):
@@ -84,7 +100,7 @@ class _Pulled(Collected):
             raise TimeoutError("the output process said nothing for 10 s")
         while True:
             try:
-                self.events.extend(self._decode(self._socket.recv(zmq.NOBLOCK)))
+                self.send(self._decode(self._socket.recv(zmq.NOBLOCK)))
             except zmq.Again:
                 return
 
@@ -106,42 +122,78 @@ def some_requests(count: int, seed: int = 1) -> list[api.Request]:
 
 
 @cache
-def reference_model(name: str) -> torch.nn.Module:
-    return load_model(name, torch.float32, torch.device("cpu"), seed=0)
+def reference_model(name: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    return load_model(name, dtype, torch.device("cpu"), seed=0)
 
 
-def generated(model: str, requests: list[api.Request]) -> dict[int, list[int]]:
+def generated(
+    model: str, requests: list[api.Request], dtype: torch.dtype = torch.float32
+) -> dict[int, list[int]]:
     """What transformers' generate() gives for each request alone, greedily and without a stop."""
-    return {each.id: list(_generate(model, tuple(each.prompt), each.max_new_tokens)) for each in requests}
+    return {
+        each.id: list(_generate(model, tuple(each.prompt), each.max_new_tokens, dtype)) for each in requests
+    }
 
 
 @cache
-def _generate(model: str, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _generate(model: str, prompt: tuple[int, ...], count: int, dtype: torch.dtype) -> tuple[int, ...]:
     ids = torch.tensor([prompt])
     with torch.inference_mode():
-        out = reference_model(model).generate(
+        out = reference_model(model, dtype).generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
         )
     return tuple(out[0, len(prompt) :].tolist())
 
 
-NEAR_TIE = 1e-4  # of two fp32 logits: what another order of summation can turn around
+def sampled(model: str, requests: list[api.Request]) -> dict[int, list[int]]:
+    """What each request alone gets from transformers' logits and the engine's sampler."""
+    return {each.id: _sample(model, each) for each in requests}
 
 
-def near_ties(model: str, requests: list[api.Request], tokens: dict[int, list[int]]) -> int:
+def _sample(model: str, request: api.Request) -> list[int]:
+    tokens = list(request.prompt)
+    out = torch.zeros(1, dtype=torch.int64)
+    for _ in range(request.max_new_tokens):
+        with torch.inference_mode():
+            logits = reference_model(model)(torch.tensor([tokens])).logits[:, -1]
+        sample(
+            logits,
+            out,
+            temperatures=torch.tensor([request.temperature]),
+            seeds=torch.tensor([request.seed]),
+            positions=torch.tensor([len(tokens)]),
+            top_ks=torch.tensor([request.top_k]),
+            top_ps=torch.tensor([request.top_p]),
+        )
+        tokens.append(int(out))
+    return tokens[len(request.prompt) :]
+
+
+# Of two logits: what another order of summation can turn around; in half precision four units in the last
+# place, where logits are about 10.
+NEAR_TIE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
+
+
+def near_ties(
+    model: str,
+    requests: list[api.Request],
+    tokens: dict[int, list[int]],
+    dtype: torch.dtype = torch.float32,
+) -> int:
     """How many requests part from generate() at a near-tie, by teacher-forcing the reference. Any other
     difference is an AssertionError that says where."""
     count = 0
-    for request, expected in zip(requests, generated(model, requests).values(), strict=True):
+    for request, expected in zip(requests, generated(model, requests, dtype).values(), strict=True):
         got = tokens[request.id]
         if got == expected:
             continue
         at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), None)
         assert at is not None, f"request {request.id}: {len(got)} tokens, not {len(expected)}"
         with torch.inference_mode():
-            logits = reference_model(model)(torch.tensor([request.prompt + expected[:at]])).logits[0, -1]
+            ids = torch.tensor([request.prompt + expected[:at]])
+            logits = reference_model(model, dtype)(ids).logits[0, -1]
         gap = (logits[expected[at]] - logits[got[at]]).item()
-        assert gap < NEAR_TIE, (
+        assert gap < NEAR_TIE[dtype], (
             f"request {request.id}, token {at}: {got[at]}, not {expected[at]}, gap {gap:.2g}"
         )
         count += 1

@@ -107,6 +107,12 @@ def test_flags_come_after_the_variant_and_an_arms_own_changes_last() -> None:
     assert (found.workload.num_requests, found.workload.max_new_tokens, found.blocks) == (3, 7, 2)
 
 
+def test_a_temperature_tells_both_engines_to_be_ready_for_it() -> None:
+    assert {arm.options.sampling for arm in made(variant="pinned").arms} == {False}
+    sampled = made(variant="pinned", workload={"temperature": 1.0})
+    assert {arm.options.sampling for arm in sampled.arms} == {True}
+
+
 def test_an_engine_alone_is_one_arm_of_first_choices() -> None:
     (only,) = made(engine="overlap", before=["h2d=pinned"]).arms
     assert only.toggles["h2d"] == "pinned"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from engines import api
 from harness import messages
-from harness.load import LoadError, Round, digest
+from harness.load import LoadError, Round, digest, submission
 from harness.records import requests_frame
 from harness.workload import UNTIMED, Planned, Workload, plan
 
@@ -226,6 +226,12 @@ def test_one_process_serves_rounds_of_both_arms(bench: Bench) -> None:
     workload = Workload(pretok=False, num_requests=4, arrival="burst", max_new_tokens=3)
     digests = [bench.round(workload, host)["digest"].tolist() for host in (0, 1, 0)]
     assert digests[0] == digests[1] == digests[2]
+
+
+def test_what_was_planned_is_what_is_asked() -> None:
+    how = {"temperature": 0.5, "top_k": 3, "top_p": 0.8, "seed": 11, "stop": ["\n", "END"]}
+    asked = submission(Planned(7, 0, [1, 2], 9, True, **how)).request
+    assert asked == api.Request(7, [1, 2], 9, True, **how)
 
 
 def test_an_error_ends_its_request_and_no_other(bench: Bench) -> None:

@@ -18,6 +18,53 @@ SERIAL = {"schedule": "serial", "h2d": "pinned", "graph": "on"}
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
 def test_logits_equal_transformers_to_a_thousandth(monkeypatch, name):
     """Prefill, then decode with a teacher, blocks in mixed order, beside a padding row."""
+    module, seen = small_module(monkeypatch, name)
+    ids = torch.randint(1, 4096, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+    request = api_request(ids[:20])
+    request.slot, request.blocks = 1, [7, 2, 5]
+    with torch.inference_mode():
+        batch = scheduler.prefill_batch([request], 20, 16)
+        write(module, "prefill", batch)
+        module.prefill(1, 20)
+        tables = Full(slots=3, blocks=3, counters=Counter())
+        tables.write(1, request.blocks)
+        for position in range(20, 40):
+            request.tokens, request.context = ids[20 : position + 1], position + 1
+            batch = scheduler.decode_batch([request], 2, 3, tables, 16, padding_slot=2)
+            write(module, "decode.2.3", batch)
+            module.decode(2, 3)
+        expected = reference_model(name)(torch.tensor([ids])).logits[0, 19:]
+    got = torch.stack([logits[0] for logits in seen])
+    assert (got - expected).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
+def test_logits_behind_a_cached_prefix_equal_transformers_to_a_thousandth(monkeypatch, name):
+    """Two prompts that begin alike, of different length; the second one finds a block of the first."""
+    module, seen = small_module(monkeypatch, name)
+    ids = torch.randint(1, 4096, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+    first, second = api_request(ids[:20]), api_request(ids[:16] + ids[25:40])
+    first.slot, first.blocks = 0, [7, 2]
+    second.slot, second.blocks, second.cached = 1, [7, 5], 1
+    with torch.inference_mode():
+        write(module, "prefill", scheduler.prefill_batch([first], 20, 16))
+        module.prefill(1, 20)
+        tables = Full(slots=3, blocks=2, counters=Counter())
+        tables.write(0, first.blocks)
+        tables.write(1, second.blocks)
+        batch = scheduler.extend_batch([first, second], 20, tables, 16)
+        write(module, "extend", batch)
+        module.extend(*batch.program[1:])
+        expected = [
+            reference_model(name)(torch.tensor([each.prompt])).logits[0, -1] for each in (first, second)
+        ]
+    for got in (seen[0][0], seen[1][0]):
+        assert (got - expected[0]).abs().max() < 1e-3
+    assert (seen[1][1] - expected[1]).abs().max() < 1e-3
+
+
+def small_module(monkeypatch, name: str) -> tuple[model.OverlapModule, list[torch.Tensor]]:
+    """The device's module in this process, and where the logits of its steps are put."""
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(model, "sample_greedy", lambda logits, out: seen.append(logits.clone()))
     module = model.build(
@@ -31,25 +78,11 @@ def test_logits_equal_transformers_to_a_thousandth(monkeypatch, name):
         num_blocks=9,
         block_size=16,
         decode_shapes=[[2, 3]],
+        prefix_cache=True,
+        families=["greedy"],
         persistent_tables=False,
     )
-    ids = torch.randint(1, 4096, (40,), generator=torch.Generator().manual_seed(3)).tolist()
-    request = api_request(ids[:20])
-    request.slot, request.blocks = 1, [7, 2, 5]
-    with torch.inference_mode():
-        batch = scheduler.prefill_batch([request], 20, 16)
-        write(module, "prefill", batch)
-        module.prefill(1, 20)
-        tables = Full(slots=3, blocks=3, counters=Counter())
-        tables.write(1, request.blocks)
-        for position in range(20, 40):
-            request.tokens, request.scheduled = ids[20 : position + 1], position - 19
-            batch = scheduler.decode_batch([request], 2, 3, tables, 16, padding_slot=2)
-            write(module, "decode.2.3", batch)
-            module.decode(2, 3)
-        expected = reference_model(name)(torch.tensor([ids])).logits[0, 19:]
-    got = torch.stack([logits[0] for logits in seen])
-    assert (got - expected).abs().max() < 1e-3
+    return module, seen
 
 
 def api_request(prompt: list[int]):

@@ -11,7 +11,7 @@ from engines.overlap.recorder import OUTPUT, Recorder
 def test_a_phase_that_comes_twice_in_a_step_is_summed_up():
     records = Recorder()
     records.begin_round(10)
-    records.add_step(10, "decode", batch=3, tokens=4)
+    records.add_step(10, "decode", batch=3, tokens=4, preempted=2)
     for _ in range(2):
         records.end(OUTPUT, 10, records.begin(OUTPUT))
     table = records.table()
@@ -26,7 +26,7 @@ def test_steps_that_do_not_fit_are_counted_and_a_new_round_forgets_them(monkeypa
     records = Recorder()
     records.begin_round(0)
     for step in range(5):
-        records.add_step(step, "decode", 1, 1)
+        records.add_step(step, "decode", 1, 1, 0)
         records.end(OUTPUT, step, records.begin(OUTPUT))
     assert records.table().rows == 2
     assert records.lost == 3

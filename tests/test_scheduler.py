@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engines.api import Request
 from engines.overlap.engine import ladder
@@ -15,8 +16,8 @@ from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Batch, Limits, Scheduler
 from engines.overlap.toggles import tables
+from tests.simulation import EOS, VOCABULARY, Simulation, expected_tokens, soak
 
-EOS = 9
 BLOCK = 4
 CONTEXT = 32
 
@@ -33,53 +34,108 @@ def make_request(number: int, prompt: int, count: int, stop: bool = False) -> Ac
     return Active(Request(number, [1] * prompt, count, stop), [1] * prompt, 0, 0)
 
 
-lengths = st.tuples(st.integers(1, 16), st.integers(1, 16), st.integers(0, 16))
+lengths = st.tuples(st.integers(1, 16), st.integers(1, 16), st.booleans())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     asked=st.lists(lengths, min_size=1, max_size=12),
     ahead=st.integers(0, 1),
     batch=st.integers(1, 6),
-    blocks=st.integers(9, 60),
+    blocks=st.integers(9, 30),
+    prefix_cache=st.booleans(),
+    choice=st.sampled_from(tables.TOGGLE.choices),
 )
-def test_every_request_gets_its_tokens_once_and_every_block_comes_back(asked, ahead, batch, blocks):
-    """`ahead` 0 is the serial loop, 1 the overlap loop. Each request's n-th token is n + 100, its EOS at
-    `stop_at` (0: never)."""
-    scheduler = make_scheduler(batch, blocks)
-    stop_at = {number: stop for number, (_, _, stop) in enumerate(asked)}
-    requests = [make_request(n, prompt, count, stop=True) for n, (prompt, count, _) in enumerate(asked)]
-    for request in requests:
-        scheduler.add(request)
-    flying: deque = deque()
-    computed = dict.fromkeys(stop_at, 0)
-    appended: dict[int, list[int]] = {number: [] for number in stop_at}
-    while not scheduler.idle or flying:
-        step = scheduler.schedule()
-        if step is not None:
-            assert len(step.requests) <= batch
-            owners = [block for request in scheduler.running for block in request.blocks]
-            assert len(owners) == len(set(owners)), "a block has two owners"
-            assert 0 not in owners, "the dummy block was handed out"
-            if step.kind == "prefill":
-                assert step.tokens <= 48 or len(step.requests) == 1
-                assert len(step.requests) <= 3
-            ids = []
-            for request in step.requests:
-                computed[request.request.id] += 1
-                nth = computed[request.request.id]
-                ids.append(EOS if nth == stop_at[request.request.id] else 100 + nth)
-            flying.append((step, ids))
-        if len(flying) > ahead or (step is None and flying):
-            done, ids = flying.popleft()
-            for request, token in scheduler.append(done, ids, frozenset({EOS})):
-                appended[request.request.id].append(token)
-    for number, (_, count, stop) in enumerate(asked):
-        wanted = min(count, stop) if stop else count
-        expected = [EOS if nth == stop else 100 + nth for nth in range(1, wanted + 1)]
-        assert appended[number] == expected
-        assert computed[number] - len(expected) in ((0, 1) if ahead and 0 < stop < count else (0,))
-    assert scheduler.pool.free == blocks - 1
+def test_every_request_gets_its_tokens_once_and_every_block_comes_back(
+    asked, ahead, batch, blocks, prefix_cache, choice
+):
+    """Down to a pool that holds one full request and nothing else. Every third prompt begins like others."""
+    simulation = Simulation(batch=batch, blocks=blocks, ahead=ahead, prefix_cache=prefix_cache, tables=choice)
+    for number, (prompt, count, stop) in enumerate(asked):
+        ids = [(number % 3 * 7 + place) % VOCABULARY for place in range(prompt)]
+        simulation.submit(Request(number, ids, count, stop))
+    turns = 0
+    while simulation.busy:
+        simulation.step()
+        simulation.check()
+        turns += 1
+        assert turns < 3000, "no request gets on"
+    assert len(simulation.ended) == len(asked)
+    simulation.check_ended()
+    assert simulation.scheduler.pool.free == blocks - 1
+
+
+def grown_until_blocks_run_out(ahead: int) -> tuple[Simulation, Active, Active]:
+    """Two requests that fit together only at first, at the step that finds no block for both."""
+    simulation = Simulation(batch=2, blocks=6, ahead=ahead)
+    for number in range(2):
+        simulation.submit(Request(number, [number + 1] * 3, 12))
+    scheduler = simulation.scheduler
+    while len(scheduler._wanting()[1]) <= scheduler.pool.free:
+        simulation.step()
+    return simulation, simulation.live[0], simulation.live[1]
+
+
+def test_the_youngest_is_put_back_with_its_tokens_and_goes_first_when_blocks_are_free():
+    simulation, older, younger = grown_until_blocks_run_out(ahead=0)
+    had = list(younger.tokens)
+    assert had
+    simulation.submit(Request(2, [9] * 3, 12))
+    simulation.step()
+    assert list(simulation.scheduler.waiting) == [younger, simulation.live[2]]
+    assert simulation.scheduler.running == [older]
+    assert younger.tokens == had
+    while simulation.busy:
+        simulation.step()
+    assert list(simulation.ended) == [0, 1, 2]
+    simulation.check_ended()
+
+
+def test_nothing_is_put_back_while_a_step_is_in_flight():
+    simulation, older, younger = grown_until_blocks_run_out(ahead=1)
+    assert younger.in_flight
+    assert simulation.scheduler.schedule() is None, "drain first"
+    assert younger.blocks
+    simulation.read()
+    batch = simulation.scheduler.schedule()
+    assert (batch.requests, batch.preempted) == ((older,), 1)
+    assert not younger.blocks
+
+
+def test_without_draining_first_a_request_would_be_put_back_under_the_device():
+    simulation, _, _ = grown_until_blocks_run_out(ahead=1)
+    simulation.scheduler._steps_in_flight = 0
+    with pytest.raises(AssertionError, match="still reads its blocks"):
+        simulation.scheduler.schedule()
+
+
+def test_admission_leaves_a_block_for_each_that_may_still_grow():
+    simulation = Simulation(batch=4, blocks=1 + 6, prefill_batch=4, ahead=0)
+    for number in range(4):
+        simulation.submit(Request(number, [1] * 4, 8))
+    batch = simulation.scheduler.schedule()
+    assert len(batch.requests) == 3, "three blocks taken, three left to grow into"
+
+
+def test_a_pool_for_every_full_request_delays_and_preempts_nothing():
+    simulation = Simulation(batch=4, blocks=1 + 4 * 8, prefill_batch=4, prefill_tokens=64, ahead=1)
+    for number in range(4):
+        simulation.submit(Request(number, [number] * 16, 16))
+    simulation.step()
+    assert len(simulation.scheduler.running) == 4
+    while simulation.busy:
+        simulation.step()
+    assert simulation.preempted == 0
+
+
+def test_one_that_outgrew_the_prefill_limit_is_prefilled_again_alone():
+    simulation = Simulation(batch=2, blocks=1 + 8, prefill_tokens=8, ahead=1)
+    for number in range(2):
+        simulation.submit(Request(number, [number + 1] * 8, 20))
+    while simulation.busy:
+        simulation.step()  # checks the limit, and that a batch beyond it is of one request
+    assert simulation.preempted
+    simulation.check_ended()
 
 
 def test_blocks_of_a_finished_request_stay_taken_while_a_step_that_reads_them_is_in_flight():
@@ -93,6 +149,101 @@ def test_blocks_of_a_finished_request_stay_taken_while_a_step_that_reads_them_is
     assert scheduler.pool.free < free, "the decode step in flight still writes into these blocks"
     assert scheduler.append(decode, [7], frozenset({EOS})) == [], "the token after EOS is dropped"
     assert scheduler.pool.free == free
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "stop"])
+def test_one_that_is_ended_from_outside_keeps_its_blocks_until_no_step_in_flight_reads_them(reason):
+    simulation = Simulation(ahead=1)
+    simulation.submit(Request(0, [1, 2, 3], 8))
+    simulation.step()
+    simulation.step()
+    active = simulation.live[0]
+    simulation.end(0, reason)
+    assert active.blocks
+    assert simulation.scheduler.schedule() is None, "it wants nothing more"
+    simulation.read()
+    assert (active.finish_reason, active.blocks) == (reason, [])
+    assert simulation.scheduler.idle
+    assert simulation.scheduler.end(0, reason) is None
+    simulation.check_ended()
+
+
+def test_one_that_waits_is_ended_without_ever_having_run():
+    simulation = Simulation(batch=1)
+    for number in range(3):
+        simulation.submit(Request(number, [1, 2], 4))
+    simulation.step()
+    simulation.end(1, "cancelled")
+    while simulation.busy:
+        simulation.step()
+    assert list(simulation.ended) == [1, 0, 2]
+    assert simulation.ended[1].tokens == []
+    simulation.check_ended()
+
+
+class Books(RuleBasedStateMachine):
+    """Anything that can happen to a scheduler, in any order; the books are checked after each."""
+
+    @initialize(
+        batch=st.integers(1, 5),
+        blocks=st.integers(9, 24),
+        ahead=st.integers(0, 1),
+        prefix_cache=st.booleans(),
+        choice=st.sampled_from(tables.TOGGLE.choices),
+    )
+    def begin(self, batch, blocks, ahead, prefix_cache, choice):
+        self.simulation = Simulation(
+            batch=batch, blocks=blocks, ahead=ahead, prefix_cache=prefix_cache, tables=choice
+        )
+        self.count = 0
+
+    @rule(beginning=st.integers(0, 2), asked=lengths)
+    def submit(self, beginning, asked):
+        prompt, count, stop = asked
+        ids = [(beginning * 7 + place) % VOCABULARY for place in range(prompt)]
+        self.simulation.submit(Request(self.count, ids, count, stop))
+        self.count += 1
+
+    @rule(turns=st.integers(1, 6))
+    def step(self, turns):
+        for _ in range(turns):
+            self.simulation.step()
+
+    @precondition(lambda self: self.count)
+    @rule(data=st.data(), reason=st.sampled_from(["cancelled", "stop"]))
+    def end(self, data, reason):
+        self.simulation.end(data.draw(st.integers(0, self.count - 1)), reason)
+
+    @invariant()
+    def the_books_are_right(self):
+        if hasattr(self, "simulation"):
+            self.simulation.check()
+
+    def teardown(self):
+        if hasattr(self, "simulation"):
+            while self.simulation.busy:
+                self.simulation.step()
+            self.simulation.check()
+            self.simulation.check_ended()
+            assert len(self.simulation.ended) == self.count
+            assert self.simulation.pool.free == self.simulation.blocks - 1
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize(("ahead", "choice"), [(0, "full"), (1, "full"), (1, "dirty-rows")])
+def test_a_thousand_requests_go_through_and_nothing_is_lost(ahead, choice):
+    limits = {"batch": 16, "blocks": 40, "context": 64, "prefill_batch": 8, "prefill_tokens": 64}
+    simulation = Simulation(**limits, ahead=ahead, prefix_cache=True, tables=choice)
+    soak(simulation, count=1000, seed=ahead, checks=100)
+    assert simulation.over.total() == 1000
+    assert min(simulation.over[reason] for reason in ("length", "eos", "stop", "cancelled")) > 10
+    assert simulation.preempted > 50
+    assert simulation.cached > 1000
+    assert simulation.pool.free == 39
+    assert not simulation.scheduler._live
 
 
 def test_a_token_in_flight_is_named_by_its_request_slot():
@@ -130,8 +281,88 @@ def test_giving_a_block_back_twice_is_refused():
     pool = BlockPool(8, BLOCK)
     blocks = pool.take(2)
     pool.give_back(blocks)
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="has no owner"):
         pool.give_back(blocks)
+
+
+def served_in_turn(*requests: Request, blocks: int = 40, **options: int) -> Simulation:
+    """One after the other."""
+    simulation = Simulation(blocks=blocks, prefix_cache=True, **options)
+    for request in requests:
+        simulation.submit(request)
+        while simulation.busy:
+            simulation.step()
+            simulation.check()
+    simulation.check_ended()
+    return simulation
+
+
+def test_a_prompt_that_begins_like_another_is_prefilled_from_where_they_part():
+    first = list(range(1, 12))
+    simulation = served_in_turn(Request(0, first, 2), Request(1, [*first[:9], 50, 51], 2))
+    assert simulation.cached == 2 * BLOCK
+
+
+def test_the_last_token_of_a_prompt_is_prefilled_even_if_all_of_it_is_cached():
+    prompt = list(range(1, 9))
+    simulation = served_in_turn(Request(0, prompt, 1), Request(1, prompt, 1))
+    assert simulation.cached == BLOCK, "of two full blocks, the one without the last token"
+
+
+def test_output_is_cached_like_a_prompt():
+    """A second turn of a conversation: prompt and answer so far, and something new."""
+    first = Request(0, [1, 2, 3], 10)
+    said = [*first.prompt, *expected_tokens(first)]
+    simulation = served_in_turn(first, Request(1, [*said, 60], 2))
+    assert simulation.cached == 12 // BLOCK * BLOCK, "all but the last token, which was never fed back"
+
+
+def test_an_equal_block_behind_another_beginning_is_not_taken_for_the_same():
+    same = [7, 8, 9, 10]
+    simulation = served_in_turn(Request(0, [1, 2, 3, 4, *same, 5], 1), Request(1, [4, 3, 2, 1, *same, 5], 1))
+    assert simulation.cached == 0
+
+
+def test_of_cached_blocks_nobody_uses_the_one_longest_unused_is_handed_out_first():
+    pool = BlockPool(4, BLOCK)
+    blocks = pool.take(3)
+    for number, block in enumerate(blocks):
+        pool.keep(block, b"%d" % number)
+    pool.give_back(blocks)  # the end of a prefix goes before its beginning
+    pool.share([blocks[2]])
+    pool.give_back([blocks[2]])
+    assert pool.free == 3
+    assert pool.take(2) == [blocks[1], blocks[0]]
+    assert pool.find([b"0"]) == pool.find([b"1"]) == []
+    assert pool.find([b"2"]) == [blocks[2]]
+
+
+def test_a_block_enters_the_cache_only_when_its_ids_are_on_the_host():
+    prompt = list(range(1, 10))
+    simulation = Simulation(batch=2, prefill_batch=1, prefix_cache=True)
+    simulation.submit(Request(0, prompt, 4))
+    simulation.submit(Request(1, prompt, 4))
+    simulation.step()
+    simulation.step()
+    assert simulation.cached == 0, "the first one's ids were still in flight"
+    simulation.submit(Request(2, prompt, 4))
+    while simulation.busy:
+        simulation.step()
+        simulation.check()
+    assert simulation.cached == 2 * BLOCK
+    simulation.check_ended()
+
+
+def test_one_that_is_put_back_finds_its_own_blocks_again():
+    simulation = Simulation(batch=2, blocks=8, prefix_cache=True)
+    for number in range(2):
+        simulation.submit(Request(number, [number + 1] * 6, 12))
+    while simulation.busy:
+        simulation.step()
+        simulation.check()
+    assert simulation.preempted
+    assert simulation.cached
+    simulation.check_ended()
 
 
 @given(st.integers(1, 5000))

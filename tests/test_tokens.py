@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import msgspec
 import pytest
 
+from engines import api
 from engines.overlap import SPEC
 from tests.conftest import CHAOS_SEED
-from tests.serving import generated, near_ties, serve, some_requests
+from tests.serving import column, generated, near_ties, sampled, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 
@@ -58,6 +60,86 @@ def test_tokens_equal_generate_under_chaos(chaotic_device, model, settings):
     assert near_ties(model, requests, tokens) == 0
 
 
+SERIAL = SPEC.check({"schedule": "serial", "h2d": "pinned", "output": "deferred", "graph": "on"})
+INLINE = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})
+THREAD = SPEC.check(
+    {"schedule": "overlap", "launch": "thread", "sync": "copy-done", "h2d": "pinned", "output": "process"}
+)
+THREE = (SERIAL, INLINE, THREAD)  # as far apart as settings can be
+
+
+def growing_requests(count: int) -> list[api.Request]:
+    """They begin small and end large, so that blocks run out under way."""
+    return [msgspec.structs.replace(each, max_new_tokens=24) for each in some_requests(count)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("settings", THREE, ids=name)
+def test_tokens_equal_generate_when_blocks_run_out(chaotic_device, model, settings):
+    requests = growing_requests(10)
+    tight = {"block_size": 4, "num_blocks": 1 + 18, "max_context": 64, "prefill_max_tokens": 48}
+    options = {"model": model, "max_batch_size": 6, "chaos": CHAOS_SEED}
+    tokens, _, record = serve(chaotic_device, settings, requests, **tight, **options)
+    assert sum(column(record, "preempted")) > 3
+    assert near_ties(model, requests, tokens) == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("settings", THREE, ids=name)
+def test_tokens_equal_generate_behind_cached_prefixes(chaotic_device, model, settings):
+    """Prompts that share their beginning with others, and too few blocks for all of them."""
+    requests = [
+        msgspec.structs.replace(each, prompt=list(range(40 + each.id % 2))[: 9 * each.id] + each.prompt)
+        for each in some_requests(10)
+    ]
+    tight = {"block_size": 4, "num_blocks": 1 + 40, "max_context": 128, "prefill_max_batch_size": 2}
+    options = {"model": model, "max_batch_size": 6, "chaos": CHAOS_SEED, "prefix_cache": True}
+    tokens, _, record = serve(chaotic_device, settings, requests, **tight, **options)
+    assert record.counters["prefix_cached_tokens"] > 40
+    assert near_ties(model, requests, tokens) == 0
+
+
+def some_sampled_requests() -> list[api.Request]:
+    """Some sampled, some behind filters, some greedy beside them."""
+    asked = [
+        {"temperature": 0.7},
+        {"temperature": 1.0, "top_k": 20, "top_p": 0.9},
+        {},
+        {"temperature": 1.5, "top_p": 0.5},
+        {"temperature": 0.9, "top_k": 5},
+    ]
+    return [
+        msgspec.structs.replace(each, seed=each.id // 2 - 2, **asked[each.id % len(asked)])
+        for each in growing_requests(7)
+    ]
+
+
+@pytest.mark.parametrize("settings", THREE, ids=name)
+def test_sampled_tokens_depend_on_seed_and_position_alone(chaotic_device, settings):
+    """Not on the toggles, nor on the batch, nor on what is put back or found in the cache."""
+    requests = some_sampled_requests()
+    expected = sampled("tiny-gpt2", requests)
+    options = {"sampling": True, "max_batch_size": 6, "max_context": 64, "chaos": CHAOS_SEED}
+    tight = {"block_size": 4, "num_blocks": 1 + 18, "prefix_cache": True}
+    for more in ({}, tight):
+        tokens, _, record = serve(chaotic_device, settings, requests, **options, **more)
+        assert tokens == expected
+    assert sum(column(record, "preempted")) > 0
+
+
+def test_sampling_that_cannot_be_is_answered_with_one_line(device):
+    wrong = {
+        "a temperature needs an engine started with sampling=on": {"temperature": 0.5},
+        "temperature is -1; it must be 0 (greedy) or above": {"temperature": -1.0},
+        "top_p is 0; it must be above 0 and at most 1 (all)": {"top_p": 0.0},
+        "top_k is -3; it must be 0 (all) or above": {"top_k": -3},
+        "seed 9223372036854775808 does not fit into 64 bits": {"seed": 1 << 63},
+    }
+    requests = [api.Request(number, [1], 4, **asked) for number, asked in enumerate(wrong.values())]
+    _, events, _ = serve(device, SERIAL, requests)
+    assert events == [api.Error(number, message) for number, message in enumerate(wrong)]
+
+
 @pytest.mark.parametrize("schedule", ["serial", "overlap"])
 def test_an_eos_ends_a_request_and_nothing_after_it_is_sent(device, schedule):
     requests = some_requests(8)
@@ -85,8 +167,6 @@ def test_a_length_finish_costs_no_step_too_many(device):
 
 
 def test_the_first_token_goes_out_alone_and_the_others_by_stream_interval(device):
-    from engines import api
-
     settings = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "pinned", "graph": "on"})
     _, events, _ = serve(device, settings, [api.Request(0, [5, 6, 7], 12)], stream_interval=4)
     chunks = [event for event in events if isinstance(event, api.Chunk)]
@@ -104,8 +184,6 @@ def test_the_first_token_goes_out_alone_and_the_others_by_stream_interval(device
     ],
 )
 def test_a_request_that_cannot_run_is_answered_with_one_line(device, prompt, count, message):
-    from engines import api
-
     settings = SPEC.check({"schedule": "serial"})
     _, events, _ = serve(device, settings, [api.Request(3, prompt, count)])
     assert isinstance(events[0], api.Error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -139,6 +140,33 @@ def test_a_prompt_that_leaves_no_room_for_its_output_is_refused(tokenizer_path: 
     assert plan(Workload(input_tokens=384), 0, tokenizer_path, 512)
     with pytest.raises(BadSetting, match=r"prompt of 385 tokens .* context of 512 tokens leaves 384"):
         plan(Workload(input_tokens=385), 0, tokenizer_path, 512)
+
+
+def test_each_request_is_sampled_with_a_seed_of_its_own_that_the_round_decides() -> None:
+    workload = Workload(pretok=False, num_requests=40, temperature=0.7, top_k=5, top_p=0.9)
+    workload.check()
+    first, again, other = (plan(workload, seed, "", 512) for seed in (1, 1, 2))
+    assert {(each.temperature, each.top_k, each.top_p) for each in first} == {(0.7, 5, 0.9)}
+    assert first == again
+    seeds = [each.seed for each in [*first, *other]]
+    assert len(set(seeds)) == 80
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.1}, "temperature must be 0 (greedy) or above, not -0.1"),
+        ({"temperature": 1.0, "top_k": -1}, "top_k must be 0 (all) or above, not -1"),
+        ({"temperature": 1.0, "top_p": 1.1}, "top_p must be above 0 and at most 1 (all), not 1.1"),
+        ({"stop": ["END", ""]}, "a stop string is empty: it would end every request at once"),
+        ({"top_k": 5}, "top_k and top_p mean something only with a temperature above 0"),
+    ],
+)
+def test_sampling_and_stops_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        Workload(**options).check()
+    assert str(caught.value) == message
 
 
 def test_tokens_need_a_tokenizer(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections import Counter
@@ -16,7 +17,7 @@ from engines.devices.base import Buffer, Device, ModuleSpec
 from engines.overlap import SPEC
 from engines.overlap.forward import Forward
 from engines.overlap.kv_cache import BlockPool
-from engines.overlap.layout import ITEM_BYTES, lay_out
+from engines.overlap.layout import FAMILIES, ITEM_BYTES, lay_out_all, program_name
 from engines.overlap.loop import LOOPS, Run
 from engines.overlap.output import OutputProcessor
 from engines.overlap.plant import Plant
@@ -70,12 +71,16 @@ class OverlapEngine(api.Engine):
         )
         num_blocks = options.num_blocks or options.max_batch_size * block_buckets[-1] + 1
         shapes = [(rows, blocks) for rows in limits.batch_buckets for blocks in limits.block_buckets]
-        facts = device.load(self._module(limits, num_blocks, shapes))
-        self.tokenizer = load_tokenizer(options.model, facts["vocabulary"])
+        # A request that is put back is prefilled again with all its tokens, alone if they are too many.
+        prefill_tokens = max(limits.prefill_max_tokens, options.max_context)
+        facts = device.load(self._module(limits, prefill_tokens, num_blocks, shapes))
+        self._vocabulary: int = facts["vocabulary"]
+        self.tokenizer = load_tokenizer(options.model, self._vocabulary)
         if options.tokenize_workers:
             self._tokenizing = Tokenizing(self.tokenizer, options.tokenize_workers)
             self.wake_fd = self._tokenizing.wake_fd
-        graph.PREPARE[toggles["graph"]](device, shapes)
+        programs = [program_name("decode", family) for family in self._families()]
+        graph.PREPARE[toggles["graph"]](device, programs, shapes)
 
         plant = Plant(options.plant_at, options.plant_ns, device, device.stream("forward"), self.counters)
         plant.prepare()
@@ -85,7 +90,7 @@ class OverlapEngine(api.Engine):
             toggles["h2d"],
             device,
             device.stream("forward"),
-            self._metadata(limits, shapes),
+            self._metadata(limits, prefill_tokens, shapes),
             self.counters,
             self._check_launching,
         )
@@ -97,6 +102,8 @@ class OverlapEngine(api.Engine):
                 tables.choose(
                     toggles["tables"], limits.max_batch_size + 1, limits.block_buckets[-1], self.counters
                 ),
+                options.prefix_cache,
+                options.sampling,
             ),
             h2d=host_to_device,
             d2h=device_to_host,
@@ -105,7 +112,7 @@ class OverlapEngine(api.Engine):
             prefill=prefill.POLICIES[toggles.get("prefill", "overlap")],
             output=output.choose(
                 toggles["output"],
-                lambda: OutputProcessor(self.tokenizer, options.stream_interval, events),
+                lambda tell: OutputProcessor(self.tokenizer, options.stream_interval, events, tell),
                 events.address,
                 options.model,
                 facts["vocabulary"],
@@ -119,7 +126,9 @@ class OverlapEngine(api.Engine):
         )
         return self._describe(device, facts)
 
-    def _module(self, limits: Limits, num_blocks: int, shapes: list[tuple[int, int]]) -> ModuleSpec:
+    def _module(
+        self, limits: Limits, prefill_tokens: int, num_blocks: int, shapes: list[tuple[int, int]]
+    ) -> ModuleSpec:
         options = self.options
         return ModuleSpec(
             "engines.overlap.model:build",
@@ -129,23 +138,36 @@ class OverlapEngine(api.Engine):
                 "seed": options.seed,
                 "max_batch_size": limits.max_batch_size,
                 "prefill_max_batch_size": limits.prefill_max_batch_size,
-                "prefill_max_tokens": limits.prefill_max_tokens,
+                "prefill_max_tokens": prefill_tokens,
                 "num_blocks": num_blocks,
                 "block_size": options.block_size,
                 "decode_shapes": [list(shape) for shape in shapes],
+                "prefix_cache": options.prefix_cache,
+                "families": self._families(),
                 "persistent_tables": self._persistent_tables,
             },
         )
+
+    def _families(self) -> list[str]:
+        """How tokens are chosen in this engine's programs."""
+        return list(FAMILIES) if self.options.sampling else ["greedy"]
 
     @property
     def _persistent_tables(self) -> bool:
         return self.toggles["tables"] == "dirty-rows"
 
-    def _metadata(self, limits: Limits, shapes: list[tuple[int, int]]) -> dict[str, h2d.Metadata]:
+    def _metadata(
+        self, limits: Limits, prefill_tokens: int, shapes: list[tuple[int, int]]
+    ) -> dict[str, h2d.Metadata]:
         """Every program's metadata buffer, as the module laid it out."""
-        layouts = {"prefill": lay_out(limits.prefill_max_tokens, limits.prefill_max_batch_size, 0)}
-        for rows, blocks in shapes:
-            layouts[f"decode.{rows}.{blocks}"] = lay_out(rows, rows, 0 if self._persistent_tables else blocks)
+        layouts = lay_out_all(
+            prefill_max_tokens=prefill_tokens,
+            prefill_max_batch_size=limits.prefill_max_batch_size,
+            decode_shapes=shapes,
+            prefix_cache=self.options.prefix_cache,
+            families=self._families(),
+            persistent_tables=self._persistent_tables,
+        )
         device = self._device
         assert device is not None
         table_rows: tuple[Buffer, ...] = ()
@@ -158,7 +180,7 @@ class OverlapEngine(api.Engine):
                 arrays,
                 {array.name: device.buffer(name, array.offset, array.nbytes) for array in arrays},
                 device.buffer(name),
-                table_rows if name != "prefill" else (),
+                table_rows if name.startswith("decode") else (),
             )
             for name, arrays in layouts.items()
         }
@@ -192,6 +214,8 @@ class OverlapEngine(api.Engine):
     def submit(self, request: api.Request) -> None:
         """Tokenize where the client did not, refuse what can never run, queue the rest."""
         accepted = perf_counter_ns()
+        assert self._run is not None
+        self._run.end_stopped()  # the id may be one that ended, which the client knows already
         prompt = request.prompt
         if isinstance(prompt, str):
             if self._tokenizing is not None:
@@ -217,6 +241,11 @@ class OverlapEngine(api.Engine):
         else:
             self._run.scheduler.add(active)
 
+    def cancel(self, request: int) -> None:
+        """Its blocks are free at once, or when the step in flight that reads them is done."""
+        assert self._run is not None
+        self._run.end(request, "cancelled")
+
     def _why_impossible(self, active: Active) -> str | None:
         options, prompt, most = self.options, len(active.prompt), active.request.max_new_tokens
         if not prompt:
@@ -227,10 +256,30 @@ class OverlapEngine(api.Engine):
             return f"a prompt of {prompt} tokens and {most} new ones exceed max_context={options.max_context}"
         if prompt > options.prefill_max_tokens:
             return f"a prompt of {prompt} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
+        if max(active.prompt) >= self._vocabulary or min(active.prompt) < 0:
+            return f"the prompt has ids beyond the model's vocabulary, 0 to {self._vocabulary - 1}"
+        if "" in active.request.stop:
+            return "a stop string is empty"
+        reason = self._why_not_sampled(active.request)
+        if reason is not None:
+            return reason
         assert self._run is not None
         pool = self._run.scheduler.pool
-        if pool.blocks_for(prompt + most) > pool.capacity:
+        if pool.blocks_for(active.longest) > pool.capacity:
             return f"{prompt + most} tokens do not fit into {pool.capacity} KV blocks of {pool.block_size}"
+        return None
+
+    def _why_not_sampled(self, request: api.Request) -> str | None:
+        if not (math.isfinite(request.temperature) and request.temperature >= 0):
+            return f"temperature is {request.temperature:g}; it must be 0 (greedy) or above"
+        if request.top_k < 0:
+            return f"top_k is {request.top_k}; it must be 0 (all) or above"
+        if not 0 < request.top_p <= 1:
+            return f"top_p is {request.top_p:g}; it must be above 0 and at most 1 (all)"
+        if not -(1 << 63) <= request.seed < 1 << 63:
+            return f"seed {request.seed} does not fit into 64 bits"
+        if request.temperature > 0 and not self.options.sampling:
+            return "a temperature needs an engine started with sampling=on"
         return None
 
     def run(self, pump: Callable[[float | None], bool]) -> None:

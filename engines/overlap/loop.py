@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engines.api import Finish
-from engines.overlap.output import Produced
+from engines.overlap.output import Opening, Produced
 from engines.overlap.recorder import (
     APPEND,
     METADATA,
@@ -34,7 +36,7 @@ from engines.overlap.step import Step
 if TYPE_CHECKING:
     from engines.overlap.plant import Plant
     from engines.overlap.request import Active
-    from engines.overlap.scheduler import Scheduler
+    from engines.overlap.scheduler import Batch, Scheduler
     from engines.overlap.toggles.d2h import DeviceToHost
     from engines.overlap.toggles.h2d import HostToDevice
     from engines.overlap.toggles.launch import Launch
@@ -82,14 +84,25 @@ class Run:
             return None
         number = self.next_step
         self.next_step += 1
-        self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens)
+        self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
+        if batch.cached:
+            self.counters["prefix_cached_tokens"] += batch.cached
         self.recorder.end(SCHEDULE, number, began)
 
         began = self.recorder.begin(METADATA)
         step = Step(number, batch, self.h2d.stage(batch))
         self.recorder.end(METADATA, number, began)
         self.plant.delay_host()
+        if batch.kind == "prefill":
+            self.open(batch)
         return step
+
+    def open(self, batch: Batch) -> None:
+        """Tell the output of new requests with stop strings."""
+        for active in batch.requests:
+            if active.request.stop and not active.tokens:
+                ending = msgspec.structs.replace(finish(active), reason="stop")
+                self.output.open(Opening(active.request.stop, ending))
 
     def launch_done(self, step: Step) -> None:
         """Wait until the forward thread has launched a step."""
@@ -126,13 +139,29 @@ class Run:
 
         began = self.recorder.begin(OUTPUT)
         self.output.hand_over(produced)
+        self.end_stopped()
         self.recorder.end(OUTPUT, step.number, began)
 
     def catch_up(self, step: Step) -> None:
         """Output that was put off until a step was launched."""
         began = self.recorder.begin(OUTPUT)
         self.output.catch_up()
+        self.end_stopped()
         self.recorder.end(OUTPUT, step.number, began)
+
+    def end_stopped(self) -> None:
+        """End the requests whose text came to a stop string, as far as that is known by now."""
+        for stopped in self.output.stopped():
+            if stopped.dropped:
+                self.counters["stop_dropped_tokens"] += stopped.dropped
+            else:
+                self.end(stopped.id, "stop")
+
+    def end(self, request: int, reason: str) -> None:
+        """End a request in whatever state it is; one that has ended is left alone."""
+        active = self.scheduler.end(request, reason)
+        if active is not None:
+            self.output.close(finish(active))
 
 
 def finish(active: Active) -> Finish:

@@ -1,14 +1,17 @@
-"""What runs on the device: a Hugging Face causal LM over a paged KV cache, as two programs.
+"""What runs on the device: a Hugging Face causal LM over a paged KV cache, as three programs.
 
-`prefill(batch, length)` runs whole prompts, padded on the right to one length. `decode(batch, blocks)` runs
-one token per request, each with at most `blocks` KV blocks behind it. Both end by sampling into
-`sampled_ids` and into the future map, so that the next step can be launched before the host knows the ids.
-Nothing here knows of streams, copies or the host.
+`prefill(batch, length)` runs whole prompts, padded on the right to one length. `extend(batch, length,
+blocks)` runs what is left of prompts behind a cached prefix, over at most `blocks` KV blocks, the new tokens'
+own included. `decode(batch, blocks)` runs one token per request, each over at most `blocks` KV blocks. All
+end by sampling into `sampled_ids` and into the future map, so that the next step can be launched before the
+host knows the ids. Nothing here knows of streams, copies or the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +20,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from engines.api import BadSetting
-from engines.overlap.layout import Array, lay_out, nbytes
+from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nbytes, program_name
 from engines.overlap.plant import PROGRAM, delay_program
 from engines.overlap.presets import load_model
-from engines.overlap.sampler import sample_greedy
+from engines.overlap.sampler import sample, sample_greedy
 
 ATTENTION = "overlap-paged"
+# How far apart logits may be for their size: another order of summation, in each layer.
+LOGITS_APART = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 
 
 @dataclass(slots=True)
@@ -50,12 +55,13 @@ class Prefill:
 
 
 @dataclass(slots=True)
-class Decode:
-    """What attention needs of a decode step.
+class Paged:
+    """What attention needs of a step with a past: of decode, where `length` is 1, and of extend.
 
-    slots: int64 [batch]; tables: int32 [batch * blocks]; bias: [batch, 1, 1, blocks * block_size], 0 where a
-    request has a token and -inf where not; gathered: two buffers [batch * blocks, block_size, kv_heads,
-    head_dim], static, since a fresh allocation of that size in each layer costs more than the gather.
+    slots: int64 [batch * length]; tables: int32 [batch * blocks]; gathered: two buffers [batch * blocks,
+    block_size, kv_heads, head_dim], static, since a fresh allocation of that size in each layer costs more
+    than the gather. bias: [batch, 1, length * queries per KV head, blocks * block_size], the queries of one
+    head behind each other, 0 where a query looks and -inf where not; one row where all look at the same.
     """
 
     pages: Pages
@@ -65,10 +71,10 @@ class Decode:
     gathered: tuple[Tensor, Tensor]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """One query per request over its blocks. Query heads that share a KV head become rows of one small
-        matrix, which keeps SDPA off its slow path for masked grouped-query attention."""
+        """Queries over their request's blocks. Query heads that share a KV head become rows of one matrix,
+        which keeps SDPA off its slow path for masked grouped-query attention."""
         _store(self.pages, layer, self.slots, key, value)
-        batch, heads, _, width = query.shape
+        batch, heads, length, width = query.shape
         kv_heads = key.shape[1]
         keys, values = (
             torch.index_select(cache[layer], 0, self.tables, out=buffer)
@@ -76,9 +82,9 @@ class Decode:
             .transpose(1, 2)
             for cache, buffer in zip((self.pages.keys, self.pages.values), self.gathered, strict=True)
         )
-        grouped = query.reshape(batch, kv_heads, heads // kv_heads, width)
+        grouped = query.reshape(batch, kv_heads, heads // kv_heads * length, width)
         out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self.bias, scale=scale)
-        return out.reshape(batch, 1, heads, width)
+        return out.reshape(batch, heads, length, width).transpose(1, 2)
 
 
 def _store(pages: Pages, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
@@ -95,11 +101,16 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    work: Prefill | Decode,
+    work: Prefill | Paged,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in place of its own attention; [batch, length, heads, head_dim] comes back."""
+    if softcap is not None or s_aux is not None:
+        what = "caps its attention scores" if softcap is not None else "attends to sinks"
+        raise BadSetting(f"the model {what}; this engine's attention does not")
     return work.attend(module.layer_idx, query, key, value, scaling), None
 
 
@@ -122,11 +133,14 @@ class OverlapModule:
         num_blocks: int,
         block_size: int,
         decode_shapes: list[list[int]],
+        prefix_cache: bool,
+        families: list[str],
         persistent_tables: bool,
     ) -> None:
         torch_dtype = getattr(torch, dtype)
         self.device = device
         self.root = load_model(model, torch_dtype, device, seed)
+        own_logits = self._own_logits()
         self.root.set_attn_implementation(ATTENTION)
         config = self.root.config.get_text_config()
         config.pad_token_id = None  # or each forward searches its ids for padding, and warns of it
@@ -134,15 +148,19 @@ class OverlapModule:
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.layers = config.num_hidden_layers
+        self.queries_per_head = heads // kv_heads
         shape = (num_blocks, block_size, kv_heads, width)
         if max(max_blocks for _, max_blocks in decode_shapes) * block_size > config.max_position_embeddings:
             raise BadSetting(f"{model} has {config.max_position_embeddings} positions; lower max_context")
+        window = getattr(config, "sliding_window", None)
+        if window and window < max(max_blocks for _, max_blocks in decode_shapes) * block_size:
+            raise BadSetting(f"{model} looks back {window} tokens only; lower max_context to that")
         keys, values = (self._zeros_per_layer(shape, torch_dtype) for _ in range(2))
         self.pages = Pages(keys, values, block_size)
         self.facts = {
             "vocabulary": config.vocab_size,
             "context": config.max_position_embeddings,
-            "eos": _as_list(config.eos_token_id),
+            "eos": _as_list(self.root.generation_config.eos_token_id),
             "parameters": sum(each.numel() for each in self.root.parameters()),
             "kv_bytes_per_token": 2 * self.layers * kv_heads * width * torch_dtype.itemsize,
         }
@@ -153,20 +171,58 @@ class OverlapModule:
         self.sampled_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self.buffers = {"sampled_ids": self.sampled_ids}
         self._arrays: dict[str, dict[str, Tensor]] = {}
-        self._add_metadata("prefill", lay_out(prefill_max_tokens, prefill_max_batch_size, 0))
+        most_blocks = max(blocks for _, blocks in decode_shapes)
         most = max(batch * blocks for batch, blocks in decode_shapes)
         self._gathered = [torch.zeros(most, *shape[1:], dtype=torch_dtype, device=device) for _ in range(2)]
-        for batch, blocks in decode_shapes:
-            told = 0 if persistent_tables else blocks
-            self._add_metadata(f"decode.{batch}.{blocks}", lay_out(batch, batch, told))
-        deepest = max(blocks for _, blocks in decode_shapes)
+        kinds: dict[str, Callable[..., None]] = {"prefill": self.prefill, "decode": self.decode}
+        if prefix_cache:
+            kinds["extend"] = self.extend
+        self.programs: dict[str, Callable[..., None]] = {
+            program_name(kind, family): partial(run, family=family)
+            for kind, run in kinds.items()
+            for family in families
+        }
+        self.programs[PROGRAM] = delay_program(device)
+        layouts = lay_out_all(
+            prefill_max_tokens=prefill_max_tokens,
+            prefill_max_batch_size=prefill_max_batch_size,
+            decode_shapes=decode_shapes,
+            prefix_cache=prefix_cache,
+            families=families,
+            persistent_tables=persistent_tables,
+        )
+        for name, arrays in layouts.items():
+            self._add_metadata(name, arrays)
         if persistent_tables:  # a row per request slot; the last one is padding's
-            table = (max_batch_size + 1, deepest)
+            table = (max_batch_size + 1, most_blocks)
             self.buffers["block_tables"] = torch.zeros(table, dtype=torch.int32, device=device)
-        self._places = torch.arange(deepest * block_size, device=device)
+        self._places = torch.arange(most_blocks * block_size, device=device)
         self._nothing = torch.zeros((), dtype=torch_dtype, device=device)
         self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
-        self.programs = {"prefill": self.prefill, "decode": self.decode, PROGRAM: delay_program(device)}
+        self._check_logits(model, own_logits)
+
+    def _own_logits(self) -> Tensor:
+        """Of the last of a few tokens, by the model as it was loaded."""
+        logits: Tensor = self.root(self._a_few_tokens(), use_cache=False).logits
+        return logits[0, -1]
+
+    def _check_logits(self, model: str, expected: Tensor) -> None:
+        """A model may do something in its attention or behind its last layer that is not done here (cap or
+        scale logits, attend to a sink): its tokens would be wrong, and nothing else would tell."""
+        ids = self._a_few_tokens()
+        nowhere = torch.full((ids.numel(),), DUMMY_SLOT, device=self.device)
+        positions = torch.arange(ids.numel(), device=self.device)[None]
+        hidden = self._forward(ids, positions, Prefill(self.pages, nowhere))
+        got = self.root.get_output_embeddings()(hidden)[0, -1]
+        apart = ((got - expected).abs().max() / expected.abs().max()).item()
+        if not apart < LOGITS_APART[got.dtype]:
+            raise BadSetting(
+                f"{model}: its logits are {apart:.2g} apart from transformers' own; it does something that "
+                "this engine does not"
+            )
+
+    def _a_few_tokens(self) -> Tensor:
+        return torch.arange(1, 9, device=self.device)[None]
 
     def _zeros_per_layer(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.layers)]
@@ -180,10 +236,10 @@ class OverlapModule:
             for array in arrays
         }
 
-    def prefill(self, batch: int, length: int) -> None:
+    def prefill(self, batch: int, length: int, family: str = "greedy") -> None:
         """Run `batch` prompts of at most `length` tokens and sample the first token of each."""
         tokens = batch * length
-        arrays = self._arrays["prefill"]
+        arrays = self._arrays[program_name("prefill", family)]
         work = Prefill(self.pages, arrays["slot_mapping"][:tokens].to(torch.int64))
         hidden = self._forward(
             arrays["input_ids"][:tokens].view(batch, length),
@@ -192,22 +248,33 @@ class OverlapModule:
         )
         last = arrays["context_lens"][:batch].to(torch.int64) - 1
         rows = torch.arange(batch, device=self.device)
-        self._sample(hidden[rows, last], arrays["request_slots"][:batch])
+        self._sample(hidden[rows, last], arrays, family)
 
-    def decode(self, batch: int, blocks: int) -> None:
+    def extend(self, batch: int, length: int, blocks: int, family: str = "greedy") -> None:
+        """Run at most `length` new tokens of each of `batch` requests, which lie in at most `blocks` blocks
+        with all before them, and sample the next token of each."""
+        tokens = batch * length
+        arrays = self._arrays[program_name("extend", family)]
+        positions = arrays["position_ids"][:tokens].view(batch, length)
+        looked_at = self._places[: blocks * self.pages.block_size] <= positions[:, :, None]
+        work = self._paged(
+            arrays["slot_mapping"][:tokens],
+            arrays["block_tables"][: batch * blocks],
+            looked_at.repeat(1, self.queries_per_head, 1),
+        )
+        hidden = self._forward(arrays["input_ids"][:tokens].view(batch, length), positions, work)
+        last = arrays["context_lens"][:batch].to(torch.int64) - 1 - positions[:, 0]
+        rows = torch.arange(batch, device=self.device)
+        self._sample(hidden[rows, last], arrays, family)
+
+    def decode(self, batch: int, blocks: int, family: str = "greedy") -> None:
         """Run one token of each of `batch` requests that reach back at most `blocks` blocks."""
-        arrays = self._arrays[f"decode.{batch}.{blocks}"]
+        arrays = self._arrays[f"{program_name('decode', family)}.{batch}.{blocks}"]
         context_lens = arrays["context_lens"]
         behind = self._places[: blocks * self.pages.block_size] < context_lens[:, None]
-        work = Decode(
-            self.pages,
-            slots=arrays["slot_mapping"].to(torch.int64),
-            tables=self._tables(arrays, blocks),
-            bias=torch.where(behind, self._nothing, self._masked)[:, None, None, :],
-            gathered=(self._gathered[0][: batch * blocks], self._gathered[1][: batch * blocks]),
-        )
+        work = self._paged(arrays["slot_mapping"], self._tables(arrays, blocks), behind[:, None, :])
         hidden = self._forward(arrays["input_ids"][:, None], arrays["position_ids"][:, None], work)
-        self._sample(hidden[:, 0], arrays["request_slots"])
+        self._sample(hidden[:, 0], arrays, family)
 
     def _tables(self, arrays: dict[str, Tensor], blocks: int) -> Tensor:
         """int32 [batch * blocks]: told with the step, or gathered from the rows that stay here."""
@@ -216,7 +283,17 @@ class OverlapModule:
         rows = self.buffers["block_tables"][:, :blocks]
         return rows.index_select(0, arrays["request_slots"]).view(-1)
 
-    def _forward(self, input_ids: Tensor, position_ids: Tensor, work: Prefill | Decode) -> Tensor:
+    def _paged(self, slots: Tensor, tables: Tensor, looked_at: Tensor) -> Paged:
+        """`looked_at`: bool [batch, queries, blocks * block_size]."""
+        return Paged(
+            self.pages,
+            slots=slots.to(torch.int64),
+            tables=tables,
+            bias=torch.where(looked_at, self._nothing, self._masked)[:, None],
+            gathered=(self._gathered[0][: len(tables)], self._gathered[1][: len(tables)]),
+        )
+
+    def _forward(self, input_ids: Tensor, position_ids: Tensor, work: Prefill | Paged) -> Tensor:
         """Hidden states [batch, length, hidden]. An id of -1 - slot stands for that slot's future token."""
         slots = (-1 - input_ids).clamp_(min=0)
         ids = torch.where(input_ids < 0, self.future[slots], input_ids)
@@ -224,11 +301,17 @@ class OverlapModule:
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def _sample(self, hidden: Tensor, request_slots: Tensor) -> None:
+    def _sample(self, hidden: Tensor, arrays: dict[str, Tensor], family: str) -> None:
+        """The next token of each row of [batch, hidden]."""
+        batch = len(hidden)
         logits = self.root.get_output_embeddings()(hidden)
-        sampled = self.sampled_ids[: len(hidden)]
-        sample_greedy(logits, out=sampled)
-        self.future.index_copy_(0, request_slots.to(torch.int64), sampled)
+        sampled = self.sampled_ids[:batch]
+        told = {name: arrays[name][:batch] for name in FAMILIES[family]}
+        if told:
+            sample(logits, out=sampled, positions=arrays["context_lens"][:batch], **told)
+        else:
+            sample_greedy(logits, out=sampled)
+        self.future.index_copy_(0, arrays["request_slots"][:batch].to(torch.int64), sampled)
 
 
 def _as_list(ids: int | list[int] | None) -> list[int]:

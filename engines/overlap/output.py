@@ -1,11 +1,13 @@
-"""What output processing is, wherever it runs: detokenize, build chunks, serialize, send.
+"""What output processing is, wherever it runs: detokenize, find stop strings, build chunks, serialize, send.
 
-The same code for every choice of the output toggle, so that the choices differ in place and time alone.
+The same code for every choice of the output toggle, so that the choices differ in place and time alone. A
+stop string is found here, where the text is, and so perhaps when the engine is tokens ahead: what it hands
+over behind the stop is dropped and never sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -13,6 +15,14 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from engines.api import Chunk, Event, EventSink, Finish
+
+
+class Opening(msgspec.Struct, frozen=True, array_like=True):
+    """A request with stop strings begins. `finish` is what to say when its text comes to one, its number of
+    tokens aside."""
+
+    stop: list[str]
+    finish: Finish
 
 
 class Produced(msgspec.Struct, frozen=True, array_like=True):
@@ -24,6 +34,14 @@ class Produced(msgspec.Struct, frozen=True, array_like=True):
     finish: Finish | None
 
 
+class Stopped(msgspec.Struct, frozen=True, array_like=True):
+    """Told back to the engine: a request's text has just come to a stop string (`dropped` 0), or so many
+    tokens behind it were dropped. By then its id may be another request's."""
+
+    id: int
+    dropped: int
+
+
 @dataclass(slots=True)
 class _Stream:
     """What was produced for one request and not sent yet."""
@@ -33,34 +51,108 @@ class _Stream:
     token_ns: list[int] = field(default_factory=list)
     text: str = ""
     started: bool = False
+    opening: Opening | None = None
+    completion_tokens: int = 0  # counted where there is an opening
+    stopped: bool = False
 
 
 class OutputProcessor:
     """Turns produced tokens into events. A chunk holds `stream_interval` tokens, but a request's first token
-    goes out alone and at once, and its last chunk holds what is left."""
+    goes out alone and at once, and its last chunk holds what is left.
 
-    def __init__(self, tokenizer: Tokenizer, stream_interval: int, sink: EventSink) -> None:
+    Text that a stop string may begin with is held back until more of it is known; its tokens are not.
+    `tell` is called before the events that it is about are sent: whoever hears of the end may ask the engine
+    for something new, and must find it knowing.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stream_interval: int,
+        sink: EventSink,
+        tell: Callable[[list[Stopped]], None],
+    ) -> None:
         self._tokenizer = tokenizer
         self._interval = stream_interval
         self._sink = sink
+        self._tell = tell
         self._streams: dict[int, _Stream] = {}
+
+    def open(self, opening: Opening) -> None:
+        """Before the first token of a request that has stop strings."""
+        stream = _Stream(DecodeStream(skip_special_tokens=True), opening=opening)
+        self._streams[opening.finish.id] = stream
 
     def process(self, produced: Sequence[Produced]) -> None:
         """The tokens of one step; sends at most one message."""
         events: list[Event] = []
+        stopped: list[Stopped] = []
         for each in produced:
             stream = self._streams.get(each.id)
             if stream is None:
                 stream = self._streams[each.id] = _Stream(DecodeStream(skip_special_tokens=True))
+            if stream.stopped:
+                stopped.append(Stopped(each.id, dropped=1))
+                if each.finish:
+                    del self._streams[each.id]
+                continue
             stream.token_ids.append(each.token)
             stream.token_ns.append(each.token_ns)
             stream.text += stream.decode.step(self._tokenizer, each.token) or ""
-            if not stream.started or each.finish or len(stream.token_ids) >= self._interval:
-                events.append(Chunk(each.id, stream.token_ids, stream.text, stream.token_ns))
-                stream.token_ids, stream.token_ns, stream.text = [], [], ""
-                stream.started = True
-            if each.finish:
-                events.append(each.finish)
-                del self._streams[each.id]
+            finish = each.finish
+            if stream.opening is not None:
+                finish = _at_stop(stream, stream.opening) or finish
+            if not stream.started or finish or len(stream.token_ids) >= self._interval:
+                events.append(_chunk(each.id, stream, last=finish is not None))
+            if finish:
+                events.append(finish)
+                if each.finish:
+                    del self._streams[each.id]
+                else:  # the engine goes on until it hears of this; then it closes the request
+                    stream.stopped = True
+                    stopped.append(Stopped(each.id, dropped=0))
+        if stopped:
+            self._tell(stopped)
         if events:
             self._sink.send(events)
+
+    def close(self, finish: Finish) -> None:
+        """The engine ended a request without a last token: it was cancelled, or came to a stop string, which
+        is old news here."""
+        stream = self._streams.pop(finish.id, None)
+        if stream is None:
+            self._sink.send([finish])
+        elif not stream.stopped:
+            unsent = [_chunk(finish.id, stream, last=True)] if stream.token_ids else []
+            self._sink.send([*unsent, finish])
+
+
+def _at_stop(stream: _Stream, opening: Opening) -> Finish | None:
+    """What ends a request whose text has just come to a stop string; the text is cut before it. Text that
+    was sent holds no beginning of one, so it can't reach back there."""
+    stream.completion_tokens += 1
+    found = [at for stop in opening.stop if (at := stream.text.find(stop)) >= 0]
+    if not found:
+        return None
+    stream.text = stream.text[: min(found)]
+    return msgspec.structs.replace(opening.finish, completion_tokens=stream.completion_tokens)
+
+
+def _chunk(request: int, stream: _Stream, last: bool) -> Chunk:
+    """Everything unsent, except for text that waits for what comes behind it."""
+    held = 0 if last or stream.opening is None else held_back(stream.text, stream.opening.stop)
+    sent = len(stream.text) - held
+    chunk = Chunk(request, stream.token_ids, stream.text[:sent], stream.token_ns)
+    stream.token_ids, stream.token_ns, stream.text = [], [], stream.text[sent:]
+    stream.started = True
+    return chunk
+
+
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of the text may be the beginning of a stop string."""
+    longest = min(len(text), max(map(len, stops)) - 1)
+    for length in range(longest, 0, -1):
+        tail = text[-length:]
+        if any(stop.startswith(tail) for stop in stops):
+            return length
+    return 0

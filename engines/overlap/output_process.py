@@ -1,6 +1,7 @@
 """The output process of `output=process`: `python -m engines.overlap.output_process CONFIG`.
 
-Reads produced tokens from its standard input, sends events straight to the harness. Imports no torch.
+Reads what the engine hands over from its standard input, sends events straight to the harness, and tells the
+engine of stop strings on its standard output. Imports no torch.
 """
 
 from __future__ import annotations
@@ -13,12 +14,21 @@ import sys
 import msgspec
 import zmq
 
+from engines.api import Finish
 from engines.host import Sink, die_with_parent
-from engines.overlap.output import OutputProcessor, Produced
+from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
 from engines.overlap.presets import load_tokenizer
 
 LENGTH = struct.Struct("<I")  # in front of each message: its bytes
 NICE = 10
+
+
+class Handed(msgspec.Struct, frozen=True, array_like=True):
+    """What the engine hands over at once; it is processed in this order."""
+
+    opened: list[Opening] = []
+    produced: list[Produced] = []
+    closed: list[Finish] = []
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +54,24 @@ def main() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sink = Sink(config.events, context)
     tokenizer = load_tokenizer(config.model, config.vocabulary)
-    processor = OutputProcessor(tokenizer, config.stream_interval, sink)
-    decode = msgspec.msgpack.Decoder(list[Produced]).decode
-    produced = sys.stdin.buffer
+    encode = msgspec.msgpack.Encoder().encode
+
+    def tell(stopped: list[Stopped]) -> None:
+        body = encode(stopped)
+        sys.stdout.buffer.write(LENGTH.pack(len(body)) + body)
+        sys.stdout.buffer.flush()
+
+    processor = OutputProcessor(tokenizer, config.stream_interval, sink, tell)
+    decode = msgspec.msgpack.Decoder(Handed).decode
+    handed_over = sys.stdin.buffer
     print("ready", flush=True)
-    while header := produced.read(LENGTH.size):
-        processor.process(decode(produced.read(*LENGTH.unpack(header))))
+    while header := handed_over.read(LENGTH.size):
+        handed = decode(handed_over.read(*LENGTH.unpack(header)))
+        for opening in handed.opened:
+            processor.open(opening)
+        processor.process(handed.produced)
+        for finish in handed.closed:
+            processor.close(finish)
     context.destroy(linger=1000)
 
 

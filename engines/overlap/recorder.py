@@ -40,7 +40,7 @@ class Recorder:
         self._rows = 0
         self.lost = 0
 
-    def add_step(self, step: int, kind: str, batch: int, tokens: int) -> None:
+    def add_step(self, step: int, kind: str, batch: int, tokens: int, preempted: int) -> None:
         """A step was scheduled; steps are added in order."""
         row = step - self._first
         if row >= MOST_STEPS:
@@ -49,7 +49,7 @@ class Recorder:
         self._rows = row + 1
         at, cells = row * WIDTH, self._cells
         cells[at], cells[at + 1], cells[at + 2] = step, STEP_KINDS.index(kind), batch
-        cells[at + 3], cells[at + 4], cells[at + 5] = tokens, 0, 0
+        cells[at + 3], cells[at + 4], cells[at + 5] = tokens, 0, preempted
 
     def set_dropped(self, step: int, rows: int) -> None:
         if 0 <= step - self._first < MOST_STEPS:
@@ -89,7 +89,7 @@ class NoRecorder(Recorder):
     def begin_round(self, next_step: int) -> None:
         pass
 
-    def add_step(self, step: int, kind: str, batch: int, tokens: int) -> None:
+    def add_step(self, step: int, kind: str, batch: int, tokens: int, preempted: int) -> None:
         pass
 
     def set_dropped(self, step: int, rows: int) -> None:

@@ -6,30 +6,38 @@ from dataclasses import dataclass, field
 
 from engines.api import Request
 
+NO_SLOT = -1
+
 
 @dataclass(slots=True, eq=False)
 class Active:
-    """A request and where it stands. Equal only to itself."""
+    """A request and where it stands. Equal only to itself.
+
+    `context` counts the tokens that the next step needs KV slots for: the prompt, and what launched steps
+    will have given. It ends at `limit`, so a length finish is known ahead and never costs a step too many.
+    """
 
     request: Request
     prompt: list[int]
     accepted_ns: int
     tokenized_ns: int
     admitted_ns: int = -1
-    slot: int = -1  # its place in the future map and in the table of block tables
+    slot: int = NO_SLOT  # its place in the future map and in the table of block tables
     blocks: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)  # output ids that are on the host
-    scheduled: int = 0  # output tokens that steps launched so far will give
+    context: int = field(init=False)
+    limit: int = field(init=False)
     in_flight: int = 0  # launched steps whose result is not on the host yet
     finish_reason: str = ""
+    keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
+    cached: int = 0  # blocks it found in the prefix cache when it was prefilled
+    kept: int = 0  # blocks of it that are in the prefix cache
+
+    def __post_init__(self) -> None:
+        self.context = len(self.prompt)
+        self.limit = len(self.prompt) + self.request.max_new_tokens
 
     @property
-    def context(self) -> int:
-        """Tokens that hold a KV slot once every launched step is done, the next input included."""
-        return len(self.prompt) + self.scheduled
-
-    @property
-    def wants_step(self) -> bool:
-        """Whether another decode step can still be of use: not finished, and its length not yet reached by
-        what is in flight. A length finish is known ahead, so it never costs a step too many."""
-        return not self.finish_reason and self.scheduled < self.request.max_new_tokens
+    def longest(self) -> int:
+        """The most tokens that it can ever need KV slots for; its last one is never fed back."""
+        return self.limit - 1

@@ -1,33 +1,44 @@
 """Which requests run next, and what the device must be told to run them.
 
 Knows requests and blocks; knows no device and no thread. Prefill goes first: a request that waits is worth
-more than one more token of those that run. A request is admitted with all the blocks it can ever need, so
-that none runs out in mid-flight.
+more than one more token of those that run.
+
+A request takes blocks as it grows. When they run out, the youngest running request is put back to the front
+of the queue, and is prefilled again later with all its tokens so far. Nothing is put back while a step is in
+flight: the device may still read its blocks, and a step that ends may give some back. So the oldest request
+always gets on, and a request that fits alone always ends.
+
+With a prefix cache, full blocks are kept once the ids in them are on the host, and a request that begins with
+kept blocks is prefilled from behind them; its last token always is, since something has to be sampled from.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
 import numpy as np
 
-from engines.overlap.kv_cache import BlockPool
-from engines.overlap.layout import DUMMY_SLOT
-from engines.overlap.request import Active
+from engines.overlap.kv_cache import NO_KEY, BlockPool, block_key
+from engines.overlap.layout import DUMMY_SLOT, FAMILIES, program_name
+from engines.overlap.request import NO_SLOT, Active
 from engines.overlap.toggles.tables import Tables
+
+Values = Sequence[int] | Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step's work, immutable: whatever happens to the requests later, the step runs what stands here.
 
-    `values` is what the device is told, by the names of layout.DTYPES; Python ints, except for the block
-    tables, int32 [rows, blocks]. `rows` is the batch with its padding, `length` the padded prompt length of
-    a prefill, `blocks` the padded number of blocks of a decode step. `changed_rows` is what has to change in
-    the table that the device keeps: (slot, int32 [max blocks]); nothing with tables=full.
+    `values` is what the device is told, by the names of layout.DTYPES; Python numbers, except for the block
+    tables, int32 [rows, blocks]. `rows` is the batch with its padding, `length` the padded number of new
+    tokens of a prefill, `blocks` the padded number of blocks that a decode step reads, or a prefill behind a
+    cached prefix. `changed_rows` is what has to change in the table that the device keeps: (slot, int32 [max
+    blocks]); nothing with tables=full. `family` is how tokens are chosen (layout.FAMILIES). `cached` tokens
+    were not prefilled; `preempted` requests were put back to make room.
     """
 
     kind: str  # "prefill" or "decode"
@@ -35,8 +46,11 @@ class Batch:
     rows: int
     length: int
     blocks: int
-    values: dict[str, Sequence[int] | np.ndarray]
+    values: dict[str, Values]
     changed_rows: Sequence[tuple[int, np.ndarray]] = ()
+    cached: int = 0
+    preempted: int = 0
+    family: str = "greedy"
 
     @property
     def tokens(self) -> int:
@@ -44,27 +58,42 @@ class Batch:
         return self.rows * max(self.length, 1)
 
     @property
-    def program(self) -> tuple[str, int, int]:
-        """The program that runs it and its two arguments."""
-        return (self.kind, self.rows, self.length if self.kind == "prefill" else self.blocks)
+    def program(self) -> tuple[str, *tuple[int, ...]]:
+        """The program that runs it and its arguments."""
+        if self.kind == "decode":
+            return (program_name("decode", self.family), self.rows, self.blocks)
+        if self.blocks:
+            return (program_name("extend", self.family), self.rows, self.length, self.blocks)
+        return (program_name("prefill", self.family), self.rows, self.length)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_batch_size: int
     prefill_max_batch_size: int
-    prefill_max_tokens: int  # padded
+    prefill_max_tokens: int  # padded; a request that was put back may have more, and then runs alone
     batch_buckets: tuple[int, ...]  # ascending; the last one is max_batch_size
     block_buckets: tuple[int, ...]  # ascending; the last one holds the longest request
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, limits: Limits, tables: Tables) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: Limits,
+        tables: Tables,
+        prefix_cache: bool = False,
+        sampling: bool = False,
+    ) -> None:
         self.pool = pool
         self.limits = limits
         self.tables = tables
+        self.prefix_cache = prefix_cache
+        self.sampling = sampling  # whether a request may ask for a temperature
         self.waiting: deque[Active] = deque()
-        self.running: list[Active] = []
+        self._live: dict[int, Active] = {}  # by request id; the latest one of an id that comes again
+        self.running: list[Active] = []  # in the order of arrival: admitted and put back in that order
+        self._steps_in_flight = 0
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
         self.padding_slot = limits.max_batch_size
 
@@ -74,13 +103,17 @@ class Scheduler:
 
     def add(self, request: Active) -> None:
         self.waiting.append(request)
+        self._live[request.request.id] = request
 
     def schedule(self) -> Batch | None:
         """The next step, its requests already counted as in flight; None when nothing can run now."""
         batch = self._prefill() or self._decode()
         if batch is not None:
+            if self.sampling:
+                batch = with_sampling(batch)
+            self._steps_in_flight += 1
             for request in batch.requests:
-                request.scheduled += 1
+                request.context += 1
                 request.in_flight += 1
         return batch
 
@@ -90,6 +123,7 @@ class Scheduler:
         A request that ended while this step was in flight drops its token. Blocks and slot go back only when
         no launched step reads them any more: the next owner's first step would be overwritten otherwise.
         """
+        self._steps_in_flight -= 1
         appended = []
         for request, token in zip(batch.requests, ids, strict=False):  # ids has padding rows at its end
             request.in_flight -= 1
@@ -100,67 +134,172 @@ class Scheduler:
                 elif len(request.tokens) >= request.request.max_new_tokens:
                     request.finish_reason = "length"
                 appended.append((request, token))
+                if self.prefix_cache:
+                    self._keep_full_blocks(request)
             if request.finish_reason and not request.in_flight:
                 self._release(request)
         return appended
 
+    def end(self, request_id: int, reason: str) -> Active | None:
+        """End a request from outside of its tokens; None where it has ended. What steps in flight give it is
+        dropped, and blocks and slot go back when they are done."""
+        request = self._live.get(request_id)
+        if request is None or request.finish_reason:
+            return None
+        request.finish_reason = reason
+        if request.slot == NO_SLOT:
+            self.waiting.remove(request)
+            del self._live[request_id]
+        elif not request.in_flight:
+            self._release(request)
+        return request
+
     def _release(self, request: Active) -> None:
         self.running.remove(request)
+        self._take_away(request)
+        if self._live.get(request.request.id) is request:
+            del self._live[request.request.id]
+
+    def _take_away(self, request: Active) -> None:
+        """Its blocks and its slot."""
         self.pool.give_back(request.blocks)
+        request.blocks = []
         self._free_slots.append(request.slot)
+        request.slot = NO_SLOT
 
     def _prefill(self) -> Batch | None:
-        """Admit what waits, first come first served, up to the limits on requests, tokens and blocks."""
-        limits, admitted, longest = self.limits, list[Active](), 0
+        """Admit what waits, first come first served, up to the limits on requests, tokens and blocks.
+
+        A block stays free for each request that may still grow, the admitted one included: those that run
+        grow first, so it would be put back at once. They are there when the pool holds max_batch_size full
+        requests, and when nothing else runs.
+        """
+        if not (self.waiting and self._free_slots):
+            return None
+        limits, blocks_for = self.limits, self.pool.blocks_for
+        admitted, longest = list[Active](), 0
+        reserved = sum(len(each.blocks) < blocks_for(each.longest) for each in self.running)
         while self.waiting and self._free_slots and len(admitted) < limits.prefill_max_batch_size:
             request = self.waiting[0]
-            length = max(longest, len(request.prompt))
+            prefix = self._cached_prefix(request) if self.prefix_cache else []
+            length = max(longest, request.context - len(prefix) * self.pool.block_size)
             if admitted and length * (len(admitted) + 1) > limits.prefill_max_tokens:
                 break
-            needed = self.pool.blocks_for(len(request.prompt) + request.request.max_new_tokens)
-            if needed > self.pool.free:
+            needed = blocks_for(request.context)
+            grows = needed < blocks_for(request.longest)
+            fresh = needed - len(prefix)
+            if fresh + reserved + grows > self.pool.free - self.pool.unused(prefix):
                 break
             self.waiting.popleft()
             longest = length
-            request.admitted_ns = perf_counter_ns()
-            request.blocks = self.pool.take(needed)
+            reserved += grows
+            if request.admitted_ns < 0:
+                request.admitted_ns = perf_counter_ns()
+            self.pool.share(prefix)
+            request.blocks = prefix + self.pool.take(fresh)
+            request.cached = request.kept = len(prefix)
             request.slot = self._free_slots.pop()
             self.tables.write(request.slot, request.blocks)
             admitted.append(request)
         if not admitted:
             return None
         self.running += admitted
+        if any(request.cached for request in admitted):
+            return extend_batch(admitted, longest, self.tables, self.pool.block_size)
         return prefill_batch(admitted, longest, self.pool.block_size)
 
+    def _cached_prefix(self, request: Active) -> list[int]:
+        """Kept blocks that hold its first tokens, the last token left out."""
+        full = (request.context - 1) // self.pool.block_size
+        self._extend_keys(request, full)
+        return self.pool.find(request.keys[:full])
+
+    def _keep_full_blocks(self, request: Active) -> None:
+        """Those whose ids are all on the host, and were fed to a step that is done: all but the newest."""
+        full = (len(request.prompt) + len(request.tokens) - 1) // self.pool.block_size
+        if full > request.kept:
+            self._extend_keys(request, full)
+            for place in range(request.kept, full):
+                self.pool.keep(request.blocks[place], request.keys[place])
+            request.kept = full
+
+    def _extend_keys(self, request: Active, count: int) -> None:
+        """Keys for its first `count` blocks."""
+        keys, size = request.keys, self.pool.block_size
+        if len(keys) < count:
+            ids = request.prompt + request.tokens
+            for place in range(len(keys), count):
+                keys.append(block_key(keys[-1] if keys else NO_KEY, ids[place * size : (place + 1) * size]))
+
     def _decode(self) -> Batch | None:
-        """One more token for every running request that has use for one."""
-        requests = [request for request in self.running if request.wants_step]
+        """One more token for every running request that has use for one. None also where blocks ran out and
+        a step is in flight."""
+        preempted = 0
+        requests, growing = self._wanting()
+        while len(growing) > self.pool.free:
+            if self._steps_in_flight:
+                return None
+            self._put_back(self.running[-1])
+            preempted += 1
+            requests, growing = self._wanting()
         if not requests:
             return None
+        for request, block in zip(growing, self.pool.take(len(growing)), strict=True):
+            request.blocks.append(block)
+            self.tables.write(request.slot, request.blocks)
         deepest = self.pool.blocks_for(max(request.context for request in requests))
         rows = next(bucket for bucket in self.limits.batch_buckets if bucket >= len(requests))
         blocks = next(bucket for bucket in self.limits.block_buckets if bucket >= deepest)
-        return decode_batch(requests, rows, blocks, self.tables, self.pool.block_size, self.padding_slot)
+        batch = decode_batch(requests, rows, blocks, self.tables, self.pool.block_size, self.padding_slot)
+        return replace(batch, preempted=preempted) if preempted else batch
+
+    def _wanting(self) -> tuple[list[Active], list[Active]]:
+        """Those that have use for one more token, and those of them that need one more block for it."""
+        size = self.pool.block_size
+        requests = [each for each in self.running if each.context < each.limit and not each.finish_reason]
+        return requests, [each for each in requests if each.context > len(each.blocks) * size]
+
+    def _put_back(self, request: Active) -> None:
+        """To the front of the queue: what it has waits on the host, what the device has of it is lost."""
+        assert not request.in_flight, "a step in flight still reads its blocks"
+        self.running.remove(request)
+        self._take_away(request)
+        self.waiting.appendleft(request)
 
 
 def prefill_batch(requests: list[Active], length: int, block_size: int) -> Batch:
-    """Whole prompts, padded on the right to `length`."""
-    input_ids, slot_mapping = list[int](), list[int]()
+    """Whole prompts, and the tokens so far of those that were put back, padded on the right to `length`."""
+    values = _new_tokens(requests, length, block_size)
+    return Batch("prefill", tuple(requests), len(requests), length, 0, values)
+
+
+def extend_batch(requests: list[Active], length: int, tables: Tables, block_size: int) -> Batch:
+    """What is left of prompts behind their cached prefixes, padded on the right to `length`."""
+    blocks = max(len(request.blocks) for request in requests)
+    values = _new_tokens(requests, length, block_size)
+    values["block_tables"] = tables.read([request.slot for request in requests], blocks)
+    cached = sum(request.cached for request in requests) * block_size
+    return Batch("prefill", tuple(requests), len(requests), length, blocks, values, cached=cached)
+
+
+def _new_tokens(requests: list[Active], length: int, block_size: int) -> dict[str, Values]:
+    input_ids, position_ids, slot_mapping = list[int](), list[int](), list[int]()
     for request in requests:
-        padding = length - len(request.prompt)
-        input_ids += request.prompt + [0] * padding
+        first = request.cached * block_size
+        padding = length - (request.context - first)
+        input_ids += (request.prompt + request.tokens)[first:] + [0] * padding
+        position_ids += [*range(first, request.context), *([0] * padding)]
         slot_mapping += [
             request.blocks[position // block_size] * block_size + position % block_size
-            for position in range(len(request.prompt))
+            for position in range(first, request.context)
         ] + [DUMMY_SLOT] * padding
-    values: dict[str, Sequence[int] | np.ndarray] = {
+    return {
         "input_ids": input_ids,
-        "position_ids": list(range(length)) * len(requests),
+        "position_ids": position_ids,
         "slot_mapping": slot_mapping,
-        "context_lens": [len(request.prompt) for request in requests],
+        "context_lens": [request.context for request in requests],
         "request_slots": [request.slot for request in requests],
     }
-    return Batch("prefill", tuple(requests), len(requests), length, 0, values)
 
 
 def decode_batch(
@@ -171,7 +310,7 @@ def decode_batch(
     padding = [0] * (rows - len(requests))
     last = [request.context - 1 for request in requests]
     slots = [request.slot for request in requests] + [padding_slot] * len(padding)
-    values: dict[str, Sequence[int] | np.ndarray] = {
+    values: dict[str, Values] = {
         "input_ids": [-1 - each.slot if each.in_flight else each.tokens[-1] for each in requests] + padding,
         "position_ids": last + padding,
         "slot_mapping": [
@@ -184,3 +323,20 @@ def decode_batch(
         **tables.whole(slots, blocks),
     }
     return Batch("decode", tuple(requests), rows, 0, blocks, values, tables.changed(slots))
+
+
+def with_sampling(batch: Batch) -> Batch:
+    """The batch in the family that its requests need, with what that family is told."""
+    requests = [active.request for active in batch.requests]
+    if all(request.temperature == 0 for request in requests):
+        return batch
+    family = "filtered" if any(each.top_k > 0 or each.top_p < 1 for each in requests) else "sampled"
+    padding = batch.rows - len(requests)
+    columns: dict[str, Values] = {
+        "seeds": [request.seed for request in requests] + [0] * padding,
+        "temperatures": [request.temperature for request in requests] + [0.0] * padding,
+        "top_ks": [request.top_k for request in requests] + [0] * padding,
+        "top_ps": [request.top_p for request in requests] + [1.0] * padding,
+    }
+    values = batch.values | {name: columns[name] for name in FAMILIES[family]}
+    return replace(batch, values=values, family=family)

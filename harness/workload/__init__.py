@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from hashlib import blake2b
 
 import msgspec
 
@@ -45,6 +46,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None  # arrival=closed: requests in flight
     pretok: bool = True  # prompts are sent as token ids: the engine's own tokenizing is not measured
     stop_on_eos: bool = False
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # sample from the most likely so many; 0: from all
+    top_p: float = 1.0  # sample from the most likely that hold this share; 1: from all
+    stop: list[str] = []  # texts that end a request where its output comes to one
 
     @property
     def interval_ns(self) -> int:
@@ -83,10 +88,23 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 lengths.parse(value, name)
         self._check_timing()
+        self._check_sampling()
+        if "" in self.stop:
+            raise BadSetting("a stop string is empty: it would end every request at once")
         if self.arrival == "trace":
             self._check_trace()
         else:
             self._check_prompts()
+
+    def _check_sampling(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise BadSetting(f"temperature must be 0 (greedy) or above, not {self.temperature:g}")
+        if self.top_k < 0:
+            raise BadSetting(f"top_k must be 0 (all) or above, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise BadSetting(f"top_p must be above 0 and at most 1 (all), not {self.top_p:g}")
+        if self.temperature == 0 and (self.top_k, self.top_p) != (0, 1):
+            raise BadSetting("top_k and top_p mean something only with a temperature above 0")
 
     def _check_timing(self) -> None:
         """An option that the way of arriving does not look at would change nothing, silently."""
@@ -140,6 +158,11 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     prompt: Prompt
     max_new_tokens: int
     stop_on_eos: bool
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0  # of its samples
+    stop: list[str] = []
 
 
 def plan(workload: Workload, seed: int, tokenizer_path: str, context: int) -> list[Planned]:
@@ -159,6 +182,11 @@ def plan(workload: Workload, seed: int, tokenizer_path: str, context: int) -> li
             prompt=prompt,
             max_new_tokens=max_new_tokens,
             stop_on_eos=workload.stop_on_eos,
+            temperature=workload.temperature,
+            top_k=workload.top_k,
+            top_p=workload.top_p,
+            seed=request_seed(seed, index),
+            stop=workload.stop,
         )
         for index, (offset, (prompt, max_new_tokens)) in enumerate(zip(offsets, asked, strict=True))
     ]
@@ -170,3 +198,9 @@ def skipped(workload: Workload, seed: int, tokenizer_path: str, context: int) ->
     if workload.trace is None and not is_conversations(workload.prompts):
         return {}
     return dict(ask(workload, seed, tokenizer_path, context).skipped)
+
+
+def request_seed(seed: int, request: int) -> int:
+    """The seed of a request's samples, from the round's: 63 bits."""
+    digest = blake2b(f"{seed}/{request}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -76,12 +76,12 @@ PRESETS = {
 
 
 def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -> PreTrainedModel:
-    """The causal LM of that name on `device`, in evaluation mode. Raises BadSetting for an unknown name."""
+    """The causal LM of that name on `device`, in evaluation mode; `seed` is of a preset's weights. BadSetting
+    for one that is not there, that is incomplete, or that takes no attention function."""
     import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     if name in PRESETS:
-        from transformers import AutoConfig, AutoModelForCausalLM
-
         preset = PRESETS[name]
         config = AutoConfig.for_model(preset.model_type, **preset.config)
         generator_state = torch.random.get_rng_state()
@@ -89,42 +89,80 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         torch.random.set_rng_state(generator_state)
         return model.to(device=device, dtype=dtype).eval()
-    _check_path(name)
-    from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()
+    source = _local_folder(name) or name
+    try:
+        config = AutoConfig.from_pretrained(source)
+        kind = AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError:
+        raise BadSetting(f"{name} is no causal language model but a {config.model_type}") from None
+    except (OSError, ValueError) as error:
+        raise BadSetting(f"cannot load {name}: {_first_line(error)}") from error
+    if not kind._supports_attention_backend:
+        raise BadSetting(f"{name} is a {kind.__name__}, which takes no attention function from outside")
+    try:
+        model, info = kind.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    except OSError as error:
+        raise BadSetting(f"cannot load the weights of {name}: {_first_line(error)}") from error
+    if info["missing_keys"]:
+        raise BadSetting(f"{name} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
+    return model.to(device).eval()
 
 
 def tokenizer_file(name: str) -> Path:
     """The tokenizer.json that belongs to a model: what a client encodes prompts with."""
     if name in PRESETS:
         return TOKENIZER_FILE
-    _check_path(name)
-    local = Path(name) / "tokenizer.json"
-    if local.is_file():
-        return local
+    folder = _local_folder(name)
+    if folder is not None:
+        if not (folder / "tokenizer.json").is_file():
+            raise BadSetting(f"no tokenizer at {name}: there is no tokenizer.json in it")
+        return folder / "tokenizer.json"
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(name, "tokenizer.json"))
+    try:
+        return Path(hf_hub_download(name, "tokenizer.json"))
+    except OSError as error:
+        raise BadSetting(f"cannot fetch the tokenizer.json of {name}: {_first_line(error)}") from error
 
 
 def load_tokenizer(name: str, vocabulary: int) -> Tokenizer:
     """The engine's tokenizer. Ids beyond a preset's own 4096 tokens decode to a space and their number, so
-    that a model with a larger vocabulary has a text for whatever it emits."""
+    that a model with a larger vocabulary has a text for whatever it emits. BadSetting for a tokenizer whose
+    ids the model does not know."""
     from tokenizers import Tokenizer
 
     path = tokenizer_file(name)
     if name not in PRESETS:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
+        highest = max(tokenizer.get_vocab().values())
+        if highest >= vocabulary:
+            raise BadSetting(
+                f"the tokenizer of {name} does not fit it: its ids go up to {highest}, and the model's "
+                f"vocabulary ends at {vocabulary - 1}"
+            )
+        return tokenizer
     content = json.loads(path.read_text())
     known = content["model"]["vocab"]
     known.update({f"Ġ{token}": token for token in range(len(known), vocabulary)})
     return Tokenizer.from_str(json.dumps(content))
 
 
-def _check_path(name: str) -> None:
-    """A name without a slash is meant as a preset: a typo must not become a download."""
-    if "/" not in name and not Path(name).is_dir():
-        pick(name, PRESETS, "model")
-    if name.startswith((".", "/")) and not (Path(name) / "config.json").is_file():
+def _local_folder(name: str) -> Path | None:
+    """The folder of a local model; None for what can only be a hub id. A name without a slash is meant as a
+    preset: a typo must not become a download."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        if "/" not in name:
+            pick(name, PRESETS, "model")
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise BadSetting(f"no model at {name}: there is no such folder")
+        return None
+    if not (folder / "config.json").is_file():
         raise BadSetting(f"no model at {name}: there is no config.json in it")
+    return folder
+
+
+def _first_line(error: Exception) -> str:
+    """Of the library's paragraphs."""
+    return str(error).strip().split("\n")[0].rstrip(".")

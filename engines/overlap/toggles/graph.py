@@ -12,7 +12,7 @@ static, and captured at boot, before the first request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from engines.api import Toggle
@@ -30,14 +30,15 @@ TOGGLE = Toggle(
 )
 
 
-def launch_eagerly(device: Device, shapes: Iterable[tuple[int, int]]) -> None:
+def launch_eagerly(device: Device, programs: Sequence[str], shapes: Iterable[tuple[int, int]]) -> None:
     """Before: nothing to prepare."""
 
 
-def capture(device: Device, shapes: Iterable[tuple[int, int]]) -> None:
+def capture(device: Device, programs: Sequence[str], shapes: Iterable[tuple[int, int]]) -> None:
     """After. The largest first, so that the smaller ones find their memory in its pool."""
     for rows, blocks in sorted(shapes, reverse=True):
-        device.capture("decode", rows, blocks)
+        for program in programs:
+            device.capture(program, rows, blocks)
 
 
 PREPARE = {"off": launch_eagerly, "on": capture}

@@ -86,7 +86,7 @@ class Pageable:
 
         self.device, self.stream, self.metadata = device, stream, metadata
         self.tensor = torch.tensor
-        self.dtypes = {"int64": torch.int64, "int32": torch.int32}
+        self.dtypes = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32}
 
     def stage(self, batch: Batch) -> Batch:
         return batch  # its lists are immutable already
@@ -216,7 +216,8 @@ class PinnedSet:
 
 def metadata_name(batch: Batch) -> str:
     """Under which name the module keeps the metadata buffer of a batch's program."""
-    return "prefill" if batch.kind == "prefill" else f"decode.{batch.rows}.{batch.blocks}"
+    program = batch.program[0]
+    return f"{program}.{batch.rows}.{batch.blocks}" if batch.kind == "decode" else program
 
 
 def _length(values: Any) -> int:

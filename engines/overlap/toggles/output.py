@@ -1,4 +1,4 @@
-"""output: where and when output is processed (detokenize, build, serialize, send; see output.py).
+"""output: where and when output is processed (detokenize, stop strings, serialize, send; see output.py).
 
 Before (`inline`): on the step, as soon as its tokens are on the host. Under serial scheduling the device
 stands still meanwhile. `deferred`: on the same thread, but only after the next step is launched, in its
@@ -9,22 +9,28 @@ at batch 1 / 32 / 1024, from a table that contradicts itself); 7049 landed the d
 8B on one H100). A reader of the RFC saw ~15% of the step on small models on CPU.
 
 What can go wrong: what is processed late is sent late, so TTFT pays what TPOT gains; a process costs a
-message per step and needs a core of its own.
+message per step and needs a core of its own. A stop string that is found late has cost steps: one where
+output is deferred, more where the news comes from the process. What they gave is dropped, and counted.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from engines.api import EngineError, Toggle
 
 if TYPE_CHECKING:
-    from engines.overlap.output import OutputProcessor, Produced
+    from engines.api import Finish
+    from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
+    from engines.overlap.output_process import Handed
+
+    MakeProcessor = Callable[[Callable[[list[Stopped]], None]], OutputProcessor]
 
 TOGGLE = Toggle(
     name="output",
@@ -32,7 +38,7 @@ TOGGLE = Toggle(
     changes="whether output is processed on the step, in the shadow of the next step, or in another process",
     source="vLLM 6913, 7049",
     requires={"deferred": {"schedule": ("serial",)}},  # overlap processes in the next step's shadow anyway
-    counters=("output_on_step_ns", "output_messages"),
+    counters=("output_on_step_ns", "output_messages", "stop_dropped_tokens"),
 )
 
 
@@ -44,11 +50,20 @@ class Output(Protocol):
     def pid(self) -> int | None:
         """The output process, where there is one."""
 
+    def open(self, opening: Opening) -> None:
+        """A request with stop strings is about to get its first token."""
+
     def hand_over(self, produced: list[Produced]) -> None:
         """The tokens of a step that was just appended."""
 
     def catch_up(self) -> None:
         """The next step is launched, or nothing is left to launch."""
+
+    def stopped(self) -> Sequence[Stopped]:
+        """What stop strings ended since this was asked last; does not block."""
+
+    def close(self, finish: Finish) -> None:
+        """A request ended without a last token; nothing more is handed over for it."""
 
     def stop(self) -> None: ...
 
@@ -58,8 +73,12 @@ class Inline:
 
     pid: int | None = None
 
-    def __init__(self, processor: OutputProcessor, counters: dict[str, int]) -> None:
-        self.processor, self.counters = processor, counters
+    def __init__(self, make_processor: MakeProcessor, counters: dict[str, int]) -> None:
+        self.counters = counters
+        self._stopped: list[Stopped] = []
+        self.processor = make_processor(self._stopped.extend)
+        self.open = self.processor.open
+        self.close = self.processor.close
 
     def hand_over(self, produced: list[Produced]) -> None:
         began = perf_counter_ns()
@@ -68,6 +87,9 @@ class Inline:
 
     def catch_up(self) -> None:
         pass
+
+    def stopped(self) -> Sequence[Stopped]:
+        return _taken(self._stopped)
 
     def stop(self) -> None:
         pass
@@ -79,8 +101,10 @@ class Deferred:
 
     pid: int | None = None
 
-    def __init__(self, processor: OutputProcessor) -> None:
-        self.processor = processor
+    def __init__(self, make_processor: MakeProcessor) -> None:
+        self._stopped: list[Stopped] = []
+        self.processor = make_processor(self._stopped.extend)
+        self.open = self.processor.open
         self._held: list[Produced] = []
 
     def hand_over(self, produced: list[Produced]) -> None:
@@ -90,8 +114,23 @@ class Deferred:
         held, self._held = self._held, []
         self.processor.process(held)
 
+    def stopped(self) -> Sequence[Stopped]:
+        return _taken(self._stopped)
+
+    def close(self, finish: Finish) -> None:
+        self.catch_up()  # its last token may be among what is held
+        self.processor.close(finish)
+
     def stop(self) -> None:
         pass
+
+
+def _taken(stopped: list[Stopped]) -> Sequence[Stopped]:
+    if not stopped:
+        return ()
+    taken = stopped.copy()
+    stopped.clear()
+    return taken
 
 
 class InProcess:
@@ -102,7 +141,8 @@ class InProcess:
     ) -> None:
         import msgspec
 
-        from engines.overlap.output_process import LENGTH, OutputConfig
+        from engines.overlap.output import Stopped
+        from engines.overlap.output_process import LENGTH, Handed, OutputConfig
 
         self.counters = counters
         config = OutputConfig(events=events, model=model, vocabulary=vocabulary, stream_interval=interval)
@@ -118,20 +158,57 @@ class InProcess:
         if self._process.stdout.readline() != b"ready\n":
             raise EngineError("the output process did not start")
         fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        os.set_blocking(self._process.stdout.fileno(), False)
         self._write = self._process.stdin.write
-        self._length = LENGTH.pack
+        self._told = self._process.stdout.fileno()
+        self._length = LENGTH
+        self._handed = Handed
         self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(list[Stopped]).decode
+        self._listening = False  # nobody tells of stop strings where there never was one
+        self._unread = b""
+
+    def open(self, opening: Opening) -> None:
+        self._listening = True
+        self._send(self._handed(opened=[opening]))
 
     def hand_over(self, produced: list[Produced]) -> None:
         """One write to a pipe, and no thread of a messaging library to wake: a step pays for either."""
         began = perf_counter_ns()
-        body = self._encode(produced)
-        self._write(self._length(len(body)) + body)
+        self._send(self._handed(produced=produced))
         self.counters["output_on_step_ns"] += perf_counter_ns() - began
         self.counters["output_messages"] += 1
 
     def catch_up(self) -> None:
         pass
+
+    def stopped(self) -> Sequence[Stopped]:
+        """One read of a pipe that is most often empty."""
+        if not self._listening:
+            return ()
+        try:
+            data = os.read(self._told, PIPE_BYTES)
+        except BlockingIOError:
+            return ()
+        if not data:
+            raise EngineError("the output process died")
+        self._unread += data
+        found: list[Stopped] = []
+        size = self._length.size
+        while len(self._unread) >= size:
+            end = size + self._length.unpack_from(self._unread)[0]
+            if len(self._unread) < end:
+                break
+            found += self._decode(self._unread[size:end])
+            self._unread = self._unread[end:]
+        return found
+
+    def close(self, finish: Finish) -> None:
+        self._send(self._handed(closed=[finish]))
+
+    def _send(self, handed: Handed) -> None:
+        body = self._encode(handed)
+        self._write(self._length.pack(len(body)) + body)
 
     def stop(self) -> None:
         assert self._process.stdin is not None
@@ -145,7 +222,7 @@ class InProcess:
 
 def choose(
     choice: str,
-    make_processor: Callable[[], OutputProcessor],
+    make_processor: MakeProcessor,
     events: str,
     model: str,
     vocabulary: int,
@@ -155,5 +232,5 @@ def choose(
     if choice == "process":
         return InProcess(events, model, vocabulary, interval, counters)
     if choice == "deferred":
-        return Deferred(make_processor())
-    return Inline(make_processor(), counters)
+        return Deferred(make_processor)
+    return Inline(make_processor, counters)

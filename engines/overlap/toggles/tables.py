@@ -42,6 +42,9 @@ class Tables(Protocol):
     def write(self, slot: int, blocks: list[int]) -> None:
         """A request was given these blocks, all that it has. The only way in which a row changes."""
 
+    def read(self, slots: list[int], blocks: int) -> np.ndarray:
+        """int32 [slots, blocks]. A prefill behind a cached prefix is told this, whatever the choice."""
+
     def whole(self, slots: list[int], blocks: int) -> dict[str, np.ndarray]:
         """What a decode step of these slots is told with its metadata: int32 [slots, blocks], or nothing."""
 
@@ -62,8 +65,12 @@ class Full:
         self.rows[slot, : len(blocks)] = blocks
         self.rows[slot, len(blocks) :] = 0
 
+    def read(self, slots: list[int], blocks: int) -> np.ndarray:
+        told: np.ndarray = self.rows[slots, :blocks]
+        return told
+
     def whole(self, slots: list[int], blocks: int) -> dict[str, np.ndarray]:
-        told = self.rows[slots, :blocks]
+        told = self.read(slots, blocks)
         self.counters["table_rows"] += len(slots)
         self.counters["table_bytes"] += told.nbytes
         return {"block_tables": told}

@@ -1,0 +1,225 @@
+"""Models with weights and a tokenizer of their own, from a folder; and what a bad one is answered with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, T5Config
+
+from engines import api
+from engines.api import BadSetting
+from engines.overlap import SPEC
+from engines.overlap.presets import load_model, load_tokenizer
+from tests.serving import near_ties, serve, some_requests
+
+VOCABULARY = 512
+SETTINGS = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+GROUPED = {"num_key_value_heads": 2, "intermediate_size": 96}
+MODELS = {
+    "gpt2": ("gpt2", {"tie_word_embeddings": True}),
+    "gpt2-untied": ("gpt2", {"tie_word_embeddings": False}),
+    "llama": ("llama", GROUPED | {"tie_word_embeddings": False}),
+    "llama-tied": ("llama", GROUPED | {"tie_word_embeddings": True}),
+    "qwen2": ("qwen2", GROUPED | {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", GROUPED | {"tie_word_embeddings": False, "head_dim": 32}),
+}
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory) -> Path:
+    """A byte-level BPE of other tokens than the presets'."""
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
+    made.save(str(path))
+    return path
+
+
+def save(folder: Path, tokenizer: Path, model_type: str, **changes: object) -> str:
+    """A small model of that type with random weights, as its author would publish it."""
+    config = AutoConfig.for_model(model_type, **(SMALL | changes))
+    torch.manual_seed(5)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    shutil.copy(tokenizer, folder / "tokenizer.json")
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def make(tmp_path_factory, tokenizer) -> Callable[[str], str]:
+    made: dict[str, str] = {}
+
+    def model(name: str) -> str:
+        if name not in made:
+            model_type, changes = MODELS[name]
+            made[name] = save(tmp_path_factory.mktemp(name), tokenizer, model_type, **changes)
+        return made[name]
+
+    return model
+
+
+def requests_of(vocabulary: int) -> list[api.Request]:
+    """The usual mixed lengths, with ids that a small model knows."""
+    return [
+        api.Request(each.id, [token % vocabulary for token in each.prompt], each.max_new_tokens)
+        for each in some_requests(8)
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_of_a_saved_model_equal_generate(device, make, name):
+    requests = requests_of(VOCABULARY)
+    tokens, _, _ = serve(device, SETTINGS, requests, model=make(name), max_batch_size=4)
+    assert near_ties(make(name), requests, tokens) == 0
+
+
+def test_a_saved_models_own_tokenizer_reads_and_writes(device, make, tokenizer):
+    own = Tokenizer.from_file(str(tokenizer))
+    asked = "the quick brown fox"
+    tokens, events, _ = serve(device, SETTINGS, [api.Request(0, asked, 8)], model=make("llama"))
+    as_ids = api.Request(0, own.encode(asked).ids, 8)
+    assert near_ties(make("llama"), [as_ids], tokens) == 0
+    known = [token for token in tokens[0] if token < own.get_vocab_size()]
+    text = "".join(event.text for event in events if isinstance(event, api.Chunk))
+    assert text.rstrip("�") == own.decode(known).rstrip("�") or len(known) < 8
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["tiny-llama", "qwen3"])
+def test_half_precision_parts_from_generate_only_at_near_ties(device, make, record_property, name, dtype):
+    model = make(name) if name in MODELS else name
+    requests = requests_of(VOCABULARY)
+    tokens, _, _ = serve(device, SETTINGS, requests, model=model, dtype=dtype, max_batch_size=4)
+    found = near_ties(model, requests, tokens, getattr(torch, dtype))
+    record_property("near_ties", f"{found} of {len(requests)}")
+
+
+def test_a_generation_config_says_what_ends_a_text(device, make, tmp_path):
+    """Published models name several there, and one in the configuration."""
+    folder = shutil.copytree(make("llama"), tmp_path / "model")
+    request = requests_of(VOCABULARY)[0]
+    long = api.Request(0, request.prompt, 16)
+    tokens, _, _ = serve(device, SETTINGS, [long], model=str(folder))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, tokens[0][5]]}))
+    stopping = api.Request(0, request.prompt, 16, stop_on_eos=True)
+    stopped, _, _ = serve(device, SETTINGS, [stopping], model=str(folder))
+    assert stopped[0] == tokens[0][: tokens[0].index(tokens[0][5]) + 1]
+
+
+# -- bad ones ---------------------------------------------------------------------------------------------
+
+
+def refusal(name: str) -> str:
+    def load() -> None:
+        model = load_model(name, torch.float32, torch.device("cpu"), seed=0)
+        load_tokenizer(name, model.config.vocab_size)
+
+    with pytest.raises(BadSetting) as caught:
+        load()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", ["/no/such/model", "./neither", "a/b/c"])
+def test_a_folder_that_is_not_there(name):
+    assert refusal(name) == f"no model at {name}: there is no such folder"
+
+
+def test_a_folder_without_a_configuration(tmp_path):
+    assert refusal(str(tmp_path)) == f"no model at {tmp_path}: there is no config.json in it"
+
+
+def test_a_configuration_that_cannot_be_read(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    assert refusal(str(tmp_path)).startswith(f"cannot load {tmp_path}: ")
+
+
+def test_a_preset_misspelt():
+    assert refusal("tiny-gtp2") == "unknown model 'tiny-gtp2'; did you mean tiny-gpt2?"
+
+
+def test_a_hub_id_that_cannot_be_fetched(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert refusal("nobody/nothing").startswith("cannot load nobody/nothing: ")
+
+
+def test_weights_that_are_not_there(make, tmp_path):
+    folder = shutil.copytree(make("llama"), tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    assert refusal(str(folder)).startswith(f"cannot load the weights of {folder}: ")
+
+
+def test_weights_that_are_incomplete(make, tmp_path):
+    """transformers would make up the rest."""
+    folder = shutil.copytree(make("llama-tied"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    assert refusal(str(folder)).startswith(f"{folder} has no weights for model.layers.2.")
+
+
+def test_an_architecture_that_takes_no_attention_function(tmp_path, tokenizer):
+    folder = save(tmp_path / "bloom", tokenizer, "bloom", n_head=4, n_layer=2)
+    complaint = f"{folder} is a BloomForCausalLM, which takes no attention function from outside"
+    assert refusal(folder) == complaint
+
+
+def test_a_model_that_generates_no_text_of_its_own(tmp_path):
+    T5Config().save_pretrained(tmp_path)
+    assert refusal(str(tmp_path)) == f"{tmp_path} is no causal language model but a t5"
+
+
+def test_a_tokenizer_that_does_not_fit_the_model(tmp_path, tokenizer):
+    folder = save(tmp_path / "llama", tokenizer, "llama", vocab_size=200)
+    assert refusal(folder).startswith(f"the tokenizer of {folder} does not fit it: its ids go up to ")
+
+
+def test_a_folder_without_a_tokenizer(make, tmp_path):
+    folder = shutil.copytree(make("llama"), tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    assert refusal(str(folder)) == f"no tokenizer at {folder}: there is no tokenizer.json in it"
+
+
+DIFFERENT = {
+    "granite": ("its logits are", {"logits_scaling": 8.0, "tie_word_embeddings": False}),
+    "gemma2": ("the model caps its attention scores", {"head_dim": 16}),
+    "mistral": ("looks back 64 tokens only; lower max_context", GROUPED | {"sliding_window": 64}),
+}
+
+
+@pytest.mark.parametrize("model_type", DIFFERENT)
+def test_a_model_that_does_something_else_is_refused_by_name(device, tmp_path, tokenizer, model_type):
+    """It would run, and its tokens would be wrong."""
+    message, changes = DIFFERENT[model_type]
+    folder = save(tmp_path / model_type, tokenizer, model_type, **changes)
+    with pytest.raises(BadSetting) as caught:
+        serve(device, SETTINGS, [api.Request(0, [1, 2], 3)], model=folder)
+    assert message in str(caught.value)
+
+
+def test_ids_beyond_the_vocabulary_are_answered_with_one_line(device):
+    requests = [api.Request(0, [1, 4096], 3), api.Request(1, [-1], 3)]
+    _, events, _ = serve(device, SETTINGS, requests)
+    message = "the prompt has ids beyond the model's vocabulary, 0 to 4095"
+    assert events == [api.Error(0, message), api.Error(1, message)]
