@@ -214,7 +214,7 @@ def test_a_clients_cancel_reaches_the_engine(tmp_path):
             self.cancelled = request
 
     addresses = {name: f"ipc://{tmp_path}/{name}" for name in ("inbox", "replies", "events")}
-    config = api.HostConfig(name="only", engine="", options=api.EngineOptions(), toggles={}, **addresses)
+    config = api.HostConfig(name="only", build="", options=api.EngineOptions(), toggles={}, **addresses)
     host, engine = Host(config), Recording()
     with zmq.Context() as context, context.socket(zmq.PUSH) as client:
         client.connect(addresses["inbox"])
