@@ -94,13 +94,9 @@ class Host:
 
 
 def build_engine(config: api.HostConfig) -> api.Engine:
-    """The engine, built but not started. Raises BadSetting where this interpreter lacks what it needs."""
+    """The engine, built but not started."""
     module, function = config.build.split(":")
-    try:
-        build = getattr(import_module(module), function)
-    except ImportError as error:
-        raise api.BadSetting(f"{sys.executable} can't run the engine of {config.name}: {error}") from error
-    engine: api.Engine = build(config.options, config.toggles)
+    engine: api.Engine = getattr(import_module(module), function)(config.options, config.toggles)
     return engine
 
 
@@ -124,12 +120,14 @@ def main() -> int:
     try:
         host.serve()
     except Exception as error:  # the border of the process: whatever broke is told to the harness
-        lacking = isinstance(error, ModuleNotFoundError)
+        lacking = isinstance(
+            error, ImportError
+        )  # an engine may import late: in `start`, or on its first step
         usage = lacking or isinstance(error, api.BadSetting)
         known = isinstance(error, api.EngineError)
         message = str(error) if known else f"{type(error).__name__}: {error}"
         if lacking:
-            message = f"the interpreter {sys.executable} of {config.name} lacks a package: {error}"
+            message = f"{sys.executable} can't run the engine of {config.name}: {error}"
         host.say(api.Failed(config.name, message, usage, traceback.format_exc()))
         return 1
     finally:

@@ -140,7 +140,7 @@ def test_outputs_that_differ_fail_the_run(environment: dict[str, str], tmp_path:
     [
         ("boot=breaks", 4, "bench: the engine of after failed: the mainspring is broken"),
         ("boot=refuses", 2, "bench: it wants to be wound up first"),
-        ("boot=lacks", 2, "of after lacks a package: No module named 'mainspring'"),
+        ("boot=lacks", 2, "can't run the engine of after: No module named 'mainspring'"),
         ("service=none", 4, "bench: after served no request: out of order"),
         (
             "python=/nowhere/python",

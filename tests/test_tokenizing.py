@@ -165,11 +165,3 @@ def test_a_host_that_waits_for_messages_is_woken(tmp_path: Path) -> None:
         stop.cancel()
         stop.join()
     assert Woken.went_on, "only the Stop that came much later ended the wait"
-
-
-def test_an_engine_that_cannot_be_imported_is_a_bad_setting(tmp_path: Path) -> None:
-    with (
-        host_of("no.such.module:build", tmp_path) as host,
-        pytest.raises(api.BadSetting, match="can't run the engine of before: No module named 'no'"),
-    ):
-        host.serve()
