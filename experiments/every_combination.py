@@ -1,11 +1,13 @@
-"""Greedy fp32 tokens against transformers' generate() in every setting that means something.
+"""fp32 tokens against transformers in every setting that means something.
 
     python -m experiments.every_combination [--device emulated|cuda]
 
 Every combination of toggle choices, once: a seeded shuffle deals each to one of four rows, tiny-gpt2 or
 tiny-llama, chaos off or on. All of them in all four rows would take half an hour; the tests run every pair of
-choices in all four. 8 requests of mixed lengths, max batch 5. A first divergence counts as a near-tie where
-the reference's two logits lie within 1e-4; any other ends the run with an error.
+choices in all four. 10 requests of mixed lengths, max batch 6: greedy ones against generate(), sampled ones
+against the sampler on transformers' logits. Where chaos is on, there is a prefix cache, prompts begin alike,
+and blocks run out. A first divergence of a greedy request counts as a near-tie where the reference's two
+logits lie within 1e-4; any other difference ends the run with an error.
 """
 
 from __future__ import annotations
@@ -15,16 +17,20 @@ import random
 import sys
 from collections import Counter
 from time import perf_counter
+from typing import Any
 
+import msgspec
 import torch
 
+from engines import api
 from engines.devices import open_device
 from engines.overlap import SPEC
 from experiments.record import write_result
-from tests.serving import near_ties, serve, some_requests
+from tests.serving import column, near_ties, sampled, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 CHAOS = (None, 7)
+TIGHT = {"prefix_cache": True, "block_size": 4, "num_blocks": 1 + 24}
 SEED = 1
 
 
@@ -36,6 +42,20 @@ def deal(settings: list[dict[str, str]]) -> dict[tuple[int | None, str], list[di
     return {pair: shuffled[number :: len(pairs)] for number, pair in enumerate(pairs)}
 
 
+def mixed_requests(alike: bool) -> list[api.Request]:
+    """Every other one is sampled, every fourth behind a filter; `alike`: all but one in three begin alike."""
+    requests = []
+    for each in some_requests(10):
+        prompt = [*range(7, 7 + 12), *each.prompt] if alike and each.id % 3 else each.prompt
+        changes: dict[str, Any] = {"prompt": prompt, "max_new_tokens": 24}
+        if each.id % 2:
+            changes |= {"temperature": 0.9, "seed": each.id // 4}
+        if each.id % 4 == 3:
+            changes |= {"top_k": 40, "top_p": 0.9}
+        requests.append(msgspec.structs.replace(each, **changes))
+    return requests
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -43,19 +63,27 @@ def main() -> None:
     parser.add_argument("--device", default="emulated")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # of the reference: more would fight with the device's process
-    dealt, requests, rows = deal(SPEC.every_setting()), some_requests(8), []
+    dealt, rows = deal(SPEC.every_setting()), []
     for chaos in CHAOS:
         device = open_device(arguments.device, chaos=chaos)
+        requests = mixed_requests(alike=chaos is not None)
+        greedy = [each for each in requests if each.temperature == 0]
+        drawn = [each for each in requests if each.temperature > 0]
+        options = {"sampling": True, "max_batch_size": 6, "max_context": 96, "chaos": chaos}
+        if chaos is not None:
+            options |= TIGHT
         for model in MODELS:
             began, found, settings = perf_counter(), Counter[str](), dealt[chaos, model]
+            expected = sampled(model, drawn)
             for number, each in enumerate(settings):
-                tokens, _, record = serve(
-                    device, each, requests, model=model, max_batch_size=5, max_context=64, chaos=chaos
-                )
-                found["near-ties"] += near_ties(model, requests, tokens)
+                tokens, _, record = serve(device, each, requests, model=model, **options)
+                assert all(tokens[request] == expected[request] for request in expected), each
+                found["near-ties"] += near_ties(model, greedy, tokens)
                 found["requests"] += len(requests)
                 found["tokens"] += sum(map(len, tokens.values()))
                 found["steps"] += record.steps.rows if record.steps else 0
+                found["preempted"] += sum(column(record, "preempted"))
+                found["cached"] += record.counters.get("prefix_cached_tokens", 0)
                 print(f"\r{model} chaos={chaos} {number + 1}/{len(settings)}", end="", file=sys.stderr)
             print(f"  {perf_counter() - began:.0f} s", file=sys.stderr)
             identical = found["requests"] - found["near-ties"]
@@ -68,13 +96,25 @@ def main() -> None:
                     str(found["near-ties"]),
                     str(found["tokens"]),
                     str(found["steps"]),
+                    str(found["preempted"]),
+                    str(found["cached"]),
                 ]
             )
         device.close()
     write_result(
         "every_combination",
-        title=f"Requests whose tokens equal generate()'s, over every setting, {arguments.device} device",
-        header=["model", "chaos", "settings", "identical", "near-ties", "tokens", "steps"],
+        title=f"Requests whose tokens equal transformers', over every setting, {arguments.device} device",
+        header=[
+            "model",
+            "chaos",
+            "settings",
+            "identical",
+            "near-ties",
+            "tokens",
+            "steps",
+            "preempted",
+            "cached tokens",
+        ],
         rows=rows,
         data={"settings": list(dealt.values())},  # by row
     )

@@ -61,7 +61,9 @@ def test_tokens_equal_generate_under_chaos(chaotic_device, model, settings):
 
 
 SERIAL = SPEC.check({"schedule": "serial", "h2d": "pinned", "output": "deferred", "graph": "on"})
-INLINE = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})
+INLINE = SPEC.check(
+    {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on", "tables": "dirty-rows"}
+)
 THREAD = SPEC.check(
     {"schedule": "overlap", "launch": "thread", "sync": "copy-done", "h2d": "pinned", "output": "process"}
 )
