@@ -5,15 +5,15 @@ every process lives. One Session per run; everything it started is gone when it 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from types import TracebackType
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from engines import api
 from harness import messages, processes
 from harness.design import Arm
 from harness.processes import Child
+from harness.rooms import room
 from harness.workload import Planned
 from harness.worktrees import search_path
 
@@ -79,10 +80,8 @@ class Session:
         self._rounds = 0
 
     def __enter__(self) -> Session:
-        temporary = tempfile.gettempdir()
-        self._room = Path(
-            tempfile.mkdtemp(prefix="bench-", dir=temporary if len(temporary) < SOCKET_PATH else "/tmp")
-        )
+        self._left = ExitStack()
+        self._room = self._left.enter_context(room(None if len(gettempdir()) < SOCKET_PATH else "/tmp"))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._from_hosts = self._bound("hosts")
         self._from_load = self._bound("load")
@@ -110,7 +109,7 @@ class Session:
             processes.end(self._alive)
             self._alive = []
             self._context.destroy(linger=0)
-            shutil.rmtree(self._room, ignore_errors=True)
+            self._left.close()
         finally:
             if main:
                 signal.signal(signal.SIGINT, previous)

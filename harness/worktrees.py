@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from engines import api
 from harness.design import Arm, Ref
+from harness.rooms import room
 
 PATIENCE_S = 300  # of one git command; a checkout of a large repository takes minutes
 
@@ -45,22 +44,30 @@ def checked_out(arms: Sequence[Arm]) -> Iterator[Mapping[str, Path]]:
     if not wanted:
         yield {}
         return
-    room = Path(tempfile.mkdtemp(prefix="bench-refs-"))
-    try:
-        for name, ref in wanted.items():
-            made = _git(
-                Path(ref.repository), "worktree", "add", "--detach", "--quiet", str(room / name), ref.commit
-            )
-            if made.returncode:
-                why = (made.stderr.strip().splitlines() or ["git says nothing"])[-1]
-                raise api.BadSetting(f"can't make a worktree of {ref.name} in {ref.repository}: {why}")
-        yield {name: room / name for name in wanted}
-    finally:
-        for name, ref in wanted.items():
-            _git(Path(ref.repository), "worktree", "remove", "--force", "--force", str(room / name))
-        shutil.rmtree(room, ignore_errors=True)
-        for repository in {ref.repository for ref in wanted.values()}:
-            _git(Path(repository), "worktree", "prune")
+    repositories = {Path(ref.repository) for ref in wanted.values()}
+    with room() as folder:
+        for repository in repositories:  # of what a killed run left, whose folder is gone by now
+            _git(repository, "worktree", "prune")
+        try:
+            for name, ref in wanted.items():
+                made = _git(
+                    Path(ref.repository),
+                    "worktree",
+                    "add",
+                    "--detach",
+                    "--quiet",
+                    str(folder / name),
+                    ref.commit,
+                )
+                if made.returncode:
+                    why = (made.stderr.strip().splitlines() or ["git says nothing"])[-1]
+                    raise api.BadSetting(f"can't make a worktree of {ref.name} in {ref.repository}: {why}")
+            yield {name: folder / name for name in wanted}
+        finally:
+            for name, ref in wanted.items():
+                _git(Path(ref.repository), "worktree", "remove", "--force", "--force", str(folder / name))
+            for repository in repositories:
+                _git(repository, "worktree", "prune")
 
 
 def search_path(worktree: Path) -> list[str]:

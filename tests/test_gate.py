@@ -338,7 +338,7 @@ def environment(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 
 def assert_nothing_is_left(repository: Path, environment: dict[str, str]) -> None:
     assert git(repository, "worktree", "list").count("\n") == 1
-    assert not [each for each in Path(environment["TMPDIR"]).iterdir() if each.name.startswith("bench-refs")]
+    assert not [each for each in Path(environment["TMPDIR"]).iterdir() if each.name.startswith("bench-")]
 
 
 def test_a_regression_between_two_refs_fails_and_names_the_metric(
