@@ -12,8 +12,8 @@ trace's length; nested ranges, and those of several threads, count each, so shar
       sync wait   the call had not begun, for that thread sat in a synchronization (event, stream or context)
       launch wait the call had begun, but had not returned when the device went idle: the driver and the way
                   to the device
-      other       the call had returned before the device went idle (the work waited for another stream, or the
-                  device for itself), or the trace does not hold it; and the time behind a device's last work
+      other       the call had returned before the device went idle (the work waited for another stream, or
+                  the device for itself), or the trace lacks the call; and what is behind a device's last work
 
 Only the thread that launches counts: where one thread launches and another waits for the device, the wait of
 the other is host wait. A graph is busy from its first node to its last.
@@ -25,8 +25,8 @@ asked. "stream waits for event" makes a stream wait, not the host: its time is t
 
 **Kernels**: kernels, graphs and programs by name; share: of the time of all of them together.
 
-**Launch to execution**: from the beginning of an API call to the start of the first work that came from it; all
-of them, and those whose stream had finished everything before, where no queue is in it.
+**Launch to execution**: from the beginning of an API call to the start of the first work that came from it;
+all of them, and those whose stream had finished everything before, where no queue is in it.
 
 Percentiles are numpy's default (linear).
 """
@@ -44,13 +44,8 @@ from harness.trace import events, intervals
 from harness.trace.events import NONE, Flags, Times, Trace
 
 KIB, MIB = 2**10, 2**20
-SIZES = (
-    4 * KIB,
-    64 * KIB,
-    MIB,
-    16 * MIB,
-    256 * MIB,
-)  # upper bounds; CUDA treats pageable copies to 64 KiB apart
+# Upper bounds. Up to 64 KiB, a copy from pageable memory may return before it is done.
+SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB)
 SIZE_NAMES = ("to 4 KiB", "to 64 KiB", "to 1 MiB", "to 16 MiB", "to 256 MiB", "larger")
 UNKNOWN_SIZE = "unknown"
 OUTSIDE, NO_CALL = "(no range)", "(call not in the trace)"
@@ -67,8 +62,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A small table. `measures`: (name, unit) of each value, the unit empty for counts and shares. `ranked_by`:
-    the measure by which rows are in order, largest first; none where they come by their key."""
+    """A small table. `measures`: (name, unit) of each value, the unit empty for counts and shares.
+    `ranked_by`: the measure by which rows are in order, largest first; none where they come by their key."""
 
     name: str
     title: str
@@ -154,7 +149,6 @@ def devices(trace: Trace) -> Part:
                     busy / span,
                     (active - busy) / MS,
                     (span - active) / MS,
-                    (span - active) / span,
                     *(part / MS for part in idle),
                 ),
             )
@@ -165,14 +159,14 @@ def devices(trace: Trace) -> Part:
         ("device",),
         (
             *(("window_ms", "ms"), ("busy_ms", "ms"), ("busy", ""), ("copy_only_ms", "ms")),
-            *(("idle_ms", "ms"), ("idle", ""), ("host_wait_ms", "ms"), ("sync_wait_ms", "ms")),
-            *(("launch_wait_ms", "ms"), ("other_ms", "ms")),
+            *(("idle_ms", "ms"), ("host_wait_ms", "ms"), ("sync_wait_ms", "ms"), ("launch_wait_ms", "ms")),
+            ("other_ms", "ms"),
         ),
         tuple(rows),
-        "Busy: a program ran; copy only: a copy or memset did, and no program. Idle = host wait (the next launch "
-        "had not begun) + sync wait (nor could it: its thread sat in a synchronization) + launch wait (it had "
-        "begun, and had not returned when the device went idle) + other (queued before, or its launch is not "
-        "in the trace).",
+        "Busy: a program ran; copy only: a copy or memset did, and no program. Idle = host wait (the next "
+        "launch had not begun) + sync wait (nor could it: its thread sat in a synchronization) + launch wait "
+        "(it had begun, and had not returned when the device went idle) + other (queued before, or the trace lacks "
+        "the call).",
     )
 
 
@@ -287,8 +281,8 @@ def synchronizations(trace: Trace) -> Part:
         ("type", "range"),
         (("count", ""), ("total_ms", "ms"), ("p50_us", "us"), ("p95_us", "us"), ("max_us", "us")),
         tuple(rows),
-        f"Range: the innermost that the waiting thread was in. {events.STREAM_WAITS!r} holds up a stream, not the "
-        "host: its time is the call's.",
+        f"Range: the innermost that the waiting thread was in. {events.STREAM_WAITS!r} holds up a stream, "
+        "not the host: its time is the call's.",
         ranked_by="total_ms",
     )
 
@@ -364,14 +358,14 @@ def launches(trace: Trace) -> Part:
         ("work", "stream"),
         (("count", ""), ("p50_us", "us"), ("p95_us", "us"), ("p99_us", "us")),
         tuple(rows),
-        "From the beginning of the API call to the start of the first work that came from it. Stream idle: it "
-        "had finished everything before the call, so no queue is in the time.",
+        "From the beginning of the API call to the start of the first work that came from it. Stream idle: "
+        "it had finished everything before the call, so no queue is in the time.",
     )
 
 
 def stream_was_idle(trace: Trace) -> Flags:
-    """For each row of Work whether its stream had finished all that started before it when the call that it came
-    from began."""
+    """For each row of Work whether its stream had finished all that started before it when the call that it
+    came from began."""
     work = trace.work
     result = np.zeros(len(work.start), bool)
     order = np.lexsort((work.start, work.stream))

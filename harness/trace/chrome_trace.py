@@ -5,22 +5,22 @@ and `dur` in us, `pid`, `tid`, `name`, `cat`) and flow arrows (`ph` s and f); th
 
 What a timeline has to hold, so that all of the analysis works on it:
 
-    cat "phase"   a range of a host thread, named as the phase is (recv, ... wait.copy_done, ... output). Ranges
-                  of one track (pid, tid) nest or are disjoint. One named wait.X is a synchronization of type X,
-                  and belongs to the range around it.
+    cat "phase"   a range of a host thread, named as the phase is (recv, ... wait.copy_done, ... output).
+                  Ranges of one track (pid, tid) nest or are disjoint. One named wait.X is a synchronization
+                  of type X, and belongs to the range around it.
     cat "device"  what a device executed, on a track of its own per stream, not nested. args: `device` (its
                   number or name; the pid where missing), and for a copy `bytes` and `memory` ("pageable" or
-                  "pinned"). A copy is named h2d or d2h, alone or in front of a dot ("h2d.input_ids"); all else
-                  is a program.
+                  "pinned"). A copy is named h2d or d2h, alone or in front of a dot ("h2d.input_ids"); all
+                  else is a program.
     s -> f        an arrow from a launch to its device range: `s` (id, cat, name) on the launching thread's
-                  track, at the time of the launch; `f`, of the same id, cat and name and with `bp` "e", on the
-                  device's track at a time within the range, best its start. Arrows that end elsewhere, as from
-                  copy_done to the step that waited, are for the viewer.
+                  track, at the time of the launch; `f`, of the same id, cat and name and with `bp` "e", on
+                  the device's track at a time within the range, best its start. Arrows that end elsewhere, as
+                  from copy_done to the step that waited, are for the viewer.
     M             process_name and thread_name; for the viewer.
 
-torch.profiler's categories: cpu_op and user_annotation are ranges, cuda_runtime and cuda_driver calls, kernel,
-gpu_memcpy and gpu_memset the device's work, joined by args.correlation; cuda_sync the waits, if they were
-recorded, else the names of calls tell of them.
+torch.profiler's categories: cpu_op and user_annotation are ranges, cuda_runtime and cuda_driver calls,
+kernel, gpu_memcpy and gpu_memset the device's work, joined by args.correlation; cuda_sync the waits, if they
+were recorded, else the names of calls tell of them.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Document(msgspec.Struct, rename="camel"):
 
 
 def read(path: Path, progress: Progress) -> Trace:
-    """The whole trace. Raises BadSetting, one line, where it is cut short, is no Chrome trace, or holds nothing
-    that a device did."""
+    """The whole trace. Raises BadSetting, one line, where it is cut short, is no Chrome trace, or holds
+    nothing that a device did."""
     content = _text(path)
     progress(f"{path.name}: {len(content):,} bytes of JSON")
     try:

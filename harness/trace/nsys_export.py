@@ -366,8 +366,8 @@ class _Export:
         return np.array(codes, np.int32)[places] if codes else np.empty(0, np.int32)
 
     def _gpus(self, processes: NDArray[Any], devices: NDArray[Any]) -> NDArray[Any]:
-        """The GPU that each process means by its device. Under CUDA_VISIBLE_DEVICES every process may call its
-        own one device 0."""
+        """The GPU that each process means by its device. Under CUDA_VISIBLE_DEVICES every process may call
+        its own one device 0."""
         table = "TARGET_INFO_CUDA_DEVICE"
         pairs = np.unique(np.stack((processes, devices)), axis=1)
         if {"gpuId", "cudaId", "pid"} <= self.tables.get(table, frozenset()):
@@ -387,8 +387,8 @@ class _Export:
         shared, users = np.unique(pairs[1], return_counts=True)
         for device in shared[users > 1]:
             self.warnings.append(
-                f"several processes use a device {device}, and the export does not tell whether it is one GPU; "
-                "it is taken for one"
+                f"several processes use a device {device}, and the export does not tell whether it is one "
+                "GPU; it is taken for one"
             )
         return devices
 

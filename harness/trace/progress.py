@@ -1,4 +1,4 @@
-"""How far reading is, on stderr: one line that is rewritten on a terminal, a line every few seconds elsewhere."""
+"""How far reading is, on stderr: one line that is rewritten on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 `result` makes the object of `--format json`; everything else is made of that object and nothing else:
 
-    {"schema_version", "before": {"file", "format", "span_ms", "devices", "rows": {table: count}}, "after": the
-    same or null, "parts": {name: {"keys", "ranked_by", "rows": [{"key": [...], "values": {measure: {"unit",
-    "before", "after", "change"}}}]}}, "warnings": [...]}
+    {"schema_version", "before": {"file", "format", "span_ms", "devices", "rows": {table: count}}, "after": as
+    before or null, "parts": {name: {"title", "keys", "ranked_by", "note", "rows": [{"key": [...], "values":
+    {measure: {"unit", "before", "after", "change"}}}]}}, "warnings": [...]}
 
 `change` is after/before − 1, a fraction; null where there is one trace, or nothing before. A row that one of
 two traces lacks is 0 there in counts and in totals, and null in the rest.
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 SHOWN = 15  # rows of a ranked table; all of them are in json and csv
-NAME_WIDTH = 60  # of a name in a table, longer ones lose their middle
+NAME_WIDTH = 70  # of a name in a table, longer ones lose their middle
 ADDITIVE = ("count", "total_ms", "MiB")  # 0 where there is none
-SHARES = ("share", "busy", "idle")
+SHARES = ("share", "busy")
 PROFILED = (
     "these times were taken under a profiler: they show where time goes, not how much there is without one"
 )
