@@ -165,8 +165,8 @@ def devices(trace: Trace) -> Part:
         tuple(rows),
         "Busy: a program ran; copy only: a copy or memset did, and no program. Idle = host wait (the next "
         "launch had not begun) + sync wait (nor could it: its thread sat in a synchronization) + launch wait "
-        "(it had begun, and had not returned when the device went idle) + other (queued before, or the trace lacks "
-        "the call).",
+        "(it had begun, and had not returned when the device went idle) + other (queued before, or the trace "
+        "lacks the call).",
     )
 
 

@@ -132,9 +132,7 @@ class _Columns:
     found: list[Event]
     names: Coder = field(default_factory=Coder)
     threads: Coder = field(default_factory=Coder)
-    base: float = (
-        0.0  # us; from here on times are counted, or the digits of an epoch would eat the nanoseconds
-    )
+    base: float = 0.0  # us; times count from here, for an epoch's digits would leave none for nanoseconds
 
     def trace(self, path: Path) -> Trace:
         complete = [each for each in self.found if each.ph == "X"]
