@@ -8,6 +8,7 @@ import io
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def export(folder: Path, tables: dict[str, made.Rows], strings: tuple[str, ...] 
 
 
 # ---------------------------------------------------------------------------------------------------------
-# The real export, against SQL over the same file
+# Exports, the real one among them, against SQL over the same file
 
 BUSY = """
     WITH rows AS (SELECT deviceId, start, end, max(end) OVER (
@@ -85,7 +86,7 @@ SYNCHRONIZATIONS = f"""
             SELECT {NAME} FROM NVTX_EVENTS AS around
             WHERE around.globalTid = calls.globalTid
                 AND around.start <= calls.start AND around.end > calls.start
-            ORDER BY around.start DESC LIMIT 1), '(no range)'),
+            ORDER BY around.start DESC, around.end LIMIT 1), '(no range)'),
         count(*), sum(waits.end - waits.start)
     FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION AS waits JOIN CUPTI_ACTIVITY_KIND_RUNTIME AS calls
         ON calls.correlationId = waits.correlationId AND calls.globalTid >> 24 = waits.globalPid >> 24
@@ -102,9 +103,21 @@ BY_KERNEL = """
 """
 
 
-@pytest.fixture(scope="module")
-def real(h100_export: Path) -> Trace:
-    return trace_file.read(h100_export)
+@dataclass(frozen=True, slots=True)
+class Checked:
+    path: Path
+    trace: Trace
+
+
+@pytest.fixture(scope="module", params=["real", "seed 1", "seed 2"])
+def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checked:
+    """The real export, and made ones in which more than one thing at a time is odd."""
+    if request.param == "real":
+        path = request.getfixturevalue("h100_export")
+    else:
+        name, seed = tmp_path_factory.mktemp("made") / "export.sqlite", int(request.param.split()[1])
+        path = made.random_export(name, seed)
+    return Checked(path, trace_file.read(path))
 
 
 def ask(path: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -112,25 +125,28 @@ def ask(path: Path, sql: str) -> list[tuple[Any, ...]]:
         return database.execute(sql).fetchall()
 
 
-def test_every_row_of_the_real_export_is_read(real: Trace, h100_export: Path) -> None:
+def test_every_row_of_an_export_is_read(checked: Checked) -> None:
     rows = {
-        "ranges": ask(h100_export, "SELECT count(*) FROM NVTX_EVENTS")[0][0],
-        "calls": ask(h100_export, "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_RUNTIME")[0][0],
-        "work": ask(h100_export, f"SELECT count(*) FROM ({WORK})")[0][0],
-        "copies": ask(h100_export, "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_MEMCPY")[0][0],
-        "synchronizations": ask(h100_export, "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION")[0][
+        "ranges": ask(checked.path, "SELECT count(*) FROM NVTX_EVENTS")[0][0],
+        "calls": ask(checked.path, "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_RUNTIME")[0][0],
+        "work": ask(checked.path, f"SELECT count(*) FROM ({WORK})")[0][0],
+        "copies": ask(checked.path, "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_MEMCPY")[0][0],
+        "synchronizations": ask(checked.path, "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION")[0][
             0
         ],
     }
-    assert real.rows() == rows
-    assert real.format == "nsys export, 2026.2.1.210, schema 3.25.0"
+    assert checked.trace.rows() == rows
 
 
-def test_busy_and_idle_of_the_real_export_are_what_sql_says(real: Trace, h100_export: Path) -> None:
-    found = part(real, "devices")
-    busy = dict(ask(h100_export, BUSY.format(work=KERNELS)))
-    active = dict(ask(h100_export, BUSY.format(work=WORK)))
-    ((first, last),) = ask(h100_export, f"SELECT min(start), max(end) FROM ({WORK})")
+def test_the_real_export_says_who_wrote_it(h100_export: Path) -> None:
+    assert trace_file.read(h100_export).format == "nsys export, 2026.2.1.210, schema 3.25.0"
+
+
+def test_busy_and_idle_of_an_export_are_what_sql_says(checked: Checked) -> None:
+    found = part(checked.trace, "devices")
+    busy = dict(ask(checked.path, BUSY.format(work=KERNELS)))
+    active = dict(ask(checked.path, BUSY.format(work=WORK)))
+    ((first, last),) = ask(checked.path, f"SELECT min(start), max(end) FROM ({WORK})")
     assert {row.key[0] for row in found.rows} == {str(device) for device in busy}
     for device in busy:
         row = values(found, str(device))
@@ -143,33 +159,33 @@ def test_busy_and_idle_of_the_real_export_are_what_sql_says(real: Trace, h100_ex
         assert sum(each or 0 for each in waits) == pytest.approx(row["idle_ms"], rel=NS)
 
 
-def test_ranges_of_the_real_export_are_what_sql_says(real: Trace, h100_export: Path) -> None:
-    asked = {(name,): (count, total) for name, count, total in ask(h100_export, RANGES)}
-    assert sums(part(real, "ranges")) == asked
+def test_ranges_of_an_export_are_what_sql_says(checked: Checked) -> None:
+    asked = {(name,): (count, total) for name, count, total in ask(checked.path, RANGES)}
+    assert sums(part(checked.trace, "ranges")) == asked
 
 
-def test_copies_of_the_real_export_are_what_sql_says(real: Trace, h100_export: Path) -> None:
-    found = part(real, "copies")
-    asked = {row[:3]: row[3:] for row in ask(h100_export, COPIES)}
+def test_copies_of_an_export_are_what_sql_says(checked: Checked) -> None:
+    found = part(checked.trace, "copies")
+    asked = {row[:3]: row[3:] for row in ask(checked.path, COPIES)}
     assert sums(found) == {key: (count, total) for key, (count, _, total) in asked.items()}
     for key, (_, amount, _) in asked.items():
         assert values(found, *key)["MiB"] == amount / 2**20
     assert {key[1] for key in asked if key[0] == "HtoD"} == {"pageable", "pinned"}
 
 
-def test_synchronizations_of_the_real_export_are_what_sql_says(real: Trace, h100_export: Path) -> None:
-    asked = {row[:2]: row[2:] for row in ask(h100_export, SYNCHRONIZATIONS)}
-    assert sums(part(real, "synchronizations")) == asked
+def test_synchronizations_of_an_export_are_what_sql_says(checked: Checked) -> None:
+    asked = {row[:2]: row[2:] for row in ask(checked.path, SYNCHRONIZATIONS)}
+    assert sums(part(checked.trace, "synchronizations")) == asked
 
 
-def test_kernels_of_the_real_export_are_what_sql_says(real: Trace, h100_export: Path) -> None:
-    asked = {(name,): (count, total) for name, count, total in ask(h100_export, BY_KERNEL)}
-    assert sums(part(real, "kernels")) == asked
+def test_kernels_of_an_export_are_what_sql_says(checked: Checked) -> None:
+    asked = {(name,): (count, total) for name, count, total in ask(checked.path, BY_KERNEL)}
+    assert sums(part(checked.trace, "kernels")) == asked
 
 
-def test_latencies_of_the_real_export_are_what_sql_says(real: Trace, h100_export: Path) -> None:
-    row = values(part(real, "launches"), "kernel", "any")
-    asked = np.array(ask(h100_export, LATENCIES)).ravel() / 1e3
+def test_latencies_of_an_export_are_what_sql_says(checked: Checked) -> None:
+    row = values(part(checked.trace, "launches"), "kernel", "any")
+    asked = np.array(ask(checked.path, LATENCIES)).ravel() / 1e3
     assert row["count"] == len(asked)
     wanted = np.percentile(asked, (50, 95, 99))
     assert [row["p50_us"], row["p95_us"], row["p99_us"]] == pytest.approx(wanted.tolist(), rel=NS)
@@ -593,6 +609,17 @@ def test_two_traces_are_set_against_each_other(tmp_path: Path) -> None:
     assert (gone["before"], gone["after"], gone["change"]) == (1, 0, -1)
     assert (new["before"], new["after"], new["change"]) == (0, 1, None)
     assert any("no interval and no verdict" in line for line in result["warnings"])
+
+
+def test_traces_of_different_length_are_warned_of(tmp_path: Path) -> None:
+    sides = []
+    for name, end in (("before", 1000), ("after", 1100)):
+        tables = {"CUPTI_ACTIVITY_KIND_KERNEL": [made.kernel(0, end)]}
+        trace = trace_file.read(made.write(tmp_path / f"{name}.sqlite", tables, ("gemm",)))
+        sides.append((trace, analysis.analyse(trace)))
+    said = "the traces are of different length"
+    assert any(said in line for line in report.result(*sides)["warnings"])
+    assert not any(said in line for line in report.result(sides[0], sides[0])["warnings"])
 
 
 def test_each_value_is_a_line_of_csv(tmp_path: Path) -> None:

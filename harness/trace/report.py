@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 SHOWN = 15  # rows of a ranked table; all of them are in json and csv
 NAME_WIDTH = 70  # of a name in a table, longer ones lose their middle
+LENGTH_MARGIN = 0.02  # by which two traces may differ in length before totals mislead
 ADDITIVE = ("count", "total_ms", "MiB")  # 0 where there is none
 SHARES = ("share", "busy")
 PROFILED = (
@@ -50,7 +51,7 @@ def result(before: Analysed, after: Analysed | None) -> dict[str, Any]:
     warnings = list(before[0].warnings)
     if after is not None:
         warnings = [f"before: {line}" for line in warnings] + [f"after: {line}" for line in after[0].warnings]
-        warnings.append(TWO_TRACES)
+        warnings += [TWO_TRACES, *_other_length(before[0], after[0])]
     return {
         "schema_version": SCHEMA_VERSION,
         "before": _source(before[0]),
@@ -58,6 +59,14 @@ def result(before: Analysed, after: Analysed | None) -> dict[str, Any]:
         "parts": {part.name: _part(part, others.get(part.name)) for part in before[1]},
         "warnings": [*warnings, PROFILED],
     }
+
+
+def _other_length(before: Trace, after: Trace) -> Iterator[str]:
+    """Counts and totals of traces that are not equally long say little."""
+    spans = [last - first for first, last in (before.span(), after.span())]
+    if max(spans) > min(spans) * (1 + LENGTH_MARGIN):
+        lengths = " and ".join(f"{tables.number(span / 1e6)} ms" for span in spans)
+        yield f"the traces are of different length, {lengths}: compare shares and percentiles, not totals"
 
 
 def _source(trace: Trace) -> dict[str, Any]:
