@@ -252,6 +252,11 @@ def test_a_device_that_stops_early_is_idle_to_the_end_of_the_last(tmp_path: Path
     assert values(found, "1")["idle_ms"] == 0
 
 
+def test_a_trace_without_length_has_no_shares(tmp_path: Path) -> None:
+    found = part(export(tmp_path, {"CUPTI_ACTIVITY_KIND_KERNEL": [made.kernel(5, 5)]}), "devices")
+    assert values(found, "0")["busy"] is None
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Other shapes of an export
 

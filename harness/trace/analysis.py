@@ -108,7 +108,7 @@ def ranges(trace: Trace) -> Part:
                 group.total / MS,
                 group.percentiles[0] / US,
                 group.percentiles[1] / US,
-                group.total / (last - first),
+                _share(group.total, last - first),
             ),
         )
         for group in grouped(found.name, found.end - found.start, (50, 95))
@@ -146,7 +146,7 @@ def devices(trace: Trace) -> Part:
                 (
                     span / MS,
                     busy / MS,
-                    busy / span,
+                    _share(busy, span),
                     (active - busy) / MS,
                     (span - active) / MS,
                     *(part / MS for part in idle),
@@ -319,7 +319,7 @@ def kernels(trace: Trace) -> Part:
                 group.total / MS,
                 group.percentiles[0] / US,
                 group.percentiles[1] / US,
-                group.total / whole if whole else None,
+                _share(group.total, whole),
             ),
         )
         for group in grouped(work.name[chosen], lengths, (50, 95))
@@ -376,7 +376,8 @@ def stream_was_idle(trace: Trace) -> Flags:
         reach = np.maximum.accumulate(ends[low:high])
         free = np.r_[True, reach[:-1] <= called[low + 1 : high]]
         result[order[low:high]] = free
-    return result & (work.call != NONE)
+    result &= work.call != NONE
+    return result
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -405,6 +406,10 @@ def grouped(keys: NDArray[Any], lengths: Times, percentiles: Sequence[float]) ->
         Group(int(key), int(count), int(total), tuple(map(float, cells)))
         for key, count, total, *cells in zip(*(column[ranked] for column in columns), strict=True)
     ]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _natural(text: str) -> tuple[int, str]:

@@ -296,7 +296,8 @@ class _Columns:
 
     def _of_calls(self, waits: Sequence[Event], called: Sequence[Event], calls: Calls) -> Synchronizations:
         if not waits:
-            own_calls = Calls(*(column[: len(called)] for column in (calls.start, calls.end, calls.thread)))
+            count = len(called)  # behind them are arrows, which wait for nothing
+            own_calls = Calls(calls.start[:count], calls.end[:count], calls.thread[:count])
             call_names = self._codes(self.names, (each.name or "" for each in called))
             return events.synchronizing(own_calls, call_names, self.names)
         kinds = [SYNCHRONIZATIONS.get(each.name or "", each.name or "unknown") for each in waits]

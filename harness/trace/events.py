@@ -143,7 +143,8 @@ class Coder:
 
         positions, distinct = pd.factorize(values, use_na_sentinel=False)
         codes = np.fromiter((self.code(each) for each in distinct.tolist()), np.int32, len(distinct))
-        return codes[positions]
+        encoded: Codes = codes[positions]
+        return encoded
 
 
 def match(wanted: Times, keys: Times) -> Times:

@@ -31,9 +31,7 @@ NAME_WIDTH = 70  # of a name in a table, longer ones lose their middle
 LENGTH_MARGIN = 0.02  # by which two traces may differ in length before totals mislead
 ADDITIVE = ("count", "total_ms", "MiB")  # 0 where there is none
 SHARES = ("share", "busy")
-PROFILED = (
-    "these times were taken under a profiler: they show where time goes, not how much there is without one"
-)
+TRACED = "these are times of a traced run: they show where time goes, not how much of it there is untraced"
 TWO_TRACES = (
     "one trace on each side: a change here has no interval and no verdict, and differs from trace to trace; "
     "bench run decides"
@@ -57,7 +55,7 @@ def result(before: Analysed, after: Analysed | None) -> dict[str, Any]:
         "before": _source(before[0]),
         "after": None if after is None else _source(after[0]),
         "parts": {part.name: _part(part, others.get(part.name)) for part in before[1]},
-        "warnings": [*warnings, PROFILED],
+        "warnings": [*warnings, TRACED],
     }
 
 
@@ -82,12 +80,12 @@ def _source(trace: Trace) -> dict[str, Any]:
 
 def _part(before: Part, after: Part | None) -> dict[str, Any]:
     sides = [{row.key: row.values for row in part.rows} for part in (before, after) if part is not None]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"key": list(key), "values": _values(before.measures, [side.get(key) for side in sides])}
         for key in dict.fromkeys(key for side in sides for key in side)
     ]
     if before.ranked_by:
-        rows.sort(key=lambda row: -_largest(row["values"][before.ranked_by]))
+        rows.sort(key=lambda row: _largest(row, before.ranked_by), reverse=True)
     return {
         "title": before.title,
         "keys": list(before.keys),
@@ -110,7 +108,8 @@ def _values(
     return found
 
 
-def _largest(value: Mapping[str, Any]) -> float:
+def _largest(row: Mapping[str, Any], measure: str) -> float:
+    value = row["values"][measure]
     return max(value["before"] or 0.0, value["after"] or 0.0)
 
 
