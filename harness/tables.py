@@ -319,7 +319,7 @@ def gate_table(result: Mapping[str, Any]) -> Table:
 
 def gate_markdown(result: Mapping[str, Any], said: str) -> str:
     """The summary of a gate, with the whole comparison folded away below."""
-    lines = [f"**{gate_conclusion(result, said)}**", "", *_markdown_table(gate_table(result))]
+    lines = [f"**{gate_conclusion(result, said)}**", "", *markdown_table(gate_table(result))]
     lines += ["<details><summary>The whole comparison</summary>", "", to_markdown(result), "</details>", ""]
     return "\n".join(lines)
 
@@ -329,7 +329,7 @@ def gate_terminal(result: Mapping[str, Any], said: str, width: int) -> Iterator[
     from rich.text import Text
 
     yield Text(gate_conclusion(result, said), style="bold")
-    yield from _terminal_table(gate_table(result), width)
+    yield from terminal_table(gate_table(result), width)
     yield from to_terminal(result, width)
 
 
@@ -343,13 +343,13 @@ def to_markdown(result: Mapping[str, Any]) -> str:
         lines += [f"**{conclusion(result, comparison)}**", "", changed_settings(comparison), ""]
         lines += [line + "\n" for line in (stopped(result), *remarks(comparison))]
         for table in parts(comparison):
-            lines += _markdown_table(table)
+            lines += markdown_table(table)
         if comparison["warnings"]:
             lines += ["### Warnings", "", *(f"- {line}" for line in comparison["warnings"]), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _markdown_table(table: Table) -> list[str]:
+def markdown_table(table: Table) -> list[str]:
     rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
     rows = [table.columns, tuple(rulers), *table.rows]
     note = [table.note, ""] if table.note else []
@@ -381,13 +381,13 @@ def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableTyp
         yield Text(changed_settings(comparison))
         yield from (Text(line) for line in (stopped(result), *remarks(comparison)))
         for table in parts(comparison):
-            yield from _terminal_table(table, width)
+            yield from terminal_table(table, width)
         if comparison["warnings"]:
             yield Text("Warnings", style="bold")
             yield from (Text(f"• {line}") for line in comparison["warnings"])
 
 
-def _terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
+def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
     from rich.text import Text

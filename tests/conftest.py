@@ -1,8 +1,11 @@
-"""Devices that outlive engines: starting one costs seconds, loading a model onto it a fraction of one."""
+"""Devices that outlive engines, for starting one costs seconds and loading a model onto it a fraction of one;
+and where a profiler's real export lies."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,3 +35,17 @@ def chaotic_device() -> Iterator[Device]:
     opened = open_device("emulated", chaos=CHAOS_SEED, cores="shared")
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def h100_export() -> Path:
+    """A real export of Nsight Systems. It is not ours to carry, so it lies beside the checkout, or beside the
+    one that this worktree belongs to."""
+    here = Path(__file__).resolve().parents[1]
+    asked = ("git", "rev-parse", "--path-format=absolute", "--git-common-dir")
+    found = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False).stdout.strip()
+    for checkout in (here, *([Path(found).parent] if found else [])):
+        path = checkout.parent / "shared" / "fixtures" / "nsys" / "h100_2gpu_1s.sqlite"
+        if path.is_file():
+            return path
+    pytest.skip("no ../shared/fixtures/nsys/h100_2gpu_1s.sqlite beside the checkout")

@@ -1,0 +1,417 @@
+"""What a trace says, as small tables: pure functions of events.Trace.
+
+**Ranges**: NVTX ranges, or phases, by name: how many, how long in all, and the length of one. Share: of the
+trace's length; nested ranges, and those of several threads, count each, so shares add up to more than one.
+
+**Devices**: the time from the first start to the last end of anything on any device, split for each device:
+
+    busy          a program ran: the union of kernels, graph launches and programs
+    copy only     no program ran, but a copy or a memset did
+    idle          neither; in four parts, by the work that ends the gap and the API call it came from:
+      host wait   the call had not begun, and the thread that would make it did something else
+      sync wait   the call had not begun, for that thread sat in a synchronization (event, stream or context)
+      launch wait the call had begun, but had not returned when the device went idle: the driver and the way
+                  to the device
+      other       the call had returned before the device went idle (the work waited for another stream, or
+                  the device for itself), or the trace lacks the call; and what is behind a device's last work
+
+Only the thread that launches counts: where one thread launches and another waits for the device, the wait of
+the other is host wait. A graph is busy from its first node to its last.
+
+**Copies**: by direction, kind of host memory, and size. Rate: bytes over the time of those copies.
+
+**Synchronizations**: by what was waited for, and the innermost range that the waiting thread was in when it
+asked. "stream waits for event" makes a stream wait, not the host: its time is that of the call.
+
+**Kernels**: kernels, graphs and programs by name; share: of the time of all of them together.
+
+**Launch to execution**: from the beginning of an API call to the start of the first work that came from it;
+all of them, and those whose stream had finished everything before, where no queue is in it.
+
+Percentiles are numpy's default (linear).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.trace import events, intervals
+from harness.trace.events import NONE, Flags, Times, Trace
+
+KIB, MIB = 2**10, 2**20
+# Upper bounds. Up to 64 KiB, a copy from pageable memory may return before it is done.
+SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB)
+SIZE_NAMES = ("to 4 KiB", "to 64 KiB", "to 1 MiB", "to 16 MiB", "to 256 MiB", "larger")
+UNKNOWN_SIZE = "unknown"
+OUTSIDE, NO_CALL = "(no range)", "(call not in the trace)"
+MS, US = 1e6, 1e3  # ns
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a part: what it is about, and its values in the order of the part's measures."""
+
+    key: tuple[str, ...]
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A small table. `measures`: (name, unit) of each value, the unit empty for counts and shares.
+    `ranked_by`: the measure by which rows are in order, largest first; none where they come by their key."""
+
+    name: str
+    title: str
+    keys: tuple[str, ...]
+    measures: tuple[tuple[str, str], ...]
+    rows: tuple[Row, ...]
+    note: str
+    ranked_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Lengths of events that are alike, in ns. `key`: their code."""
+
+    key: int
+    count: int
+    total: int
+    percentiles: tuple[float, ...]
+
+
+def analyse(trace: Trace, progress: Callable[[str], None] = lambda line: None) -> tuple[Part, ...]:
+    """Every part, in the order in which to read them."""
+    parts = []
+    for function in (devices, ranges, synchronizations, copies, kernels, launches):
+        progress(f"analysing {function.__name__}")
+        parts.append(function(trace))
+    return tuple(parts)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Ranges
+
+
+def ranges(trace: Trace) -> Part:
+    found = trace.ranges
+    first, last = trace.span()
+    rows = [
+        Row(
+            (trace.names[group.key],),
+            (
+                group.count,
+                group.total / MS,
+                group.percentiles[0] / US,
+                group.percentiles[1] / US,
+                _share(group.total, last - first),
+            ),
+        )
+        for group in grouped(found.name, found.end - found.start, (50, 95))
+    ]
+    return Part(
+        "ranges",
+        "Ranges",
+        ("range",),
+        (("count", ""), ("total_ms", "ms"), ("p50_us", "us"), ("p95_us", "us"), ("share", "")),
+        tuple(rows),
+        "Share: of the trace's length. Nested ranges count each, and so do those of several threads.",
+        ranked_by="total_ms",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Devices
+
+
+def devices(trace: Trace) -> Part:
+    work = trace.work
+    window = int(work.start.min()), int(work.end.max())
+    in_sync = _synchronized(trace)
+    rows = []
+    for device, name in sorted(enumerate(trace.devices), key=lambda each: _natural(each[1])):
+        here = np.flatnonzero(work.device == device)
+        programs = here[np.isin(work.kind[here], events.PROGRAMS)]
+        busy = intervals.length(work.start[programs], work.end[programs])
+        active = intervals.length(work.start[here], work.end[here])
+        idle = idle_split(trace, here, window, in_sync)
+        span = window[1] - window[0]
+        rows.append(
+            Row(
+                (name,),
+                (
+                    span / MS,
+                    busy / MS,
+                    _share(busy, span),
+                    (active - busy) / MS,
+                    (span - active) / MS,
+                    *(part / MS for part in idle),
+                ),
+            )
+        )
+    return Part(
+        "devices",
+        "Devices",
+        ("device",),
+        (
+            *(("window_ms", "ms"), ("busy_ms", "ms"), ("busy", ""), ("copy_only_ms", "ms")),
+            *(("idle_ms", "ms"), ("host_wait_ms", "ms"), ("sync_wait_ms", "ms"), ("launch_wait_ms", "ms")),
+            ("other_ms", "ms"),
+        ),
+        tuple(rows),
+        "Busy: a program ran; copy only: a copy or memset did, and no program. Idle = host wait (the next "
+        "launch had not begun) + sync wait (nor could it: its thread sat in a synchronization) + launch wait "
+        "(it had begun, and had not returned when the device went idle) + other (queued before, or the trace "
+        "lacks the call).",
+    )
+
+
+def idle_split(
+    trace: Trace, rows: Times, window: tuple[int, int], in_sync: dict[int, tuple[Times, Times]]
+) -> tuple[int, int, int, int]:
+    """Idle ns of the device that executed these rows of Work: host wait, sync wait, launch wait, other.
+    `in_sync`: when each thread sat in a synchronization, as a union."""
+    work = trace.work
+    start, end, call = work.start[rows], work.end[rows], work.call[rows]
+    called = events.take(trace.calls.start, call, NONE)
+    order = np.lexsort((called, start))
+    start, end, call = start[order], end[order], call[order]
+    idle_from = np.r_[window[0], np.maximum.accumulate(end)]
+    after = int(window[1] - idle_from[-1])  # no work ends this gap
+    idle_from = idle_from[:-1]
+    gaps = np.flatnonzero(start > idle_from)
+    begin, until, call = idle_from[gaps], start[gaps], call[gaps]
+    known = call != NONE
+    began = np.where(known, np.clip(events.take(trace.calls.start, call, NONE), begin, until), begin)
+    returned = events.take(trace.calls.end, call, NONE)
+    thread = events.take(trace.calls.thread, call, NONE)
+    before_call = began - begin
+    in_synchronization = np.zeros(len(gaps), np.int64)
+    for each in np.unique(thread[known]).tolist():
+        if each in in_sync:
+            of_it = thread == each
+            in_synchronization[of_it] = intervals.covered(*in_sync[each], begin[of_it], began[of_it])
+    launching = known & (returned > begin)
+    launch = int((until - began)[launching].sum())
+    synchronized = int(in_synchronization.sum())
+    other = int((until - began)[~launching].sum()) + after
+    return int(before_call.sum()) - synchronized, synchronized, launch, other
+
+
+def _synchronized(trace: Trace) -> dict[int, tuple[Times, Times]]:
+    """When each thread sat in a synchronization."""
+    found = trace.synchronizations
+    blocking = found.blocks & (found.thread != NONE)
+    return {
+        int(thread): intervals.union(found.start[of_it], found.end[of_it])
+        for thread in np.unique(found.thread[blocking])
+        for of_it in [blocking & (found.thread == thread)]
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Copies
+
+
+def copies(trace: Trace) -> Part:
+    found = trace.copies
+    classes = np.where(found.bytes < 0, len(SIZE_NAMES), np.searchsorted(SIZES, found.bytes, side="left"))
+    sizes = (*SIZE_NAMES, UNKNOWN_SIZE)
+    names, width = len(trace.names), len(sizes)
+    key = (found.direction.astype(np.int64) * names + found.memory) * width + classes
+    sums = {group.key: group.total for group in grouped(key, found.bytes, ())}
+    rows = []
+    for group in grouped(key, found.end - found.start, (50,)):
+        pair, size = divmod(group.key, width)
+        direction, memory = divmod(pair, names)
+        whole = None if sizes[size] == UNKNOWN_SIZE else sums[group.key]
+        rate = None if whole is None or not group.total else whole / group.total  # bytes per ns: GB/s
+        rows.append(
+            Row(
+                (trace.names[direction], trace.names[memory], sizes[size]),
+                (
+                    group.count,
+                    None if whole is None else whole / MIB,
+                    group.total / MS,
+                    group.percentiles[0] / US,
+                    rate,
+                ),
+            )
+        )
+    return Part(
+        "copies",
+        "Copies",
+        ("direction", "memory", "size"),
+        (("count", ""), ("MiB", "MiB"), ("total_ms", "ms"), ("p50_us", "us"), ("gb_per_s", "GB/s")),
+        tuple(rows),
+        "Memory: the host's side of the copy, if it has one. Size: of one copy.",
+        ranked_by="total_ms",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Synchronizations
+
+
+def synchronizations(trace: Trace) -> Part:
+    found = trace.synchronizations
+    around = enclosing(trace)
+    kinds = len(trace.names) + 2
+    within = np.where(around == NONE, kinds - 2, events.take(trace.ranges.name, around, 0))
+    within = np.where(found.thread == NONE, kinds - 1, within)
+    names = (*trace.names, OUTSIDE, NO_CALL)
+    rows = []
+    for group in grouped(
+        found.kind.astype(np.int64) * kinds + within, found.end - found.start, (50, 95, 100)
+    ):
+        kind, inside = divmod(group.key, kinds)
+        rows.append(
+            Row(
+                (names[kind], names[inside]),
+                (group.count, group.total / MS, *(each / US for each in group.percentiles)),
+            )
+        )
+    return Part(
+        "synchronizations",
+        "Synchronizations",
+        ("type", "range"),
+        (("count", ""), ("total_ms", "ms"), ("p50_us", "us"), ("p95_us", "us"), ("max_us", "us")),
+        tuple(rows),
+        f"Range: the innermost that the waiting thread was in. {events.STREAM_WAITS!r} holds up a stream, "
+        "not the host: its time is the call's.",
+        ranked_by="total_ms",
+    )
+
+
+def enclosing(trace: Trace) -> Times:
+    """For each synchronization the innermost range of its thread in which it began; the wait itself, where it
+    is a range, does not count. Row in Ranges, or NONE."""
+    found, ranges = trace.synchronizations, trace.ranges
+    nesting = ranges.nests.copy()
+    nesting[found.own[found.own != NONE]] = False
+    result = np.full(len(found.start), NONE, np.int64)
+    for thread in np.unique(found.thread[found.thread != NONE]):
+        here = np.flatnonzero(found.thread == thread)
+        rows = np.flatnonzero(nesting & (ranges.thread == thread))
+        inner = intervals.innermost(ranges.start[rows], ranges.end[rows], found.called[here])
+        result[here] = events.take(rows, inner, NONE)
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Kernels and launches
+
+
+def kernels(trace: Trace) -> Part:
+    work = trace.work
+    chosen = np.isin(work.kind, events.PROGRAMS)
+    lengths = (work.end - work.start)[chosen]
+    whole = int(lengths.sum())
+    rows = [
+        Row(
+            (trace.names[group.key],),
+            (
+                group.count,
+                group.total / MS,
+                group.percentiles[0] / US,
+                group.percentiles[1] / US,
+                _share(group.total, whole),
+            ),
+        )
+        for group in grouped(work.name[chosen], lengths, (50, 95))
+    ]
+    return Part(
+        "kernels",
+        "Kernels",
+        ("kernel",),
+        (("count", ""), ("total_ms", "ms"), ("p50_us", "us"), ("p95_us", "us"), ("share", "")),
+        tuple(rows),
+        "Kernels, graph launches and programs. Share: of the time of all of them together.",
+        ranked_by="total_ms",
+    )
+
+
+def launches(trace: Trace) -> Part:
+    work = trace.work
+    idle = stream_was_idle(trace)
+    known = np.flatnonzero(work.call != NONE)
+    known = known[np.lexsort((work.start[known], work.call[known]))]
+    called = work.call[known]
+    first = (
+        known[np.r_[True, called[1:] != called[:-1]]] if len(known) else known
+    )  # of each call, what came first
+    latency = work.start[first] - trace.calls.start[work.call[first]]
+    rows = []
+    for label, chosen in (("any", np.ones(len(first), bool)), ("idle", idle[first])):
+        for group in grouped(work.kind[first][chosen], latency[chosen], (50, 95, 99)):
+            values = (group.count, *(each / US for each in group.percentiles))
+            rows.append(Row((events.WORK_KINDS[group.key], label), values))
+    kinds = events.WORK_KINDS
+    rows.sort(key=lambda row: (kinds.index(row.key[0]), row.key[1]))
+    return Part(
+        "launches",
+        "Launch to execution",
+        ("work", "stream"),
+        (("count", ""), ("p50_us", "us"), ("p95_us", "us"), ("p99_us", "us")),
+        tuple(rows),
+        "From the beginning of the API call to the start of the first work that came from it. Stream idle: "
+        "it had finished everything before the call, so no queue is in the time.",
+    )
+
+
+def stream_was_idle(trace: Trace) -> Flags:
+    """For each row of Work whether its stream had finished all that started before it when the call that it
+    came from began."""
+    work = trace.work
+    result = np.zeros(len(work.start), bool)
+    order = np.lexsort((work.start, work.stream))
+    streams, ends = work.stream[order], work.end[order]
+    called = events.take(trace.calls.start, work.call, NONE)[order]
+    borders = np.flatnonzero(np.r_[True, streams[1:] != streams[:-1]]).tolist() if len(order) else []
+    for low, high in zip(borders, [*borders[1:], len(order)], strict=True):
+        reach = np.maximum.accumulate(ends[low:high])
+        free = np.r_[True, reach[:-1] <= called[low + 1 : high]]
+        result[order[low:high]] = free
+    result &= work.call != NONE
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Groups
+
+
+def grouped(keys: NDArray[Any], lengths: Times, percentiles: Sequence[float]) -> list[Group]:
+    """Events of equal key together, the longest total first. Percentiles are linear, as numpy's."""
+    if not len(keys):
+        return []
+    order = np.lexsort((lengths, keys))
+    keys, lengths = keys[order], lengths[order]
+    first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
+    counts = np.diff(np.r_[first, len(keys)])
+    sums = np.add.reduceat(lengths, first)
+    ranks = [(counts - 1) * (each / 100) for each in percentiles]
+    values = []
+    for rank in ranks:
+        below = np.floor(rank).astype(np.int64)
+        above = np.minimum(below + 1, counts - 1)
+        low, high = lengths[first + below], lengths[first + above]
+        values.append(low + (high - low) * (rank - below))
+    ranked = np.argsort(-sums, kind="stable")
+    columns = (keys[first], counts, sums, *values)
+    return [
+        Group(int(key), int(count), int(total), tuple(map(float, cells)))
+        for key, count, total, *cells in zip(*(column[ranked] for column in columns), strict=True)
+    ]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _natural(text: str) -> tuple[int, str]:
+    """2 before 10."""
+    return (int(text), "") if text.isdigit() else (10**9, text)

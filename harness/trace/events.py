@@ -1,0 +1,197 @@
+"""A trace in columns, whoever recorded it: what the host marked, what it called, what the devices did.
+
+Every table is a frozen set of arrays of one length, one row per event, in no promised order. Times are
+int64 nanoseconds on one clock. Names are codes into Trace.names. A thread, a stream and a device are codes
+that are equal where the thing is the same one, across processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.int64]
+Codes = NDArray[np.int32]
+Flags = NDArray[np.bool_]
+
+KERNEL, GRAPH, PROGRAM, COPY, MEMSET = range(5)
+WORK_KINDS = ("kernel", "graph", "program", "copy", "memset")
+PROGRAMS = (KERNEL, GRAPH, PROGRAM)  # what makes a device busy
+
+NONE = -1  # no such row, no such name
+
+EVENT, STREAM_WAITS, STREAM, CONTEXT = "event", "stream waits for event", "stream", "context"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What the host marked: NVTX ranges, or phases. `nests`: it was pushed and popped on its thread, so
+    ranges of that thread nest; the others begin and end anywhere."""
+
+    start: Times
+    end: Times
+    name: Codes
+    thread: Codes
+    nests: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """API calls of the host that devices' work can come from."""
+
+    start: Times
+    end: Times
+    thread: Codes
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What devices executed. `kind`: of WORK_KINDS. `call`: row in Calls that it came from, or NONE."""
+
+    start: Times
+    end: Times
+    device: Codes
+    stream: Codes
+    kind: Codes
+    name: Codes
+    call: Times
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of a device, once more with what only they have. `direction` and `memory` (which kind of host
+    memory, or the device's where there is none) are names; `bytes` is -1 where unknown."""
+
+    start: Times
+    end: Times
+    direction: Codes
+    memory: Codes
+    bytes: Times
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronizations:
+    """Waits for a device. `kind` is a name. `blocks`: the host's thread waits, not a stream. `called`: when
+    the thread asked for it. `thread`: NONE where the call is not in the trace. `own`: row in Ranges that is
+    this very wait, where phases tell of waits; NONE elsewhere."""
+
+    start: Times
+    end: Times
+    kind: Codes
+    blocks: Flags
+    called: Times
+    thread: Codes
+    own: Times
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One file. `format` says who wrote it. `devices`: names, by the codes in Work. `warnings`: what a reader
+    of its numbers must know."""
+
+    file: str
+    format: str
+    names: tuple[str, ...]
+    devices: tuple[str, ...]
+    ranges: Ranges
+    calls: Calls
+    work: Work
+    copies: Copies
+    synchronizations: Synchronizations
+    warnings: tuple[str, ...]
+
+    def rows(self) -> dict[str, int]:
+        """How many there are of each."""
+        return {
+            "ranges": len(self.ranges.start),
+            "calls": len(self.calls.start),
+            "work": len(self.work.start),
+            "copies": len(self.copies.start),
+            "synchronizations": len(self.synchronizations.start),
+        }
+
+    def span(self) -> tuple[int, int]:
+        """First start and last end of anything, ns."""
+        tables = (self.ranges, self.calls, self.work, self.synchronizations)
+        filled = [table for table in tables if len(table.start)]
+        return (
+            min(int(table.start.min()) for table in filled),
+            max(int(table.end.max()) for table in filled),
+        )
+
+
+class Coder:
+    """Hands out the same code for the same value, from 0 on."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._codes: dict[Hashable, int] = {}
+
+    def code(self, value: Hashable) -> int:
+        found = self._codes.setdefault(value, len(self.values))
+        if found == len(self.values):
+            self.values.append(value)
+        return found
+
+    def encode(self, values: NDArray[Any]) -> Codes:
+        """The code of each; values are hashed once each, in C."""
+        import pandas as pd
+
+        positions, distinct = pd.factorize(values, use_na_sentinel=False)
+        codes = np.fromiter((self.code(each) for each in distinct.tolist()), np.int32, len(distinct))
+        encoded: Codes = codes[positions]
+        return encoded
+
+
+def match(wanted: Times, keys: Times) -> Times:
+    """For each wanted key the first row that has it, NONE where none has."""
+    if not len(keys):
+        return np.full(len(wanted), NONE, np.int64)
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    places = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
+    return np.where(ordered[places] == wanted, order[places], NONE)
+
+
+def take(column: NDArray[Any], rows: Times, otherwise: int) -> NDArray[Any]:
+    """`column` at each row, `otherwise` where the row is NONE."""
+    if not len(column):
+        return np.full(len(rows), otherwise, column.dtype)
+    return np.where(rows == NONE, otherwise, column[rows])
+
+
+def synchronizing(calls: Calls, call_names: Codes, names: Coder) -> Synchronizations:
+    """Waits as the names of the calls tell of them, where a trace has no rows for waits."""
+    kinds = [kind_of_call(name) for name in names.values]
+    kind_of = np.array([NONE if kind is None else names.code(kind) for kind in kinds], np.int32)
+    kind = take(kind_of, call_names.astype(np.int64), NONE)
+    rows = np.flatnonzero(kind != NONE)
+    return Synchronizations(
+        start=calls.start[rows],
+        end=calls.end[rows],
+        kind=kind[rows],
+        blocks=kind[rows] != names.code(STREAM_WAITS),
+        called=calls.start[rows],
+        thread=calls.thread[rows],
+        own=np.full(len(rows), NONE, np.int64),
+    )
+
+
+def kind_of_call(name: str) -> str | None:
+    """What a CUDA call of that name waits for: "cudaStreamSynchronize_v3020" is "stream"."""
+    if not name.startswith("cu"):
+        return None
+    for part, kind in (
+        ("StreamWaitEvent", STREAM_WAITS),
+        ("EventSynchronize", EVENT),
+        ("StreamSynchronize", STREAM),
+        ("DeviceSynchronize", CONTEXT),
+        ("CtxSynchronize", CONTEXT),
+    ):
+        if part in name:
+            return kind
+    return None
