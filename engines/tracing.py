@@ -25,7 +25,7 @@ from engines.api import HostRanges
 
 # A tool is loaded by the NVTX library of the process itself, which looks for it here.
 INJECTIONS = ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH")
-WINDOW, WINDOW_DOMAIN = "steady decode", "profile"
+WINDOW, WINDOW_DOMAIN = "steady-decode", "profile"
 
 
 class Ranges:

@@ -163,5 +163,5 @@ def test_a_tool_sees_each_phase_in_its_domain_and_category_with_the_step_and_the
     per_step = [("schedule", 0), ("append", 0), ("output", 1)]
     assert phases == [(name, name, step, depth) for step in range(SETTLED + 3) for name, depth in per_step]
     assert [each[:4] for each in seen if each[0] == "profile"] == [
-        ["profile", "steady decode", "steady decode", "2"]
+        ["profile", "steady-decode", "steady-decode", "2"]
     ]
