@@ -208,7 +208,7 @@ def _capture_with(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path
 
 def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -> None:
     """Run a command of nsys to its end, all its descendants with it. Raises RunFailed with its last line."""
-    log = folder / f"{arm.name}.nsys-{what}.log"
+    log = folder / f"{arm.name}.log"
     try:
         child = processes.start(f"{path} {what}", command, environment({}), log)
     except OSError as error:
@@ -222,6 +222,7 @@ def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -
         failed = f"{path} {what} of {arm.name} failed (status {child.popen.returncode})"
         said = child.last_words()
         raise RunFailed(f"{failed}: {said}" if said else failed, child.output())
+    log.unlink()
 
 
 # ---------------------------------------------------------------------------------------------------------

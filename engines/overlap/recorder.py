@@ -18,6 +18,7 @@ from engines.tracing import WINDOW, WINDOW_DOMAIN, RangeLog, listening, open_ran
 FACTS = ("step", "kind", "batch", "tokens", "dropped", "preempted")
 COLUMNS = FACTS + tuple(f"{phase}.{end}" for phase in PHASES for end in ("start", "end"))
 WIDTH = len(COLUMNS)
+STARTS = tuple(COLUMNS.index(f"{phase}.start") for phase in PHASES)  # its end is the next column
 MOST_STEPS = 1 << 17  # of one round; later steps are run, not recorded, and counted as `lost`
 SETTLED = 8  # decode steps in a row, after which decode counts as steady
 
@@ -64,7 +65,7 @@ class Recorder:
         row = step - self._first
         if not 0 <= row < MOST_STEPS:
             return
-        at = row * WIDTH + len(FACTS) + 2 * phase
+        at = row * WIDTH + STARTS[phase]
         cells = self._cells
         if cells[at] < 0:
             cells[at] = began

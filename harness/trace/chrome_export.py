@@ -19,8 +19,7 @@ Event = dict[str, Any]
 
 def chrome_trace(timeline: Timeline, about: Mapping[str, Any]) -> bytes:
     """The file's content; `about` is kept in it for people."""
-    starts = [each.start_ns for each in timeline.ranges] + [each.at_ns for each in timeline.instants]
-    base = min(starts, default=timeline.opened_ns)
+    base = min((each.start_ns for each in timeline.ranges), default=timeline.opened_ns)
     document = {
         "traceEvents": [*_names(timeline), *_ranges(timeline, base), *_arrows(timeline, base)],
         "displayTimeUnit": "ms",
@@ -64,18 +63,6 @@ def _ranges(timeline: Timeline, base: int) -> Iterator[Event]:
             "ts": _us(each.start_ns, base),
             "dur": _us(each.end_ns, each.start_ns),
             "args": each.facts,
-        }
-    for instant in timeline.instants:
-        track = timeline.tracks[instant.track]
-        yield {
-            "ph": "i",
-            "s": "t",
-            "name": instant.name,
-            "cat": track.category,
-            "pid": track.pid,
-            "tid": track.tid,
-            "ts": _us(instant.at_ns, base),
-            "args": instant.facts,
         }
 
 

@@ -32,21 +32,13 @@ class Track(msgspec.Struct, frozen=True):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Something that took time on a track (an index into Timeline.tracks). `facts`: step, batch, request."""
+    """Something that happened on a track (an index into Timeline.tracks); what took no time ends where it
+    starts. `facts`: step, batch, request, ..."""
 
     track: int
     name: str
     start_ns: int
     end_ns: int
-    facts: dict[str, int | str] = {}
-
-
-class Instant(msgspec.Struct, frozen=True):
-    """Something that happened on a track."""
-
-    track: int
-    name: str
-    at_ns: int
     facts: dict[str, int | str] = {}
 
 
@@ -69,7 +61,6 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     closed_ns: int
     tracks: list[Track]
     ranges: list[Range]
-    instants: list[Instant]
     arrows: list[Arrow]
 
 
@@ -87,10 +78,9 @@ def timeline(
     inside = _Inside(profile.opened_ns, profile.closed_ns)
     tracks: list[Track] = []
     ranges: list[Range] = []
-    instants: list[Instant] = []
 
     generator = _add(tracks, pids["load_generator"], pids["load_generator"], "load generator", "", LOAD)
-    _add_load(generator, requests, inside, ranges, instants)
+    ranges += _load(generator, requests, inside)
     for host in profile.hosts:
         _add_host(host, inside, tracks, ranges)
     kinds = {int(row.step): (str(row.kind), int(row.batch)) for row in steps.itertuples()}
@@ -101,8 +91,7 @@ def timeline(
         closed_ns=profile.closed_ns,
         tracks=tracks,
         ranges=ranges,
-        instants=instants,
-        arrows=list(_arrows(tracks, ranges, profile.streams)),
+        arrows=list(_arrows(tracks, ranges)),
     )
 
 
@@ -122,19 +111,19 @@ def _add(tracks: list[Track], pid: int, tid: int, process: str, thread: str, cat
     return len(tracks) - 1
 
 
-def _add_load(
-    track: int, requests: pd.DataFrame, inside: _Inside, ranges: list[Range], instants: list[Instant]
-) -> None:
-    """Requests sent, and chunks as they came."""
+def _load(track: int, requests: pd.DataFrame, inside: _Inside) -> Iterator[Range]:
+    """Requests as they were sent, and chunks as they came; what came in one message is one."""
     for row in requests.itertuples():
-        if inside(row.sent_ns, row.submitted_ns):
-            ranges.append(
-                Range(track, "send", int(row.sent_ns), int(row.submitted_ns), {"request": int(row.request)})
-            )
-        for at, tokens in zip(row.chunk_ns, row.chunk_tokens, strict=True):
-            if inside(at, at):
-                facts: dict[str, int | str] = {"request": int(row.request), "tokens": int(tokens)}
-                instants.append(Instant(track, "chunk", int(at), facts))
+        sent, submitted = int(row.sent_ns), int(row.submitted_ns)
+        if inside(sent, submitted):
+            yield Range(track, "send", sent, submitted, {"request": int(row.request)})
+    came: dict[int, list[int]] = {}
+    for chunks, tokens in zip(requests["chunk_ns"], requests["chunk_tokens"], strict=True):
+        for at, count in zip(chunks.tolist(), tokens.tolist(), strict=True):
+            came.setdefault(at, []).append(count)
+    for at, counts in came.items():
+        if inside(at, at):
+            yield Range(track, "chunks", at, at, {"requests": len(counts), "tokens": sum(counts)})
 
 
 def _add_host(host: api.HostRanges, inside: _Inside, tracks: list[Track], ranges: list[Range]) -> None:
@@ -196,7 +185,7 @@ def with_steps(work: pd.DataFrame) -> pd.DataFrame:
     return ordered
 
 
-def _arrows(tracks: list[Track], ranges: list[Range], streams: Mapping[str, str]) -> Iterator[Arrow]:
+def _arrows(tracks: list[Track], ranges: list[Range]) -> Iterator[Arrow]:
     """Both ends of an arrow lie within a range, its last nanosecond excluded."""
     host = _by_step(ranges, (index for index, track in enumerate(tracks) if track.category == PHASE))
     device = _by_step(ranges, (index for index, track in enumerate(tracks) if track.category == DEVICE))
