@@ -127,7 +127,7 @@ def draw(panels: Sequence[tuple[Timeline, str]], heading: str, files: Sequence[P
         figure.suptitle(heading, x=0.01, ha="left", fontsize=12, fontweight="bold")
         figure.tight_layout(rect=(0, 0.35 / figure.get_figheight(), 1, 1), h_pad=1.2)
         for file in files:
-            figure.savefig(file, dpi=110, facecolor="white")
+            figure.savefig(file, dpi=100, facecolor="white")
         pyplot.close(figure)
 
 
