@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engines import api
 from harness.trace import picture
 from harness.trace.chrome_export import chrome_trace
-from harness.trace.timeline import NO_PROCESS, Timeline, timeline, with_steps
+from harness.trace.timeline import NO_PROCESS, Timeline, _arrows, timeline, with_steps
 from tests.chrome_trace import faults
 
 ENGINE, SCHEDULER, FORWARD, OUTPUT, DEVICE, GENERATOR = 100, 100, 101, 102, 103, 104
@@ -41,7 +41,9 @@ def host(role: str, pid: int, threads: dict[int, str], rows: list[tuple[int, int
     )
 
 
-def example(steps: int = 8, *, arm: str = "before", output_process: bool = True, **pids: int) -> Timeline:
+def example(
+    steps: int = 8, *, arm: str = "before", output_process: bool = True, d2h_stream: str = "copy", **pids: int
+) -> Timeline:
     """A round of so many steps, all but the first and the last in the window."""
     engine = [
         (thread, api.PHASES.index(name), step, step * STEP + start, step * STEP + end)
@@ -69,7 +71,7 @@ def example(steps: int = 8, *, arm: str = "before", output_process: bool = True,
             opened_ns=STEP + 10,
             closed_ns=(steps - 1) * STEP + 10,
             hosts=hosts,
-            streams={"program": "forward", "h2d": "forward", "d2h": "copy"},
+            streams={"program": "forward", "h2d": "forward", "d2h": d2h_stream},
         ),
         work,
         pd.DataFrame({"step": range(steps), "kind": "decode", "batch": 2}),
@@ -117,7 +119,7 @@ def test_only_what_touches_the_window_is_there_and_that_whole():
     assert next(each.start_ns for each in found.ranges if each.name == "schedule") == STEP
 
 
-def test_arrows_lead_from_launch_to_program_from_copy_to_wait_and_to_the_output_process():
+def test_arrows_lead_to_device_work_from_its_phase_from_copy_to_wait_and_to_the_output_process():
     found = example()
     ends = {
         (arrow.name, arrow.step): (
@@ -126,10 +128,18 @@ def test_arrows_lead_from_launch_to_program_from_copy_to_wait_and_to_the_output_
         )
         for arrow in found.arrows
     }
+    assert ends["h2d", 3] == (("forward", 90), ("stream forward", 165))  # the second of two
     assert ends["launch", 3] == (("forward", 150), ("stream forward", 180))
+    assert ends["d2h", 3] == (("forward", 150), ("stream copy", 800))
     assert ends["copy_done", 3] == (("stream copy", 809), ("scheduler", 899))
     assert ends["hand over", 3] == (("scheduler", 930), ("output", 950))
     assert {step for _, step in ends} == {1, 2, 3, 4, 5, 6}
+
+
+def test_ids_that_are_copied_on_the_programs_stream_come_from_the_wait_for_them():
+    found = example(d2h_stream="forward")
+    (arrow,) = (each for each in found.arrows if (each.name, each.step) == ("d2h", 3))
+    assert arrow.from_ns == 3 * STEP + 80
 
 
 def test_a_device_that_times_no_copies_has_its_ids_arrive_from_the_program():
@@ -137,8 +147,6 @@ def test_a_device_that_times_no_copies_has_its_ids_arrive_from_the_program():
     without = msgspec.structs.replace(
         found, ranges=[each for each in found.ranges if each.name not in ("h2d", "d2h")]
     )
-    from harness.trace.timeline import _arrows
-
     arrows = {(each.name, each.step): each for each in _arrows(without.tracks, without.ranges)}
     assert arrows["copy_done", 3].from_ns == 3 * STEP + 799
 

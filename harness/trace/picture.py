@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from harness.trace.timeline import DEVICE, LOAD, PHASE, Range, Timeline, Track
+from harness.trace.timeline import COPIES, DEVICE, LOAD, PHASE, Range, Timeline, Track
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -171,7 +171,7 @@ def _step_starts(timeline: Timeline) -> dict[int, int]:
     starts: dict[int, int] = {}
     for each in timeline.ranges:
         track = timeline.tracks[each.track]
-        if track.category == DEVICE and each.name not in ("h2d", "d2h"):
+        if track.category == DEVICE and each.name not in COPIES:
             step = int(each.facts["step"])
             starts[step] = min(starts.get(step, each.start_ns), each.start_ns)
     return starts
@@ -302,11 +302,11 @@ def _draw_length(axis: Axes, left: float, right: float) -> None:
 
 
 def _draw_arrows(axis: Axes, timeline: Timeline, tracks: Sequence[Track], extract: Extract) -> None:
-    """From launch to program, from the ids to whoever waits for them, from hand-over to output process."""
+    """To programs, from ids to whoever waits for them, to the output process. Copies have none: too many."""
     rows: Mapping[Track, int] = {track: row for row, track in enumerate(tracks)}
     for arrow in timeline.arrows:
         start, end = timeline.tracks[arrow.from_track], timeline.tracks[arrow.to_track]
-        if start not in rows or end not in rows:
+        if start not in rows or end not in rows or arrow.name in COPIES:
             continue
         if arrow.to_ns > extract.last_ns or arrow.from_ns < extract.first_ns:
             continue

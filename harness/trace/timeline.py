@@ -1,8 +1,8 @@
 """What every process of an arm did within the window of a profiled round, on one clock.
 
 A track is a thread, a stream of the device, or the load generator. Ranges of a track nest or are disjoint.
-Arrows lead from a step's launch to its program, from the copy of its ids to the wait for them, and from its
-handing over to its processing in another process.
+Arrows lead from the phase that ordered device work to that work, from the copy of a step's ids to the wait
+for them, and from handing a step over to processing it in another process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pandas as pd
 from engines import api
 
 PHASE, DEVICE, LOAD = "phase", "device", "load"  # categories
+COPIES = ("h2d", "d2h")  # device work that is no program
 # What tells the streams of a device without a process of its own from every process: no pid is that large.
 NO_PROCESS = (1 << 22) + 1
 PROCESSES = {"engine": "engine", "output": "output process"}
@@ -191,22 +192,33 @@ def _arrows(tracks: list[Track], ranges: list[Range]) -> Iterator[Arrow]:
     device = _by_step(ranges, (index for index, track in enumerate(tracks) if track.category == DEVICE))
     engine = next((track.pid for track in tracks if track.process == PROCESSES["engine"]), None)
     for step in sorted(host):
-        there = device.get(step, [])
-        programs = [each for each in there if each.name not in ("h2d", "d2h")]
-        copies = [each for each in there if each.name == "d2h"]
-        launch = _first(host[step], "launch")
-        if launch is not None and programs:
-            first = programs[0]
-            yield Arrow("launch", step, launch.track, launch.start_ns, first.track, first.start_ns)
-        wait = _first(host[step], "wait.copy_done")
-        done = copies or programs[-1:]  # a device that does not time copies: its program's end is next to it
+        here, there = host[step], device.get(step, [])
+        programs = [each for each in there if each.name not in COPIES]
+        for each in there:
+            issued = _first(here, _issued_in(each, programs))
+            if issued is not None and issued.start_ns <= each.start_ns:
+                what = each.name if each.name in COPIES else "launch"
+                yield Arrow(what, step, issued.track, issued.start_ns, each.track, each.start_ns)
+        wait = _first(here, "wait.copy_done")
+        # Where copies are not timed: the program's end is next to theirs.
+        done = [each for each in there if each.name == "d2h"] or programs
         if wait is not None and done and done[-1].end_ns <= wait.end_ns:
             yield Arrow("copy_done", step, done[-1].track, _last(done[-1]), wait.track, _last(wait))
-        outputs = [each for each in host[step] if each.name == "output"]
-        here = [each for each in outputs if tracks[each.track].pid == engine]
-        other = [each for each in outputs if tracks[each.track].pid != engine]
-        if here and other:
-            yield Arrow("hand over", step, here[0].track, here[0].start_ns, other[0].track, other[0].start_ns)
+        outputs = [each for each in here if each.name == "output"]
+        handed = [each for each in outputs if tracks[each.track].pid == engine]
+        taken = [each for each in outputs if tracks[each.track].pid != engine]
+        if handed and taken:
+            start, end = handed[0], taken[0]
+            yield Arrow("hand over", step, start.track, start.start_ns, end.track, end.start_ns)
+
+
+def _issued_in(work: Range, programs: list[Range]) -> str:
+    """The phase that device work comes from. Ids that come back on the stream of the program are copied by
+    whoever waits for them; on another stream they are ordered with the launch."""
+    if work.name == "h2d":
+        return "h2d"
+    blocking = work.name == "d2h" and any(each.track == work.track for each in programs)
+    return "wait.copy_done" if blocking else "launch"
 
 
 def _by_step(ranges: list[Range], tracks: Iterable[int]) -> dict[int, list[Range]]:
