@@ -356,7 +356,8 @@ def profile(
     if print_command:
         sys.stdout.write(profiling.printed(profiling.Nsys(nsys or "nsys", graph), design, wanted, out))
         return
-    found = profiling.find_nsys(nsys, guess_device())
+    device = design.arms[0].options.device
+    found = profiling.find_nsys(nsys, guess_device() if device == "auto" else device)
     if found is None and graph_trace is not None:
         raise api.BadSetting("--graph-trace means something only with nsys; give --nsys PATH")
     tool = None if found is None else profiling.Nsys(found, graph)
