@@ -155,6 +155,34 @@ class DeviceWork(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class HostRanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What the threads of one process did in a profiled round, one by one: int64 rows (thread, name, step,
+    start_ns, end_ns), in the order in which they ended.
+
+    thread is the kernel's id; name an index into `names`. On a thread, ranges nest or are disjoint.
+    """
+
+    role: str  # as in Description.pids
+    pid: int
+    threads: dict[int, str]
+    names: list[str]
+    rows: int
+    data: bytes
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine recorded besides in a round that `begin_profile` began.
+
+    The window is what was marked of it as steady decode; -1 where it was never opened, or never closed.
+    `streams` says on which stream of the device each kind of work runs, by "program", "h2d", "d2h".
+    """
+
+    opened_ns: int
+    closed_ns: int
+    hosts: list[HostRanges]
+    streams: dict[str, str]
+
+
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     """All an engine recorded between begin_round and collect. Engines without step records leave it empty."""
 
@@ -162,6 +190,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     device_work: DeviceWork | None = None
     counters: dict[str, int] = {}  # mechanism counters: what the toggles did in this round
     memory: dict[str, int] = {}  # bytes: "device_peak", "pinned_peak"
+    profile: Profile | None = None
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,8 +245,13 @@ class Engine:
     def begin_round(self) -> None:
         """Forget what was recorded so far."""
 
+    def begin_profile(self, steps: int) -> None:
+        """As begin_round, for a round of which every range of the host is kept, and in which a window of so
+        many steps of steady decode is marked, for a profiler too. Raises BadSetting where it can't."""
+        raise BadSetting("this engine has nothing to profile: it records no ranges")
+
     def collect(self) -> RoundRecord:
-        """What was recorded since begin_round. The engine is idle when this is called."""
+        """What was recorded since begin_round or begin_profile. The engine is idle when this is called."""
         return RoundRecord()
 
     def stop(self) -> None:
@@ -360,6 +394,10 @@ class BeginRound(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     pass
 
 
+class BeginProfile(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    steps: int
+
+
 class Collect(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     pass
 
@@ -368,7 +406,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     pass
 
 
-ToHost = Submit | Cancel | BeginRound | Collect | Stop
+ToHost = Submit | Cancel | BeginRound | BeginProfile | Collect | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -378,7 +416,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """BeginRound was carried out: the round's requests may be sent."""
+    """BeginRound or BeginProfile was carried out: the round's requests may be sent."""
 
     name: str
 

@@ -84,6 +84,9 @@ class Host:
                 case api.BeginRound():
                     engine.begin_round()
                     self.say(api.Begun(self.config.name))
+                case api.BeginProfile(steps):
+                    engine.begin_profile(steps)
+                    self.say(api.Begun(self.config.name))
                 case api.Collect():
                     self.say(api.Collected(self.config.name, engine.collect()))
                 case api.Stop():

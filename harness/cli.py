@@ -7,11 +7,11 @@ input, 3 a gate is undecided, 4 an engine or the run failed, 130 Ctrl-C. An erro
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -225,10 +225,11 @@ def _given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names if values[name] is not None}
 
 
-def measuring(command: Callable[..., None]) -> Callable[..., None]:
-    """`command(asked, ...)` with the options of `request` in place of `asked`, in front of its own."""
+def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """`command(asked, ...)` with the options of `request` in place of `asked`, in front of its own; `without`
+    those that mean nothing to it."""
     shared, own = signature(request, eval_str=True), signature(command, eval_str=True)
-    options = list(shared.parameters.values())
+    options = [option for name, option in shared.parameters.items() if name not in without]
 
     @wraps(command)
     def with_options(**given: Any) -> None:
@@ -309,6 +310,81 @@ def rerun(
         outcome = measure.measure(manifest.design, out, on_stderr)
     _show(outcome.result, format)
     raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+
+
+class GraphTrace(StrEnum):
+    GRAPH = "graph"
+    NODE = "node"
+
+
+PROFILE = "Profile"
+# What decides a comparison: a profile decides nothing.
+OF_A_VERDICT = (
+    "blocks", "until_decided", "until_precision", "max_blocks", "plant", "plant_at", "rounds", "margin",
+    "primary", "secondary", "goodput",
+)  # fmt: skip
+
+
+@app.command()
+@partial(measuring, without=OF_A_VERDICT)
+def profile(
+    asked: Asked,
+    steps: Annotated[int | None, _option(PROFILE, "Steps of the window (24).")] = None,
+    nsys: Annotated[
+        str | None, _option(PROFILE, "Nsight Systems, where it is not on PATH or there is no GPU.")
+    ] = None,
+    graph_trace: Annotated[
+        GraphTrace | None,
+        _option(PROFILE, "nsys: a row per CUDA graph, or per node of it, which slows it down (graph)."),
+    ] = None,
+    print_command: Annotated[
+        bool, _option(PROFILE, "Print the nsys command of each arm and end.", "--print-command")
+    ] = False,
+    out: Out = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Look closely at a short window of steady decode: a timeline of each arm, a picture, and with nsys its
+    reports. Where time goes, not how much: profiled times are never compared."""
+    from harness.machine import guess_device
+    from harness.variants import load_variants
+
+    design = make_design(asked, api.find_engines(), load_variants(), guess_device)
+
+    from harness import profiling
+
+    profiling.check(steps)
+    wanted = profiling.STEPS if steps is None else steps
+    graph = (graph_trace or GraphTrace.GRAPH).value
+    if print_command:
+        sys.stdout.write(profiling.printed(profiling.Nsys(nsys or "nsys", graph), design, wanted, out))
+        return
+    device = design.arms[0].options.device
+    found = profiling.find_nsys(nsys, guess_device() if device == "auto" else device)
+    if found is None and graph_trace is not None:
+        raise api.BadSetting("--graph-trace means something only with nsys; give --nsys PATH")
+    tool = None if found is None else profiling.Nsys(found, graph)
+    profiled = profiling.profile(design, wanted, tool, out, _say)
+    _show_traces(profiled.traces, format)
+    _say(f"the traces open in ui.perfetto.dev; the picture is {profiled.picture}")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"bench: {line}\n")
+
+
+def _show_traces(files: Sequence[Path], format: Format) -> None:
+    """What is in the trace of one arm, or of a before and an after."""
+    from harness.trace import analysis, report, trace_file
+    from harness.trace.progress import on_stderr
+
+    analysed: list[report.Analysed] = []
+    with _interruptible(), on_stderr() as progress:
+        for file in files:
+            found = trace_file.read(file, progress)
+            analysed.append((found, analysis.analyse(found, progress)))
+    result = report.result(analysed[0], analysed[1] if len(files) == 2 else None)
+    _print(result, format, report.to_csv, report.to_markdown, report.to_terminal)
 
 
 class OnUndecided(StrEnum):
@@ -478,17 +554,7 @@ def trace(
     """Where the time goes in a trace: busy and idle, ranges, copies, synchronizations, kernels, launches."""
     if len(files) > 2:
         raise api.BadSetting(f"trace takes one file, or two as before and after, not {len(files)}")
-
-    from harness.trace import analysis, report, trace_file
-    from harness.trace.progress import on_stderr
-
-    analysed: list[report.Analysed] = []
-    with _interruptible(), on_stderr() as progress:
-        for file in files:
-            found = trace_file.read(file, progress)
-            analysed.append((found, analysis.analyse(found, progress)))
-    result = report.result(analysed[0], analysed[1] if len(files) == 2 else None)
-    _print(result, format, report.to_csv, report.to_markdown, report.to_terminal)
+    _show_traces(files, format)
 
 
 @app.command()

@@ -30,6 +30,7 @@ import zmq
 
 from engines import api
 from engines.host import die_with_parent
+from engines.tracing import Ranges, name_thread, open_ranges
 from harness import messages
 from harness.workload import UNTIMED, Planned
 
@@ -38,6 +39,7 @@ LEAD_NS = 5_000_000  # from the round's set-up to its start, so that the first r
 # the next tick, up to 4 ms later. So what is due this soon is waited for awake.
 SPIN_NS = 200_000
 PROGRESS_NS = 500_000_000
+SEND, ARRIVE = 0, 1  # NVTX ranges
 CONNECT_MS = 10_000  # a host that is ready answers at once; a dead one never
 
 
@@ -322,7 +324,7 @@ class LoadGenerator:
                     self._send(target, submissions[len(round_.exchanges)], due, round_)
                 elif waiting:
                     stamp, message = waiting.popleft()  # one, then back to see what is due
-                    round_.arrived(stamp, self._decode_events(message))
+                    self._take(message, stamp, round_)
                 else:
                     if perf_counter_ns() >= report_ns:
                         self.say(round_.progress())
@@ -374,6 +376,9 @@ class LoadGenerator:
             raise LoadError("the engine's host closed its inbox in the middle of a round") from None
         round_.sent(due, sent, perf_counter_ns())
 
+    def _take(self, message: bytes, stamp: int, round_: Round) -> None:
+        round_.arrived(stamp, self._decode_events(message))
+
     @contextmanager
     def _connected(self, address: str) -> Iterator[zmq.Socket[bytes]]:
         """A socket to a host's inbox on which the connection stands, so that no request waits for one."""
@@ -388,6 +393,31 @@ class LoadGenerator:
 
     def close(self) -> None:
         self.context.destroy(linger=1000)
+
+
+class LoadGeneratorInRanges(LoadGenerator):
+    """The same where a profiler looks on: NVTX ranges for each request that is sent, with its number, and for
+    each message of events that is taken in, with the number of requests in flight."""
+
+    def __init__(self, config: messages.LoadConfig, ranges: Ranges) -> None:
+        super().__init__(config)
+        self._ranges = ranges
+
+    def _send(self, target: zmq.Socket[bytes], submission: bytes, due: int, round_: Round) -> None:
+        self._ranges.push(SEND, round_.order.plan[len(round_.exchanges)].id)
+        super()._send(target, submission, due, round_)
+        self._ranges.pop()
+
+    def _take(self, message: bytes, stamp: int, round_: Round) -> None:
+        self._ranges.push(ARRIVE, len(round_.in_flight))
+        super()._take(message, stamp, round_)
+        self._ranges.pop()
+
+
+def make_generator(config: messages.LoadConfig) -> LoadGenerator:
+    """The load generator that this process needs."""
+    ranges = open_ranges("load generator", ("send", "arrive"))
+    return LoadGenerator(config) if ranges is None else LoadGeneratorInRanges(config, ranges)
 
 
 def submission(planned: Planned) -> api.Submit:
@@ -411,9 +441,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's to answer; it stops this process
     config = msgspec.json.decode(sys.argv[1], type=messages.LoadConfig)
     die_with_parent(config.parent)
+    name_thread("load generator")
     # Before the context is made: ZeroMQ's own thread carries every message, and inherits both.
     slack, granted = ask_for_exact_timers(), ask_for_short_slice()
-    generator = LoadGenerator(config)
+    generator = make_generator(config)
     gc.collect()
     gc.freeze()  # what was imported lives for ever: collections between rounds need not look at it
     try:

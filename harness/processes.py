@@ -81,11 +81,11 @@ def adopt(role: str, pid: int) -> Child | None:
         return None
 
 
-def wait(children: Sequence[Child], seconds: float) -> bool:
-    """Whether all of them ended within `seconds`."""
-    deadline = time.monotonic() + seconds
+def wait(children: Sequence[Child], seconds: float | None) -> bool:
+    """Whether all of them ended within `seconds` (None: however long it takes)."""
+    deadline = None if seconds is None else time.monotonic() + seconds
     for child in children:
-        left = max(0.0, deadline - time.monotonic())
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not select.select([child.pidfd], [], [], left)[0]:
             return False
     return True

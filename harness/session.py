@@ -205,6 +205,11 @@ class Session:
         booted.inbox.send(msgspec.msgpack.encode(api.BeginRound()))
         self._host_says(api.Begun)
 
+    def begin_profile(self, booted: Booted, steps: int) -> None:
+        """The same, for a round that is profiled, with a window of so many steps."""
+        booted.inbox.send(msgspec.msgpack.encode(api.BeginProfile(steps)))
+        self._host_says(api.Begun)
+
     def load(
         self, booted: Booted, plan: list[Planned], concurrency: int | None, interval_ns: int,
         on_progress: OnProgress,

@@ -39,6 +39,8 @@ COLUMNS = {  # without which a table can't be what the runner wrote
     "work": ("kind", "step", "start_ns", "end_ns"),
 }  # fmt: skip
 PARTIAL = ".partial"
+PROFILE = "profile"  # what a profile's folder says it is, in PROFILE_FILE
+PROFILE_FILE = "profile.json"
 
 
 class StoreError(api.BadSetting):
@@ -67,10 +69,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def create(results: Path, name: str, now: datetime) -> Path:
     """A new, empty run folder under `results`. Raises StoreError where that can't be written."""
+    return _create(results, name, now, "blocks")
+
+
+def create_profile(results: Path, name: str, now: datetime) -> Path:
+    """A new, empty folder of a profile. Raises StoreError."""
+    return _create(results, f"{PROFILE}-{name}", now, "")
+
+
+def _create(results: Path, name: str, now: datetime, inside: str) -> Path:
     run = f"{now:%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
     folder = results / run
     try:
-        (folder / "blocks").mkdir(parents=True)
+        (folder / inside).mkdir(parents=True)
     except OSError as error:
         raise StoreError(f"can't write results to {results}: {_why(error)}; choose another --out") from error
     return folder
@@ -101,8 +112,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a run. Raises StoreError for no run folder, a newer schema, or a damaged file."""
+    """The manifest of a run. Raises StoreError for no run folder, a profile's, a newer schema, or a damaged
+    file."""
     path = folder / "manifest.json"
+    if (folder / PROFILE_FILE).exists():
+        raise StoreError(f"{folder} is a profile, no run: times taken while profiling are not measurements")
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -124,8 +138,13 @@ def read_manifest(folder: Path) -> Manifest:
 
 def write_text(path: Path, text: str) -> None:
     """Write or replace a text file and its folder, whole or not at all. Raises StoreError."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write or replace a file and its folder, whole or not at all. Raises StoreError."""
     _make_folder(path)
-    _write(path, text.encode())
+    _write(path, content)
 
 
 def append_text(path: Path, text: str) -> None:

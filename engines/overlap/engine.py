@@ -22,11 +22,12 @@ from engines.overlap.loop import LOOPS, Run
 from engines.overlap.output import OutputProcessor
 from engines.overlap.plant import Plant
 from engines.overlap.presets import load_tokenizer, tokenizer_file
-from engines.overlap.recorder import NoRecorder, Recorder
+from engines.overlap.recorder import Tracer, make_recorder
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
 from engines.overlap.toggles import d2h, gc, gil, graph, h2d, launch, output, prefill, sync, tables
 from engines.overlap.tokenizing import Tokenized, Tokenizing
+from engines.tracing import name_thread
 
 
 def ladder(most: int) -> tuple[int, ...]:
@@ -54,6 +55,7 @@ class OverlapEngine(api.Engine):
         self._device = device
         self._run: Run | None = None
         self._tokenizing: Tokenizing | None = None
+        self._tracer: Tracer | None = None  # in a round that is profiled
 
     def start(self, events: api.EventSink) -> api.Description:
         options, toggles = self.options, self.toggles
@@ -84,7 +86,7 @@ class OverlapEngine(api.Engine):
 
         plant = Plant(options.plant_at, options.plant_ns, device, device.stream("forward"), self.counters)
         plant.prepare()
-        recorder = Recorder() if options.recorder else NoRecorder()
+        recorder = make_recorder(options.recorder)
         device_to_host = d2h.choose(toggles["d2h"], device, device.buffer("sampled_ids"))
         host_to_device = h2d.choose(
             toggles["h2d"],
@@ -95,6 +97,7 @@ class OverlapEngine(api.Engine):
             self._check_launching,
         )
         forward = Forward(device, host_to_device, device_to_host, recorder, options.chaos, plant)
+        self._forward = forward
         self._run = Run(
             scheduler=Scheduler(
                 BlockPool(num_blocks, options.block_size),
@@ -284,6 +287,7 @@ class OverlapEngine(api.Engine):
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         assert self._run is not None
+        name_thread("scheduler")
         if self._tokenizing is not None:
             pump = self._tokenizing.feeding(pump, self._take)
         toggles = self.toggles
@@ -296,12 +300,26 @@ class OverlapEngine(api.Engine):
 
     def begin_round(self) -> None:
         assert self._run is not None
+        self._forget()
+        self._tracer = None
+        self._run.recorder.begin_round(self._run.next_step)
+
+    def begin_profile(self, steps: int) -> None:
+        assert self._run is not None
+        self._forget()
+        run = self._run
+        self._tracer = run.recorder if isinstance(run.recorder, Tracer) else Tracer()
+        run.recorder = self._forward.recorder = self._tracer
+        run.output.keep_ranges()
+        self._tracer.begin_profile(run.next_step, steps)
+
+    def _forget(self) -> None:
+        """What the device and the counters hold of earlier rounds."""
         assert self._device is not None
         self._device.drain()
         self._device.begin_round()
         self.counters.clear()
         self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # no collection is a finding too
-        self._run.recorder.begin_round(self._run.next_step)
 
     def collect(self) -> api.RoundRecord:
         assert self._run is not None
@@ -313,6 +331,19 @@ class OverlapEngine(api.Engine):
             device_work=api.DeviceWork(len(work), work.tobytes()),
             counters=dict(self.counters) | {"steps_lost": self._run.recorder.lost} | self._device.counters,
             memory={"device_peak": memory.device_peak, "pinned_peak": memory.pinned_peak},
+            profile=self._profile(),
+        )
+
+    def _profile(self) -> api.Profile | None:
+        """What was kept of a profiled round."""
+        if self._tracer is None:
+            return None
+        assert self._run is not None
+        return api.Profile(
+            opened_ns=self._tracer.opened_ns,
+            closed_ns=self._tracer.closed_ns,
+            hosts=[self._tracer.end_profile(), *self._run.output.take_ranges()],
+            streams={"program": "forward", "h2d": "forward", "d2h": self._run.d2h.stream.name},
         )
 
     def stop(self) -> None:

@@ -42,19 +42,18 @@ class Forward:
         if self._chaos is not None:
             time.sleep(self._chaos.random() * self._chaos.choice(CHAOS_MOST_S))
 
-        began = record.begin(H2D)
+        began = record.begin(H2D, step.number)
         self.h2d.copy(step)
         record.end(H2D, step.number, began)
 
-        began = record.begin(LAUNCH)
+        began = record.begin(LAUNCH, step.number)
         self.fence()
         self.plant.delay_device(step.number)
         program, *arguments = step.batch.program
         device.launch(program, *arguments, stream=self.stream, step=step.number)
-        record.end(LAUNCH, step.number, began)
         step.launch_done.set()
-
         self.d2h.start(step)
+        record.end(LAUNCH, step.number, began)
         self._last_copy_done = step.copy_done
 
     def fence(self) -> None:

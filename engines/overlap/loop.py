@@ -70,26 +70,27 @@ class Run:
         of the host, and in no step's record."""
         if wait:
             return pump(None)
-        began = self.recorder.begin(RECV)
+        recorder = self.recorder  # the pump may be told to begin a round, and change it
+        began = recorder.begin(RECV, self.next_step)
         go_on = pump(0)
-        self.recorder.end(RECV, self.next_step, began)
+        recorder.end(RECV, self.next_step, began)
         return go_on
 
     def schedule(self) -> Step | None:
         """The next step with its metadata staged, or None."""
-        began = self.recorder.begin(SCHEDULE)
+        number = self.next_step
+        began = self.recorder.begin(SCHEDULE, number)
         batch = self.scheduler.schedule()
         if batch is None:
             self.recorder.end(SCHEDULE, NO_STEP, began)
             return None
-        number = self.next_step
         self.next_step += 1
         self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
         if batch.cached:
             self.counters["prefix_cached_tokens"] += batch.cached
         self.recorder.end(SCHEDULE, number, began)
 
-        began = self.recorder.begin(METADATA)
+        began = self.recorder.begin(METADATA, number)
         step = Step(number, batch, self.h2d.stage(batch))
         self.recorder.end(METADATA, number, began)
         self.plant.delay_host()
@@ -106,7 +107,7 @@ class Run:
 
     def launch_done(self, step: Step) -> None:
         """Wait until the forward thread has launched a step."""
-        began = self.recorder.begin(WAIT_LAUNCH_DONE)
+        began = self.recorder.begin(WAIT_LAUNCH_DONE, step.number)
         waited = perf_counter_ns()
         step.launch_done.wait()
         self.counters["wait_launch_done_ns"] += perf_counter_ns() - waited
@@ -114,7 +115,7 @@ class Run:
 
     def copy_done(self, step: Step) -> list[int]:
         """Wait until a step's ids are on the host, and read them."""
-        began = self.recorder.begin(WAIT_COPY_DONE)
+        began = self.recorder.begin(WAIT_COPY_DONE, step.number)
         waited = perf_counter_ns()
         self.launch.launched(step)
         ids = self.d2h.finish(step)
@@ -124,7 +125,7 @@ class Run:
 
     def process(self, step: Step, ids: list[int]) -> None:
         """Append the ids, which the next schedule needs, then see to the output, which it does not."""
-        began = self.recorder.begin(APPEND)
+        began = self.recorder.begin(APPEND, step.number)
         now = perf_counter_ns()
         appended = self.scheduler.append(step.batch, ids, self.eos)
         produced = [
@@ -137,14 +138,14 @@ class Run:
             self.recorder.set_dropped(step.number, dropped)
         self.recorder.end(APPEND, step.number, began)
 
-        began = self.recorder.begin(OUTPUT)
-        self.output.hand_over(produced)
+        began = self.recorder.begin(OUTPUT, step.number)
+        self.output.hand_over(step.number, produced)
         self.end_stopped()
         self.recorder.end(OUTPUT, step.number, began)
 
     def catch_up(self, step: Step) -> None:
         """Output that was put off until a step was launched."""
-        began = self.recorder.begin(OUTPUT)
+        began = self.recorder.begin(OUTPUT, step.number)
         self.output.catch_up()
         self.end_stopped()
         self.recorder.end(OUTPUT, step.number, began)

@@ -14,10 +14,12 @@ import sys
 import msgspec
 import zmq
 
-from engines.api import Finish
+from engines.api import PHASES, Finish, HostRanges
 from engines.host import Sink, die_with_parent
 from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
 from engines.overlap.presets import load_tokenizer
+from engines.overlap.recorder import OUTPUT
+from engines.tracing import RangeLog, name_thread
 
 LENGTH = struct.Struct("<I")  # in front of each message: its bytes
 NICE = 10
@@ -27,8 +29,20 @@ class Handed(msgspec.Struct, frozen=True, array_like=True):
     """What the engine hands over at once; it is processed in this order."""
 
     opened: list[Opening] = []
+    step: int = -1  # that `produced` is of
     produced: list[Produced] = []
     closed: list[Finish] = []
+    ranges: str = ""  # KEEP them from now on, or TELL what was kept
+
+
+KEEP, TELL = "keep", "tell"
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """What the engine is told: of stop strings, or (the answer to TELL) of ranges."""
+
+    stopped: list[Stopped] = []
+    ranges: HostRanges | None = None
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,17 +65,19 @@ def main() -> None:
     config = msgspec.json.decode(sys.argv[1], type=OutputConfig)
     die_with_parent(config.parent)
     stay_behind_the_step()
+    name_thread("output")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sink = Sink(config.events, context)
     tokenizer = load_tokenizer(config.model, config.vocabulary)
     encode = msgspec.msgpack.Encoder().encode
 
-    def tell(stopped: list[Stopped]) -> None:
-        body = encode(stopped)
+    def tell(told: Told) -> None:
+        body = encode(told)
         sys.stdout.buffer.write(LENGTH.pack(len(body)) + body)
         sys.stdout.buffer.flush()
 
-    processor = OutputProcessor(tokenizer, config.stream_interval, sink, tell)
+    processor = OutputProcessor(tokenizer, config.stream_interval, sink, lambda stopped: tell(Told(stopped)))
+    ranges = RangeLog("output process", PHASES)
     decode = msgspec.msgpack.Decoder(Handed).decode
     handed_over = sys.stdin.buffer
     print("ready", flush=True)
@@ -69,9 +85,16 @@ def main() -> None:
         handed = decode(handed_over.read(*LENGTH.unpack(header)))
         for opening in handed.opened:
             processor.open(opening)
-        processor.process(handed.produced)
+        if handed.produced:
+            began = ranges.begin(OUTPUT, handed.step)
+            processor.process(handed.produced)
+            ranges.end(OUTPUT, handed.step, began)
         for finish in handed.closed:
             processor.close(finish)
+        if handed.ranges == KEEP:
+            ranges.keep()
+        elif handed.ranges == TELL:
+            tell(Told(ranges=ranges.take("output", "output")))
     context.destroy(linger=1000)
 
 

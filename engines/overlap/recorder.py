@@ -1,7 +1,8 @@
-"""Step records: when each phase of each step began and ended on the host.
+"""What the phases of a step are told to, by one pair of calls: `begin` and `end`.
 
-Rows are preallocated, so that recording never allocates on a step beyond the stamps' own integers; a phase
-costs two stamps and one call, about 0.3 us. With a profiler attached, the same calls are NVTX ranges.
+Always to the step records: when each phase of each step began and ended. Rows are preallocated, so that
+recording never allocates on a step beyond the stamps' own integers; a phase costs two stamps and two calls,
+about 0.3 us. Where somebody looks on (Tracer), also to NVTX, and to the timeline of a profiled round.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from __future__ import annotations
 from array import array
 from time import perf_counter_ns
 
-import nvtx
-
-from engines.api import PHASES, STEP_KINDS, StepTable
+from engines.api import PHASES, STEP_KINDS, HostRanges, StepTable
+from engines.tracing import WINDOW, WINDOW_DOMAIN, RangeLog, listening, open_ranges
 
 (RECV, SCHEDULE, METADATA, H2D, LAUNCH, WAIT_LAUNCH_DONE, WAIT_COPY_DONE, APPEND, OUTPUT) = range(len(PHASES))
 
 FACTS = ("step", "kind", "batch", "tokens", "dropped", "preempted")
 COLUMNS = FACTS + tuple(f"{phase}.{end}" for phase in PHASES for end in ("start", "end"))
 WIDTH = len(COLUMNS)
+STARTS = tuple(COLUMNS.index(f"{phase}.start") for phase in PHASES)  # its end is the next column
 MOST_STEPS = 1 << 17  # of one round; later steps are run, not recorded, and counted as `lost`
+SETTLED = 8  # decode steps in a row, after which decode counts as steady
 
 
 class Recorder:
@@ -29,10 +31,6 @@ class Recorder:
         self._first = 0  # the number of the first step of this round
         self._rows = 0
         self.lost = 0
-        domain = nvtx.get_domain("engine")
-        self._push = domain.push_range
-        self._pop = domain.pop_range
-        self._ranges = [domain.get_event_attributes(message=phase, category="step") for phase in PHASES]
 
     def begin_round(self, next_step: int) -> None:
         self._cells[: self._rows * WIDTH] = array("q", [-1]) * (self._rows * WIDTH)
@@ -55,20 +53,19 @@ class Recorder:
         if 0 <= step - self._first < MOST_STEPS:
             self._cells[(step - self._first) * WIDTH + FACTS.index("dropped")] = rows
 
-    def begin(self, phase: int) -> int:
-        """A phase begins on this thread; hand what comes back to `end`."""
-        self._push(self._ranges[phase])
+    def begin(self, phase: int, step: int) -> int:
+        """A phase begins on this thread; hand what comes back to `end`. `step`: which it belongs to, or may
+        come to belong to."""
         return perf_counter_ns()
 
     def end(self, phase: int, step: int, began: int) -> None:
-        """The phase ends, and belongs to that step. A phase that comes twice in a step is summed up: its
-        end moves on by what it took."""
+        """The phase ends, and belongs to that step; none if it is negative. A phase that comes twice in a
+        step is summed up: its end moves on by what it took."""
         now = perf_counter_ns()
-        self._pop()
         row = step - self._first
         if not 0 <= row < MOST_STEPS:
             return
-        at = row * WIDTH + len(FACTS) + 2 * phase
+        at = row * WIDTH + STARTS[phase]
         cells = self._cells
         if cells[at] < 0:
             cells[at] = began
@@ -78,6 +75,56 @@ class Recorder:
 
     def table(self) -> StepTable | None:
         return StepTable(list(COLUMNS), self._rows, self._cells[: self._rows * WIDTH].tobytes())
+
+
+class Tracer(Recorder):
+    """A recorder that besides tells NVTX of each phase, and in a round that is profiled keeps each on its
+    own, for a timeline. In such a round it marks a window of steady decode: it opens where SETTLED steps in a
+    row were decode, and holds the next `steps`, whatever they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ranges = RangeLog("engine", PHASES)
+        self._mark = open_ranges(WINDOW_DOMAIN, [WINDOW])
+        self._steps = 0  # of the window; 0: none is to be marked
+        self._in_a_row = 0
+        self._last = 0  # step of the window
+        self.opened_ns = self.closed_ns = -1
+
+    def begin_profile(self, next_step: int, steps: int) -> None:
+        """Begin a round that is kept, with a window of so many steps in it."""
+        self.begin_round(next_step)
+        self._ranges.keep()
+        self._steps, self._in_a_row = steps, 0
+        self.opened_ns = self.closed_ns = -1
+
+    def end_profile(self) -> HostRanges:
+        """What was kept. A window that is still open never was one."""
+        if self.opened_ns >= 0 and self.closed_ns < 0 and self._mark is not None:
+            self._mark.pop()
+        self._steps = 0
+        return self._ranges.take("engine", "scheduler")
+
+    def add_step(self, step: int, kind: str, batch: int, tokens: int, preempted: int) -> None:
+        super().add_step(step, kind, batch, tokens, preempted)
+        if not self._steps or self.closed_ns >= 0:
+            return
+        self._in_a_row = self._in_a_row + 1 if kind == "decode" else 0
+        if self.opened_ns < 0 and self._in_a_row > SETTLED:
+            self.opened_ns, self._last = perf_counter_ns(), step + self._steps
+            if self._mark is not None:
+                self._mark.push(0, self._steps)
+        elif self.opened_ns >= 0 and step >= self._last:
+            self.closed_ns = perf_counter_ns()
+            if self._mark is not None:
+                self._mark.pop()
+
+    def begin(self, phase: int, step: int) -> int:
+        return self._ranges.begin(phase, step)
+
+    def end(self, phase: int, step: int, began: int) -> None:
+        super().end(phase, step, began)
+        self._ranges.end(phase, step, began)
 
 
 class NoRecorder(Recorder):
@@ -95,7 +142,7 @@ class NoRecorder(Recorder):
     def set_dropped(self, step: int, rows: int) -> None:
         pass
 
-    def begin(self, phase: int) -> int:
+    def begin(self, phase: int, step: int) -> int:
         return 0
 
     def end(self, phase: int, step: int, began: int) -> None:
@@ -103,3 +150,10 @@ class NoRecorder(Recorder):
 
     def table(self) -> None:
         return None
+
+
+def make_recorder(records: bool) -> Recorder:
+    """What a boot needs: `records` on or off, and with them NVTX where a tool listens."""
+    if not records:
+        return NoRecorder()
+    return Tracer() if listening() else Recorder()

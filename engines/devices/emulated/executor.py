@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 from time import perf_counter_ns
+from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -36,6 +37,7 @@ from engines.devices.emulated.commands import (
     make_fence,
     waited_for,
 )
+from engines.tracing import Ranges, open_ranges
 
 Command = tuple[int, ...]  # as in commands.py
 
@@ -339,3 +341,31 @@ class Executor:
         if not self._alarm:
             return None
         return max(0.0, (self._alarm - perf_counter_ns()) / 1e6)
+
+
+RANGES = ("program", "h2d", "d2h")  # by kind of device work
+
+
+class ExecutorInRanges(Executor):
+    """The same where a profiler looks on: each program and each copy is an NVTX range, with the number of its
+    step (copies: -1)."""
+
+    def __init__(self, ranges: Ranges, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._ranges = ranges
+
+    def _copy(self, code: int, command: Command) -> None:
+        self._ranges.push(COPY_TO_DEVICE if code == TO_DEVICE else COPY_TO_HOST, -1)
+        super()._copy(code, command)
+        self._ranges.pop()
+
+    def _launch(self, lane: _Lane) -> None:
+        self._ranges.push(PROGRAM, lane.queue[0][2])
+        super()._launch(lane)
+        self._ranges.pop()
+
+
+def make_executor(**arguments: Any) -> Executor:
+    """The executor that this process needs."""
+    ranges = open_ranges("device process", RANGES)
+    return Executor(**arguments) if ranges is None else ExecutorInRanges(ranges, **arguments)

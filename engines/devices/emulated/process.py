@@ -28,7 +28,9 @@ def main() -> None:
         return
 
     from engines.devices.emulated.service import Service
+    from engines.tracing import name_thread
 
+    name_thread("device")
     Service(boot).run()
 
 

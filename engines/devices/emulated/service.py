@@ -28,7 +28,7 @@ from engines.devices.emulated.commands import (
     Loaded,
     Refused,
 )
-from engines.devices.emulated.executor import Executor, HostGone
+from engines.devices.emulated.executor import HostGone, make_executor
 from engines.devices.emulated.memory import bytes_of
 from engines.devices.loading import build, one_line, settle_garbage
 
@@ -42,7 +42,7 @@ class Service:
         self._core = boot.core
         self._control = socket.socket(fileno=boot.control)
         self._page = mmap(boot.page, PAGE_BYTES)
-        self._executor = Executor(
+        self._executor = make_executor(
             page=self._page,
             work=mmap(boot.work, WORK_BYTES),
             arena=mmap(boot.arena, boot.arena_bytes),

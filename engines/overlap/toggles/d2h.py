@@ -19,7 +19,7 @@ from engines.api import Toggle
 if TYPE_CHECKING:
     import torch
 
-    from engines.devices.base import Buffer, Device
+    from engines.devices.base import Buffer, Device, Stream
     from engines.overlap.step import Step
 
 TOGGLE = Toggle(
@@ -34,6 +34,8 @@ TOGGLE = Toggle(
 
 
 class DeviceToHost(Protocol):
+    stream: Stream  # that the copy runs on
+
     def start(self, step: Step) -> None:
         """On the launching thread, behind the program."""
 
@@ -69,14 +71,14 @@ class BehindEvent:
 
         self.device, self.sampled_ids = device, sampled_ids
         self.forward = device.stream("forward")
-        self.copy = device.stream("copy")
+        self.stream = device.stream("copy")
         rows = sampled_ids.nbytes // 8
         self.ids = [device.pinned(rows, torch.int64) for _ in range(2)]
 
     def start(self, step: Step) -> None:
-        self.device.wait(self.copy, self.device.record(self.forward))
-        self.device.to_host(self._destination(step), self.sampled_ids, self.copy)
-        step.copy_done = self.device.record(self.copy)
+        self.device.wait(self.stream, self.device.record(self.forward))
+        self.device.to_host(self._destination(step), self.sampled_ids, self.stream)
+        step.copy_done = self.device.record(self.stream)
 
     def finish(self, step: Step) -> list[int]:
         self.wait_copy_done(step)

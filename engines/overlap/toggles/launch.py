@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engines.api import Toggle
 from engines.overlap.toggles import gil
+from engines.tracing import name_thread
 
 if TYPE_CHECKING:
     from engines.overlap.forward import Forward
@@ -95,6 +96,7 @@ class ForwardThread:
         self._thread.join()
 
     def _loop(self) -> None:
+        name_thread("forward")
         self.forward.device.adopt_thread()
         while (step := self._input.get()) is not None:
             try:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 from engines.api import EngineError, Toggle
 
 if TYPE_CHECKING:
-    from engines.api import Finish
+    from engines.api import Finish, HostRanges
     from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
     from engines.overlap.output_process import Handed
 
@@ -53,7 +54,7 @@ class Output(Protocol):
     def open(self, opening: Opening) -> None:
         """A request with stop strings is about to get its first token."""
 
-    def hand_over(self, produced: list[Produced]) -> None:
+    def hand_over(self, step: int, produced: list[Produced]) -> None:
         """The tokens of a step that was just appended."""
 
     def catch_up(self) -> None:
@@ -65,39 +66,17 @@ class Output(Protocol):
     def close(self, finish: Finish) -> None:
         """A request ended without a last token; nothing more is handed over for it."""
 
+    def keep_ranges(self) -> None:
+        """A profiled round begins: note what another process does, if there is one."""
+
+    def take_ranges(self) -> list[HostRanges]:
+        """It is over: what another process did in it."""
+
     def stop(self) -> None: ...
 
 
-class Inline:
-    """Before."""
-
-    pid: int | None = None
-
-    def __init__(self, make_processor: MakeProcessor, counters: dict[str, int]) -> None:
-        self.counters = counters
-        self._stopped: list[Stopped] = []
-        self.processor = make_processor(self._stopped.extend)
-        self.open = self.processor.open
-        self.close = self.processor.close
-
-    def hand_over(self, produced: list[Produced]) -> None:
-        began = perf_counter_ns()
-        self.processor.process(produced)
-        self.counters["output_on_step_ns"] += perf_counter_ns() - began
-
-    def catch_up(self) -> None:
-        pass
-
-    def stopped(self) -> Sequence[Stopped]:
-        return _taken(self._stopped)
-
-    def stop(self) -> None:
-        pass
-
-
-class Deferred:
-    """After, as it landed: one step late. What it takes is hidden behind the device, so none of it counts as
-    output on the step."""
+class OnTheStep:
+    """What the choices without another process have in common."""
 
     pid: int | None = None
 
@@ -105,24 +84,55 @@ class Deferred:
         self._stopped: list[Stopped] = []
         self.processor = make_processor(self._stopped.extend)
         self.open = self.processor.open
+
+    def stopped(self) -> Sequence[Stopped]:
+        return _taken(self._stopped)
+
+    def keep_ranges(self) -> None:
+        pass
+
+    def take_ranges(self) -> list[HostRanges]:
+        return []
+
+    def stop(self) -> None:
+        pass
+
+
+class Inline(OnTheStep):
+    """Before."""
+
+    def __init__(self, make_processor: MakeProcessor, counters: dict[str, int]) -> None:
+        super().__init__(make_processor)
+        self.counters = counters
+        self.close = self.processor.close
+
+    def hand_over(self, step: int, produced: list[Produced]) -> None:
+        began = perf_counter_ns()
+        self.processor.process(produced)
+        self.counters["output_on_step_ns"] += perf_counter_ns() - began
+
+    def catch_up(self) -> None:
+        pass
+
+
+class Deferred(OnTheStep):
+    """After, as it landed: one step late. What it takes is hidden behind the device, so none of it counts as
+    output on the step."""
+
+    def __init__(self, make_processor: MakeProcessor) -> None:
+        super().__init__(make_processor)
         self._held: list[Produced] = []
 
-    def hand_over(self, produced: list[Produced]) -> None:
+    def hand_over(self, step: int, produced: list[Produced]) -> None:
         self._held = produced
 
     def catch_up(self) -> None:
         held, self._held = self._held, []
         self.processor.process(held)
 
-    def stopped(self) -> Sequence[Stopped]:
-        return _taken(self._stopped)
-
     def close(self, finish: Finish) -> None:
         self.catch_up()  # its last token may be among what is held
         self.processor.close(finish)
-
-    def stop(self) -> None:
-        pass
 
 
 def _taken(stopped: list[Stopped]) -> Sequence[Stopped]:
@@ -141,8 +151,7 @@ class InProcess:
     ) -> None:
         import msgspec
 
-        from engines.overlap.output import Stopped
-        from engines.overlap.output_process import LENGTH, Handed, OutputConfig
+        from engines.overlap.output_process import KEEP, LENGTH, TELL, Handed, OutputConfig, Told
 
         self.counters = counters
         config = OutputConfig(events=events, model=model, vocabulary=vocabulary, stream_interval=interval)
@@ -164,7 +173,9 @@ class InProcess:
         self._length = LENGTH
         self._handed = Handed
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(list[Stopped]).decode
+        self._decode = msgspec.msgpack.Decoder(Told).decode
+        self._keep, self._tell = KEEP, TELL
+        self._stopped: list[Stopped] = []
         self._listening = False  # nobody tells of stop strings where there never was one
         self._unread = b""
 
@@ -172,10 +183,10 @@ class InProcess:
         self._listening = True
         self._send(self._handed(opened=[opening]))
 
-    def hand_over(self, produced: list[Produced]) -> None:
+    def hand_over(self, step: int, produced: list[Produced]) -> None:
         """One write to a pipe, and no thread of a messaging library to wake: a step pays for either."""
         began = perf_counter_ns()
-        self._send(self._handed(produced=produced))
+        self._send(self._handed(step=step, produced=produced))
         self.counters["output_on_step_ns"] += perf_counter_ns() - began
         self.counters["output_messages"] += 1
 
@@ -186,25 +197,44 @@ class InProcess:
         """One read of a pipe that is most often empty."""
         if not self._listening:
             return ()
+        self._hear()
+        return _taken(self._stopped)
+
+    def close(self, finish: Finish) -> None:
+        self._send(self._handed(closed=[finish]))
+
+    def keep_ranges(self) -> None:
+        self._send(self._handed(ranges=self._keep))
+
+    def take_ranges(self) -> list[HostRanges]:
+        self._send(self._handed(ranges=self._tell))
+        while True:
+            select.select([self._told], [], [])
+            ranges = self._hear()
+            if ranges:
+                return ranges
+
+    def _hear(self) -> list[HostRanges]:
+        """Take in what the process told; does not block."""
         try:
             data = os.read(self._told, PIPE_BYTES)
         except BlockingIOError:
-            return ()
+            return []
         if not data:
             raise EngineError("the output process died")
         self._unread += data
-        found: list[Stopped] = []
+        ranges: list[HostRanges] = []
         size = self._length.size
         while len(self._unread) >= size:
             end = size + self._length.unpack_from(self._unread)[0]
             if len(self._unread) < end:
                 break
-            found += self._decode(self._unread[size:end])
+            told = self._decode(self._unread[size:end])
             self._unread = self._unread[end:]
-        return found
-
-    def close(self, finish: Finish) -> None:
-        self._send(self._handed(closed=[finish]))
+            self._stopped += told.stopped
+            if told.ranges is not None:
+                ranges.append(told.ranges)
+        return ranges
 
     def _send(self, handed: Handed) -> None:
         body = self._encode(handed)

@@ -1,0 +1,111 @@
+"""NVTX ranges, for whoever looks on with a profiler such as Nsight Systems.
+
+Each process has a domain of its own, named as its role is: "engine", "output process", "device process",
+"load generator". A range is a registered string, its category has the same name, its payload is a number:
+the step, or the request. Attributes are made once, so that a range costs a store and two calls. Where no
+tool is attached there are no ranges at all: what makes them is chosen at boot, or left out.
+
+In a round that is profiled, the steps of its window are inside of the range WINDOW of the domain
+WINDOW_DOMAIN: what a capture range of nsys looks for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from array import array
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from threading import get_ident, get_native_id
+from time import perf_counter_ns
+from typing import Any
+
+from engines.api import HostRanges
+
+# A tool is loaded by the NVTX library of the process itself, which looks for it here.
+INJECTIONS = ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH")
+WINDOW, WINDOW_DOMAIN = "steady-decode", "profile"
+
+
+class Ranges:
+    """The ranges of one domain, by their place in `names`. They nest per thread.
+
+    The attributes of a name are one object, whose payload is set in front of each push: two threads must not
+    push the same name.
+    """
+
+    def __init__(self, domain: Any, names: Sequence[str]) -> None:
+        self._push = domain.push_range
+        self._attributes = [domain.get_event_attributes(message=name, category=name) for name in names]
+        self.pop = domain.pop_range
+
+    def push(self, name: int, payload: int) -> None:
+        attributes = self._attributes[name]
+        attributes.payload = payload
+        self._push(attributes)
+
+
+def listening() -> bool:
+    """Whether a tool may be attached to this process; finding that out imports nothing."""
+    return any(os.environ.get(variable) for variable in INJECTIONS)
+
+
+def open_ranges(domain: str, names: Sequence[str]) -> Ranges | None:
+    """The ranges of a domain, or None where no tool listens to it."""
+    if not listening():
+        return None
+    import nvtx
+
+    found = nvtx.get_domain(domain)
+    # What nvtx gives in place of a domain that nobody listens to has no handle.
+    return Ranges(found, names) if hasattr(found, "handle") else None
+
+
+class RangeLog:
+    """What the threads of a process do: told to NVTX where a tool listens, and kept in rounds that are
+    profiled."""
+
+    def __init__(self, domain: str, names: Sequence[str]) -> None:
+        self._names = names
+        self._nvtx = open_ranges(domain, names)
+        self._kept: list[tuple[int, int, int, int, int]] | None = None
+
+    def begin(self, name: int, step: int) -> int:
+        """A range begins on this thread; hand what comes back to `end`."""
+        if self._nvtx is not None:
+            self._nvtx.push(name, step)
+        return perf_counter_ns()
+
+    def end(self, name: int, step: int, began: int) -> None:
+        """It ends. What belongs to no step (-1) is not kept."""
+        if self._kept is not None and step >= 0:
+            self._kept.append((get_ident(), name, step, began, perf_counter_ns()))
+        if self._nvtx is not None:
+            self._nvtx.pop()
+
+    def keep(self) -> None:
+        """From now on."""
+        self._kept = []
+
+    def take(self, role: str, main_thread: str) -> HostRanges:
+        """What was kept, of threads that are still there; from now on nothing is. The main thread is called
+        `main_thread`, the others as they were when they were made."""
+        kept, self._kept = self._kept or [], None
+        alive = threading.enumerate()
+        native = {thread.ident: thread.native_id or 0 for thread in alive}
+        called = {thread: thread.name for thread in alive} | {threading.main_thread(): main_thread}
+        rows = [(native[thread], *rest) for thread, *rest in kept]
+        return HostRanges(
+            role=role,
+            pid=os.getpid(),
+            threads={native[thread.ident]: name for thread, name in called.items()},
+            names=list(self._names),
+            rows=len(rows),
+            data=array("q", chain.from_iterable(rows)).tobytes(),
+        )
+
+
+def name_thread(name: str) -> None:
+    """Name the calling thread for whoever looks from outside: profilers, top. At most 15 bytes are kept."""
+    Path(f"/proc/self/task/{get_native_id()}/comm").write_text(name)

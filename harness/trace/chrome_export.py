@@ -1,0 +1,86 @@
+"""A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+Times are in us with three decimals, from the first thing in the file on; `otherData` says when that was by
+perf_counter_ns. Arrows are flow events: `s` on the track that they come from, `f` (binding to the range
+around it) on the one where they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from harness.trace.timeline import Timeline
+
+Event = dict[str, Any]
+
+
+def chrome_trace(timeline: Timeline, about: Mapping[str, Any]) -> bytes:
+    """The file's content; `about` is kept in it for people."""
+    base = min((each.start_ns for each in timeline.ranges), default=timeline.opened_ns)
+    document = {
+        "traceEvents": [*_names(timeline), *_ranges(timeline, base), *_arrows(timeline, base)],
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "arm": timeline.arm,
+            "profiled": "these times were taken while profiling; never compare them with measured ones",
+            "base_perf_counter_ns": base,
+            "window_us": [_us(timeline.opened_ns, base), _us(timeline.closed_ns, base)],
+            **about,
+        },
+    }
+    return msgspec.json.encode(document) + b"\n"
+
+
+def _us(ns: int, base: int) -> float:
+    return (ns - base) / 1e3
+
+
+def _names(timeline: Timeline) -> Iterator[Event]:
+    """Names of processes and threads, in the order in which they are to be shown."""
+    seen: set[int] = set()
+    for order, track in enumerate(timeline.tracks):
+        here: Event = {"ph": "M", "pid": track.pid, "tid": track.tid}
+        if track.pid not in seen:
+            seen.add(track.pid)
+            yield {**here, "name": "process_name", "args": {"name": track.process}}
+            yield {**here, "name": "process_sort_index", "args": {"sort_index": order}}
+        yield {**here, "name": "thread_name", "args": {"name": track.thread}}
+        yield {**here, "name": "thread_sort_index", "args": {"sort_index": order}}
+
+
+def _ranges(timeline: Timeline, base: int) -> Iterator[Event]:
+    for each in timeline.ranges:
+        track = timeline.tracks[each.track]
+        yield {
+            "ph": "X",
+            "name": each.name,
+            "cat": track.category,
+            "pid": track.pid,
+            "tid": track.tid,
+            "ts": _us(each.start_ns, base),
+            "dur": _us(each.end_ns, each.start_ns),
+            "args": each.facts,
+        }
+
+
+def _arrows(timeline: Timeline, base: int) -> Iterator[Event]:
+    for number, arrow in enumerate(timeline.arrows):
+        ends = (
+            ({"ph": "s"}, arrow.from_track, arrow.from_ns),
+            ({"ph": "f", "bp": "e"}, arrow.to_track, arrow.to_ns),
+        )
+        for kind, place, at in ends:
+            track = timeline.tracks[place]
+            yield {
+                **kind,
+                "id": number,
+                "name": arrow.name,
+                "cat": arrow.name,
+                "pid": track.pid,
+                "tid": track.tid,
+                "ts": _us(at, base),
+                "args": {"step": arrow.step},
+            }
