@@ -14,12 +14,15 @@ from enum import StrEnum
 from functools import wraps
 from inspect import Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engines import api
 from harness.settings import Asked, make_design, parse_fraction, parse_goodput
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED = 1, 3
@@ -308,6 +311,20 @@ def rerun(
     raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
 
 
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Where each decode step's interval goes, what made late requests late, and what was to be expected."""
+    from harness import explain as records
+    from harness import explain_tables
+
+    found = records.explain(run)
+    _print(found, format, explain_tables.to_csv, explain_tables.to_markdown, explain_tables.to_terminal)
+
+
 class OnUndecided(StrEnum):
     FAIL = "fail"
     PASS = "pass"
@@ -421,28 +438,42 @@ def _show(result: Mapping[str, Any], form: Format, gate: str | None = None) -> N
     """Print a result on stdout; `gate`: what a gate said of it."""
     from harness import tables
 
+    if gate is None:
+        _print(result, form, tables.to_csv, tables.to_markdown, tables.to_terminal)
+    else:
+        _print(
+            result,
+            form,
+            tables.to_csv,
+            lambda result: tables.gate_markdown(result, gate),
+            lambda result, width: tables.gate_terminal(result, gate, width),
+        )
+
+
+def _print(
+    result: Mapping[str, Any],
+    form: Format,
+    to_csv: Callable[[Mapping[str, Any]], str],
+    to_markdown: Callable[[Mapping[str, Any]], str],
+    to_terminal: Callable[[Mapping[str, Any], int], Iterator[RenderableType]],
+) -> None:
+    """Print an object on stdout in one of its forms."""
     match form:
         case Format.JSON:
             import msgspec
 
             sys.stdout.write(msgspec.json.format(msgspec.json.encode(result)).decode() + "\n")
         case Format.CSV:
-            sys.stdout.write(tables.to_csv(result))
+            sys.stdout.write(to_csv(result))
         case Format.MARKDOWN:
-            shown = tables.to_markdown(result) if gate is None else tables.gate_markdown(result, gate)
-            sys.stdout.write(shown)
+            sys.stdout.write(to_markdown(result))
         case Format.TABLE:
             from rich.console import Console
 
             console = Console(highlight=False)
             if not console.is_terminal:
                 console = Console(highlight=False, width=PIPE_WIDTH)
-            parts = (
-                tables.to_terminal(result, console.width)
-                if gate is None
-                else tables.gate_terminal(result, gate, console.width)
-            )
-            console.print(*parts, sep="\n")
+            console.print(*to_terminal(result, console.width), sep="\n")
 
 
 @app.command()

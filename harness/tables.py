@@ -151,7 +151,29 @@ def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
         name: {"unit": comparison["metrics"][name]["unit"], **sides}
         for name, sides in comparison["limit"].items()
     }
-    yield from _sides_table("Limit", limit, alone=comparison["after"] is None)
+    predicted = comparison.get("prediction")
+    note = "" if predicted is None else prediction_line(predicted)
+    yield from _sides_table("Limit", limit, alone=comparison["after"] is None, note=note)
+
+
+def prediction_line(predicted: Mapping[str, Any]) -> str:
+    """What the toggle should have given by the before arm's records, beside what it gave."""
+    if "none" in predicted:
+        return f"No prediction: {predicted['none']}."
+    name, change = predicted["metric"], percent(predicted["change"])
+    said = f"Predicted from the before arm alone: {name} {change} {_predicted_interval(predicted)}".rstrip()
+    if predicted["measured"] is not None:
+        points = f"{100 * predicted['error']:+.2g}".replace("-", "−")
+        said += f"; measured {percent(predicted['measured'])}, so the prediction is off by {points} points"
+    return (
+        f"{said}. Model: {predicted['model']}, harness/prediction.py; calibrated: {predicted['calibration']}."
+    )
+
+
+def _predicted_interval(predicted: Mapping[str, Any]) -> str:
+    if predicted["ci_low"] is None:
+        return ""
+    return f"[{percent(predicted['ci_low'])}, {percent(predicted['ci_high'])}]"
 
 
 def metric_table(comparison: Mapping[str, Any]) -> Table:
@@ -196,7 +218,9 @@ def _clear(row: Mapping[str, Any]) -> bool:
     return row["ci_low"] is not None and (row["ci_low"] > 0 or row["ci_high"] < 0)
 
 
-def _sides_table(title: str, sides: Mapping[str, Mapping[str, Any]], alone: bool) -> Iterator[Table]:
+def _sides_table(
+    title: str, sides: Mapping[str, Mapping[str, Any]], alone: bool, note: str = ""
+) -> Iterator[Table]:
     if not sides:
         return
     columns = ("", "before", "unit") if alone else ("", "before", "after", "unit")
@@ -206,7 +230,7 @@ def _sides_table(title: str, sides: Mapping[str, Mapping[str, Any]], alone: bool
         if row["before"] or row["after"]  # a counter that stayed at zero says nothing
     )
     if rows:
-        yield Table(title, columns, rows)
+        yield Table(title, columns, rows, note)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -319,7 +343,7 @@ def gate_table(result: Mapping[str, Any]) -> Table:
 
 def gate_markdown(result: Mapping[str, Any], said: str) -> str:
     """The summary of a gate, with the whole comparison folded away below."""
-    lines = [f"**{gate_conclusion(result, said)}**", "", *_markdown_table(gate_table(result))]
+    lines = [f"**{gate_conclusion(result, said)}**", "", *markdown_table(gate_table(result))]
     lines += ["<details><summary>The whole comparison</summary>", "", to_markdown(result), "</details>", ""]
     return "\n".join(lines)
 
@@ -329,7 +353,7 @@ def gate_terminal(result: Mapping[str, Any], said: str, width: int) -> Iterator[
     from rich.text import Text
 
     yield Text(gate_conclusion(result, said), style="bold")
-    yield from _terminal_table(gate_table(result), width)
+    yield from terminal_table(gate_table(result), width)
     yield from to_terminal(result, width)
 
 
@@ -343,13 +367,13 @@ def to_markdown(result: Mapping[str, Any]) -> str:
         lines += [f"**{conclusion(result, comparison)}**", "", changed_settings(comparison), ""]
         lines += [line + "\n" for line in (stopped(result), *remarks(comparison))]
         for table in parts(comparison):
-            lines += _markdown_table(table)
+            lines += markdown_table(table)
         if comparison["warnings"]:
             lines += ["### Warnings", "", *(f"- {line}" for line in comparison["warnings"]), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _markdown_table(table: Table) -> list[str]:
+def markdown_table(table: Table) -> list[str]:
     rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
     rows = [table.columns, tuple(rulers), *table.rows]
     note = [table.note, ""] if table.note else []
@@ -381,13 +405,13 @@ def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableTyp
         yield Text(changed_settings(comparison))
         yield from (Text(line) for line in (stopped(result), *remarks(comparison)))
         for table in parts(comparison):
-            yield from _terminal_table(table, width)
+            yield from terminal_table(table, width)
         if comparison["warnings"]:
             yield Text("Warnings", style="bold")
             yield from (Text(f"• {line}") for line in comparison["warnings"])
 
 
-def _terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
+def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
     from rich.text import Text

@@ -46,6 +46,8 @@ PIPE_BYTES = 1 << 20  # what the step may be ahead of the output process; then i
 
 
 class Output(Protocol):
+    deferred: bool  # whether what is handed over is processed only in catch_up
+
     @property
     def pid(self) -> int | None:
         """The output process, where there is one."""
@@ -71,6 +73,7 @@ class Output(Protocol):
 class Inline:
     """Before."""
 
+    deferred = False
     pid: int | None = None
 
     def __init__(self, make_processor: MakeProcessor, counters: dict[str, int]) -> None:
@@ -99,6 +102,7 @@ class Deferred:
     """After, as it landed: one step late. What it takes is hidden behind the device, so none of it counts as
     output on the step."""
 
+    deferred = True
     pid: int | None = None
 
     def __init__(self, make_processor: MakeProcessor) -> None:
@@ -135,6 +139,8 @@ def _taken(stopped: list[Stopped]) -> Sequence[Stopped]:
 
 class InProcess:
     """After, as it was proposed."""
+
+    deferred = False
 
     def __init__(
         self, events: str, model: str, vocabulary: int, interval: int, counters: dict[str, int]
