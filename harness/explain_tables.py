@@ -30,7 +30,7 @@ STEP_NOTE = (
 )
 TAIL_NOTE = (
     "Late: the mean of the samples at the percentile and above; typical: of those between the quartiles. "
-    "What made them late: what the scheduler's thread did more of meanwhile than in a typical one, the largest "
+    "What made them late: what the scheduler's thread did more of than in a typical one, the largest "
     "first; the whole list is in --format json. Pooled over blocks, so described and not judged. "
     "harness/tail.py."
 )

@@ -3,8 +3,8 @@ queue wait to the synchronization point behind them".
 
 Each sample of a metric is a window of time: submit lag from due to sent (client), queue wait from tokenized
 to admitted, TTFT from sent to the first chunk (client), ITL from one token of a request to its next (engine).
-A window is split by what the scheduler's thread was at meanwhile: a phase, and the kind of the step it belonged
-to. A wait is named with its synchronization, `wait.copy_done (prefill)`: the thread stood behind a prefill.
+A window is split by what the scheduler's thread was at: a phase, and the kind of the step it belonged to. A
+wait is named with its synchronization, `wait.copy_done (prefill)`: the thread stood behind a prefill.
 `between phases` is loop code, the admission of new requests, or a thread with nothing to do.
 
 The late samples are those at the percentile and above; the typical ones lie between the quartiles. What the
