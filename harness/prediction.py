@@ -131,12 +131,11 @@ def rested_less(before: Before, saved: float, calibration: Calibration | None) -
 
 
 # Which toggles change, from what to what, and the model; `model_of` says what the settings need besides.
-MODELS: dict[tuple[tuple[str, str, str], ...], Model] = {
-    (("schedule", "serial", "overlap"),): overlap,
-    (("output", "inline", "deferred"),): deferred_output,
-    (("output", "inline", "process"),): async_output,
+MODELS: dict[frozenset[tuple[str, str, str]], Model] = {
+    frozenset({("schedule", "serial", "overlap"), ("prefill", "", "overlap")}): overlap,
+    frozenset({("output", "inline", "deferred")}): deferred_output,
+    frozenset({("output", "inline", "process")}): async_output,
 }
-IMPLIED = ("prefill",)  # means something under overlap only, and nothing to a decode step
 
 
 def model_of(before: Arm, after: Arm) -> Model | str:
@@ -151,11 +150,11 @@ def model_of(before: Arm, after: Arm) -> Model | str:
     changes = tuple(
         (name, before.toggles.get(name, ""), after.toggles.get(name, ""))
         for name in names
-        if before.toggles.get(name) != after.toggles.get(name) and name not in IMPLIED
+        if before.toggles.get(name) != after.toggles.get(name)
     )
     if not changes:
         return "the arms are equal"
-    found = MODELS.get(changes)
+    found = MODELS.get(frozenset(changes))
     if found is None:
         changed = ", ".join(f"{name} {old or 'none'} → {new or 'none'}" for name, old, new in changes)
         return f"no model of {changed}"
