@@ -43,10 +43,11 @@ def explain(folder: Path) -> dict[str, Any]:
         part: _row([[each[part] for each in block] for block in means], alpha)
         for part in ("interval_ns", *attribution.PARTS)
     }
-    for row in rows.values():
-        for side in ("before", "after"):
-            whole, value = rows["interval_ns"][side], row[side]
-            row[f"share_{side}"] = None if value is None else value / whole
+    for side in ("before", "after"):
+        whole = rows["interval_ns"][side]
+        for row in rows.values():
+            value = row[side]
+            row[f"share_{side}"] = None if value is None or whole is None else value / whole
     step = {"interval": rows.pop("interval_ns"), **rows}
     before, *after = design.arms_with_plant(manifest.plant_ns)
     return {

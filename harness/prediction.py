@@ -263,4 +263,5 @@ def sent_chunks(steps: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64
         last.append(np.asarray(stamps, np.int64)[ends[ends <= len(stamps)] - 1])
     stamps = np.sort(np.concatenate(last))
     starts, ends = steps["append.start"].to_numpy(), steps["append.end"].to_numpy()
-    return np.searchsorted(stamps, ends, side="right") - np.searchsorted(stamps, starts, side="left")
+    found: NDArray[np.int64] = np.searchsorted(stamps, ends, side="right") - np.searchsorted(stamps, starts)
+    return found
