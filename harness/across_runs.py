@@ -228,6 +228,7 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
             name: {side: float(np.mean(per_arm[side])) if side in per_arm else None for side in SIDES}
             for name, per_arm in limits.items()
         },
+        "prediction": {"none": "the arms are of different runs"},
         "warnings": [*_warnings(left, right), *cautions.circumstances(manifest, blocks, values)],
     }
 

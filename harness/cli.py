@@ -387,6 +387,20 @@ def _show_traces(files: Sequence[Path], format: Format) -> None:
     _print(result, format, report.to_csv, report.to_markdown, report.to_terminal)
 
 
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Where each decode step's interval goes, what made late requests late, and what was to be expected."""
+    from harness import explain as records
+    from harness import explain_tables
+
+    found = records.explain(run)
+    _print(found, format, explain_tables.to_csv, explain_tables.to_markdown, explain_tables.to_terminal)
+
+
 class OnUndecided(StrEnum):
     FAIL = "fail"
     PASS = "pass"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engines import api
-from harness import cautions, gate, metrics, stats
+from harness import cautions, gate, metrics, prediction, stats
 from harness.design import Arm, Design, Until
 from harness.store import SCHEMA_VERSION, Manifest
 
@@ -87,6 +87,10 @@ def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[
     offered = offered_load(design, per_block)
     before, *after = design.arms_with_plant(manifest.plant_ns)
     did = mechanism(design, blocks)
+    rows = {
+        name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
+        for name, per_arm in values.items()
+    }
     return {
         "variant": design.name,
         "before": settings(before),
@@ -95,10 +99,7 @@ def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[
         "confidence": 1 - alpha,
         "margin": design.margin,
         "primary": design.primary,
-        "metrics": {
-            name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
-            for name, per_arm in values.items()
-        },
+        "metrics": rows,
         "outputs": outputs(design, blocks),
         "mechanism": did | planted(design, did, values),
         "limit": {
@@ -106,6 +107,7 @@ def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[
             for name in ("device_busy", "exposed_host_us")
             if name in values
         },
+        "prediction": prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
         "warnings": cautions.collect(manifest, blocks, values, effects.get(design.primary)),
     }
 

@@ -151,7 +151,29 @@ def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
         name: {"unit": comparison["metrics"][name]["unit"], **sides}
         for name, sides in comparison["limit"].items()
     }
-    yield from _sides_table("Limit", limit, alone=comparison["after"] is None)
+    predicted = comparison.get("prediction")
+    note = "" if predicted is None else prediction_line(predicted)
+    yield from _sides_table("Limit", limit, alone=comparison["after"] is None, note=note)
+
+
+def prediction_line(predicted: Mapping[str, Any]) -> str:
+    """What the toggle should have given by the before arm's records, beside what it gave."""
+    if "none" in predicted:
+        return f"No prediction: {predicted['none']}."
+    name, change = predicted["metric"], percent(predicted["change"])
+    said = f"Predicted from the before arm alone: {name} {change} {_predicted_interval(predicted)}".rstrip()
+    if predicted["measured"] is not None:
+        points = f"{100 * predicted['error']:+.2g}".replace("-", "−")
+        said += f"; measured {percent(predicted['measured'])}, so the prediction is off by {points} points"
+    return (
+        f"{said}. Model: {predicted['model']}, harness/prediction.py; calibrated: {predicted['calibration']}."
+    )
+
+
+def _predicted_interval(predicted: Mapping[str, Any]) -> str:
+    if predicted["ci_low"] is None:
+        return ""
+    return f"[{percent(predicted['ci_low'])}, {percent(predicted['ci_high'])}]"
 
 
 def metric_table(comparison: Mapping[str, Any]) -> Table:
@@ -196,7 +218,9 @@ def _clear(row: Mapping[str, Any]) -> bool:
     return row["ci_low"] is not None and (row["ci_low"] > 0 or row["ci_high"] < 0)
 
 
-def _sides_table(title: str, sides: Mapping[str, Mapping[str, Any]], alone: bool) -> Iterator[Table]:
+def _sides_table(
+    title: str, sides: Mapping[str, Mapping[str, Any]], alone: bool, note: str = ""
+) -> Iterator[Table]:
     if not sides:
         return
     columns = ("", "before", "unit") if alone else ("", "before", "after", "unit")
@@ -206,7 +230,7 @@ def _sides_table(title: str, sides: Mapping[str, Mapping[str, Any]], alone: bool
         if row["before"] or row["after"]  # a counter that stayed at zero says nothing
     )
     if rows:
-        yield Table(title, columns, rows)
+        yield Table(title, columns, rows, note)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -50,3 +50,14 @@ def test_a_killed_device_or_output_process_ends_the_run_which_then_goes_on(tmp_p
     comparison = json.loads(stdout)["comparisons"][0]
     assert comparison["blocks"] == 3
     assert comparison["outputs"]["identical"] == comparison["outputs"]["compared"] == 3 * 64
+    assert comparison["prediction"]["model"] == "async_output"
+
+    code, stdout, stderr = start(environment, tmp_path, "explain", str(folder), "--format", "json").end(30)
+    assert code == 0, stderr
+    found = json.loads(stdout)
+    assert found["prediction"] == comparison["prediction"]
+    parts = dict(found["step_us"])
+    whole = parts.pop("interval")
+    for side in ("before", "after"):
+        assert abs(sum(part[side] for part in parts.values()) - whole[side]) < 0.01
+        assert parts["device"][side] > parts["unattributed"][side]

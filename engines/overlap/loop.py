@@ -138,17 +138,27 @@ class Run:
             self.recorder.set_dropped(step.number, dropped)
         self.recorder.end(APPEND, step.number, began)
 
-        began = self.recorder.begin(OUTPUT, step.number)
+        if self.output.deferred:
+            self.hand_over(step, produced)
+        else:
+            began = self.recorder.begin(OUTPUT, step.number)
+            self.hand_over(step, produced)
+            self.recorder.end(OUTPUT, step.number, began)
+
+    def hand_over(self, step: Step, produced: list[Produced]) -> None:
         self.output.hand_over(step.number, produced)
         self.end_stopped()
-        self.recorder.end(OUTPUT, step.number, began)
 
     def catch_up(self, step: Step) -> None:
-        """Output that was put off until a step was launched."""
-        began = self.recorder.begin(OUTPUT, step.number)
-        self.output.catch_up()
-        self.end_stopped()
-        self.recorder.end(OUTPUT, step.number, began)
+        """Output that was put off until a step was launched. `output` is recorded where it is processed, and
+        once in a step, so that its stamps say when that was."""
+        if self.output.deferred:
+            began = self.recorder.begin(OUTPUT, step.number)
+            self.output.catch_up()
+            self.end_stopped()
+            self.recorder.end(OUTPUT, step.number, began)
+        else:
+            self.end_stopped()
 
     def end_stopped(self) -> None:
         """End the requests whose text came to a stop string, as far as that is known by now."""

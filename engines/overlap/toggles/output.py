@@ -47,6 +47,8 @@ PIPE_BYTES = 1 << 20  # what the step may be ahead of the output process; then i
 
 
 class Output(Protocol):
+    deferred: bool  # whether what is handed over is processed only in catch_up
+
     @property
     def pid(self) -> int | None:
         """The output process, where there is one."""
@@ -101,6 +103,8 @@ class OnTheStep:
 class Inline(OnTheStep):
     """Before."""
 
+    deferred = False
+
     def __init__(self, make_processor: MakeProcessor, counters: dict[str, int]) -> None:
         super().__init__(make_processor)
         self.counters = counters
@@ -118,6 +122,8 @@ class Inline(OnTheStep):
 class Deferred(OnTheStep):
     """After, as it landed: one step late. What it takes is hidden behind the device, so none of it counts as
     output on the step."""
+
+    deferred = True
 
     def __init__(self, make_processor: MakeProcessor) -> None:
         super().__init__(make_processor)
@@ -145,6 +151,8 @@ def _taken(stopped: list[Stopped]) -> Sequence[Stopped]:
 
 class InProcess:
     """After, as it was proposed."""
+
+    deferred = False
 
     def __init__(
         self, events: str, model: str, vocabulary: int, interval: int, counters: dict[str, int]

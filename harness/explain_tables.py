@@ -1,0 +1,164 @@
+"""What `bench explain` found, as a person reads it. Input is the object of explain.explain, nothing else."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness.explain import SHOWN_CAUSES
+from harness.tables import (
+    Table,
+    changed_settings,
+    confidence,
+    interval,
+    markdown_table,
+    number,
+    prediction_line,
+    terminal_table,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+CSV_COLUMNS = ("before", "after", "delta", "ci_low", "ci_high", "share_before", "share_after")
+STEP_NOTE = (
+    "Means over blocks, decode steps that follow a decode step, at the before arm's batch mix; from the "
+    "device's end of a step to its end of the next. A host phase counts only while the device stands still. "
+    "Interval: {confidence}%, t over blocks. harness/attribution.py defines each line."
+)
+TAIL_NOTE = (
+    "Late: the mean of the samples at the percentile and above; typical: of those between the quartiles. "
+    "What made them late: what the scheduler's thread did more of than in a typical one, the largest "
+    "first; the whole list is in --format json. Pooled over blocks, so described and not judged. "
+    "harness/tail.py."
+)
+
+
+def conclusion(found: Mapping[str, Any]) -> str:
+    """One sentence: the change of the step, and the part with most of it."""
+    whole, parts = found["step_us"]["interval"], _parts(found)
+    blocks = f"{found['blocks']} block{'s' if found['blocks'] != 1 else ''}"
+    start = f"{found['variant']}: a decode step takes {number(whole['before'])} us"
+    if found["after"] is None:
+        device = parts["device"]["share_before"]
+        return f"{start} over {blocks} on the {found['device']} device, {_share(device)} of it the device's."
+    name = max(parts, key=lambda part: abs(parts[part]["delta"]))
+    return (
+        f"{start} before and {number(whole['after'])} after ({_delta(whole)} us) over {blocks} on the "
+        f"{found['device']} device; the largest change is in {name}, {_delta(parts[name])} us."
+    )
+
+
+def tables(found: Mapping[str, Any]) -> Iterator[Table]:
+    """In the order in which they are read."""
+    yield step_table(found)
+    yield tail_table(found)
+
+
+def step_table(found: Mapping[str, Any]) -> Table:
+    """Every part that either arm has, and the interval that they add up to."""
+    alone = found["after"] is None
+    note = STEP_NOTE.format(confidence=confidence(found))
+    rows = {
+        name: row
+        for name, row in found["step_us"].items()
+        if name in ("interval", "unattributed") or row["before"] or row["after"]
+    }
+    if alone:
+        cells = tuple((name, _us(row["before"]), _share(row["share_before"])) for name, row in rows.items())
+        return Table("Where a decode step goes", ("us of a step", "before", "share"), cells, note)
+    return Table(
+        "Where a decode step goes",
+        ("us of a step", "before", "share", "after", "of it", "change", "interval"),
+        tuple(
+            (
+                name,
+                _us(row["before"]),
+                _share(row["share_before"]),
+                _us(row["after"]),
+                _share(row["share_after"]),
+                _delta(row),
+                interval({**row, "change": None}),
+            )
+            for name, row in rows.items()
+        ),
+        note,
+        numbers=("before", "share", "after", "of it", "change"),
+    )
+
+
+def tail_table(found: Mapping[str, Any]) -> Table:
+    """One row per arm, metric and level."""
+    rows = tuple(
+        (
+            each["arm"],
+            f"{each['metric'].removesuffix('_ms')} p{each['level']}" + ("" if each["enough"] else " (few)"),
+            number(each["typical"]),
+            number(each["late"]),
+            "; ".join(f"{name} {more:+.2f}" for name, more in each["causes"][:SHOWN_CAUSES] if more > 0),
+        )
+        for each in found["tail"]
+    )
+    return Table(
+        "What made the late ones late",
+        ("arm", "ms", "typical", "late", "what the scheduler's thread did more of, ms"),
+        rows,
+        TAIL_NOTE,
+        numbers=("typical", "late"),
+    )
+
+
+def _parts(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row for name, row in found["step_us"].items() if name != "interval"}
+
+
+def _us(value: float) -> str:
+    return f"{value:,.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _delta(row: Mapping[str, Any]) -> str:
+    return f"{row['delta']:+,.1f}".replace("-", "−")
+
+
+def to_markdown(found: Mapping[str, Any]) -> str:
+    lines = [f"**{conclusion(found)}**", "", changed_settings(found), ""]
+    for table in tables(found):
+        lines += markdown_table(table)
+    if found["prediction"] is not None:
+        lines += ["### Prediction", "", prediction_line(found["prediction"]), ""]
+    if found["warnings"]:
+        lines += ["### Warnings", "", *(f"- {line}" for line in found["warnings"]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def to_csv(found: Mapping[str, Any]) -> str:
+    """One line per part of the step, unrounded."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("run", "device", "variant", "part", *CSV_COLUMNS))
+    for name, row in found["step_us"].items():
+        start = (found["run"], found["device"], found["variant"], name)
+        writer.writerow((*start, *(row[column] for column in CSV_COLUMNS)))
+    return text.getvalue()
+
+
+def to_terminal(found: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """Renderables for a rich console of that width."""
+    from rich.text import Text
+
+    yield Text(conclusion(found), style="bold")
+    yield Text(changed_settings(found))
+    for table in tables(found):
+        yield from terminal_table(table, width)
+    if found["prediction"] is not None:
+        yield Text("Prediction", style="bold")
+        yield Text(prediction_line(found["prediction"]) + "\n")
+    if found["warnings"]:
+        yield Text("Warnings", style="bold")
+        yield from (Text(f"• {line}") for line in found["warnings"])

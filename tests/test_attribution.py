@@ -1,0 +1,264 @@
+"""Where a decode interval goes: cases worked out by hand, and what holds for any stamps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import metrics
+from harness.attribution import PARTS, attribute, matched_means, paint
+from harness.records import STEP_COLUMNS
+
+Phases = Mapping[str, tuple[int, int]]
+
+
+def one_step(
+    step: int, device: tuple[int, int], phases: Phases, kind: str = "decode", batch: int = 1
+) -> dict[str, object]:
+    """A row of steps_frame; phases that are not given did not happen. Times are us."""
+    row: dict[str, object] = dict.fromkeys(STEP_COLUMNS, -1)
+    row |= {"step": step, "kind": kind, "batch": batch, "dropped": 0, "preempted": 0, "round": 0}
+    row |= {"device_start_ns": device[0] * 1000, "device_end_ns": device[1] * 1000}
+    row["device_ns"] = (device[1] - device[0]) * 1000
+    for phase, (start, end) in phases.items():
+        row |= {f"{phase}.start": start * 1000, f"{phase}.end": end * 1000}
+    return row
+
+
+def frame(*rows: dict[str, object]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows))
+
+
+def programs(*spans: tuple[int, int, int]) -> pd.DataFrame:
+    """device_frame of programs (step, start, end), us."""
+    return pd.DataFrame(
+        [
+            {"kind": "program", "step": step, "start_ns": start * 1000, "end_ns": end * 1000, "round": 0}
+            for step, start, end in spans
+        ]
+    )
+
+
+def parts_us(
+    steps: pd.DataFrame, work: pd.DataFrame | None = None, forward_thread: bool = False
+) -> list[dict[str, float]]:
+    """Of each interval, the parts that are not zero, us."""
+    found = attribute(steps, pd.DataFrame() if work is None else work, forward_thread)
+    assert (found[list(PARTS)].sum(axis=1) == found["interval_ns"]).all()
+    return [{part: row[part] / 1000 for part in PARTS if row[part]} for _, row in found.iterrows()]
+
+
+def test_a_serial_step_shows_every_host_phase() -> None:
+    """The device ends step 0 at 100; all the host does until it starts step 1 at 200 is exposed."""
+    steps = frame(
+        one_step(0, (50, 100), {"wait.copy_done": (50, 120), "append": (122, 130), "output": (130, 150)}),
+        one_step(
+            1,
+            (200, 260),
+            {
+                "recv": (150, 155),
+                "schedule": (155, 165),
+                "metadata": (165, 170),
+                "h2d": (172, 182),
+                "launch": (182, 190),
+                "wait.copy_done": (191, 280),
+            },
+        ),
+    )
+    assert parts_us(steps) == [
+        {
+            "device": 60,
+            "launch latency": 10,
+            "h2d": 10,
+            "launch": 8,
+            "completion latency": 20,
+            "append": 8,
+            "output": 20,
+            "recv": 5,
+            "schedule": 10,
+            "metadata": 5,
+            "unattributed": 4,
+        }
+    ]
+
+
+def test_output_in_the_shadow_of_the_device_is_not_exposed() -> None:
+    """Deferred: step 0's output runs from 190 on, while the device starts and executes step 1."""
+    steps = frame(
+        one_step(0, (50, 100), {"wait.copy_done": (50, 120), "append": (120, 130)}),
+        one_step(1, (200, 260), {"schedule": (130, 180), "launch": (180, 190), "output": (190, 230)}),
+    )
+    assert parts_us(steps) == [
+        {
+            "device": 60,
+            "launch latency": 10,
+            "launch": 10,
+            "completion latency": 20,
+            "append": 10,
+            "schedule": 50,
+        }
+    ]
+
+
+def test_an_overlapped_step_that_was_queued_shows_the_turnaround_alone() -> None:
+    steps = frame(
+        one_step(0, (50, 100), {"launch": (10, 20), "wait.copy_done": (90, 115), "append": (115, 125)}),
+        one_step(1, (109, 160), {"schedule": (60, 70), "launch": (80, 90)}),
+    )
+    assert parts_us(steps) == [{"device": 51, "turnaround": 9}]
+
+
+def test_a_host_bound_overlapped_step_shows_what_the_host_was_at() -> None:
+    """Step 2 is launched only at 150, long after the device ended step 1 at 100: first the ids of step 0 are
+    processed."""
+    steps = frame(
+        one_step(0, (10, 40), {"wait.copy_done": (80, 105), "append": (105, 110), "output": (110, 125)}),
+        one_step(1, (45, 100), {"launch": (30, 40)}),
+        one_step(2, (153, 200), {"schedule": (125, 140), "h2d": (140, 145), "launch": (145, 150)}),
+    )
+    assert parts_us(steps)[1] == {
+        "device": 47,
+        "launch latency": 3,
+        "h2d": 5,
+        "launch": 5,
+        "completion latency": 5,
+        "append": 5,
+        "output": 15,
+        "schedule": 15,
+    }
+
+
+def test_a_forward_thread_that_does_not_get_to_launch_is_a_hand_over() -> None:
+    """Ready at 110 and launched from 140 on, while the scheduler's thread processes and then waits."""
+    steps = frame(
+        one_step(0, (50, 100), {"launch": (10, 20), "append": (112, 125), "wait.copy_done": (110, 112)}),
+        one_step(
+            1,
+            (155, 200),
+            {
+                "metadata": (95, 110),
+                "wait.launch_done": (125, 152),
+                "h2d": (140, 145),
+                "launch": (145, 150),
+            },
+        ),
+    )
+    assert parts_us(steps, forward_thread=True) == [
+        {"device": 45, "launch latency": 5, "h2d": 5, "launch": 5, "hand-over": 30, "metadata": 10}
+    ]
+
+
+def test_holes_of_an_eager_step_belong_to_the_launch_that_is_under_way() -> None:
+    steps = frame(
+        one_step(0, (50, 100), {"launch": (10, 20)}),
+        one_step(1, (120, 200), {"launch": (110, 180)}),
+    )
+    work = programs((0, 50, 100), (1, 120, 130), (1, 150, 160), (1, 185, 200))
+    assert parts_us(steps, work) == [{"device": 35, "launch latency": 5, "launch": 50, "unattributed": 10}]
+
+
+def test_an_engine_without_phases_has_nothing_attributed_but_the_device() -> None:
+    steps = frame(one_step(0, (50, 100), {}), one_step(1, (140, 200), {}))
+    assert parts_us(steps) == [{"device": 60, "unattributed": 40}]
+
+
+def test_a_step_behind_a_prefill_has_no_interval() -> None:
+    steps = frame(one_step(0, (50, 100), {}, kind="prefill"), one_step(1, (140, 200), {}))
+    assert parts_us(steps) == []
+
+
+def test_parts_are_compared_at_the_before_arm_s_batch_mix() -> None:
+    """Before: batch 1 twice, batch 2 once. After ran batch 2 more often, and is no slower for it."""
+
+    def arm(batches: list[int]) -> pd.DataFrame:
+        columns = dict.fromkeys(PARTS, 0)
+        return pd.DataFrame(
+            [columns | {"batch": each, "interval_ns": each * 1000, "device": each * 1000} for each in batches]
+        )
+
+    before, after = matched_means(arm([1, 1, 2]), arm([1, 2, 2, 2, 3]))
+    assert before["device"] == after["device"] == pytest.approx(4 / 3)
+    assert np.isnan(matched_means(arm([1]), arm([2]))[0]["device"])
+
+
+# -- for any stamps ---------------------------------------------------------------------------------------
+
+SPAN = st.tuples(st.integers(0, 60), st.integers(0, 30)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+NAMES = ("recv", "schedule", "metadata", "h2d", "launch", "wait.launch_done", "wait.copy_done", "append")
+
+
+@st.composite
+def any_steps(draw: st.DrawFn) -> pd.DataFrame:
+    """Steps in the device's order, with phases anywhere: whatever a recorder may have written."""
+    rows, at = [], 10
+    for number in range(draw(st.integers(2, 6))):
+        start = at + draw(st.integers(0, 20))
+        at = start + draw(st.integers(1, 20))
+        phases = draw(st.dictionaries(st.sampled_from((*NAMES, "output")), SPAN))
+        rows.append(one_step(number, (start, at), phases))
+    return frame(*rows)
+
+
+@given(any_steps(), st.booleans())
+def test_parts_add_up_to_the_interval_and_none_is_negative(steps: pd.DataFrame, thread: bool) -> None:
+    found = attribute(steps, pd.DataFrame(), thread)
+    assert (found[list(PARTS)].to_numpy() >= 0).all()
+    assert (found[list(PARTS)].sum(axis=1) == found["interval_ns"]).all()
+    idle = found["interval_ns"] - found["device"]
+    assert metrics.exposed_host_us(metrics.decode_intervals(steps)) == pytest.approx(idle.mean() / 1000)
+
+
+@given(any_steps(), st.booleans())
+def test_time_in_which_nothing_was_recorded_stays_unattributed(steps: pd.DataFrame, thread: bool) -> None:
+    """Counted nanosecond by nanosecond: idle, no phase, and behind no launch of the step."""
+    found = attribute(steps, pd.DataFrame(), thread)
+    for index, row in found.iterrows():
+        end = steps.loc[index, "device_end_ns"] // 1000
+        start = end - row["interval_ns"] // 1000
+        launched = steps.loc[index, "launch.end"]
+        nothing = 0
+        for moment in range(start, end):
+            inside = [
+                (each[f"{phase}.start"] <= moment * 1000 < each[f"{phase}.end"])
+                for _, each in steps.iterrows()
+                for phase in (*NAMES, "output")
+                if thread or phase != "wait.launch_done"
+            ]
+            executing = (
+                (steps["device_start_ns"] <= moment * 1000) & (moment * 1000 < steps["device_end_ns"])
+            ).any()
+            ready = thread and any(
+                0 <= each["metadata.end"] <= moment * 1000 < each["h2d.start"] for _, each in steps.iterrows()
+            )
+            behind = 0 <= launched <= moment * 1000
+            nothing += not (any(inside) or executing or ready or behind)
+        assert row["unattributed"] == nothing * 1000
+
+
+@given(
+    st.lists(st.lists(SPAN, max_size=4), min_size=1, max_size=3),
+    st.lists(SPAN, min_size=1, max_size=5),
+)
+def test_a_window_holds_what_was_painted_in_it(
+    claims: list[list[tuple[int, int]]], windows: list[tuple[int, int]]
+) -> None:
+    def columns(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        array = np.array(spans, np.int64).reshape(-1, 2)
+        return array[:, 0], array[:, 1]
+
+    painted = paint([columns(each) for each in claims])
+    found = painted.within(*columns(windows))
+    for window, row in zip(windows, found, strict=True):
+        for number in range(len(claims)):
+            mine = [
+                moment
+                for moment in range(*window)
+                if any(start <= moment < end for start, end in claims[number])
+                and not any(start <= moment < end for each in claims[:number] for start, end in each)
+            ]
+            assert row[number] == len(mine)
