@@ -36,7 +36,8 @@ PLACES = ("device", "host")  # of a planted delay
 PLANTED = ("plant_at", "plant_ns")  # engine options that only a planted delay sets
 SWITCH = {"on": True, "off": False}
 LENGTHS = ("input_tokens", "max_new_tokens")
-COUNTS = ("max_batch_size", "prefill_max_batch_size", "prefill_max_tokens", "stream_interval", "block_size")
+COUNTS = ("max_batch_size", "prefill_max_batch_size", "prefill_max_tokens", "stream_interval")
+LOWEST = {"block_size": 1, "num_blocks": 2, "max_context": 2}  # of --set; one KV block takes the padding
 
 
 def parse_changes(texts: Sequence[str], flag: str) -> dict[str, str]:
@@ -126,6 +127,10 @@ def make_options(values: Mapping[str, Any]) -> api.EngineOptions:
             raise api.BadSetting(
                 f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}"
             )
+    for name, lowest in LOWEST.items():
+        value = getattr(options, name)
+        if value is not None and value < lowest:
+            raise api.BadSetting(f"{name} must be at least {lowest}, not {value}")
     if options.tokenize_workers < 0:
         raise api.BadSetting(f"--tokenize-workers must be at least 0, not {options.tokenize_workers}")
     return options

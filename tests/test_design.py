@@ -245,6 +245,9 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
         ),
         ({"variant": "pinned", "both": ["recorder=maybe"]}, "recorder=maybe"),
         ({"variant": "pinned", "both": ["max_context=many"]}, "max_context=many"),
+        ({"variant": "pinned", "both": ["block_size=0"]}, "block_size must be at least 1, not 0"),
+        ({"variant": "pinned", "both": ["num_blocks=0"]}, "num_blocks must be at least 2, not 0"),
+        ({"variant": "pinned", "both": ["max_context=-5"]}, "max_context must be at least 2, not -5"),
         ({"variant": "pinned", "options": {"device": "cudda"}}, "unknown device 'cudda'; did you mean cuda?"),
         (
             {"variant": "pinned", "options": {"max_batch_size": 0}},

@@ -140,3 +140,13 @@ def test_a_filter_that_lets_all_through_changes_nothing():
     everything = {"top_ks": torch.zeros(500, dtype=torch.int32), "top_ps": torch.ones(500)}
     sample(logits, with_filter, **told, **everything)
     assert torch.equal(without, with_filter)
+
+
+def test_the_coldest_temperature_chooses_the_most_likely():
+    logits = some_logits(seed=5)
+    assert set(draw(logits, 50, temperature=1e-40).tolist()) == {int(logits.argmax())}
+
+
+def test_a_top_p_too_small_for_float32_leaves_the_most_likely():
+    logits = some_logits(seed=6)
+    assert set(draw(logits, 50, top_p=1e-50).tolist()) == {int(logits.argmax())}

@@ -135,6 +135,7 @@ def test_sampling_that_cannot_be_is_answered_with_one_line(device):
         "temperature is -1; it must be 0 (greedy) or above": {"temperature": -1.0},
         "top_p is 0; it must be above 0 and at most 1 (all)": {"top_p": 0.0},
         "top_k is -3; it must be 0 (all) or above": {"top_k": -3},
+        "top_k 2147483648 does not fit into 32 bits": {"top_k": 1 << 31},
         "seed 9223372036854775808 does not fit into 64 bits": {"seed": 1 << 63},
     }
     requests = [api.Request(number, [1], 4, **asked) for number, asked in enumerate(wrong.values())]

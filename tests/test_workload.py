@@ -158,6 +158,10 @@ def test_each_request_is_sampled_with_a_seed_of_its_own_that_the_round_decides()
     [
         ({"temperature": -0.1}, "temperature must be 0 (greedy) or above, not -0.1"),
         ({"temperature": 1.0, "top_k": -1}, "top_k must be 0 (all) or above, not -1"),
+        (
+            {"temperature": 1.0, "top_k": 1 << 31},
+            "top_k must fit into 32 bits, not be 2147483648; 0 samples from all",
+        ),
         ({"temperature": 1.0, "top_p": 1.1}, "top_p must be above 0 and at most 1 (all), not 1.1"),
         ({"stop": ["END", ""]}, "a stop string is empty: it would end every request at once"),
         ({"top_k": 5}, "top_k and top_p mean something only with a temperature above 0"),

@@ -277,6 +277,8 @@ class OverlapEngine(api.Engine):
             return f"temperature is {request.temperature:g}; it must be 0 (greedy) or above"
         if request.top_k < 0:
             return f"top_k is {request.top_k}; it must be 0 (all) or above"
+        if request.top_k >= 1 << 31:
+            return f"top_k {request.top_k} does not fit into 32 bits"
         if not 0 < request.top_p <= 1:
             return f"top_p is {request.top_p:g}; it must be above 0 and at most 1 (all)"
         if not -(1 << 63) <= request.seed < 1 << 63:

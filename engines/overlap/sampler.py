@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Colder than this changes nothing, but a logit divided by it may be infinite, and a share then not a number.
+_COLDEST = 1e-30
+
 
 def sample_greedy(logits: Tensor, out: Tensor) -> None:
     """The most likely token of each row: logits [batch, vocabulary] -> out int64 [batch]. The first of equal
@@ -34,7 +37,7 @@ def sample(
     transformers' warpers do, in their order: temperature, top-k, top-p of what top-k left.
     """
     greedy = temperatures == 0
-    scaled = logits.float() / torch.where(greedy, 1.0, temperatures)[:, None]
+    scaled = logits.float() / torch.where(greedy, 1.0, temperatures).clamp(min=_COLDEST)[:, None]
     if top_ks is not None and top_ps is not None:
         lowest = _lowest_kept(scaled, top_ks, top_ps)
         scaled = torch.where(scaled >= lowest, scaled, float("-inf"))
@@ -53,7 +56,8 @@ def _lowest_kept(scaled: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
     of_top_k = ordered.gather(-1, kept[:, None] - 1)
     shares = torch.where(ordered >= of_top_k, ordered, float("-inf")).softmax(-1)
     before = shares.cumsum(-1) - shares  # what the more likely ones have; of the first nothing, so it stays
-    kept = torch.where(top_ps < 1, (before < top_ps[:, None]).sum(-1), vocabulary)
+    most_likely = (before < top_ps[:, None]).sum(-1).clamp(min=1)  # of a top_p that float32 makes 0 too
+    kept = torch.where(top_ps < 1, most_likely, vocabulary)
     return torch.maximum(of_top_k, ordered.gather(-1, kept[:, None] - 1))
 
 

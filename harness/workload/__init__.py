@@ -101,6 +101,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             raise BadSetting(f"temperature must be 0 (greedy) or above, not {self.temperature:g}")
         if self.top_k < 0:
             raise BadSetting(f"top_k must be 0 (all) or above, not {self.top_k}")
+        if self.top_k >= 1 << 31:
+            raise BadSetting(f"top_k must fit into 32 bits, not be {self.top_k}; 0 samples from all")
         if not 0 < self.top_p <= 1:
             raise BadSetting(f"top_p must be above 0 and at most 1 (all), not {self.top_p:g}")
         if self.temperature == 0 and (self.top_k, self.top_p) != (0, 1):
