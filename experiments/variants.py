@@ -34,7 +34,7 @@ COMMANDS = {
     "async-output": ["--variant", "async-output"],
     "deferred-output": ["--variant", "deferred-output"],
     "copy-done": ["--variant", "copy-done"],
-    "recorder": [*RECORDER, "--blocks", "12"],
+    "recorder": [*RECORDER, "--blocks", "24"],
 }
 
 

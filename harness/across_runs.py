@@ -64,7 +64,7 @@ def compare(texts: Sequence[str]) -> Compared:
         _interleaved(first, other) if first.folder == other.folder else _apart(first, other)
         for other in others
     ]
-    promised = all(side.description.deterministic for side in sides)
+    promised = all(side.manifest.promises_outputs for side in sides)
     found = [each["outputs"] for each in comparisons]
     result = {
         "schema_version": store.SCHEMA_VERSION,

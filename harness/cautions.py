@@ -185,6 +185,11 @@ def _set_up(manifest: Manifest) -> list[str]:
     kinds = {description.device["kind"] for description in manifest.descriptions.values()}
     if "emulated" in kinds:
         lines.append("emulated device: these are times of CPU cores; never compare them with a GPU's")
+    if manifest.descriptions and not manifest.promises_outputs:
+        lines.append(
+            "outputs that differ do not fail this run: where tokens are sampled, or computed in half "
+            "precision, the last digit of a logit depends on the batch and can turn one"
+        )
     for arm in manifest.design.arms:
         if not arm.options.recorder:
             lines.append(f"recorder off in {arm.name}: it has no step records")

@@ -66,6 +66,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     descriptions: dict[str, api.Description] = {}
     plant_ns: int | None = None  # the planted delay, sized in the discarded block
 
+    @property
+    def promises_outputs(self) -> bool:
+        """Whether equal prompts must have equal outputs. Not where tokens are sampled: the last digit of a
+        logit, which depends on the batch, can move the border that a draw is compared with."""
+        greedy = self.design.workload.temperature == 0
+        return greedy and all(each.deterministic for each in self.descriptions.values())
+
 
 def create(results: Path, name: str, now: datetime) -> Path:
     """A new, empty run folder under `results`. Raises StoreError where that can't be written."""

@@ -204,7 +204,7 @@ def test_a_folder_without_a_tokenizer(make, tmp_path):
 DIFFERENT = {
     "granite": ("its logits are", {"logits_scaling": 8.0, "tie_word_embeddings": False}),
     "gemma2": ("the model caps its attention scores", {"head_dim": 16}),
-    "mistral": ("looks back 64 tokens only; lower max_context", GROUPED | {"sliding_window": 64}),
+    "mistral": ("looks back 64 tokens only: set max_context to that", GROUPED | {"sliding_window": 64}),
 }
 
 

@@ -135,6 +135,16 @@ def test_outputs_that_differ_fail_the_run(environment: dict[str, str], tmp_path:
     assert "OUTPUTS DIFFER in 16 of 16 requests" in " ".join(stdout.split())
 
 
+def test_sampled_outputs_that_differ_are_told_and_fail_nothing(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--blocks", "1", "--temperature", "0.8")
+    code, stdout, _ = start(environment, tmp_path, "run", *arguments).end()
+    assert code == 0
+    assert "OUTPUTS DIFFER in 16 of 16 requests" in " ".join(stdout.split())
+    assert "outputs that differ do not fail this run" in " ".join(stdout.split())
+
+
 @pytest.mark.parametrize(
     ("change", "expected", "message"),
     [

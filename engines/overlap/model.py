@@ -150,11 +150,12 @@ class OverlapModule:
         self.layers = config.num_hidden_layers
         self.queries_per_head = heads // kv_heads
         shape = (num_blocks, block_size, kv_heads, width)
-        if max(max_blocks for _, max_blocks in decode_shapes) * block_size > config.max_position_embeddings:
-            raise BadSetting(f"{model} has {config.max_position_embeddings} positions; lower max_context")
+        most = config.max_position_embeddings
+        if max(max_blocks for _, max_blocks in decode_shapes) * block_size > most:
+            raise BadSetting(f"{model} has {most} positions: set max_context to that or less")
         window = getattr(config, "sliding_window", None)
         if window and window < max(max_blocks for _, max_blocks in decode_shapes) * block_size:
-            raise BadSetting(f"{model} looks back {window} tokens only; lower max_context to that")
+            raise BadSetting(f"{model} looks back {window} tokens only: set max_context to that or less")
         keys, values = (self._zeros_per_layer(shape, torch_dtype) for _ in range(2))
         self.pages = Pages(keys, values, block_size)
         self.facts = {
