@@ -11,7 +11,7 @@ from harness.machine import Machine
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True):
-    """A mean over boots and its standard error, us."""
+    """A mean over blocks and its standard error, us."""
 
     mean: float
     error: float
@@ -21,47 +21,25 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine's device. Lists have one entry per batch size, ascending; in between it is interpolated,
-    beyond the ends the end stands."""
+    """One machine's device, client and process border. Lists have one entry per batch size, ascending; in
+    between it is interpolated, beyond the ends the end stands."""
 
     source: str
     device: str  # its kind
     machine: Machine
     batches: list[int]
-    program_us: list[Measured]  # a program queued behind another
     turnaround_us: list[Measured]  # device idle between two queued steps
-    rested_us: list[list[tuple[int, Measured]]]  # (device idle before it, longer than queued), ascending
+    rested_us: list[Measured]  # how much longer a program takes on a device that stood still before it
     hand_over_us: list[Measured]  # giving a step's tokens to the output process
-    aftermath_us: list[Measured]  # what a message of so many chunks costs the host after it was sent
+    aftermath_us: list[Measured]  # what a message of so many chunks costs the host behind the sending
 
-    def turnaround(self, batch: float) -> Measured:
-        return self._at(batch, self.turnaround_us)
-
-    def hand_over(self, batch: float) -> Measured:
-        return self._at(batch, self.hand_over_us)
-
-    def aftermath(self, chunks: float) -> Measured:
-        return self._at(chunks, self.aftermath_us)
-
-    def rested(self, batch: float, idle_us: float) -> Measured:
-        """How much longer a program takes on a device that stood still for so long, than queued: nothing at
-        the turnaround, and beyond the longest pause what that one gave."""
-        curves = []
-        for row, points in enumerate(self.rested_us):
-            idle = [self.turnaround_us[row].mean, *(each for each, _ in points)]
-            longer = [Measured(0.0, 0.0), *(each for _, each in points)]
-            curves.append(_interpolated(idle_us, idle, longer))
-        return self._at(batch, curves)
-
-    def _at(self, batch: float, values: list[Measured]) -> Measured:
-        return _interpolated(batch, self.batches, values)
-
-
-def _interpolated(at: float, places: list[int] | list[float], values: list[Measured]) -> Measured:
-    return Measured(
-        float(np.interp(at, places, [each.mean for each in values])),
-        float(np.interp(at, places, [each.error for each in values])),
-    )
+    def at(self, batch: float, values: list[Measured]) -> Measured:
+        """One of the lists at a batch size."""
+        mean, error = (
+            float(np.interp(batch, self.batches, [getattr(each, part) for each in values]))
+            for part in ("mean", "error")
+        )
+        return Measured(mean, error)
 
 
 def load() -> Calibration:

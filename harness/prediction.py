@@ -7,8 +7,9 @@ the toggle on, `after_us`. The change is mean after / mean before - 1, one value
 over blocks; the standard error of what was calibrated apart (calibration.py) is added to it in quadrature. It
 is set beside the change of step_ms_matched, the mean decode interval at the before arm's batch mix.
 
-All models assume: the same batches in both arms; a device that takes as long for a step as before, but for
-what `rested` says of one that stood still less; and nobody else on the cores. A toggle without a model has no
+All models assume: the same batches in both arms (in open loop a faster arm runs smaller ones; so the measured
+change is taken at the before arm's mix); a device that takes as long for a step as before, but for what
+`rested` says of one that never stands still; and nobody else on the cores. A toggle without a model has no
 prediction, and says why.
 
 The aftermath. A step that sends a message wakes the client and the sending thread, which then take the host's
@@ -71,7 +72,7 @@ class Before:
             return Measured(float((rest[sent].mean() - rest[~sent].mean()) * sent.mean()), 0.0)
         if calibration is None:
             return NOTHING
-        of_one = calibration.aftermath(float(self.chunks[sent].mean()))
+        of_one = calibration.at(float(self.chunks[sent].mean()), calibration.aftermath_us)
         return Measured(of_one.mean * float(sent.mean()), of_one.error * float(sent.mean()))
 
 
@@ -92,8 +93,8 @@ def overlap(before: Before, calibration: Calibration | None) -> After:
     next one."""
     turnaround, rested = NOTHING, NOTHING
     if calibration is not None:
-        turnaround = calibration.turnaround(before.batch)
-        rested = calibration.rested(before.batch, float(before.idle.mean()))
+        turnaround = calibration.at(before.batch, calibration.turnaround_us)
+        rested = calibration.at(before.batch, calibration.rested_us)
     device = before.device - rested.mean + turnaround.mean
     return After(
         float(np.maximum(device, before.host).mean()), float(np.hypot(turnaround.error, rested.error))
@@ -109,25 +110,14 @@ def deferred_output(before: Before, calibration: Calibration | None) -> After:
 
 def async_output(before: Before, calibration: Calibration | None) -> After:
     """output inline → process, on one thread: what stays of output is handing the tokens over."""
-    hand_over = NOTHING if calibration is None else calibration.hand_over(before.batch)
+    hand_over = NOTHING if calibration is None else calibration.at(before.batch, calibration.hand_over_us)
     return _without_output(before, hand_over.mean, hand_over.error, calibration)
 
 
 def _without_output(before: Before, left: float, error: float, calibration: Calibration | None) -> After:
     aftermath = before.aftermath(calibration)
     saved = float(before.output.mean()) + aftermath.mean - left
-    rested = rested_less(before, saved, calibration)
-    errors = np.array([error, aftermath.error, rested.error])
-    return After(float(before.interval.mean()) - saved - rested.mean, float(np.sqrt((errors**2).sum())))
-
-
-def rested_less(before: Before, saved: float, calibration: Calibration | None) -> Measured:
-    """What a program gains where the device stands still for `saved` us less in front of it."""
-    if calibration is None:
-        return NOTHING
-    idle = float(before.idle.mean())
-    long, short = (calibration.rested(before.batch, each) for each in (idle, idle - saved))
-    return Measured(long.mean - short.mean, min(long.error, abs(long.mean - short.mean)))
+    return After(float(before.interval.mean()) - saved, float(np.hypot(error, aftermath.error)))
 
 
 # Which toggles change, from what to what, and the model; `model_of` says what the settings need besides.

@@ -44,7 +44,7 @@ def serve(
     `meanwhile` is called between two steps; it is over after as many `ends` as there are requests, if no
     other number is given."""
     engine = OverlapEngine(api.EngineOptions(**options), toggles, device=device)  # type: ignore[arg-type]
-    sink = Pulled() if toggles.get("output") == "process" else Collected()
+    sink = _Pulled() if toggles.get("output") == "process" else Collected()
     try:
         engine.start(sink)
         if eos is not None:
@@ -54,7 +54,7 @@ def serve(
             engine.submit(request)
 
         def pump(timeout: float | None) -> bool:
-            if isinstance(sink, Pulled):
+            if isinstance(sink, _Pulled):
                 sink.pull(wait=timeout is None)
             meanwhile(engine, sink.events)
             return sink.ended < (ends or len(requests))
@@ -63,7 +63,7 @@ def serve(
         record = engine.collect()
     finally:
         engine.stop()
-        if isinstance(sink, Pulled):
+        if isinstance(sink, _Pulled):
             sink.close()
     tokens: dict[int, list[int]] = {request.id: [] for request in requests}
     for event in sink.events:
@@ -80,7 +80,7 @@ def column(record: api.RoundRecord, name: str) -> list[int]:
     return values
 
 
-class Pulled(Collected):
+class _Pulled(Collected):
     """Receives what an output process sends, over ZeroMQ as the harness does."""
 
     def __init__(self) -> None:

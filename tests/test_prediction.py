@@ -34,9 +34,8 @@ def before(**columns: Any) -> Before:
 
 def calibration(**lists: list[Any]) -> Calibration:
     values: dict[str, Any] = {
-        "program_us": [SURE],
         "turnaround_us": [SURE],
-        "rested_us": [[(1000, SURE)]],
+        "rested_us": [SURE],
         "hand_over_us": [SURE],
         "aftermath_us": [SURE],
     } | lists
@@ -66,11 +65,10 @@ def test_overlap_gives_no_more_than_the_host_lets_it() -> None:
     assert prediction.overlap(before(host=host), None).interval == (900 + 800) / 2
 
 
-def test_a_device_that_never_rests_is_as_much_faster_as_was_calibrated() -> None:
-    """200 us of idle in front of each step; 20 us longer after 400 us than queued, with nothing at 0."""
-    known = calibration(rested_us=[[(400, Measured(20.0, 1.0))]])
-    assert prediction.overlap(before(), known).interval == 800 - 10
-    assert prediction.deferred_output(before(), known).interval == 1000 - 60 - 3
+def test_a_device_that_never_stands_still_is_as_much_faster_as_was_calibrated() -> None:
+    known = calibration(rested_us=[Measured(20.0, 3.0)], turnaround_us=[Measured(5.0, 4.0)])
+    assert prediction.overlap(before(), known) == prediction.After(785.0, 5.0)
+    assert prediction.deferred_output(before(), known).interval == 940  # there it goes on standing still
 
 
 def test_deferred_output_gives_its_exposed_part_only() -> None:
@@ -120,25 +118,19 @@ def test_steps_that_sent_are_found_by_the_tokens_of_their_chunks() -> None:
     assert prediction.sent_chunks(steps, asked).tolist() == [1, 0, 2, 1]
 
 
-def test_a_curve_is_interpolated_between_batches_and_pauses() -> None:
+def test_a_calibration_is_interpolated_between_batches_and_held_beyond_them() -> None:
     known = msgspec.structs.replace(
-        calibration(),
-        batches=[1, 9],
-        turnaround_us=[Measured(10.0, 1.0), Measured(50.0, 3.0)],
-        rested_us=[[(110, Measured(10.0, 1.0))], [(150, Measured(30.0, 1.0))]],
+        calibration(), batches=[1, 9], rested_us=[Measured(10.0, 1.0), Measured(50.0, 3.0)]
     )
-    assert known.turnaround(5) == Measured(30.0, 2.0)
-    assert known.turnaround(99) == Measured(50.0, 3.0)
-    assert known.rested(1, 10) == SURE
-    assert known.rested(1, 60) == Measured(5.0, 0.5)
-    assert known.rested(5, 1000).mean == 20.0
+    assert known.at(5, known.rested_us) == Measured(30.0, 2.0)
+    assert known.at(99, known.rested_us) == Measured(50.0, 3.0)
 
 
 def test_the_stored_calibration_can_be_read() -> None:
     known = load()
     assert known.device == "emulated"
     assert known.batches == sorted(known.batches)
-    assert all(len(each) == len(known.batches) for each in (known.turnaround_us, known.rested_us))
+    assert all(len(each) == len(known.batches) for each in (known.turnaround_us, known.aftermath_us))
 
 
 @pytest.mark.parametrize("variant", ["overlap", "deferred-output", "async-output"])
