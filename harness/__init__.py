@@ -1,0 +1,52 @@
+"""The harness from Python: what the notebooks use, and all of it public.
+
+    import harness
+
+    run = harness.load("results/reference/runs/pinned-h2d")  # frames: run.requests, run.steps, run.rounds
+    run.result()                                             # what `bench run --format json` printed
+    harness.compare("results/a:before", "results/b:before")  # what `bench compare --format json` prints
+    harness.plots.latency_cdfs(run)                          # a matplotlib figure, as all of harness.plots
+
+Columns with their types and units: harness.stored_run.COLUMNS. Metrics: harness.metrics. The method:
+stats.md. Importing this is light; pandas and matplotlib are loaded by what needs them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harness import plots
+    from harness.stored_run import Run
+
+__all__ = ["compare", "load", "plots"]
+
+
+def load(run: str | Path) -> Run:
+    """A stored run, finished or not, as pandas frames; see stored_run.Run. Raises StoreError, one line, for a
+    folder that is no run, is damaged, or holds no finished block."""
+    from harness import stored_run
+
+    return stored_run.load(run)
+
+
+def compare(*runs: str | Path) -> dict[str, Any]:
+    """The object of `bench compare RUN... --format json`: the two arms of one run, or the first of several
+    arms ("RUN", "RUN:before", "RUN:after") against each other one. Change and interval are fractions; the
+    metrics of a comparison are a frame by `pandas.DataFrame(comparison["metrics"]).T`. Raises BadSetting
+    where they can't be compared, and StoreError where a folder can't be read."""
+    from harness import across_runs
+
+    return across_runs.compare([str(run) for run in runs]).result
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "plots":
+            from importlib import import_module
+
+            return import_module("harness.plots")
+        raise AttributeError(f"module 'harness' has no attribute {name!r}")

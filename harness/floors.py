@@ -24,6 +24,7 @@ from harness.machine import Machine
 from harness.store import Manifest
 from harness.workload import Workload
 
+FOLDER = "floors"  # beside the run folders
 STALE_DAYS = 30
 NEEDED = ("engine", "model", "kind")  # without these a floor says nothing of a run
 WEIGHED = ("machine", "device", "workload", "options", "rounds", "blocks")  # the weightiest first
@@ -172,6 +173,15 @@ def beside(comparison: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
             f"arms show here (noise floor ±{floor:.2%})"
         )
     return {**comparison, "metrics": rows, "warnings": [*comparison["warnings"], *lines]}
+
+
+def beside_known(summary: Mapping[str, Any], manifest: Manifest, folder: Path) -> dict[str, Any]:
+    """The result of a run with the floor in `folder` that fits it best; one arm alone has none."""
+    (comparison,) = summary["comparisons"]
+    if comparison["after"] is None:
+        return dict(summary)
+    shown = find(folder, manifest, comparison["blocks"], 1 - comparison["confidence"])
+    return {**summary, "comparisons": [beside(comparison, shown)]}
 
 
 def _differences(floor: Circumstances, wanted: Circumstances) -> dict[str, str]:

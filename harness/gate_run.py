@@ -45,10 +45,8 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Gated:
     per_block = [comparison.block_values(design, block) for block in blocks]
     judged = comparison.judged(design, per_block, wanted, most)
     summary = comparison.result(manifest, blocks)
-    (only,) = summary["comparisons"]
-    shown = floors.find(folder.parent / measure.FLOORS, manifest, len(blocks), 1 - only["confidence"])
     found = gate.as_plain(judged, most, gate.level(design, len(blocks)))
-    result = {**summary, "comparisons": [floors.beside(only, shown)], "gate": found}
+    result = floors.beside_known(summary, manifest, folder.parent / floors.FOLDER) | {"gate": found}
     return Gated(result, measure.outputs_differ(manifest, summary))
 
 

@@ -18,8 +18,6 @@ from harness.comparison import Block, Values, block_values, check_metrics, reaso
 from harness.design import Design, order
 from harness.store import Manifest
 
-FLOORS = "floors"  # beside the run folders
-
 Display = Callable[[Path, Design], AbstractContextManager[runner.Observer]]
 
 
@@ -71,7 +69,7 @@ def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
             error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, go on with --resume {folder}")
         raise
     blocks = [Block(number, store.read_block(folder, number)) for number in range(done)]
-    summary = with_floor(result(manifest, blocks), manifest, folder.parent / FLOORS)
+    summary = with_floor(result(manifest, blocks), manifest, folder.parent / floors.FOLDER)
     store.write_summary(folder, summary)
     return Outcome(summary, outputs_differ(manifest, summary), folder)
 
@@ -106,9 +104,8 @@ def with_floor(summary: dict[str, Any], manifest: Manifest, folder: Path) -> dic
         floor = floors.measured(manifest, comparison)
         floors.keep(folder, floor)
         shown = floors.Shown({name: spread.floor for name, spread in floor.metrics.items()}, ())
-    else:
-        shown = floors.find(folder, manifest, comparison["blocks"], 1 - comparison["confidence"])
-    return {**summary, "comparisons": [floors.beside(comparison, shown)]}
+        return {**summary, "comparisons": [floors.beside(comparison, shown)]}
+    return floors.beside_known(summary, manifest, folder)
 
 
 def _rule(folder: Path, design: Design) -> runner.Enough:

@@ -26,7 +26,7 @@ REQUEST_COLUMNS = (
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All a load generator needs; passed as one JSON argument: `python -m harness.load CONFIG`.
+    """All a load generator needs; passed as one JSON argument: `python -m harness.load_generator CONFIG`.
 
     Addresses are ZeroMQ endpoints. It binds `events` (PULL, from engines) and `inbox` (PULL, from the
     runner), and connects `replies` (PUSH, to the runner).

@@ -124,7 +124,19 @@ def _step_metrics(steps: pd.DataFrame | None, device: pd.DataFrame | None) -> di
 
 
 def distributions(served: pd.DataFrame) -> dict[str, Floats]:
-    """Samples of each of DISTRIBUTIONS, ms: one per request, but one per gap for the two ITLs.
+    """Samples of each of DISTRIBUTIONS, ms: one per request (request_times), but one per gap for the ITLs.
+
+    itl_chunk         gaps between the chunks of a request, whatever they hold: one sample a chunk   vLLM
+    itl_token         gaps between the tokens of a request in the engine                        roseinfer
+    """
+    samples = {name: values.dropna().to_numpy() for name, values in request_times(served).items()}
+    samples["itl_chunk_ms"] = _gaps(served["chunk_ns"]) / NS_PER_MS
+    samples["itl_token_ms"] = _gaps(served["token_ns"]) / NS_PER_MS
+    return {name: samples[name] for name in DISTRIBUTIONS}
+
+
+def request_times(served: pd.DataFrame) -> pd.DataFrame:
+    """The times of each request, ms, row by row; NaN where one of its ends did not happen.
 
     submit_lag        max(0, sent - scheduled)                          roseinfer
     add_request       submitted - sent: the send call at the client     roseinfer
@@ -138,8 +150,6 @@ def distributions(served: pd.DataFrame) -> dict[str, Floats]:
                       token; both at the client                         vLLM: (latency - TTFT) / (n - 1),
                       where its latency ends with the last chunk that holds a token. roseinfer's, of the
                       engine's stamps, is the mean of the request's own itl_token
-    itl_chunk         gaps between the chunks of a request, whatever they hold: one sample a chunk   vLLM
-    itl_token         gaps between the tokens of a request in the engine                        roseinfer
     latency           end at the client - sent                          roseinfer
     """
     scheduled, sent, submitted, accepted, tokenized, admitted, finished = (
@@ -150,7 +160,7 @@ def distributions(served: pd.DataFrame) -> dict[str, Floats]:
     first_chunk, last_chunk = _edges(served["chunk_ns"])
     tokens = served["completion_tokens"].to_numpy()
     several = (tokens > 1) & (first_chunk >= 0)
-    samples = {
+    times = {
         "submit_lag_ms": np.maximum(0.0, _between(scheduled, sent)),
         "add_request_ms": _between(sent, submitted),
         "tokenize_ms": _between(accepted, tokenized),
@@ -158,12 +168,10 @@ def distributions(served: pd.DataFrame) -> dict[str, Floats]:
         "prefill_first_ms": _between(admitted, first_token),
         "ttft_ms": _between(sent, first_chunk),
         "ttft_scheduled_ms": _between(scheduled, first_chunk),
-        "tpot_ms": (last_chunk - first_chunk)[several] / (tokens[several] - 1),
-        "itl_chunk_ms": _gaps(served["chunk_ns"]),
-        "itl_token_ms": _gaps(served["token_ns"]),
+        "tpot_ms": np.where(several, (last_chunk - first_chunk) / np.maximum(1, tokens - 1), np.nan),
         "latency_ms": _between(sent, finished),
     }
-    return {name: values / NS_PER_MS for name, values in samples.items()}
+    return pd.DataFrame({name: values / NS_PER_MS for name, values in times.items()}, index=served.index)
 
 
 def summary(samples: Floats) -> dict[str, float]:
@@ -229,9 +237,10 @@ def peak_concurrency(requests: pd.DataFrame) -> float:
 
 
 def _between(start: Int64s, end: Int64s) -> Floats:
-    """end - start, ns, where both happened: an engine that does not say when it did a thing leaves -1."""
+    """end - start, ns; NaN where not both happened: an engine that does not say when it did a thing leaves
+    -1."""
     happened = (start >= 0) & (end >= 0)
-    return (end - start)[happened].astype(np.float64)
+    return np.where(happened, end - start, np.nan)
 
 
 def _edges(stamps: pd.Series) -> tuple[Int64s, Int64s]:
@@ -313,14 +322,24 @@ def union_ns(starts: Int64s, ends: Int64s) -> int:
 
 
 def phases_us(steps: pd.DataFrame) -> dict[str, float]:
-    """Mean of each phase per decode step, us; a step without the phase counts as 0, so that the phases of a
-    step add up, and one that a toggle removes goes to 0."""
-    decodes = steps[steps["kind"] == "decode"]
-    means = {}
+    """Mean of each phase per decode step, us."""
+    spent = _phases_ns(steps[steps["kind"] == "decode"])
+    return {name: _mean(values) / NS_PER_US for name, values in spent.items()}
+
+
+def phase_times(steps: pd.DataFrame) -> pd.DataFrame:
+    """What each phase took in each step, us, row by row, by the names of the metrics."""
+    return _phases_ns(steps) / NS_PER_US
+
+
+def _phases_ns(steps: pd.DataFrame) -> pd.DataFrame:
+    """A step without the phase has 0, so that the phases of a step add up, and one that a toggle removes
+    goes to 0."""
+    spent = {}
     for phase in PHASES:
-        start, end = decodes[f"{phase}.start"], decodes[f"{phase}.end"]
-        means[phase_metric(phase)] = _mean((end - start).where((start >= 0) & (end >= 0), 0)) / NS_PER_US
-    return means
+        start, end = steps[f"{phase}.start"], steps[f"{phase}.end"]
+        spent[phase_metric(phase)] = (end - start).where((start >= 0) & (end >= 0), 0)
+    return pd.DataFrame(spent)
 
 
 def step_ms_matched(before_steps: pd.DataFrame, after_steps: pd.DataFrame) -> tuple[float, float]:

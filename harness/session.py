@@ -193,7 +193,7 @@ class Session:
         config = messages.LoadConfig(
             events=self._endpoint("events"), inbox=self._endpoint("orders"), replies=self._endpoint("load")
         )
-        command = [sys.executable, "-m", "harness.load", msgspec.json.encode(config).decode()]
+        command = [sys.executable, "-m", "harness.load_generator", msgspec.json.encode(config).decode()]
         self._generator = self._start("load generator", command, environment({}), "generator")
         self.load_ready = self._load_says(messages.LoadReady)
         self._to_load.connect(config.inbox)

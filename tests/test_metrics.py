@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import api
-from harness import load, metrics, records
+from harness import load_generator, metrics, records
 from harness.messages import RunRound
 from harness.workload import Planned
 
@@ -385,13 +385,13 @@ def test_copies_are_summed_by_direction() -> None:
 def test_requests_frame_is_what_the_round_saw() -> None:
     planned = [Planned(id, 0, "Hello", 3, False) for id in (4, 9)]
     order = RunRound(round_id=1, target="", plan=planned, concurrency=None, interval_ns=0)
-    round_ = load.Round(order, started_ns=50)
+    round_ = load_generator.Round(order, started_ns=50)
     round_.sent(50, 51, 52)
     round_.sent(50, 53, 54)
     round_.arrived(60, [api.Chunk(4, [7], "a", [58]), api.Error(9, "too long")])
     round_.arrived(70, [api.Chunk(4, [8, 9], "bc", [65, 68]), api.Finish(4, "length", 1, 3, 55, 56, 57)])
     assert round_.over
-    done = load.done(round_)
+    done = load_generator.done(round_)
     assert (done.started_ns, done.ended_ns) == (50, 70)
     frame = records.requests_frame(done)
     served, failed = frame.to_dict("records")
@@ -408,7 +408,7 @@ def test_requests_frame_is_what_the_round_saw() -> None:
         "reason": "length",
         "prompt_tokens": 1,
         "completion_tokens": 3,
-        "digest": load.digest([7, 8, 9]),
+        "digest": load_generator.digest([7, 8, 9]),
         "error": "",
     }
     assert served["chunk_ns"].tolist() == [60, 70]

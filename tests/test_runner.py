@@ -173,7 +173,7 @@ def test_an_engine_that_does_not_serve(
 
 @pytest.mark.parametrize(
     ("word", "name"),
-    [("harness.load", "the load generator"), ("sleep 1002", "the device process of after")],
+    [("harness.load_generator", "the load generator"), ("sleep 1002", "the device process of after")],
 )
 def test_a_killed_process_ends_the_run(
     environment: dict[str, str], tmp_path: Path, word: str, name: str
@@ -224,7 +224,7 @@ def test_ctrl_c_keeps_finished_blocks_and_leaves_no_process(
 def test_a_killed_harness_takes_its_processes_along(environment: dict[str, str], tmp_path: Path) -> None:
     bench = in_second_block(environment, tmp_path)
     hosts = {bench.find(f"sleep {lifetime}").ppid() for lifetime in (1001, 1002)}  # both are up
-    own = {*hosts, bench.find("harness.load").pid}
+    own = {*hosts, bench.find("harness.load_generator").pid}
     bench.popen.kill()
     bench.end(DEATH_LIMIT_S)
     deadline = time.monotonic() + DEATH_LIMIT_S

@@ -1,4 +1,4 @@
-"""The load generator, a process of its own: `python -m harness.load CONFIG` (a LoadConfig as JSON).
+"""The load generator, a process of its own: `python -m harness.load_generator CONFIG` (a LoadConfig as JSON).
 
 It sends on time and stamps what comes back, beside an engine that would like every core. So it is one
 thread that sleeps until the next due time or the next event, asks the kernel for exact timers and a short

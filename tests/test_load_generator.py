@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from engines import api
 from harness import messages
-from harness.load import LoadError, Round, digest, submission
+from harness.load_generator import LoadError, Round, digest, submission
 from harness.records import requests_frame
 from harness.workload import UNTIMED, Planned, Workload, plan
 
@@ -94,7 +94,7 @@ class Bench:
             stall_s=stall_s,
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "harness.load", msgspec.json.encode(config).decode()]
+            [sys.executable, "-m", "harness.load_generator", msgspec.json.encode(config).decode()]
         )
         self.inbox = self.context.socket(zmq.PUSH)
         self.inbox.connect(self.address("load"))
