@@ -308,6 +308,21 @@ def rerun(
     raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
 
 
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    out: Annotated[
+        Path, _option(OUTPUT, "File to write: .html, or .md for a pull request (report.html).", "-o", "--out")
+    ] = Path("report.html"),
+    debug: Debug = False,
+) -> None:
+    """Write what a run found as one file: a web page that needs nothing else, or markdown."""
+    from harness import report as reports
+
+    reports.write(run, out)
+    sys.stdout.write(f"{out}\n")
+
+
 class OnUndecided(StrEnum):
     FAIL = "fail"
     PASS = "pass"
