@@ -3,7 +3,7 @@
     import harness
 
     run = harness.load("results/reference/runs/pinned-h2d")  # frames: run.requests, run.steps, run.rounds
-    run.result()                                             # what `bench run --format json` printed
+    run.result                                             # what `bench run --format json` printed
     harness.compare("results/a:before", "results/b:before")  # what `bench compare --format json` prints
     harness.plots.latency_cdfs(run)                          # a matplotlib figure, as all of harness.plots
 

@@ -401,6 +401,21 @@ def explain(
     _print(found, format, explain_tables.to_csv, explain_tables.to_markdown, explain_tables.to_terminal)
 
 
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    out: Annotated[
+        Path, _option(OUTPUT, "File to write: .html, or .md for a pull request (report.html).", "-o", "--out")
+    ] = Path("report.html"),
+    debug: Debug = False,
+) -> None:
+    """Write what a run found as one file: a web page that needs nothing else, or markdown."""
+    from harness import report as reports
+
+    reports.write(run, out)
+    sys.stdout.write(f"{out}\n")
+
+
 class OnUndecided(StrEnum):
     FAIL = "fail"
     PASS = "pass"

@@ -302,13 +302,12 @@ def device_busy(steps: pd.DataFrame, device: pd.DataFrame) -> float:
     device to the end of its last, rounds pooled; copies do not count."""
     decodes = steps[(steps["kind"] == "decode") & (steps["device_start_ns"] >= 0)]
     programs = device[device["kind"] == "program"]
+    starts, ends, rounds = (programs[name].to_numpy() for name in ("start_ns", "end_ns", "round"))
     covered = wall = 0
     for number, decode in decodes.groupby("round"):
         start, end = int(decode["device_start_ns"].min()), int(decode["device_end_ns"].max())
-        mine = programs[programs["round"] == number]
-        covered += union_ns(
-            mine["start_ns"].clip(start, end).to_numpy(), mine["end_ns"].clip(start, end).to_numpy()
-        )
+        mine = rounds == number
+        covered += union_ns(starts[mine].clip(start, end), ends[mine].clip(start, end))
         wall += end - start
     return covered / wall if wall else np.nan
 

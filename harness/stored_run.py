@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: `result` is kept
 class Run:
     """A stored run. The columns of `requests`, `steps`, `rounds` and `work` (what the device did) are in
     COLUMNS; a frame that the engine has no records for has no rows.
@@ -149,6 +150,7 @@ class Run:
     def arms(self) -> tuple[str, ...]:
         return tuple(arm.name for arm in self.manifest.design.arms)
 
+    @cached_property
     def result(self) -> dict[str, Any]:
         """The object that `bench run --format json` prints, made again from the blocks. Raises StoreError for
         a run that is not finished: a verdict now would be peeking."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness import plants, stats
@@ -178,8 +178,16 @@ def _predicted_interval(predicted: Mapping[str, Any]) -> str:
 
 def metric_table(comparison: Mapping[str, Any]) -> Table:
     """Before and after of the primary, what else carries a verdict, a chosen few, and phases that differ."""
+    return _metrics_table(comparison, [name for name in chosen(comparison) if name in comparison["metrics"]])
+
+
+def every_metric(comparison: Mapping[str, Any]) -> Table:
+    """The same for all that was measured."""
+    return replace(_metrics_table(comparison, list(comparison["metrics"])), title="Every metric")
+
+
+def _metrics_table(comparison: Mapping[str, Any], names: Sequence[str]) -> Table:
     metrics = comparison["metrics"]
-    names = [name for name in chosen(comparison) if name in metrics]
     if comparison["after"] is None:
         values = ((name, with_unit(metrics[name]["before"], metrics[name]["unit"])) for name in names)
         return Table("One arm", ("metric", "before"), tuple(values), "means over blocks")
@@ -374,6 +382,7 @@ def to_markdown(result: Mapping[str, Any]) -> str:
 
 
 def markdown_table(table: Table) -> list[str]:
+    """Its lines, the title and an empty last one included."""
     rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
     rows = [table.columns, tuple(rulers), *table.rows]
     note = [table.note, ""] if table.note else []
@@ -449,12 +458,12 @@ def narrowed(table: Table) -> Table:
 def changed_settings(comparison: Mapping[str, Any]) -> str:
     """What differs between the arms, "before h2d=pageable, after h2d=pinned"; all toggles of one alone, or of
     two that are equal."""
-    before, after = _flat(comparison["before"]), comparison["after"]
+    before, after = flat(comparison["before"]), comparison["after"]
     if after is None or after == comparison["before"]:
         toggles = comparison["before"]["toggles"]
         which = "before" if after is None else "both"
         return f"{which}: " + (", ".join(f"{name}={each}" for name, each in toggles.items()) or "no toggles")
-    flat_after = _flat(after)
+    flat_after = flat(after)
     names = [
         name for name in dict.fromkeys([*before, *flat_after]) if before.get(name) != flat_after.get(name)
     ]
@@ -462,7 +471,8 @@ def changed_settings(comparison: Mapping[str, Any]) -> str:
     return "before: {}; after: {}".format(*sides)
 
 
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an arm by the names of the command line."""
     env = {f"env.{name}": value for name, value in settings["env"].items()}
     python = {"python": settings["python"]} if settings["python"] else {}
     ref = settings["ref"]

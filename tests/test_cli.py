@@ -93,6 +93,8 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("gate --variant overlap --on-undecided perhaps", "perhaps"),
         ("gate --variant overlap --max-regression 0%", "--max-regression must lie between 0% and 100%"),
         ("gate --variant overlap --metric submit_lag_ms_p99", "has no regression in percent"),
+        ("report /nowhere/at/all", "/nowhere/at/all is no run folder"),
+        ("report /nowhere/at/all -o report.pdf", "end report.pdf in .html or .md"),
         ("run --blocks six", "--blocks"),
         ("run --bloks 6", "--bloks"),
         ("run --variant pinned-h2d --format xml", "xml"),
@@ -171,7 +173,8 @@ def test_the_doctor_looks_at_everything(
 @pytest.mark.parametrize("arguments", ["--help", "run --help", "gate --help", "variants", "engines"])
 def test_what_measures_nothing_starts_light(arguments: str) -> None:
     code = "import sys; from harness.cli import main\ntry: main()\nexcept SystemExit: pass\n"
-    code += "print(sorted({'torch', 'pandas', 'scipy', 'numpy', 'zmq'} & set(sys.modules)), file=sys.stderr)"
+    code += "heavy = {'torch', 'pandas', 'scipy', 'numpy', 'zmq', 'matplotlib', 'jinja2'}\n"
+    code += "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)
     assert done.stderr == "[]\n"
     assert done.stdout

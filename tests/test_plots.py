@@ -23,11 +23,11 @@ from tests.test_stored_run import REFERENCE
 from tests.test_tables import block, manifest, side
 
 FIGURES: dict[str, Callable[[Run, float], Figure]] = {
-    "changes": lambda run, width: plots.changes(run.result()["comparisons"][0], width),
+    "changes": lambda run, width: plots.changes(run.result["comparisons"][0], width),
     "block_changes": lambda run, width: plots.block_changes(run, width=width),
     "latency_cdfs": plots.latency_cdfs,
     "itl_over_time": plots.itl_over_time,
-    "phases": lambda run, width: plots.phases(run.result()["comparisons"][0], width),
+    "phases": lambda run, width: plots.phases(run.result["comparisons"][0], width),
 }
 UNITS = ("(%)", "(ms)", "(ms, log scale)", "us, mean", "block")
 
@@ -61,7 +61,7 @@ def test_log_axes_say_so(real: Run) -> None:
 
 
 def test_bars_start_at_zero_and_are_as_long_as_the_result_says(real: Run) -> None:
-    (found,) = real.result()["comparisons"]
+    (found,) = real.result["comparisons"]
     figure = plots.phases(found)
     for axes in figure.axes:
         assert axes.get_xlim()[0] == 0
@@ -78,7 +78,7 @@ def test_the_arms_differ_without_colour() -> None:
 
 
 def test_intervals_are_those_of_the_result(real: Run) -> None:
-    (found,) = real.result()["comparisons"]
+    (found,) = real.result["comparisons"]
     axes = plots.changes(found).axes[0]
     names = [label.get_text().removesuffix(" ↑") for label in axes.get_yticklabels()]
     assert names[0] == found["primary"]
@@ -90,7 +90,7 @@ def test_intervals_are_those_of_the_result(real: Run) -> None:
 
 
 def test_the_mean_of_the_blocks_is_the_change(real: Run) -> None:
-    (found,) = real.result()["comparisons"]
+    (found,) = real.result["comparisons"]
     axes = plots.block_changes(real).axes[0]
     points = [value for line in axes.lines if line.get_marker() in "^v" for value in line.get_ydata()]
     assert len(points) == 6
@@ -112,7 +112,7 @@ def test_a_curve_reaches_its_largest_sample(real: Run) -> None:
 
 def test_what_a_run_has_not_got_is_one_line(real: Run, tmp_path: Path) -> None:
     alone = harness.load(stored(tmp_path, "a", plan=manifest(2, arms=1)))
-    (one_arm,) = alone.result()["comparisons"]
+    (one_arm,) = alone.result["comparisons"]
     bare = {key: side(4)[key] for key in ("requests", "rounds")}
     (unrecorded,) = comparison.result(
         manifest(2), [block(number, {"before": bare, "after": bare}) for number in range(2)]
@@ -147,7 +147,7 @@ def test_an_engine_that_does_not_stamp_tokens_has_itl_by_chunk(tmp_path: Path) -
 
 def test_one_block_has_points_and_no_interval(tmp_path: Path) -> None:
     run = harness.load(stored(tmp_path, "a", 0.9, plan=manifest(1)))
-    (found,) = run.result()["comparisons"]
+    (found,) = run.result["comparisons"]
     assert "no interval" in plots.changes(found).axes[0].get_title(loc="left")
     labels = [text.get_text() for text in plots.block_changes(run).legends[0].get_texts()]
     assert not any("interval" in label for label in labels)
@@ -155,7 +155,7 @@ def test_one_block_has_points_and_no_interval(tmp_path: Path) -> None:
 
 def test_names_from_a_run_are_not_taken_for_mathematics(tmp_path: Path) -> None:
     run = harness.load(stored(tmp_path, "a", 0.9, plan=manifest(2)))
-    (found,) = run.result()["comparisons"]
+    (found,) = run.result["comparisons"]
     found = found | {"metrics": {"$x$_ms": found["metrics"]["tpot_ms_p50"]}, "primary": "$x$_ms"}
     label = plots.changes(found).axes[0].get_yticklabels()[0]
     assert label.get_text() == "$x$_ms"

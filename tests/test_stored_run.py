@@ -91,7 +91,7 @@ def test_compare_is_the_commands_json(
 
 def test_the_result_is_what_the_run_printed(pinned: stored_run.Run) -> None:
     summary = json.loads((pinned.folder / "summary.json").read_text())
-    found = pinned.result()
+    found = pinned.result
     assert found["run"] == summary["run"]
     assert found["comparisons"][0]["metrics"] == summary["comparisons"][0]["metrics"]
 
@@ -121,7 +121,7 @@ def test_an_unfinished_run_has_frames_and_no_result(tmp_path: Path) -> None:
     run = harness.load(stored(tmp_path, "a", count=2))
     assert len(run.rounds) == 4
     with pytest.raises(StoreError, match=r"is not finished: 2 of 6 blocks.*peeking"):
-        run.result()
+        _ = run.result
 
 
 @pytest.mark.parametrize("broken", ["manifest", "blocks", "table"])

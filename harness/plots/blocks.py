@@ -17,7 +17,7 @@ ORDERS = {False: ("^", "before ran first"), True: ("v", "after ran first")}
 def block_changes(run: Run, metric: str | None = None, width: float = style.WIDTH) -> Figure:
     """The change in each block (one point: a fresh boot of each arm), its mean and interval from the result,
     and the margin. `metric` None: the primary. In percent, or in the unit of a metric that can be zero."""
-    (found,) = run.result()["comparisons"]
+    (found,) = run.result["comparisons"]
     name = metric or found["primary"]
     row = api.pick(name, found["metrics"], "metric of this run")
     if found["after"] is None:
