@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -78,11 +79,22 @@ class Bench:
         return [each for each in self.seen.values() if each.is_running() and each.status() != "zombie"]
 
 
+def answer_ctrl_c() -> None:
+    """Whoever started the tests in the background may have them ignore it, and what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(environment: dict[str, str], folder: Path, *arguments: str) -> Bench:
     log = folder / f"stderr-{time.monotonic_ns()}"
     with log.open("w") as sink:
         popen = subprocess.Popen(
-            [*BENCH, *arguments], env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=sink, text=True
+            [*BENCH, *arguments],
+            env=environment,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            text=True,
+            preexec_fn=answer_ctrl_c,
         )
     return Bench(popen, log)
 
