@@ -36,8 +36,8 @@ def block_changes(run: Run, metric: str | None = None, width: float = style.WIDT
             axes.axhspan(low, high, color=style.ARMS["after"].colour, alpha=0.18, lw=0, label=label)
         if ratio:
             margin = 100 * found["margin"]
-            for side, label in ((-margin, f"margin, ±{margin:.3g}%"), (margin, None)):
-                axes.axhline(side, color=style.MUTED, lw=1, ls=":", label=label)
+            for side, named in ((-margin, f"margin, ±{margin:.3g}%"), (margin, None)):
+                axes.axhline(side, color=style.MUTED, lw=1, ls=":", label=named)
         mean = scale * (row["change"] if ratio else row["delta"])
         said = f"mean {tables.difference(row)}"
         axes.axhline(mean, color=style.ARMS["after"].colour, lw=1.6, label=said)

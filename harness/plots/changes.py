@@ -49,7 +49,7 @@ def changes(comparison: Mapping[str, Any], width: float = style.WIDTH) -> Figure
                 )  # fmt: skip
         axes.set_yticks(range(len(names)), [_label(name, metrics[name]) for name in names])
         for label, name in zip(axes.get_yticklabels(), names, strict=True):
-            label.set_weight("bold" if name == comparison["primary"] else "normal")
+            label.set_fontweight("bold" if name == comparison["primary"] else "normal")
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")
