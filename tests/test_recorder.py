@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from engines import api
+from engines.devices.base import Device
 from engines.overlap import recorder
 from engines.overlap.recorder import OUTPUT, Recorder
+from tests.serving import column, serve
 
 
 def test_a_phase_that_comes_twice_in_a_step_is_summed_up():
@@ -32,3 +36,14 @@ def test_steps_that_do_not_fit_are_counted_and_a_new_round_forgets_them(monkeypa
     assert records.lost == 3
     records.begin_round(5)
     assert (records.table().rows, records.lost) == (0, 0)
+
+
+@pytest.mark.parametrize(("choice", "behind"), [("inline", "append.end"), ("deferred", "launch.end")])
+def test_output_is_stamped_where_it_is_processed(device: Device, choice: str, behind: str) -> None:
+    toggles = {"schedule": "serial", "launch": "inline", "output": choice}
+    _, _, record = serve(device, toggles, [api.Request(1, [5, 6, 7], 6)])
+    output, earlier, waited = (
+        np.array(column(record, name)) for name in ("output.start", behind, "wait.copy_done.start")
+    )
+    assert (output >= earlier).all()
+    assert ((output < waited) == (choice == "deferred")).all()
