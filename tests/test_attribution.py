@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import metrics
@@ -213,6 +213,7 @@ def test_parts_add_up_to_the_interval_and_none_is_negative(steps: pd.DataFrame, 
     assert metrics.exposed_host_us(metrics.decode_intervals(steps)) == pytest.approx(idle.mean() / 1000)
 
 
+@settings(max_examples=40)
 @given(any_steps(), st.booleans())
 def test_time_in_which_nothing_was_recorded_stays_unattributed(steps: pd.DataFrame, thread: bool) -> None:
     """Counted nanosecond by nanosecond: idle, no phase, and behind no launch of the step."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from engines import api
+from engines.devices.base import Device
 from engines.overlap import recorder
 from engines.overlap.recorder import (
     LAUNCH,
@@ -25,6 +26,7 @@ from engines.overlap.recorder import (
     make_recorder,
 )
 from engines.tracing import INJECTIONS
+from tests.serving import column, serve
 
 
 def test_a_phase_that_comes_twice_in_a_step_is_summed_up():
@@ -165,3 +167,14 @@ def test_a_tool_sees_each_phase_in_its_domain_and_category_with_the_step_and_the
     assert [each[:4] for each in seen if each[0] == "profile"] == [
         ["profile", "steady-decode", "steady-decode", "2"]
     ]
+
+
+@pytest.mark.parametrize(("choice", "behind"), [("inline", "append.end"), ("deferred", "launch.end")])
+def test_output_is_stamped_where_it_is_processed(device: Device, choice: str, behind: str) -> None:
+    toggles = {"schedule": "serial", "launch": "inline", "output": choice}
+    _, _, record = serve(device, toggles, [api.Request(1, [5, 6, 7], 6)])
+    output, earlier, waited = (
+        np.array(column(record, name)) for name in ("output.start", behind, "wait.copy_done.start")
+    )
+    assert (output >= earlier).all()
+    assert ((output < waited) == (choice == "deferred")).all()
