@@ -137,9 +137,9 @@ def check_comparable(left: Side, right: Side) -> None:
 # Two arms of one run
 
 
-def finished(folder: Path, manifest: Manifest) -> list[Block]:
-    """The blocks that count: all up to where the run's own rule ended it. Raises StoreError for a run that
-    did not get there."""
+def finished(folder: Path, manifest: Manifest) -> tuple[list[Block], list[comparison.Values]]:
+    """The blocks that count, all up to where the run's own rule ended it, and the values of each. Raises
+    StoreError for a run that did not get there."""
     design = manifest.design
     blocks: list[Block] = []
     values: list[comparison.Values] = []
@@ -150,7 +150,7 @@ def finished(folder: Path, manifest: Manifest) -> list[Block]:
         blocks.append(read_block(folder, number, design))
         values.append(comparison.block_values(design, blocks[-1]))
         if comparison.reason_to_stop(design, values) is not None:
-            return blocks
+            return blocks, values
     most = "at most " if design.until is not None else ""
     raise store.StoreError(
         f"{folder} is not finished: {len(blocks)} of {most}{design.blocks} blocks, and a verdict now would "
@@ -176,7 +176,7 @@ def _interleaved(left: Side, right: Side) -> dict[str, Any]:
     if design.arms != manifest.design.arms:
         turned = [not first for first in manifest.after_first]
         manifest = msgspec.structs.replace(manifest, design=design, after_first=turned)
-    blocks = finished(left.folder, left.manifest)
+    blocks, _ = finished(left.folder, left.manifest)
     per_block = [comparison.block_values(design, block) for block in blocks]
     return comparison.comparison(manifest, blocks, per_block)
 

@@ -58,11 +58,14 @@ def check_metrics(design: Design) -> None:
         )
 
 
-def result(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, Any]:
-    """The object that `--format json` prints, for a run that measured `blocks` and then stopped."""
+def result(
+    manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values] | None = None
+) -> dict[str, Any]:
+    """The object that `--format json` prints, for a run that measured `blocks` and then stopped. `per_block`:
+    block_values of each, where they are at hand."""
     described = list(manifest.descriptions.values())
     design = manifest.design
-    per_block = [block_values(design, block) for block in blocks]
+    per_block = per_block or [block_values(design, block) for block in blocks]
     return {
         "schema_version": SCHEMA_VERSION,
         "run": manifest.run,

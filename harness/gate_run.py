@@ -41,10 +41,9 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Gated:
     planned = design.gate.max_regression if design.gate is not None else gate.DEFAULT_LIMIT
     wanted, most = tuple(names) or gate.gated(design), planned if limit is None else limit
     gate.check(wanted, most)
-    blocks = finished(folder, manifest)
-    per_block = [comparison.block_values(design, block) for block in blocks]
+    blocks, per_block = finished(folder, manifest)
     judged = comparison.judged(design, per_block, wanted, most)
-    summary = comparison.result(manifest, blocks)
+    summary = comparison.result(manifest, blocks, per_block)
     found = gate.as_plain(judged, most, gate.level(design, len(blocks)))
     result = floors.beside_known(summary, manifest, folder.parent / floors.FOLDER) | {"gate": found}
     return Gated(result, measure.outputs_differ(manifest, summary))

@@ -154,8 +154,8 @@ class Run:
     def result(self) -> dict[str, Any]:
         """The object that `bench run --format json` prints, made again from the blocks. Raises StoreError for
         a run that is not finished: a verdict now would be peeking."""
-        blocks = finished(self.folder, self.manifest)
-        summary = comparison.result(self.manifest, blocks)
+        blocks, per_block = finished(self.folder, self.manifest)
+        summary = comparison.result(self.manifest, blocks, per_block)
         return floors.beside_known(summary, self.manifest, self.folder.parent / floors.FOLDER)
 
     def token_gaps(self) -> pd.DataFrame:

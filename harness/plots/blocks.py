@@ -11,7 +11,7 @@ from harness import comparison, stats, tables
 from harness.plots import style
 from harness.stored_run import Run
 
-ORDERS = {False: ("^", "before ran first"), True: ("v", "after ran first")}
+ORDERS = {False: ("^", "before began"), True: ("v", "after began")}
 
 
 def block_changes(run: Run, metric: str | None = None, width: float = style.WIDTH) -> Figure:
