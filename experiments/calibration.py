@@ -47,7 +47,7 @@ def measure(name: str) -> dict[str, Any]:
         )
         folder = Path(results) / result["run"]
         manifest = across_runs.readable(folder)
-        blocks = across_runs.finished(folder, manifest)
+        blocks, _ = across_runs.finished(folder, manifest)
         before, after = manifest.design.arms
         values: dict[str, list[float]] = {}
         for block in blocks:

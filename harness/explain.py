@@ -34,7 +34,7 @@ def explain(folder: Path) -> dict[str, Any]:
     no step records to explain.
     """
     manifest = across_runs.readable(folder)
-    blocks = across_runs.finished(folder, manifest)
+    blocks, _ = across_runs.finished(folder, manifest)
     design = manifest.design
     arms = [[of_boot(block, arm, folder) for block in blocks] for arm in design.arms]
     alpha = design.alpha(len(blocks))
