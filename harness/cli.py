@@ -24,6 +24,8 @@ from harness.settings import Asked, make_design, parse_fraction, parse_goodput
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from harness.tables import Table
+
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED = 1, 3
 PIPE_WIDTH = 120  # columns of a table that goes to no terminal
@@ -622,6 +624,98 @@ def doctor() -> None:
     from harness import listings
 
     Console(highlight=False).print(listings.checkup(checks.examine()))
+
+
+experiment = typer.Typer(
+    help="What the sources claim, each as an experiment: what they reported beside what is measured here.",
+    no_args_is_help=True,
+)
+app.add_typer(experiment, name="experiment")
+
+
+@experiment.command("list")
+def list_experiments() -> None:
+    """Every experiment, its question and its source."""
+    from harness import experiment_file, experiment_tables
+
+    found = [experiment_file.read(experiment_file.find(name)) for name in experiment_file.names()]
+    _print_tables([experiment_tables.listing(found)])
+
+
+@experiment.command("show")
+def show_experiment(
+    what: Annotated[
+        str, typer.Argument(help="Name, .toml file, or the folder of a finished one.", show_default=False)
+    ],
+    device: Annotated[str, _option(ENGINE, "What it would do on auto, cuda or emulated (auto).")] = "auto",
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """What an experiment will do and what its source reported; of a folder, what it found."""
+    from harness import experiment as experiments
+    from harness import experiment_tables
+
+    if Path(what).is_dir():
+        outcome = experiments.show(Path(what))
+        _print_experiment(outcome.result, format)
+        raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+    if format is not Format.TABLE:
+        raise api.BadSetting("--format is of what a finished experiment found: show its folder")
+    planned = experiments.plan(what, experiments.adjusted(device))
+    _print_tables(experiment_tables.plan(planned.experiment, planned.designs, planned.kind))
+
+
+@experiment.command("run")
+def run_experiment(
+    name: Annotated[
+        str | None, typer.Argument(help="Name, or .toml file; bench experiment list.", show_default=False)
+    ] = None,
+    blocks: Annotated[int | None, _option(DESIGN, "Blocks, at least 4 (as the experiment says).")] = None,
+    rounds: Annotated[
+        int | None, _option(DESIGN, "Rounds of each workload in a boot (as the experiment says).")
+    ] = None,
+    seed: Annotated[int | None, _option(DESIGN, "Of order, prompts and arrivals (0).")] = None,
+    device: Annotated[str | None, _option(ENGINE, "auto, cuda or emulated (auto).")] = None,
+    out: Out = RESULTS,
+    resume: Annotated[Path | None, _option(OUTPUT, "Folder of an experiment to go on with.")] = None,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment, and lay what its source reported beside what is measured here."""
+    from harness import experiment as experiments
+    from harness.progress import on_stderr
+
+    asked = [name, blocks, rounds, seed, device]
+    if resume is not None and any(each is not None for each in asked):
+        raise api.BadSetting(f"{resume} says what it is: with --resume, leave name and options out")
+    if resume is None and name is None:
+        raise api.BadSetting("say which experiment to run: bench experiment list has their names")
+    with _interruptible():
+        if resume is not None:
+            outcome = experiments.resume(resume, on_stderr)
+        else:
+            wanted = experiments.adjusted(device or "auto", blocks, rounds, seed or 0)
+            outcome = experiments.run(experiments.plan(name or "", wanted), out, on_stderr)
+    _print_experiment(outcome.result, format)
+    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+
+
+def _print_experiment(result: Mapping[str, Any], format: Format) -> None:
+    from harness import experiment_tables
+
+    _print(
+        result, format, experiment_tables.to_csv, experiment_tables.to_markdown, experiment_tables.to_terminal
+    )
+
+
+def _print_tables(tables: Sequence[Table]) -> None:
+    from rich.console import Console
+
+    from harness.tables import terminal_table
+
+    console = Console(highlight=False)
+    for table in tables:
+        console.print(*terminal_table(table, console.width), sep="\n")
 
 
 def main() -> None:

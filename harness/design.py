@@ -142,6 +142,12 @@ def order(seed: int, block: int) -> bool:
     return bool(_draw(seed, "order", block) & 1)
 
 
+def workload_order(seed: int, block: int, index: int, workloads: int) -> list[int]:
+    """The workloads that share a boot, by number, in the order in which they have their turn in one round:
+    each order is as likely as any other, so that none always runs behind the same one."""
+    return sorted(range(workloads), key=lambda workload: _draw(seed, "workload", block, index, workload))
+
+
 def round_seed(seed: int, block: int, index: int) -> int:
     """Seed of one round's prompts and arrivals; both arms of a block get the same. Warm-up rounds are
     numbered below zero, and block -1 is the discarded one."""

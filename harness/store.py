@@ -84,6 +84,11 @@ def create_profile(results: Path, name: str, now: datetime) -> Path:
     return _create(results, f"{PROFILE}-{name}", now, "")
 
 
+def create_experiment(results: Path, name: str, now: datetime) -> Path:
+    """A new, empty folder of an experiment, which gets a run folder for each workload. Raises StoreError."""
+    return _create(results, f"experiment-{name}", now, "")
+
+
 def _create(results: Path, name: str, now: datetime, inside: str) -> Path:
     run = f"{now:%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
     folder = results / run
