@@ -41,6 +41,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16  # tokens per KV block
     num_blocks: int | None = None  # KV blocks; None: as many as max_batch_size full contexts need
     sampling: bool = False  # whether requests may ask for a temperature: three times the captured programs
+    scoring: bool = False  # whether requests may bring tokens to score: twice the captured programs
     prefix_cache: bool = False  # full KV blocks are kept and shared by requests that begin alike
     max_context: int = 512  # tokens of one request, prompt and output together, at most
     seed: int = 0  # of the preset weights
@@ -68,6 +69,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     top_p: float = 1.0  # 1: all
     seed: int = 0  # int64
     stop: list[str] = []  # the text ends before the first of these; the tokens with the one that completes it
+    # These max_new_tokens tokens come, whatever the model would say; Finish tells their scores.
+    forced: list[int] = []
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -83,6 +86,13 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     token_ns: list[int]  # when the engine had each token on the host
 
 
+class Score(msgspec.Struct, frozen=True, array_like=True):
+    """What the model makes of a token that was forced upon it."""
+
+    logprob: float  # natural logarithm of its probability, after all that came before it
+    greedy: bool  # whether it is also the most likely token
+
+
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """The end of one request; comes after its last chunk."""
 
@@ -93,6 +103,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     accepted_ns: int  # the engine read the request
     tokenized_ns: int  # its prompt was token ids
     admitted_ns: int  # the scheduler gave it a place in a prefill
+    scores: list[Score] = []  # of its forced tokens, in their order
 
 
 class Error(msgspec.Struct, frozen=True, array_like=True, tag="e"):
@@ -199,7 +210,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     versions: dict[str, str]
     device: dict[str, str]  # at least "kind" ("cuda", "emulated", "cpu", "remote") and "name"
-    model: dict[str, str | int]  # at least "name", "vocabulary", "context"
+    # At least "name", "vocabulary", "context"; "tokenizer" (a tokenizer.json) and "eos" (an id) if it has them.
+    model: dict[str, str | int]
     toggles: dict[str, str]
     deterministic: bool  # equal prompts give equal greedy tokens, whatever the batch
     pids: dict[str, int]  # every process of the engine by role: "engine", "device", "output"
@@ -304,6 +316,7 @@ class EngineSpec:
     build: str
     needs: str = ""  # what must be installed, for `bench engines`
     plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
+    scores: bool = False  # whether EngineOptions.scoring means something to it
 
     def toggle(self, name: str) -> Toggle:
         """The toggle of that name; BadSetting offers the nearest one."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness import stats
 from harness.design import ALPHA
-from harness.store import Manifest
+from harness.store import Imported, Manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,11 +181,11 @@ def _skipped(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
 
 
 def _set_up(manifest: Manifest) -> list[str]:
-    lines = []
+    lines = [] if manifest.imported is None else of_import(manifest.run, manifest.imported)
     kinds = {description.device["kind"] for description in manifest.descriptions.values()}
     if "emulated" in kinds:
         lines.append("emulated device: these are times of CPU cores; never compare them with a GPU's")
-    if manifest.descriptions and not manifest.promises_outputs:
+    if manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
         lines.append(
             "outputs that differ do not fail this run: where tokens are sampled, or computed in half "
             "precision, the last digit of a logit depends on the batch and can turn one"
@@ -194,6 +194,21 @@ def _set_up(manifest: Manifest) -> list[str]:
         if not arm.options.recorder:
             lines.append(f"recorder off in {arm.name}: it has no step records")
     return lines
+
+
+def of_import(name: str, imported: Imported) -> list[str]:
+    """What has to be known of a run that another tool measured."""
+    who = f"{imported.tool} {imported.version}".strip()
+    boots = (
+        "each file is taken for a boot of its own, as whoever imported them said"
+        if imported.fresh_boots
+        else "one file, so one boot: numbers, and nothing can be decided by them"
+    )
+    return [
+        f"{name} is imported from {who}: {boots}",
+        f"{name} lacks {'; '.join(imported.lacks)}",
+        *(f"{name}: {line}" for line in imported.differs),
+    ]
 
 
 def _joined(blocks: Sequence[Block], table: str) -> pd.DataFrame:

@@ -306,6 +306,10 @@ def rerun(
     from harness.progress import on_stderr
 
     manifest = store.read_manifest(run)
+    if manifest.imported is not None:
+        raise api.BadSetting(
+            f"{run} is imported from {manifest.imported.tool}: only that can measure it again"
+        )
     for line in measure.differences_from(manifest):
         sys.stderr.write(f"bench: than {manifest.run}, {line}\n")
     with _interruptible():
@@ -716,6 +720,34 @@ def _print_tables(tables: Sequence[Table]) -> None:
     console = Console(highlight=False)
     for table in tables:
         console.print(*terminal_table(table, console.width), sep="\n")
+
+
+@app.command("import")
+def import_(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="Result of vllm bench serve, sglang.bench_serving, guidellm or aiperf; FILE:N, its N-th.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[str | None, _option(OUTPUT, "What the run is called (the tool's name).")] = None,
+    engine_name: Annotated[str | None, _option(ENGINE, "The engine that was measured.")] = None,
+    fresh_boots: Annotated[
+        bool,
+        _option(DESIGN, "Each file is of a server started anew: a block each.", "--fresh-boots"),
+    ] = False,
+    out: Out = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Make a run of another tool's result file, for compare and report; what it lacks is named."""
+    from harness.importing import run as importing
+
+    folder, result = importing.bring(files, out, name=name, engine=engine_name, fresh_boots=fresh_boots)
+    _say(f"written to {folder}")
+    _show(result, format)
 
 
 def main() -> None:

@@ -116,11 +116,13 @@ def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[
 
 
 def settings(arm: Arm) -> dict[str, Any]:
-    """An arm as it stands in the result: everything but its name."""
+    """An arm as it stands in the result: everything but its name, and of its options those that are known."""
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(arm)
-    return {key: value for key, value in plain.items() if key != "name"}
+    if arm.known is not None:
+        plain["options"] = {name: plain["options"][name] for name in arm.known}
+    return {key: value for key, value in plain.items() if key not in ("name", "known")}
 
 
 def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:

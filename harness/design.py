@@ -32,6 +32,9 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None  # interpreter to start it with; None: the harness's own
     env: dict[str, str] = {}
     ref: Ref | None = None  # None: what is installed
+    known: tuple[str, ...] | None = (
+        None  # of an imported arm: the options that are known; None: all are in force
+    )
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ Int64s = NDArray[np.int64]
 NS_PER_MS = 1e6
 NS_PER_US = 1e3
 NS_PER_S = 1e9
+TOLD = "told."  # columns of the rounds that hold a metric as such
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
@@ -103,7 +104,14 @@ def measure(
     values["goodput_req_s"] = goodput(served, rounds, objectives)
     values["peak_concurrency"] = peak_concurrency(requests)
     values["failed_requests"] = float(len(requests) - len(served))
-    return values | _step_metrics(steps, device)
+    return values | _step_metrics(steps, device) | _told(rounds)
+
+
+def _told(rounds: pd.DataFrame) -> dict[str, float]:
+    """What the file of an imported run says of a metric, in place of what its requests would give (NaN:
+    nothing can be made of them). Such a run has one round in a block."""
+    told = [name for name in rounds if name.startswith(TOLD)]
+    return {name.removeprefix(TOLD): float(rounds[name].iloc[0]) for name in told}
 
 
 def _step_metrics(steps: pd.DataFrame | None, device: pd.DataFrame | None) -> dict[str, float]:
@@ -251,8 +259,9 @@ def _edges(stamps: pd.Series) -> tuple[Int64s, Int64s]:
 
 
 def _gaps(stamps: pd.Series) -> Floats:
-    """Gaps within each list, pooled, ns."""
-    return np.concatenate([np.empty(0), *(np.diff(values) for values in stamps)])
+    """Gaps within each list, pooled, ns; none to or from a stamp that is not known."""
+    gaps = (np.diff(values)[(values[1:] >= 0) & (values[:-1] >= 0)] for values in stamps)
+    return np.concatenate([np.empty(0), *gaps])
 
 
 # ---------------------------------------------------------------------------------------------------------

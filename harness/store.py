@@ -39,12 +39,25 @@ COLUMNS = {  # without which a table can't be what the runner wrote
     "work": ("kind", "step", "start_ns", "end_ns"),
 }  # fmt: skip
 PARTIAL = ".partial"
+NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 PROFILE = "profile"  # what a profile's folder says it is, in PROFILE_FILE
 PROFILE_FILE = "profile.json"
 
 
 class StoreError(api.BadSetting):
     """A results folder can't be written, read or resumed; one line says which file and why."""
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run comes from that another tool measured: `bench import`."""
+
+    tool: str  # "vllm bench serve"
+    version: str  # "" where its files do not say
+    measured: list[str]  # when, for each block, as the file says it; "" where it does not
+    asked: dict[str, str]  # the workload, in the tool's own words
+    lacks: list[str]  # what its files do not say
+    differs: list[str]  # what was converted although its definition is not quite ours
+    fresh_boots: bool  # whoever imported it said that each file is of a server started anew
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +78,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str] = {}  # of the workload: a digest of each, by its path
     descriptions: dict[str, api.Description] = {}
     plant_ns: int | None = None  # the planted delay, sized in the discarded block
+    imported: Imported | None = None  # None: this program measured it
 
     @property
     def promises_outputs(self) -> bool:
@@ -103,8 +117,13 @@ def discard_if_empty(folder: Path) -> bool:
     """Remove a run folder that holds no finished block; whether it did so."""
     if finished_blocks(folder):
         return False
-    shutil.rmtree(folder, ignore_errors=True)
+    discard(folder)
     return True
+
+
+def discard(folder: Path) -> None:
+    """Remove a run folder, whatever it holds."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -221,7 +240,7 @@ def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) ->
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         for name, table in tables.items():
-            if len(table):
+            if len(table) or name in NEEDED:
                 table.to_parquet(partial / f"{name}.parquet", index=False)
         os.rename(partial, whole)
     except OSError as error:

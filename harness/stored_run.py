@@ -117,6 +117,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "memory.": Column("float64", "bytes", "peak, by kind of memory"),
         "counter.": Column("float64", "", "a mechanism counter: how often, or ns or bytes by its name"),
         "skipped.": Column("float64", "", "records of the workload's data that were passed over"),
+        "told.": Column(
+            "float64",
+            "",
+            "of an imported run: a metric as its file has it; NaN: not to be made from requests",
+        ),
         "gpu_": Column("float64", "", "NVML: clocks (mhz), temperature (c), power (w), throttling, others"),
     },
     "work": {

@@ -110,7 +110,7 @@ def remarks(comparison: Mapping[str, Any]) -> Iterator[str]:
 
 def planted(comparison: Mapping[str, Any]) -> str | None:
     """What became of a planted delay; None where none was."""
-    place, size = comparison["after"]["options"]["plant_at"], plants.achieved(comparison)
+    place, size = comparison["after"]["options"].get("plant_at"), plants.achieved(comparison)
     if place is None:
         return None
     if size is None:
