@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -78,12 +78,20 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """Some tokens of one request, as they are streamed."""
+    """Some tokens of one request, as they are streamed.
+
+    An engine that is itself the client of a server says when the chunk's last byte arrived at its socket, and
+    how much later it read it: `arrived_ns` then stands in the records in place of the load generator's own
+    stamp, whatever the way from there took.
+    """
 
     id: int
     token_ids: list[int]
     text: str
     token_ns: list[int]  # when the engine had each token on the host
+    tokens: int | None = None  # how many, where their ids are not known; -1: that is not known either
+    arrived_ns: int = -1
+    lag_ns: int = -1
 
 
 class Score(msgspec.Struct, frozen=True, array_like=True):
@@ -94,7 +102,11 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """The end of one request; comes after its last chunk."""
+    """The end of one request; comes after its last chunk.
+
+    The last three are of an engine that is itself the client of a server, as in Chunk: just before and just
+    after the call that sent the request, and the arrival of the last byte.
+    """
 
     id: int
     reason: str  # "length", "eos", "stop", "cancelled"
@@ -104,6 +116,9 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     tokenized_ns: int  # its prompt was token ids
     admitted_ns: int  # the scheduler gave it a place in a prefill
     scores: list[Score] = []  # of its forced tokens, in their order
+    sent_ns: int = -1
+    submitted_ns: int = -1
+    arrived_ns: int = -1
 
 
 class Error(msgspec.Struct, frozen=True, array_like=True, tag="e"):
@@ -210,7 +225,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     versions: dict[str, str]
     device: dict[str, str]  # at least "kind" ("cuda", "emulated", "cpu", "remote") and "name"
-    # At least "name", "vocabulary", "context"; "tokenizer" (a tokenizer.json) and "eos" (an id) if it has them.
+    # At least "name", "vocabulary", "context"; "tokenizer" (a tokenizer.json) and "eos" (an id) if it has
+    # them.
     model: dict[str, str | int]
     toggles: dict[str, str]
     deterministic: bool  # equal prompts give equal greedy tokens, whatever the batch
@@ -303,6 +319,16 @@ class Toggle:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """What an engine is told besides, in words of its own, such as an address. It stands among the toggles
+    of an arm. `default` "": it may be left out."""
+
+    name: str
+    says: str
+    default: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """How an engine is found (entry-point group `bench.engines`) before anything heavy is imported.
 
@@ -317,18 +343,28 @@ class EngineSpec:
     needs: str = ""  # what must be installed, for `bench engines`
     plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
     scores: bool = False  # whether EngineOptions.scoring means something to it
+    settings: tuple[Setting, ...] = ()
+    defaults: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of EngineOptions, where this engine has its own
+    asks_text: bool = False  # prompts go to it as text unless --pretok is asked: it may name no tokenizer
 
     def toggle(self, name: str) -> Toggle:
         """The toggle of that name; BadSetting offers the nearest one."""
         toggle: Toggle = pick(name, {toggle.name: toggle for toggle in self.toggles}, "toggle")
         return toggle
 
+    def setting(self, name: str) -> Setting | None:
+        """The setting of that name, if it is one."""
+        return next((setting for setting in self.settings if setting.name == name), None)
+
     def check(self, settings: Settings) -> dict[str, str]:
         """Full, valid settings from partial ones: toggles that mean something and were left out get their
         first choice that means something. Raises BadSetting with the reason."""
         for name, choice in settings.items():
-            toggle = self.toggle(name)
-            pick(choice, {each: each for each in toggle.choices}, f"choice of {name}")
+            if self.setting(name) is None:
+                toggle = self.toggle(name)
+                pick(choice, {each: each for each in toggle.choices}, f"choice of {name}")
         full = dict(settings)
         for toggle in self.toggles:  # in the order of declaration: later ones may depend on earlier ones
             if toggle.name in full:
@@ -336,8 +372,11 @@ class EngineSpec:
             possible = [choice for choice in toggle.choices if toggle.unmet(choice, full) is None]
             if possible:
                 full[toggle.name] = possible[0]
+        for setting in self.settings:
+            if setting.default:
+                full.setdefault(setting.name, setting.default)
         for name, choice in full.items():
-            reason = self.toggle(name).unmet(choice, full)
+            reason = None if self.setting(name) else self.toggle(name).unmet(choice, full)
             if reason is not None:
                 raise BadSetting(f"{reason}, not with {_rest(reason, full)}")
         return full

@@ -3,6 +3,7 @@ limit, warnings. Pure: frames in, plain data out."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ ROW = (
     "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
     "verdict", "floor",
 )  # fmt: skip
+ONE_BOOT = "undecided: one boot per side"  # boots differ: of one each, nothing can be said
 OFFERED = "offered_req_s"  # beside the metrics: what the arrivals ask for
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
 
@@ -104,6 +106,7 @@ def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[
         "primary": design.primary,
         "metrics": rows,
         "outputs": outputs(design, blocks),
+        "failures": failures(design, blocks),
         "mechanism": did | planted(design, did, values),
         "limit": {
             name: _sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
@@ -263,6 +266,8 @@ def _judged_row(
     if effect is not None and declared and not (name in THROUGHPUTS and offered):
         row["p_adjusted"] = p_adjusted
         row["verdict"] = stats.verdict(effect, design.margin, *_kind(name), p_adjusted, alpha)
+        if any(arm.stays for arm in design.arms):
+            row["verdict"] = ONE_BOOT
     return row
 
 
@@ -305,6 +310,16 @@ def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
         compared += len(first)
         identical += int((first == second).sum())
     return {"compared": compared, "identical": identical, "near_ties": None}
+
+
+def failures(design: Design, blocks: Sequence[Block]) -> dict[str, Any]:
+    """By arm, how many requests failed, of how many, and how often each cause, the first one first."""
+    found: dict[str, Any] = {}
+    for arm in design.arms:
+        errors = [error for block in blocks for error in block.of(arm.name, "requests")["error"]]
+        causes = Counter(error for error in errors if error)
+        found[arm.name] = {"failed": causes.total(), "requests": len(errors), "causes": dict(causes)}
+    return found
 
 
 def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, Any]]:

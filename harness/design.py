@@ -36,6 +36,12 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
         None  # of an imported arm: the options that are known; None: all are in force
     )
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is a server at an address, which runs before and after: it has one boot, whatever is
+        asked of it."""
+        return "url" in self.toggles
+
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):
     """A rule that may stop a run before its last block; how it is made and why it is safe: stopping.py."""
@@ -94,6 +100,11 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
                 raise api.BadSetting(f"{flag} must be at least {least}, not {count}")
         if self.until is not None and len(self.arms) < 2:
             raise api.BadSetting("a run that stops by what it finds needs two arms; give --blocks for one")
+        if any(arm.stays for arm in self.arms) and (self.blocks > 1 or self.until is not None):
+            raise api.BadSetting(
+                "a server at a url is one boot, however often it is asked, and rounds within a boot are no "
+                "blocks; leave --blocks out, or start a server per boot with cmd="
+            )
         if not 0 < self.margin < 1:
             raise api.BadSetting(f"--margin must lie between 0% and 100%, not {self.margin:.4g}")
         if len(self.secondaries) > MAX_SECONDARIES:

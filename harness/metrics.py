@@ -40,6 +40,7 @@ class Metric:
 # Times with a distribution, ms; each gets one metric per STATISTICS. True: can be zero.
 DISTRIBUTIONS = {
     "submit_lag_ms": True,
+    "client_lag_ms": True,
     "add_request_ms": True,
     "tokenize_ms": True,
     "queue_wait_ms": True,
@@ -132,14 +133,17 @@ def _step_metrics(steps: pd.DataFrame | None, device: pd.DataFrame | None) -> di
 
 
 def distributions(served: pd.DataFrame) -> dict[str, Floats]:
-    """Samples of each of DISTRIBUTIONS, ms: one per request (request_times), but one per gap for the ITLs.
+    """Samples of each of DISTRIBUTIONS, ms: one per request (request_times), but one per gap for the ITLs and
+    one per chunk for the client lag.
 
     itl_chunk         gaps between the chunks of a request, whatever they hold: one sample a chunk   vLLM
     itl_token         gaps between the tokens of a request in the engine                        roseinfer
+    client_lag        from the arrival of a chunk's last byte (the kernel's stamp) to its reading
     """
     samples = {name: values.dropna().to_numpy() for name, values in request_times(served).items()}
     samples["itl_chunk_ms"] = _gaps(served["chunk_ns"]) / NS_PER_MS
     samples["itl_token_ms"] = _gaps(served["token_ns"]) / NS_PER_MS
+    samples["client_lag_ms"] = _lags(served) / NS_PER_MS
     return {name: samples[name] for name in DISTRIBUTIONS}
 
 
@@ -199,9 +203,11 @@ def throughput(served: pd.DataFrame, rounds: pd.DataFrame) -> dict[str, float]:
     """
     seconds = np.nan if served.empty else _wall_seconds(rounds)
     completion = int(served["completion_tokens"].sum())
+    prompts = served["prompt_tokens"]
+    prompt = np.nan if (prompts < 0).any() else int(prompts.sum())  # a server need not say
     return {
         "throughput_tok_s": completion / seconds,
-        "throughput_total_tok_s": (completion + int(served["prompt_tokens"].sum())) / seconds,
+        "throughput_total_tok_s": (completion + prompt) / seconds,
         "throughput_req_s": len(served) / seconds,
     }
 
@@ -256,6 +262,12 @@ def _edges(stamps: pd.Series) -> tuple[Int64s, Int64s]:
     first = [values[0] if len(values) else -1 for values in stamps]
     last = [values[-1] if len(values) else -1 for values in stamps]
     return np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
+
+
+def _lags(served: pd.DataFrame) -> Floats:
+    """Of every chunk whose arrival is known, ns; an older run has none."""
+    lags = np.concatenate([np.empty(0), *served.get("chunk_lag_ns", ())])
+    return lags[lags >= 0]
 
 
 def _gaps(stamps: pd.Series) -> Floats:

@@ -34,7 +34,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARAL
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
 IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
 SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
-ROLES = {"device": "device process", "output": "output process"}
+ROLES = {"device": "device process", "output": "output process", "server": "server"}
 
 T = TypeVar("T")
 OnProgress = Callable[[messages.Progress], object]
@@ -162,7 +162,10 @@ class Session:
         command = [arm.python or sys.executable, "-m", "engines.host", msgspec.json.encode(config).decode()]
         role = f"engine host of {arm.name}"
         worktree = self._worktrees.get(arm.name)
-        return self._start(role, command, environment(arm.env, worktree), stem), address
+        plain = (
+            "cmd" in arm.toggles
+        )  # a server is started as its command says, its threads are its own affair
+        return self._start(role, command, environment(arm.env, worktree, plain), stem), address
 
     def _check_origin(self, ready: api.Ready) -> None:
         """An engine found elsewhere than in its worktree is the same code in both arms: a lie of a result."""
@@ -346,11 +349,14 @@ def check_interpreter(arm: Arm) -> None:
         raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {why}")
 
 
-def environment(extra: Mapping[str, str], worktree: Path | None = None) -> dict[str, str]:
+def environment(
+    extra: Mapping[str, str], worktree: Path | None = None, plain: bool = False
+) -> dict[str, str]:
     """What a process of the run starts with. From a checkout its folder is on the path, so that a foreign
     interpreter finds `engines` too; an installed one is left to the interpreter. A worktree comes in front of
-    everything, the current folder included, which may hold the same packages at another commit."""
-    values = {**os.environ, **ENVIRONMENT}
+    everything, the current folder included, which may hold the same packages at another commit. `plain`:
+    without ENVIRONMENT."""
+    values = {**os.environ, **({} if plain else ENVIRONMENT)}
     root = Path(engines.__file__).resolve().parent.parent
     if "site-packages" not in root.parts:
         rest = os.environ.get("PYTHONPATH")

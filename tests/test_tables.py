@@ -305,7 +305,7 @@ def warnings(found: dict[str, Any]) -> str:
 
 def test_warnings_that_apply_are_given() -> None:
     assert "emulated device" in warnings(result())
-    assert "client lag: requests were sent up to 3.00 ms late" in warnings(result(lag_ms=3.0))
+    assert "late sends (submit lag): requests were sent up to 3.00 ms late" in warnings(result(lag_ms=3.0))
     assert "too few blocks: 3" in warnings(result(plan=manifest(blocks=3)))
     assert "one block" in warnings(result(plan=manifest(blocks=1)))
     assert "blocks would detect a change of 1%" in warnings(result(1.0, noise=0.05))
@@ -317,7 +317,7 @@ def test_warnings_that_apply_are_given() -> None:
     noisy = warnings(comparison.result(manifest(), stolen))
     assert "up to 20.0% of the CPU time was taken by other virtual machines" in noisy
     assert "processes that are not the run's used up to 20.0%" in noisy
-    for word in ("client lag", "too few", "not steady", "noise", "drift", "undecided"):
+    for word in ("late sends", "too few", "not steady", "noise", "drift", "undecided"):
         assert word not in quiet
 
 
