@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 
 from engines.api import BadSetting
 
-BACKLOG = 4096  # connections that wait to be accepted: a thousand clients may come at once
+
+def allow_connections() -> None:
+    """As many descriptors as this process may have: by default a thousand clients are more than that."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -28,13 +33,6 @@ def bind(host: str, port: int) -> socket.socket:
         raise BadSetting(
             f"can't listen on {host} port {port}: {error.strerror}; --port 0 takes any that is free"
         ) from error
-    return bound
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """The same, listening."""
-    bound = bind(host, port)
-    bound.listen(BACKLOG)
     return bound
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import resource
 import select
 import signal
 import socket
@@ -36,8 +35,9 @@ from typing import Any
 import httptools
 import msgspec
 
+from engines.api import BadSetting
 from harness.load_generator import ask_for_exact_timers, ask_for_short_slice
-from harness.serve.listening import address_of, listen
+from harness.serve.listening import address_of, allow_connections, bind
 
 MODEL = "mock"
 TOKEN = " token"  # every token's text
@@ -45,6 +45,7 @@ DEFAULT_TOKENS = 16  # where a request does not say, as in OpenAI's completions
 SO_TIMESTAMPNS = 35  # of asm-generic/socket.h; Python has no name for it
 STAMP = struct.Struct("qq")  # struct timespec: seconds, nanoseconds
 READ_BYTES = 1 << 16
+BACKLOG = 4096  # connections that wait to be accepted
 BURST = 64  # tokens sent before sockets are looked at again
 LONGEST_US = 200_000  # from here on lateness is only counted, and the worst of it kept
 PERCENTILES = (50, 90, 99)
@@ -58,12 +59,22 @@ LAST = b"0\r\n\r\n"  # ends a chunked body
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When tokens come, and how: chunks hold 1, 2, ... `max_tokens_per_chunk` tokens in turn, from 1 on, and are
-    due with their last token."""
+    """When tokens come, and how: chunks of 1, 2, ... `max_tokens_per_chunk` tokens in turn, each due with its
+    last token."""
 
     ttft_ns: int
     itl_ns: int
     max_tokens_per_chunk: int = 1
+
+
+def make_timing(ttft_ms: float, itl_ms: float, max_tokens_per_chunk: int) -> Timing:
+    """Checked. Raises BadSetting."""
+    for flag, ms in (("--ttft-ms", ttft_ms), ("--itl-ms", itl_ms)):
+        if not 0 <= ms < float("inf"):
+            raise BadSetting(f"{flag} must be at least 0, not {ms:g}")
+    if max_tokens_per_chunk < 1:
+        raise BadSetting(f"--max-tokens-per-chunk must be at least 1, not {max_tokens_per_chunk}")
+    return Timing(round(ttft_ms * 1e6), round(itl_ms * 1e6), max_tokens_per_chunk)
 
 
 class StreamOptions(msgspec.Struct):
@@ -74,7 +85,7 @@ class StreamOptions(msgspec.Struct):
 class Body(msgspec.Struct):
     """What a mock looks at in a request; everything else is taken as it comes."""
 
-    prompt: str | list[int] | list[str] | list[list[int]] = ""
+    prompt: str | list[str | int | list[int]] = ""
     messages: list[dict[str, Any]] = []
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -520,19 +531,26 @@ def _queue(queue: deque[Answer], answer: Answer) -> None:
 
 def _prompt_tokens(body: Body) -> int:
     """Ids, or words: a mock has no tokenizer."""
-    if isinstance(body.prompt, str):
-        texts = [body.prompt, *(str(message.get("content")) for message in body.messages)]
-        return sum(len(text.split()) for text in texts)
-    return sum(1 if isinstance(each, int) else len(each) for each in body.prompt)
+    prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    tokens = 0
+    for each in [*prompt, *(str(message.get("content")) for message in body.messages)]:
+        match each:
+            case str():
+                tokens += len(each.split())
+            case int():
+                tokens += 1
+            case list():
+                tokens += len(each)
+    return tokens
 
 
 def run(timing: Timing, host: str, port: int) -> None:
     """Serve until SIGTERM, or Ctrl-C (KeyboardInterrupt); the address goes to stdout once it listens."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_connections()
     ask_for_exact_timers()
     ask_for_short_slice()
-    with listen(host, port) as listener:
+    with bind(host, port) as listener:
+        listener.listen(BACKLOG)
         mock = Mock(timing, listener)
         gc.freeze()
         gc.disable()  # nothing here is left in a cycle, and a collection is late tokens
@@ -552,9 +570,10 @@ def main() -> None:
     parser.add_argument("--itl-ms", type=float, default=10.0)
     parser.add_argument("--max-tokens-per-chunk", type=int, default=1)
     given = parser.parse_args()
-    timing = Timing(round(given.ttft_ms * 1e6), round(given.itl_ms * 1e6), given.max_tokens_per_chunk)
     try:
-        run(timing, given.host, given.port)
+        run(make_timing(given.ttft_ms, given.itl_ms, given.max_tokens_per_chunk), given.host, given.port)
+    except BadSetting as error:
+        sys.exit(f"{parser.prog}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
 
