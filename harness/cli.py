@@ -638,7 +638,6 @@ def serve(
     both: Annotated[
         list[str] | None,
         typer.Option("--set", help="key=value: a toggle, an engine option, python, env.NAME."),
-        typer.Option("--set", help="key=value: a toggle, an engine option, python, env.NAME."),
     ] = None,
     model: Annotated[str | None, _option(SERVER, "Preset, local path or hub id (tiny-gpt2).")] = None,
     device: Annotated[str | None, _option(SERVER, "auto, cuda or emulated (auto).")] = None,
