@@ -13,10 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("httptools")
 
 from harness.serve import mock
 from tests.bench_command import installed, start
@@ -167,6 +165,7 @@ def test_what_waits_stands_in_the_order_in_which_it_is_due(dues: list[int]) -> N
     assert [each.due_ns for each in queue] == sorted(dues)
 
 
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 300_000), min_size=1))
 def test_percentiles_of_lateness_are_exact_to_the_microsecond(us: list[int]) -> None:
     lateness = mock.Lateness()
