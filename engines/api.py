@@ -240,8 +240,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 class Engine:
     """An engine under measurement. Subclass, override, register an EngineSpec; about 100 lines.
 
-    The host calls `start`, then `run` on its main thread; `submit`, `cancel`, `begin_round` and `collect` are
-    only ever called from inside `pump`, so an engine that calls `pump` between two steps needs no lock.
+    The host calls `start`, then `run` on its main thread; `submit`, `cancel`, `begin_round`, `collect` and
+    `gauges` are only ever called from inside `pump`, so an engine that calls `pump` between two steps needs
+    no lock.
     """
 
     wake_fd: int | None = None
@@ -281,6 +282,11 @@ class Engine:
     def collect(self) -> RoundRecord:
         """What was recorded since begin_round or begin_profile. The engine is idle when this is called."""
         return RoundRecord()
+
+    def gauges(self) -> dict[str, int]:
+        """What it holds right now, for whoever watches a server: "requests_running", "requests_waiting",
+        "kv_blocks_used", "kv_blocks_free", as far as it can tell."""
+        return {}
 
     def stop(self) -> None:
         """End every process and thread of the engine."""
@@ -454,11 +460,15 @@ class Collect(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     pass
 
 
+class ReadGauges(msgspec.Struct, frozen=True, array_like=True, tag="g"):
+    pass
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     pass
 
 
-ToHost = Submit | Cancel | BeginRound | BeginProfile | Collect | Stop
+ToHost = Submit | Cancel | BeginRound | BeginProfile | Collect | ReadGauges | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -478,6 +488,11 @@ class Collected(msgspec.Struct, frozen=True, tag="collected"):
     record: RoundRecord
 
 
+class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
+    name: str
+    values: dict[str, int]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The host is about to end. `usage`: what was asked is wrong (exit 2), else something broke (exit 4)."""
 
@@ -487,4 +502,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     traceback: str = ""
 
 
-FromHost = Ready | Begun | Collected | Failed
+FromHost = Ready | Begun | Collected | Gauges | Failed

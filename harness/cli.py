@@ -750,6 +750,63 @@ def import_(
     _show(result, format)
 
 
+SERVER, MOCK = "Server", "Mock server"
+
+
+@app.command()
+def serve(
+    variant: Annotated[
+        str | None, typer.Option(help="Serve the after arm of this pair (all); `bench variants`.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Serve this engine with its first choices, in place of a variant.")
+    ] = None,
+    both: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value: a toggle, an engine option, python, env.NAME."),
+    ] = None,
+    model: Annotated[str | None, _option(SERVER, "Preset, local path or hub id (tiny-gpt2).")] = None,
+    device: Annotated[str | None, _option(SERVER, "auto, cuda or emulated (auto).")] = None,
+    host: Annotated[
+        str, _option(SERVER, "Address to listen on (127.0.0.1: this machine alone).")
+    ] = "127.0.0.1",
+    port: Annotated[int, _option(SERVER, "0: any that is free; the address is printed (8000).")] = 8000,
+    api_key: Annotated[
+        str | None,
+        _option(SERVER, "What /v1 asks of clients, better given by BENCH_API_KEY.", envvar="BENCH_API_KEY"),
+    ] = None,
+    max_requests: Annotated[
+        int | None, _option(SERVER, "Requests in flight; more are answered 429 (1024).")
+    ] = None,
+    grace_s: Annotated[
+        float | None, _option(SERVER, "For requests in flight to end, once told to stop (30).")
+    ] = None,
+    mock: Annotated[
+        bool, _option(MOCK, "No engine: tokens at known times, to calibrate clients with.", "--mock")
+    ] = False,
+    ttft_ms: Annotated[float | None, _option(MOCK, "From arrival to the first token (50).")] = None,
+    itl_ms: Annotated[float | None, _option(MOCK, "Between two tokens (10).")] = None,
+    max_tokens_per_chunk: Annotated[
+        int | None, _option(MOCK, "Chunks hold 1, 2, ... so many tokens in turn (1).")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve an engine as OpenAI's API does: /v1/completions, /v1/chat/completions, /v1/models; and /health,
+    /metrics."""
+    from harness.serve import asking
+
+    given = dict(locals())
+    of_engine = _given(
+        given, "variant", "engine", "both", "model", "device", "api_key", "max_requests", "grace_s"
+    )
+    of_mock = _given(given, "ttft_ms", "itl_ms", "max_tokens_per_chunk")
+    with _interruptible():
+        if mock:
+            asking.serve_mock(of_mock, of_engine, host, port)
+        else:
+            asking.serve_engine(of_engine, of_mock, host, port)
+
+
 def main() -> None:
     """Run the command line; the only place where an error becomes a line and an exit code."""
     command = typer.main.get_command(app)

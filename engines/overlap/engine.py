@@ -366,6 +366,16 @@ class OverlapEngine(api.Engine):
             streams={"program": "forward", "h2d": "forward", "d2h": self._run.d2h.stream.name},
         )
 
+    def gauges(self) -> dict[str, int]:
+        assert self._run is not None
+        scheduler = self._run.scheduler
+        return {
+            "requests_running": len(scheduler.running),
+            "requests_waiting": len(scheduler.waiting),
+            "kv_blocks_used": scheduler.pool.capacity - scheduler.pool.free,
+            "kv_blocks_free": scheduler.pool.free,
+        }
+
     def stop(self) -> None:
         if self._tokenizing is not None:
             self._tokenizing.stop()
