@@ -52,6 +52,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     plant_at: str | None = None  # where each step has a known delay: one of the engine's `plants`
     plant_ns: int = 0  # that delay; set by `--plant`, never by hand
 
+    def refuse_unheeded(self, engine: str, heeded: Sequence[str]) -> None:
+        """BadSetting where an option that the engine of that name pays no heed to was changed: it would stand
+        in the run's record, and be a lie."""
+        for field in msgspec.structs.fields(self):
+            if field.name not in heeded and getattr(self, field.name) != field.default:
+                raise BadSetting(f"engine {engine} has no {field.name}: leave it out")
+
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
     """One generation request. `prompt` is text, or token ids where the client tokenized.

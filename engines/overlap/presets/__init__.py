@@ -148,6 +148,22 @@ def load_tokenizer(name: str, vocabulary: int) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
+def save(name: str, folder: Path, seed: int = 0) -> None:
+    """Write a preset as a model's author would publish it: configuration, weights, tokenizer. For an engine
+    that takes its model from a folder, or for two that are to run on the same weights for certain."""
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+    model = load_model(name, torch.float32, torch.device("cpu"), seed)
+    model.save_pretrained(folder)
+    tokenizer = load_tokenizer(name, model.config.vocab_size)
+    end: Any = tokenizer.id_to_token(END_OF_TEXT_ID)
+    published = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=end, eos_token=end, pad_token=end
+    )
+    published.save_pretrained(folder)
+
+
 def _local_folder(name: str) -> Path | None:
     """The folder of a local model; None for what can only be a hub id. A name without a slash is meant as a
     preset: a typo must not become a download."""
