@@ -55,9 +55,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     def refuse_unheeded(self, engine: str, heeded: Sequence[str]) -> None:
         """BadSetting where an option that the engine of that name pays no heed to was changed: it would stand
         in the run's record, and be a lie."""
-        for field in msgspec.structs.fields(self):
-            if field.name not in heeded and getattr(self, field.name) != field.default:
-                raise BadSetting(f"engine {engine} has no {field.name}: leave it out")
+        for option in msgspec.structs.fields(self):
+            if option.name not in heeded and getattr(self, option.name) != option.default:
+                raise BadSetting(f"engine {engine} has no {option.name}: leave it out")
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):

@@ -117,7 +117,8 @@ def text(cell: str | Mapping[str, Any]) -> str:
     """A cell as it is printed, with its interval where it has one."""
     if isinstance(cell, str):
         return cell
-    value, low, high, unit = (cell.get(name) for name in ("value", "low", "high", "unit"))
+    found: Mapping[str, Any] = dict.fromkeys(("value", "low", "high", "unit")) | dict(cell)
+    value, low, high, unit = found["value"], found["low"], found["high"], found["unit"]
     match cell["shown"]:
         case "value":
             half = "" if low is None else f" ±{number((high - low) / 2)}"

@@ -23,7 +23,7 @@ from engines.overlap.output import Produced
 from engines.transformers.base import HEEDED, Taken, TransformersEngine
 
 
-class Outputs(OutputRouter):
+class Outputs(OutputRouter):  # type: ignore[misc]  # transformers is not typed
     """Where the manager's thread leaves each step's outputs. It wakes the main thread once a step, where the
     library's own queue would wake its reader once a token.
 

@@ -19,7 +19,7 @@ from engines.transformers.base import HEEDED, Taken, TransformersEngine
 GATHER_NS = 5_000_000
 
 
-class EveryStep(StoppingCriteria):
+class EveryStep(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
     """generate() asks after each step which rows end there: the one place where its tokens can be had as they
     come, for several rows, and rows can end apart. The tokens are copied to the host here, which generate()
     would wait for next anyway."""

@@ -26,7 +26,7 @@ STOP_S = 4.0  # for vLLM's processes to end; the harness kills them after GRACE_
 
 class AsyncLLMEngine(VllmEngine):
     def open(self) -> Any:
-        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.wake_fd: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._died = False
         self._names = count()
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by request id; the loop's, as all below

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness.importing.result import NO_SCHEDULE, NOT_RECORDED, Result, Sent, in_words, understood
+from harness.importing.result import NO_SCHEDULE, Result, Sent, in_words, understood
 from harness.metrics import NS_PER_MS
+from harness.store import NOT_RECORDED
 
 TOOL = "aiperf"
 AGGREGATES, RECORDS = "profile_export_aiperf.json", "profile_export.jsonl"
@@ -96,7 +97,9 @@ def read(document: Mapping[str, Any]) -> Result:
     told: dict[str, float] = {}
     for theirs, ours in DISTRIBUTIONS.items():
         summary: Summary | None = getattr(said, theirs)
-        for statistic, name in STATISTICS.items() if summary is not None else ():
+        if summary is None:
+            continue
+        for statistic, name in STATISTICS.items():
             value = getattr(summary, statistic)
             if value is not None:
                 told[f"{ours}_{name}"] = value * api.pick(summary.unit, FACTORS, "unit of time")

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness.importing.result import NOT_RECORDED, NOT_TOLD, Result, Sent, in_words, ns, understood
+from harness.importing.result import NOT_TOLD, Result, Sent, in_words, ns, understood
+from harness.store import NOT_RECORDED
 
 TOOL = "guidellm"
 TOKENS = "tokens are the server's count where it tells one, else one for each chunk"

@@ -17,7 +17,6 @@ import msgspec
 from engines import api
 from harness.importing.result import (
     NO_SCHEDULE,
-    NOT_RECORDED,
     NOT_TOLD,
     Result,
     Sent,
@@ -26,6 +25,7 @@ from harness.importing.result import (
     ns,
     understood,
 )
+from harness.store import NOT_RECORDED
 
 TOOL = "sglang.bench_serving"
 SHARED_ITL = ("sglang", "sglang-native")  # backends whose gaps are shared among the tokens of a chunk

@@ -17,7 +17,6 @@ import msgspec
 from engines import api
 from harness.importing.result import (
     NO_SCHEDULE,
-    NOT_RECORDED,
     NOT_TOLD,
     Result,
     Sent,
@@ -26,6 +25,7 @@ from harness.importing.result import (
     ns,
     understood,
 )
+from harness.store import NOT_RECORDED
 
 TOOL = "vllm bench serve"
 DISTRIBUTIONS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_chunk_ms", "e2el": "latency_ms"}

@@ -165,8 +165,8 @@ class EngineProcess:
     def attach(self) -> None:
         """Hear the engine in the running event loop, and of its death."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._events.getsockopt(zmq.FD), self._read_events)
-        loop.add_reader(self._replies.getsockopt(zmq.FD), self._read_replies)
+        loop.add_reader(self._events.fileno(), self._read_events)
+        loop.add_reader(self._replies.fileno(), self._read_replies)
         self._read_events()  # a descriptor tells of a socket that was read until it was empty
         self._read_replies()
         for child in self._children:

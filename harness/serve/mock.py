@@ -456,7 +456,7 @@ class Mock:
             if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
                 seconds, ns = STAMP.unpack(data)
                 self._kernel_stamps = True
-                arrived = min(now, now - (time_ns() - seconds * 10**9 - ns))
+                arrived: int = min(now, now - (time_ns() - seconds * 10**9 - ns))
                 self._reading.add(now - arrived)
                 return arrived
         return now
