@@ -154,7 +154,7 @@ def _parsed(body: bytes, kind: type, model: str) -> Any:
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
         known = _known(fields, [field.name for field in msgspec.structs.fields(kind)])
-        parsed = msgspec.convert(known, type=kind)
+        parsed: Any = msgspec.convert(known, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is one too
         raise Refused(400, str(error)) from error
     if parsed.model is not None and parsed.model != model:
