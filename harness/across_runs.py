@@ -237,6 +237,7 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
         "primary": design.primary,
         "metrics": {name: _row(name, per_arm) for name, per_arm in values.items()},
         "outputs": comparison.outputs(design, blocks) if same_prompts else nothing,
+        "failures": comparison.failures(design, blocks),
         "mechanism": comparison.mechanism(design, blocks),
         "limit": {
             name: {side: float(np.mean(per_arm[side])) if side in per_arm else None for side in SIDES}

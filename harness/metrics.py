@@ -272,7 +272,7 @@ def _lags(served: pd.DataFrame) -> Floats:
 
 def _gaps(stamps: pd.Series) -> Floats:
     """Gaps within each list, pooled, ns; none to or from a stamp that is not known."""
-    gaps = (np.diff(values)[(values[1:] >= 0) & (values[:-1] >= 0)] for values in stamps)
+    gaps = (np.diff(values)[(values[1:] >= 0) & (values[:-1] >= 0)] for values in map(np.asarray, stamps))
     return np.concatenate([np.empty(0), *gaps])
 
 

@@ -172,7 +172,7 @@ def _failures_table(comparison: Mapping[str, Any]) -> Iterator[Table]:
     rows = []
     for arm, side in found.items():
         causes = list(side["causes"].items())
-        said = [f"{count} × {cause}" for cause, count in causes[:CAUSES]]
+        said = [f"{count} × {' '.join(cause.split())}" for cause, count in causes[:CAUSES]]
         said += [f"and {len(causes) - CAUSES} other causes"] if len(causes) > CAUSES else []
         rows.append((arm, str(side["failed"]), str(side["requests"]), "; ".join(said)))
     note = "A request that failed is in no other metric; none was sent twice."

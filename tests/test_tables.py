@@ -25,7 +25,7 @@ from harness.workload import Workload
 TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
 COMPARISON = {
     "variant", "before", "after", "blocks", "confidence", "margin", "primary", "metrics", "outputs",
-    "mechanism", "limit", "prediction", "warnings",
+    "failures", "mechanism", "limit", "prediction", "warnings",
 }  # fmt: skip
 METRIC = {
     "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
