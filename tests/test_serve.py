@@ -3,6 +3,7 @@ quick, to refuse, or to die."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,8 +18,10 @@ from typing import Any
 
 import pytest
 
-from engines.overlap.presets import load_tokenizer
-from harness.serve.parsing import NEUTRAL
+from engines import api
+from engines.overlap.presets import load_tokenizer, tokenizer_file
+from harness.serve.parsing import NEUTRAL, Refused
+from harness.serve.prompting import Prompting
 from tests.bench_command import installed, last_line, start
 from tests.served import Server, ids_of, serving, text_of
 from tests.test_cli import bench
@@ -86,6 +89,28 @@ def test_a_chat_is_its_rendered_text_and_begins_with_a_role(server: Server) -> N
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
     chat = server.post(CHAT, {"messages": [messages[0], *parts], "max_tokens": 12, **GREEDY})[1]
     assert chat["choices"][0]["message"] == {"role": "assistant", "content": whole["choices"][0]["text"]}
+
+
+def test_a_model_with_a_chat_template_is_asked_by_it(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    made = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file("tiny-gpt2")))
+    made.chat_template = (
+        "{% for each in messages %}{% if each.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "<{{ each.role }}>{{ each.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    made.save_pretrained(tmp_path)
+    model = {"name": str(tmp_path), "tokenizer": str(tmp_path / "tokenizer.json"), "context": 64}
+    prompting = Prompting(model)
+
+    def prepared(role: str) -> api.Request:
+        return asyncio.run(prompting.prepare(api.Request(0, "", 0), [{"role": role, "content": "Hi"}]))
+
+    ids = load_tokenizer("tiny-gpt2", 4096).encode("<user>Hi<assistant>").ids
+    request = prepared("user")
+    assert (request.prompt, request.max_new_tokens) == (ids, 64 - len(ids))
+    with pytest.raises(Refused, match="no tools"):
+        prepared("tool")
 
 
 def test_a_chat_gets_what_the_context_has_room_for(server: Server) -> None:

@@ -7,6 +7,7 @@ so, and the engine stops. A second one ends the grace.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -39,6 +40,8 @@ def serve(arm: Arm, host: str, port: int, rules: Rules, grace_s: float) -> None:
         description = engine.boot()
         app = App(engine, description.model, rules)
         _say(describe(description))
+        gc.collect()
+        gc.freeze()  # what was imported lives for ever: a collection need not look at it in mid-stream
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             ended_by = runner.run(_serve(engine, app, listener, grace_s))
         failure = engine.failure
