@@ -69,6 +69,7 @@ def serve(session: Session, booted: Booted, batch: int, seed: int) -> tuple[dict
         input_tokens=16,
         arrival="closed",
         concurrency=batch,
+        prompts="english",
         unique_prompts=True,
     )
     plan, _ = planned(workload, seed, booted)
@@ -136,12 +137,12 @@ def main() -> None:
     left_out = "" if arguments.vllm else "; vLLM left out, for no interpreter that has it was given"
     write_result(
         "engines",
-        title="Engines on the same model folder, prompts and cores: GPT-2 4 x 256, fp32, at batch 1, 8 and 32 "
-        f"TPOT p50 in ms and tokens per second, median of {arguments.blocks} interleaved boots{left_out}",
+        title="TPOT p50 in ms and tokens per second at batch 1, 8 and 32: one model folder (GPT-2 4 x 256, "
+        f"fp32), prompts and cores, median of {arguments.blocks} interleaved boots{left_out}",
         header=[
             "engine",
             *(f"{what}, {batch}" for batch in BATCHES for what in ("TPOT", "tok/s")),
-            "as ours",
+            "outputs as ours",
         ],
         rows=[row(side, boots[side], boots["ours"]) for side in sides],
         data={"blocks": arguments.blocks, "boots": boots},
