@@ -3,6 +3,16 @@
 Everything here is plain data or a protocol, and importing it costs milliseconds: an engine's host starts
 under a foreign interpreter (another virtual environment, another vLLM), and must not drag a harness along.
 All stamps are `time.perf_counter_ns()`, CLOCK_MONOTONIC on Linux: one clock for every process of a machine.
+
+An engine of your own is a package with two things: a module that has an `EngineSpec` and the `Engine` it
+builds, and the spec's place in its pyproject.toml,
+
+    [project.entry-points."bench.engines"]
+    yours = "your_module:SPEC"
+
+Once that is installed beside `bench`, `bench engines` lists it and `bench run --engine yours` measures it. A
+complete one is examples/own_engine. What an engine can't tell (step records, counters, a stamp that it does
+not have: -1) it leaves out, and the metrics made of that are absent, not zero.
 """
 
 from __future__ import annotations
@@ -95,7 +105,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     id: int
     token_ids: list[int]
     text: str
-    token_ns: list[int]  # when the engine had each token on the host
+    token_ns: list[int]  # when the engine had each token on the host, as far as it tells
     tokens: int | None = None  # how many, where their ids are not known; -1: that is not known either
     arrived_ns: int = -1
     lag_ns: int = -1

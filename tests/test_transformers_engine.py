@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import select
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,6 +17,7 @@ from engines import api
 from engines.overlap import SPEC as OVERLAP
 from engines.overlap.presets import load_tokenizer
 from engines.transformers import SPEC, build
+from tests.bench_command import start
 from tests.serving import Collected, generated, near_ties, serve, some_requests
 from tests.test_real_models import save, tokenizer  # noqa: F401
 
@@ -250,6 +253,23 @@ def refusing():
 def test_what_it_cannot_do_is_refused_before_it_serves(toggles, options, message) -> None:
     with pytest.raises(api.BadSetting, match=message):
         build(api.EngineOptions(**options), toggles).start(Collected())
+
+
+def test_both_ways_of_batching_are_measured_against_each_other(tmp_path: Path) -> None:
+    asked = ("--num-requests", "4", "--max-new-tokens", "8", "--arrival", "closed", "--concurrency", "2")
+    ways = ("--before", "batching=static", "--after", "batching=continuous", "--blocks", "1", "--rounds", "1")
+    bench = start(
+        dict(os.environ), tmp_path, "run", "--engine", "transformers", *ways, *asked, "--format", "json"
+    )
+    code, stdout, stderr = bench.end()
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    (compared,) = result["comparisons"]
+    assert result["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert compared["outputs"]["identical"] == compared["outputs"]["compared"] == 4
+    assert compared["mechanism"]["steps"]["after"] > 0
+    assert compared["mechanism"]["idle_rows"]["after"] is None  # what it can't tell is absent
+    assert not bench.left()
 
 
 def test_its_toggles_say_what_combines() -> None:

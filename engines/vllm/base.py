@@ -14,6 +14,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from engines import api
 from engines.devices import cpu_model
@@ -43,6 +44,7 @@ class VllmEngine(api.Engine):
         self.options.refuse_unheeded(SPEC.name, HEEDED)
         _check_device(self.options.device)
         self.events = events
+        self._tokenizer = tokenizer_file(self.options.model)  # which knows a typo from a model
         self._folder = self._model_folder()
         try:
             config = self.open()
@@ -101,7 +103,7 @@ class VllmEngine(api.Engine):
             return Path(self.options.model).expanduser()
         self._saved = TemporaryDirectory(prefix="preset-")
         folder = Path(self._saved.name)
-        save(self.options.model, folder, self.options.seed)
+        save(PRESETS[self.options.model], folder, self.options.seed)
         return folder
 
     def _check_in_force(self, config: Any) -> None:
@@ -120,6 +122,12 @@ class VllmEngine(api.Engine):
                 )
         if bool(config.cache_config.enable_prefix_caching) != self.options.prefix_cache:
             raise api.BadSetting(f"vLLM {vllm.__version__} does not run with this prefix_cache here")
+        heads, known = config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+        if current_platform.device_type == "cpu" and heads not in known:
+            raise api.BadSetting(
+                f"{self.options.model} has attention heads of {heads}, and vLLM {vllm.__version__} has them "
+                f"on the CPU only of {', '.join(map(str, known))}"
+            )
 
     def _describe(self, config: Any) -> api.Description:
         cpu = current_platform.device_type == "cpu"
@@ -142,7 +150,7 @@ class VllmEngine(api.Engine):
                 "context": config.model_config.max_model_len,
                 "kv_blocks": config.cache_config.num_gpu_blocks or 0,
                 "block_size": config.cache_config.block_size,
-                "tokenizer": str(tokenizer_file(self.options.model)),
+                "tokenizer": str(self._tokenizer),
             },
             toggles=self.toggles,
             # What vLLM promises of tokens and batches, it promises under this switch only.
