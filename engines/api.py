@@ -242,8 +242,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     versions: dict[str, str]
     device: dict[str, str]  # at least "kind" ("cuda", "emulated", "cpu", "remote") and "name"
-    # At least "name", "vocabulary", "context"; "tokenizer" (a tokenizer.json) and "eos" (an id) if it has
-    # them.
+    # At least "name", "vocabulary", "context"; "tokenizer" (a tokenizer.json), "eos" (an id) if it has them.
     model: dict[str, str | int]
     toggles: dict[str, str]
     deterministic: bool  # equal prompts give equal greedy tokens, whatever the batch

@@ -807,6 +807,47 @@ def serve(
             asking.serve_engine(of_engine, of_mock, host, port)
 
 
+# What a measurement is made of: an evaluation asks tasks, and times nothing.
+OF_A_MEASUREMENT = (
+    *OF_A_VERDICT, "warmup_rounds", "seed", "prompt", "prompts", "prompt_repeats", "unique_prompts",
+    "input_tokens", "max_new_tokens", "num_requests", "arrival", "interval_ms", "arrival_schedule", "rate",
+    "burstiness", "ramp_up", "concurrency", "trace", "trace_scale", "pretok", "stop_on_eos", "stop",
+    "temperature", "top_k", "top_p", "tokenize_workers",
+)  # fmt: skip
+EVAL = "Evaluation"
+
+
+@app.command("eval")
+@partial(measuring, without=OF_A_MEASUREMENT)
+def eval_(
+    asked: Asked,
+    tasks: Annotated[
+        str, _option(EVAL, "Tasks of lm-eval, with commas between (offline-arithmetic, which ships here).")
+    ] = "offline-arithmetic",
+    limit: Annotated[int | None, _option(EVAL, "The first so many items of each task.")] = None,
+    num_fewshot: Annotated[int | None, _option(EVAL, "Examples before each item (the task's).")] = None,
+    out: Out = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Accuracy before and after: the same items of lm-eval's tasks through both arms, and what differs."""
+    from harness.machine import guess_device
+    from harness.variants import load_variants
+
+    engines = api.find_engines()
+    design = make_design(asked, engines, load_variants(), guess_device)
+
+    from harness.evaluation import evaluate, shown
+
+    names = tuple(tasks.split(","))
+    evaluate.check(names, limit, num_fewshot)
+    arms = evaluate.scoring(engines, design.arms)
+    found = evaluate.evaluate(design.name, arms, names, limit, num_fewshot, out, _say)
+    _say(f"written to {found.folder}")
+    _print(found.result, format, shown.to_csv, shown.to_markdown, shown.to_terminal)
+    raise typer.Exit(OUTPUTS_DIFFER if found.answers_differ else 0)
+
+
 def main() -> None:
     """Run the command line; the only place where an error becomes a line and an exit code."""
     command = typer.main.get_command(app)

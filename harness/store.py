@@ -42,6 +42,8 @@ PARTIAL = ".partial"
 NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 PROFILE = "profile"  # what a profile's folder says it is, in PROFILE_FILE
 PROFILE_FILE = "profile.json"
+EVALUATION = "eval"
+EVALUATION_FILE = "evaluation.json"
 
 
 class StoreError(api.BadSetting):
@@ -103,6 +105,11 @@ def create_experiment(results: Path, name: str, now: datetime) -> Path:
     return _create(results, f"experiment-{name}", now, "")
 
 
+def create_evaluation(results: Path, name: str, now: datetime) -> Path:
+    """A new, empty folder of an evaluation. Raises StoreError."""
+    return _create(results, f"{EVALUATION}-{name}", now, "")
+
+
 def _create(results: Path, name: str, now: datetime, inside: str) -> Path:
     run = f"{now:%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
     folder = results / run
@@ -148,6 +155,8 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / "manifest.json"
     if (folder / PROFILE_FILE).exists():
         raise StoreError(f"{folder} is a profile, no run: times taken while profiling are not measurements")
+    if (folder / EVALUATION_FILE).exists():
+        raise StoreError(f"{folder} is an evaluation, no run: nothing in it was timed")
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -176,6 +185,14 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write or replace a file and its folder, whole or not at all. Raises StoreError."""
     _make_folder(path)
     _write(path, content)
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a parquet file. Raises StoreError."""
+    try:
+        table.to_parquet(path, index=False)
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {_why(error)}") from error
 
 
 def append_text(path: Path, text: str) -> None:
