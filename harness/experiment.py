@@ -22,6 +22,7 @@ from harness.design import Design
 from harness.experiment_file import FEWEST_BLOCKS, Adjusted, Experiment
 from harness.machine import guess_device
 from harness.measure import Display
+from harness.settings import DEVICES
 from harness.store import StoreError
 from harness.variants import load_variants
 
@@ -68,7 +69,7 @@ def adjusted(
     device: str = "auto", blocks: int | None = None, rounds: int | None = None, seed: int = 0
 ) -> Adjusted:
     """What is asked for in place of what the file says. Raises BadSetting."""
-    api.pick(device, dict.fromkeys(experiment_file.DEVICES), "device")
+    api.pick(device, dict.fromkeys(DEVICES), "device")
     if blocks is not None and blocks < FEWEST_BLOCKS:
         raise api.BadSetting(f"an experiment needs at least {FEWEST_BLOCKS} blocks, not {blocks}")
     if rounds is not None and rounds < 1:
