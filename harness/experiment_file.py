@@ -321,6 +321,9 @@ def check(experiment: Experiment, engines: Engines, variants: Variants) -> None:
         api.pick(boots.primary, metrics.METRICS, "metric")
     for claim in experiment.claims:
         _check_claim(claim, experiment, known)
+    main = experiment.claims[0].change
+    if main and (main not in metrics.METRICS or metrics.METRICS[main].can_be_zero):
+        raise api.BadSetting(f"{main} can't carry a verdict, and the first claim gets one: put another first")
     for table in experiment.tables:
         boots = api.pick(table.boots, experiment.boots, "boots")
         for workload in table.workloads:

@@ -225,13 +225,11 @@ def conclusion(experiment: Experiment, claim: Mapping[str, Any], runs: Runs) -> 
 
 
 def _deciding_by(claim: Claim, run: Finished) -> Manifest:
-    """The run's manifest, deciding by the claim's own metric where that is one that can decide."""
+    """The run's manifest, deciding by the claim's own metric."""
     design = run.manifest.design
     name = f"{design.name}, {claim.before} → {claim.arm}"
-    metric = metrics.METRICS.get(claim.change)
-    primary = claim.change if metric is not None and not metric.can_be_zero else design.primary
     return msgspec.structs.replace(
-        run.manifest, design=msgspec.structs.replace(design, name=name, primary=primary)
+        run.manifest, design=msgspec.structs.replace(design, name=name, primary=claim.change)
     )
 
 

@@ -117,11 +117,13 @@ def text(cell: str | Mapping[str, Any]) -> str:
     """A cell as it is printed, with its interval where it has one."""
     if isinstance(cell, str):
         return cell
+    if cell["shown"] == "none":
+        return "–"
     found: Mapping[str, Any] = dict.fromkeys(("value", "low", "high", "unit")) | dict(cell)
     value, low, high, unit = found["value"], found["low"], found["high"], found["unit"]
     match cell["shown"]:
         case "value":
-            half = "" if low is None else f" ±{number((high - low) / 2)}"
+            half = "" if low is None else f" ±{number(float(f'{(high - low) / 2:.2g}'))}"
             return f"{number(value)}{half} {unit}".strip()
         case "share":
             half = "" if low is None else f" ±{100 * (high - low) / 2:.2g}"
@@ -131,9 +133,8 @@ def text(cell: str | Mapping[str, Any]) -> str:
         case "delta":
             row = {"change": None, "delta": value, "unit": unit, "ci_low": low, "ci_high": high}
             return f"{tables.difference(row)} {tables.interval(row)}"
-        case "percentiles":
+        case _:
             return with_unit_of(value, unit)
-    return "–"
 
 
 def with_unit_of(values: Sequence[float], unit: str) -> str:
