@@ -280,7 +280,7 @@ class Session:
         """Block until `wanted` has a message. A death, or an engine that says Failed, raises; so does silence
         for so many seconds."""
         while True:
-            ready = dict(self._poller.poll(None if seconds is None else seconds * 1e3))
+            ready = dict(self._poller.poll(None if seconds is None else int(seconds * 1e3)))
             if wanted in ready:
                 return
             if not ready and seconds is not None:

@@ -23,7 +23,7 @@ LEAD = 8  # tokens of a context that are decoded rather than prefilled
 MOST_NEW_TOKENS = 256  # of a generation, where the task does not say
 
 
-class EngineModel(TemplateLM):
+class EngineModel(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
     """What lm-eval asks. `answers` keeps all that was said, in the order in which it was asked."""
 
     def __init__(self, client: Client) -> None:
