@@ -58,7 +58,7 @@ words = st.text(alphabet="ab c", min_size=1, max_size=40)
 stop_strings = st.lists(st.text(alphabet="ab c", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=words, stops=stop_strings, interval=st.integers(1, 4), behind=st.integers(0, 3))
 def test_text_ends_before_a_stop_string_and_tokens_with_the_one_that_completes_it(
     text, stops, interval, behind

@@ -39,7 +39,7 @@ row_writes = st.lists(
 batches = st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(row_writes, batches, st.integers(1, BLOCKS)), max_size=12))
 def test_changed_rows_leave_the_device_with_the_table_that_whole_ones_tell(script):
     full, dirty = (tables.choose(choice, SLOTS + 1, BLOCKS, Counter()) for choice in tables.TOGGLE.choices)

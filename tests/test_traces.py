@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.api import BadSetting
@@ -92,7 +92,6 @@ def test_prompts_of_a_trace_hold_no_special_token(tmp_path: Path) -> None:
     assert len(set(only.prompt)) > 3900  # of 4095
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 4000), min_size=2, max_size=5),
     st.floats(0.002, 1),
@@ -139,7 +138,6 @@ def test_a_trace_beyond_the_context_is_refused_with_a_scale_that_fits(tmp_path: 
     assert (len(second.prompt), second.max_new_tokens) == (1, 1)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 200_000), st.integers(1, 5000)), min_size=1, max_size=6),
     st.integers(8, 4096),
