@@ -58,8 +58,8 @@ def open_ranges(domain: str, names: Sequence[str]) -> Ranges | None:
     import nvtx
 
     found = nvtx.get_domain(domain)
-    # What nvtx gives in place of a domain that nobody listens to has no handle. A tool from before it could be
-    # asked (Nsight Systems 2022.4) seems to be such a nobody, and yet is there.
+    # What nvtx gives in place of a domain that nobody listens to has no handle. A tool from before one could
+    # ask (Nsight Systems 2022.4) seems to be such a nobody, and yet is there.
     return Ranges(found if hasattr(found, "handle") else _unasked(domain), names)
 
 

@@ -15,6 +15,8 @@ from engines.tracing import WINDOW, WINDOW_DOMAIN
 
 GRAPH_TRACES = ("graph", "node")
 REPORT, EXPORT = ".nsys-rep", ".sqlite"
+RANGE = f"{WINDOW}@{WINDOW_DOMAIN}"
+BEGAN = "Capture range started"  # what nsys prints then
 
 
 def capture(nsys: str, output: Path, graph_trace: str, program: Sequence[str]) -> list[str]:
@@ -28,7 +30,7 @@ def capture(nsys: str, output: Path, graph_trace: str, program: Sequence[str]) -
         "--trace-fork-before-exec=true",
         f"--cuda-graph-trace={graph_trace}",
         "--capture-range=nvtx",
-        f"--nvtx-capture={WINDOW}@{WINDOW_DOMAIN}",
+        f"--nvtx-capture={RANGE}",
         "--capture-range-end=stop",  # the program goes on to its own end
         f"--output={output}",
         *program,
