@@ -66,8 +66,7 @@ def open_ranges(domain: str, names: Sequence[str]) -> Ranges | None:
 def _unasked(name: str) -> Any:
     """A domain as nvtx would make it for a tool that says it listens; pushes into one that is excluded
     (--nvtx-domain-exclude) go nowhere. Its handle is private to nvtx, there is no public way to it."""
-    from nvtx import Domain
-    from nvtx._lib.lib import DomainHandle
+    from nvtx._lib.lib import Domain, DomainHandle
 
     domain: Any = object.__new__(Domain)
     domain.handle = DomainHandle(name)

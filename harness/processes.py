@@ -12,8 +12,8 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,9 +115,15 @@ def end(children: Sequence[Child], grace: float = 0.0) -> None:
         os.close(child.pidfd)
 
 
-def adopt_orphans() -> None:
-    """From now on a descendant that loses its parent becomes a child of this process, not of init."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Within, a descendant that loses its parent becomes a child of this process, not of init."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def below() -> frozenset[int]:

@@ -222,10 +222,9 @@ def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -
     nsys starts the program through an agent that leaves it, so what it started is not below it once it died:
     this process asks to be given it then."""
     log = folder / f"{arm.name}.log"
-    processes.adopt_orphans()
     known = processes.below()
-    # What nsys and the program leave lying about when they are killed lies there.
-    with TemporaryDirectory(prefix="bench-") as scratch:
+    # What nsys and the program leave lying about when they are killed lies in `scratch`.
+    with processes.adopting_orphans(), TemporaryDirectory(prefix="bench-") as scratch:
         try:
             child = processes.start(f"{path} {what}", command, environment({"TMPDIR": scratch}), log)
         except OSError as error:
