@@ -6,18 +6,21 @@ the rest; if the harness is killed, children that asked for it (PDEATHSIG) follo
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
+ROUNDS = 10  # of ending orphans: more than processes stand below each other
 GRACE_S = 5.0  # for a process that was asked to stop, before it is killed
 
 
@@ -38,6 +41,11 @@ class Child:
         if self.popen is not None:
             return self.popen.poll() is not None
         return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    @property
+    def code(self) -> int | None:
+        """How it ended where the harness started it: its status, negative for a signal."""
+        return self.popen.returncode if self.popen is not None else None
 
     def obituary(self) -> str:
         """How it ended, for a message: which process, and by which signal or status as far as is known."""
@@ -105,6 +113,42 @@ def end(children: Sequence[Child], grace: float = 0.0) -> None:
             child.popen.wait()
     for child in [*children, *family]:
         os.close(child.pidfd)
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Within, a descendant that loses its parent becomes a child of this process, not of init."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def below() -> frozenset[int]:
+    """The processes that this one started, and theirs."""
+    return frozenset(each.pid for each in psutil.Process().children(recursive=True))
+
+
+def end_orphans(known: frozenset[int], grace: float) -> None:
+    """Give what is below this process and not `known` so many seconds to end, then kill it, and what became
+    an orphan by that. All of it is reaped."""
+    for _ in range(ROUNDS):
+        new = below() - known
+        if not new:
+            return
+        found = [child for child in (adopt("descendant", pid) for pid in new) if child is not None]
+        wait(found, grace)
+        for child in found:
+            _kill(child.pidfd)
+        wait(found, GRACE_S)
+        for child in found:
+            os.close(child.pidfd)
+        for pid in new:
+            with suppress(ChildProcessError):  # its parent reaps it
+                os.waitpid(pid, os.WNOHANG)
+        grace = 0.0
 
 
 def _descendants(children: Sequence[Child]) -> list[Child]:

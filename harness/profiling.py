@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -103,6 +105,11 @@ def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: S
         raise
     # nsys sees no device where there is no GPU: then our own timeline is what there is to analyse.
     on_gpu = captured[0].description.device["kind"] == "cuda"
+    if nsys is not None and not on_gpu:
+        say(
+            "nsys saw no GPU: its reports have ranges and system calls, but no kernels and no copies; the "
+            "tables are of the built-in timeline"
+        )
     kind = nsys_command.EXPORT if nsys is not None and on_gpu else TRACE
     return Profiled(folder, tuple(folder / f"{arm.name}{kind}" for arm in design.arms), folder / PICTURES[0])
 
@@ -194,10 +201,13 @@ def _capture_with(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path
     """Below nsys; the report and its export are then in `folder`."""
     output = folder / arm.name
     say(f"{arm.name}: boot, warm-up and the profiled round, under {nsys.path}")
-    _run(nsys.path, "profile", arm, _command(nsys, arm, design, steps, folder), folder)
+    said = _run(nsys.path, "profile", arm, _command(nsys, arm, design, steps, folder), folder)
     report = output.with_suffix(nsys_command.REPORT)
     if not report.exists():
-        raise RunFailed(f"{nsys.path} profile of {arm.name} ended well and wrote no {report.name}")
+        why = _why_no_report(said)
+        raise RunFailed(
+            f"{nsys.path} profile of {arm.name} wrote no {report.name}{': ' if why else ''}{why}", said
+        )
     say(f"{arm.name}: exporting to SQLite")
     _run(nsys.path, "export", arm, nsys_command.export(nsys.path, output), folder)
     captured = output.with_suffix(CAPTURED)
@@ -206,23 +216,51 @@ def _capture_with(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path
     return found
 
 
-def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -> None:
-    """Run a command of nsys to its end, all its descendants with it. Raises RunFailed with its last line."""
+def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -> str:
+    """Run a command of nsys to its end, and end all that it started; what it printed. Raises RunFailed.
+
+    nsys starts the program through an agent that leaves it, so what it started is not below it once it died:
+    this process asks to be given it then."""
     log = folder / f"{arm.name}.log"
-    try:
-        child = processes.start(f"{path} {what}", command, environment({}), log)
-    except OSError as error:
-        raise api.BadSetting(f"can't run {path}: {error.strerror}") from error
-    try:
-        processes.wait([child], None)
-    finally:
-        processes.end([child])
-    assert child.popen is not None
-    if child.popen.returncode:
-        failed = f"{path} {what} of {arm.name} failed (status {child.popen.returncode})"
-        said = child.last_words()
-        raise RunFailed(f"{failed}: {said}" if said else failed, child.output())
+    known = processes.below()
+    # What nsys and the program leave lying about when they are killed lies in `scratch`.
+    with processes.adopting_orphans(), TemporaryDirectory(prefix="bench-") as scratch:
+        try:
+            child = processes.start(f"{path} {what}", command, environment({"TMPDIR": scratch}), log)
+        except OSError as error:
+            raise api.BadSetting(f"can't run {path}: {error.strerror}") from error
+        try:
+            processes.wait([child], None)
+        finally:
+            ended_well = child.ended() and child.code == 0
+            processes.end([child])
+            processes.end_orphans(known, processes.GRACE_S if ended_well else 0.0)
+    said = child.output()
+    if child.code:
+        how = (
+            f"was killed by {signal.Signals(-child.code).name}"
+            if child.code < 0
+            else f"failed (status {child.code})"
+        )
+        line = _last_line(said)
+        raise RunFailed(f"{path} {what} of {arm.name} {how}{': ' if line else ''}{line}", said)
     log.unlink()
+    return said
+
+
+def _last_line(said: str) -> str:
+    """The last that is no warning: nsys begins with those, and dies with them where it is killed."""
+    lines = [line.strip() for line in said.splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
+
+
+def _why_no_report(said: str) -> str:
+    """Nsight Systems ends with status 0 where it could not import what it captured, and where there was
+    nothing to capture."""
+    errors = [line.strip() for line in said.splitlines() if "error" in line.lower()]
+    if errors:
+        return errors[0]
+    return "" if nsys_command.BEGAN in said else f"its capture range ({nsys_command.RANGE}) never began"
 
 
 # ---------------------------------------------------------------------------------------------------------

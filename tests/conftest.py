@@ -57,13 +57,14 @@ def h100_export() -> Path:
     pytest.skip("no ../shared/fixtures/nsys/h100_2gpu_1s.sqlite beside the checkout")
 
 
-@pytest.fixture(scope="session")
-def nvtx_tool(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+@pytest.fixture(scope="session", params=["", "DEAF"], ids=["listening", "deaf"])
+def nvtx_tool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that a small NVTX tool looks on at; see nvtx_tool.c."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs a C compiler")
     library = tmp_path_factory.mktemp("tool") / "nvtx_tool.so"
     source = Path(__file__).with_name("nvtx_tool.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, source], check=True)
+    kind = [f"-D{request.param}"] if request.param else []
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", *kind, "-o", library, source], check=True)
     return {"NVTX_INJECTION64_PATH": str(library)}

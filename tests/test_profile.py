@@ -181,7 +181,19 @@ def test_an_engine_without_ranges_and_a_round_without_steady_decode_are_refused(
     ("script", "message"),
     [
         ("#!/bin/sh\necho no driver >&2\nexit 3\n", "profile of before failed (status 3): no driver"),
-        ("#!/bin/sh\nexit 0\n", "profile of before ended well and wrote no before.nsys-rep"),
+        (
+            "#!/bin/sh\nexit 0\n",
+            "profile of before wrote no before.nsys-rep: its capture range (steady-decode@profile) never "
+            "began",
+        ),
+        (
+            "#!/bin/sh\necho Capture range started\necho Importer error status: not found\necho Generated:\n",
+            "profile of before wrote no before.nsys-rep: Importer error status: not found",
+        ),
+        (
+            "#!/bin/sh\necho WARNING: no driver\nkill -9 $$\n",
+            "profile of before was killed by SIGKILL",
+        ),
     ],
 )
 def test_nsys_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path, script: str, message: str) -> None:
@@ -270,5 +282,21 @@ def test_ctrl_c_ends_every_process_and_leaves_no_folder(tmp_path: Path, below_ns
     code, out, err = running.end()
     assert (code, out) == (130, "")
     assert last_line(err) == "bench: interrupted"
+    assert running.left() == []
+    assert not list((tmp_path / "results").iterdir())
+
+
+def test_nsys_that_is_killed_takes_what_its_agent_started_along(tmp_path: Path) -> None:
+    """The agent of nsys has a session of its own and no parent, and so has the program that it starts."""
+    nsys = program(
+        tmp_path / "nsys",
+        '#!/bin/sh\nshift\nwhile [ "${1#--}" != "$1" ]; do shift; done\n(setsid "$@" &)\nexec sleep 60\n',
+    )
+    running = start(installed(tmp_path), tmp_path, "profile", *SMALL, "--nsys", str(nsys))
+    running.find("engines.devices.emulated")
+    running.find("sleep 60").kill()
+    code, out, err = running.end()
+    assert (code, out) == (4, "")
+    assert last_line(err) == f"bench: {nsys} profile of before was killed by SIGKILL"
     assert running.left() == []
     assert not list((tmp_path / "results").iterdir())

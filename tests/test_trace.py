@@ -142,6 +142,55 @@ def test_the_real_export_says_who_wrote_it(h100_export: Path) -> None:
     assert trace_file.read(h100_export).format == "nsys export, 2026.2.1.210, schema 3.25.0"
 
 
+HOST = Path(__file__).with_name("fixtures") / "nsys" / "host_2022.sqlite"
+# The export of Nsight Systems 2022.4 has its names in StringIds and its domains as rows.
+HOST_RANGES = """
+    SELECT (SELECT text FROM NVTX_EVENTS AS made WHERE made.eventType = 75 AND made.domainId = ranges.domainId
+            AND made.globalTid >> 24 = ranges.globalTid >> 24) || '/' || value, count(*), sum(end - start)
+    FROM NVTX_EVENTS AS ranges JOIN StringIds ON StringIds.id = textId WHERE eventType = 59 GROUP BY 1
+"""
+
+
+def test_the_engines_own_export_without_a_gpu_has_its_ranges_as_sql_says_and_one_warning() -> None:
+    trace = trace_file.read(HOST)
+    assert trace.format == "nsys export, 2022.4.2.1, schema 3.0.0"
+    assert sums(part(trace, "ranges")) == {
+        (name,): (count, total) for name, count, total in ask(HOST, HOST_RANGES)
+    }
+    (warning,) = trace.warnings
+    assert warning.startswith("the export has no GPU rows")
+    assert {each.name: len(each.rows) for each in analysis.analyse(trace) if each.name != "ranges"} == {
+        "devices": 0,
+        "synchronizations": 0,
+        "copies": 0,
+        "kernels": 0,
+        "launches": 0,
+    }
+
+
+def test_the_engines_own_export_has_each_role_phase_and_step() -> None:
+    """What Nsight Systems saw of a window of 24 steps: domain, category, registered string, payload."""
+    rows = ask(
+        HOST,
+        """
+        SELECT domains.text, StringIds.value, categories.text, count(*), min(ranges.int64Value),
+            max(ranges.int64Value)
+        FROM NVTX_EVENTS AS ranges JOIN StringIds ON StringIds.id = ranges.textId
+        JOIN NVTX_EVENTS AS domains ON domains.eventType = 75 AND domains.domainId = ranges.domainId
+            AND domains.globalTid >> 24 = ranges.globalTid >> 24
+        JOIN NVTX_EVENTS AS categories ON categories.eventType = 33 AND categories.domainId = ranges.domainId
+            AND categories.category = ranges.category AND categories.globalTid >> 24 = ranges.globalTid >> 24
+        WHERE ranges.eventType = 59 GROUP BY 1, 2, 3
+        """,
+    )
+    assert [name for _, name, *_ in rows] == [category for _, _, category, *_ in rows]
+    steps = {(domain, name): last - first + 1 for domain, name, _, _, first, last in rows}
+    for phase in ("recv", "schedule", "metadata", "h2d", "launch", "wait.copy_done", "append", "output"):
+        assert steps["engine", phase] == 24
+    assert steps["device process", "program"] == 24
+    assert {domain for domain, *_ in rows} == {"engine", "device process", "load generator", "profile"}
+
+
 def test_busy_and_idle_of_an_export_are_what_sql_says(checked: Checked) -> None:
     found = part(checked.trace, "devices")
     busy = dict(ask(checked.path, BUSY.format(work=KERNELS)))
@@ -673,9 +722,10 @@ def test_a_report_of_nsys_is_refused_with_the_command_that_exports_it(tmp_path: 
     assert refused(path).endswith("nsys export --type sqlite --output run.sqlite run.nsys-rep")
 
 
-def test_an_export_without_gpu_rows_is_refused(tmp_path: Path) -> None:
-    path = made.write(tmp_path / "host.sqlite", {"NVTX_EVENTS": [made.nvtx(0, 10, "decode")]})
-    assert "has no GPU rows" in refused(path)
+def test_an_export_without_gpu_rows_and_ranges_is_refused(tmp_path: Path) -> None:
+    assert "has no GPU rows" in refused(made.write(tmp_path / "empty.sqlite", {}))
+    domain = made.nvtx(0, 10, "engine") | {"end": None, "eventType": 75}
+    assert "has no GPU rows" in refused(made.write(tmp_path / "host.sqlite", {"NVTX_EVENTS": [domain]}))
 
 
 def test_a_database_that_is_no_export_is_refused(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def ranges(trace: Trace) -> Part:
 
 def devices(trace: Trace) -> Part:
     work = trace.work
-    window = int(work.start.min()), int(work.end.max())
+    window = (int(work.start.min()), int(work.end.max())) if len(work.start) else trace.span()
     in_sync = _synchronized(trace)
     rows = []
     for device, name in sorted(enumerate(trace.devices), key=lambda each: _natural(each[1])):
@@ -368,10 +368,12 @@ def stream_was_idle(trace: Trace) -> Flags:
     came from began."""
     work = trace.work
     result = np.zeros(len(work.start), bool)
+    if not len(result):
+        return result
     order = np.lexsort((work.start, work.stream))
     streams, ends = work.stream[order], work.end[order]
     called = events.take(trace.calls.start, work.call, NONE)[order]
-    borders = np.flatnonzero(np.r_[True, streams[1:] != streams[:-1]]).tolist() if len(order) else []
+    borders = np.flatnonzero(np.r_[True, streams[1:] != streams[:-1]]).tolist()
     for low, high in zip(borders, [*borders[1:], len(order)], strict=True):
         reach = np.maximum.accumulate(ends[low:high])
         free = np.r_[True, reach[:-1] <= called[low + 1 : high]]

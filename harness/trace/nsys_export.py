@@ -36,6 +36,7 @@ from engines.api import BadSetting
 from harness.trace import events
 from harness.trace.events import NONE, Calls, Coder, Copies, Ranges, Synchronizations, Trace, Work
 
+META_DATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")  # the second until 2022
 MAGIC = b"SQLite format 3\0"
 CHUNK = 1_000_000  # rows between two lines of progress; bounds the memory that names take while they are read
 PREFIX = "CUPTI_ACTIVITY_KIND_"
@@ -54,7 +55,7 @@ Columns = dict[str, NDArray[Any]]
 
 def read(path: Path, progress: Progress) -> Trace:
     """The whole export. Raises BadSetting, one line, for a file that is cut short or damaged, that is no
-    export, or in which no GPU did anything."""
+    export, or that has neither rows of a GPU nor ranges."""
     check_whole(path)
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database:
@@ -119,17 +120,29 @@ class _Export:
         )
 
     def _check_gpu(self) -> None:
-        if not {"StringIds", "META_DATA_EXPORT", "NVTX_EVENTS"} & self.tables.keys() and not any(
+        if not {"StringIds", *META_DATA, "NVTX_EVENTS"} & self.tables.keys() and not any(
             table.startswith(PREFIX) for table in self.tables
         ):
             raise BadSetting(
                 f"{self.path} is an SQLite file, but no export of nsys: none of its tables is known"
             )
         if not any(self._has_rows(PREFIX + kind) for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET")):
-            raise BadSetting(
-                f"{self.path} has no GPU rows, neither kernels nor copies: profile with --trace=cuda,nvtx, "
-                "and see that the capture range holds GPU work"
+            lacks = (
+                "no GPU rows, neither kernels nor copies: profile with --trace=cuda,nvtx, and see that the "
+                "capture range holds GPU work"
             )
+            if not self._has_ranges():
+                raise BadSetting(f"{self.path} has {lacks}")
+            self.warnings.append(f"the export has {lacks}; what there is are the ranges of the host")
+
+    def _has_ranges(self) -> bool:
+        """Whether there is a range that ended; a domain alone has a row in the table too."""
+        table = "NVTX_EVENTS"
+        return self._has_rows(table) and bool(
+            self.database.execute(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE end IS NOT NULL)").fetchone()[
+                0
+            ]
+        )
 
     def _has_rows(self, table: str) -> bool:
         return table in self.tables and bool(
@@ -138,8 +151,8 @@ class _Export:
 
     def _format(self) -> str:
         known: dict[str, str] = {}
-        if "META_DATA_EXPORT" in self.tables:
-            known = dict(self.database.execute("SELECT name, value FROM META_DATA_EXPORT"))
+        for table in self.tables.keys() & set(META_DATA):
+            known = dict(self.database.execute(f"SELECT name, value FROM {table}"))
         version, schema = (known.get(f"EXPORT_{each}_VERSION") for each in ("PRODUCT", "SCHEMA"))
         return "nsys export" + (f", {version}" if version else "") + (f", schema {schema}" if schema else "")
 

@@ -16,7 +16,8 @@ Progress = Callable[[str], None]
 
 def read(path: Path, progress: Progress = lambda line: None) -> Trace:
     """The trace in columns; `progress` gets a line now and then. Raises BadSetting, one line, for a file that
-    is missing, empty, cut short, of no known format, or without anything that a device did."""
+    is missing, empty, cut short, of no known format, or without anything that a device did (an export of nsys
+    that has ranges is read all the same, with a warning)."""
     try:
         with path.open("rb") as file:
             start = file.read(512)
