@@ -5,8 +5,8 @@
 `bench serve` with tiny-gpt2 stays up; each round every tool asks it for the same, in an order drawn for the
 round: one request at a time, then RATE requests a second. PYTHON is an interpreter that has the tool; one
 that is not given or does not have it is left out, which is said. The tools' files are read as `bench import`
-reads them, and what the tools print themselves stands beside it. A difference is of one round, tool less ours; the
-table has its median, and whether that is within 5% or 1 ms.
+reads them, and what the tools print themselves stands beside it. A difference is of one round, tool
+less ours; the table has its median, and whether that is within 5% or 1 ms.
 
 Where they differ by definition:
 
@@ -17,6 +17,7 @@ Where they differ by definition:
   the last response, which is the usage behind the last token. Imported from requests both end with the last
   chunk that has text.
 - ITL, by chunk: guidellm tells none. aiperf's chunks that were read together are 0 ms apart.
+- They share the cores with the server, and aiperf is some ten processes: on two cores it slows what it measures.
 """
 
 from __future__ import annotations
