@@ -17,7 +17,8 @@ Where they differ by definition:
   the last response, which is the usage behind the last token. Imported from requests both end with the last
   chunk that has text.
 - ITL, by chunk: guidellm tells none. aiperf's chunks that were read together are 0 ms apart.
-- They share the cores with the server, and aiperf is some ten processes: on two cores it slows what it measures.
+- All share the cores with the server, and aiperf is several processes: on few cores a client may slow what it
+  measures, which no definition corrects.
 """
 
 from __future__ import annotations
