@@ -7,8 +7,9 @@ computes nothing. A request's first token is due one TTFT after its last byte ar
 stamp where there is one; each further token one ITL after the one before was due, not after it was sent. So
 lateness never adds up.
 
-It says how late it was itself: GET /lateness, since the last DELETE /lateness. A client's error is what it
-measured, less the TTFT or ITL that was asked for; what of that is the server's stands there.
+It says how late it was itself, by a stamp just before each send: GET /lateness, since the last DELETE
+/lateness. A client's error is what it measured, less the TTFT or ITL that was asked for; what of that is the
+server's stands there.
 
 One thread, one epoll and httptools' parser, for it runs beside the client that it calibrates: 1,000 streams
 with 10 ms between tokens are 100,000 chunks a second, and each costs it one send and next to nothing else. An
@@ -420,9 +421,9 @@ class Mock:
                 continue
             data = answer.token()
             if data:
-                connection.send(data)
                 now = perf_counter_ns()
                 lateness.add(now - answer.due_ns)
+                connection.send(data)
             if answer.made < answer.total:
                 answer.due_ns += itl_ns
                 _queue(later, answer)
