@@ -185,21 +185,25 @@ def _count(metrics: Mapping[str, Value], name: str) -> int:
 
 
 def _model(config: Mapping[str, Any]) -> str:
-    endpoint = config.get("endpoint")
-    names = endpoint.get("model_names") if isinstance(endpoint, dict) else None
-    return ", ".join(map(str, names)) if names else NOT_RECORDED
+    models = config.get("models")
+    items = models.get("items") if isinstance(models, dict) else None
+    names = [str(each["name"]) for each in items or () if isinstance(each, dict) and "name" in each]
+    return ", ".join(names) or NOT_RECORDED
 
 
 def _asked(config: Mapping[str, Any]) -> dict[str, str]:
     """What its configuration says of load and input; that has no stable form."""
     asked: dict[str, str] = {}
-    for part in ("loadgen", "input"):
-        if isinstance(config.get(part), dict):
-            asked |= _flat(part, config[part])
+    for part in ("phases", "datasets"):
+        asked |= _flat(part, config.get(part))
     return asked
 
 
 def _flat(path: str, value: Any) -> dict[str, str]:
+    """Every leaf by its path; a list that holds one element is that element."""
+    if isinstance(value, list):
+        named = {str(index): each for index, each in enumerate(value)}
+        return _flat(path, value[0] if len(value) == 1 else named)
     if isinstance(value, dict):
         return {
             name: each for key, inner in value.items() for name, each in _flat(f"{path}.{key}", inner).items()
