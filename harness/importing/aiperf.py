@@ -29,6 +29,9 @@ DISTRIBUTIONS = {
 STATISTICS = {"avg": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 TOKENS = "tokens are the tool's own count, unless it was told to take the server's"
 LATENCY = "latency_ms ends with the last response that was read, tpot_ms (aggregates) too"
+RATES = (
+    "throughput is over the tool's own start_time to end_time, not over the first send to the last response"
+)
 FACTORS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}  # to ms
 WARMUP = "warmup"
 
@@ -130,7 +133,7 @@ def read(document: Mapping[str, Any]) -> Result:
             NO_SCHEDULE,
             f"the requests one by one (they stand in {RECORDS}): no distributions, no peak concurrency",
         ],
-        differs=[LATENCY, TOKENS],
+        differs=[LATENCY, RATES, TOKENS],
     )
 
 
