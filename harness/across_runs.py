@@ -255,13 +255,21 @@ def _primary_of_both(primary: str, values: dict[str, dict[str, list[float]]]) ->
 
 
 def _own_blocks(name: str, side: Side) -> list[Block]:
-    """A side's blocks with its arm alone, under its new name."""
+    """A side's blocks with its arm alone, under its new name. Where a file told only aggregates its table of
+    requests is empty, and has its columns."""
     found = []
     for number in store.finished_blocks(side.folder):
         block = read_block(side.folder, number, side.manifest.design)
         own = {table: block.of(side.arm.name, table) for table in store.TABLES}
         found.append(
-            Block(number, {table: frame.assign(arm=name) for table, frame in own.items() if len(frame)})
+            Block(
+                number,
+                {
+                    table: frame.assign(arm=name)
+                    for table, frame in own.items()
+                    if len(frame) or table == "requests"
+                },
+            )
         )
     return found
 

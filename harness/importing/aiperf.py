@@ -29,6 +29,9 @@ DISTRIBUTIONS = {
 STATISTICS = {"avg": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 TOKENS = "tokens are the tool's own count, unless it was told to take the server's"
 LATENCY = "latency_ms ends with the last response that was read, tpot_ms (aggregates) too"
+RATES = (
+    "throughput is over the tool's own start_time to end_time, not over the first send to the last response"
+)
 FACTORS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}  # to ms
 WARMUP = "warmup"
 
@@ -130,7 +133,7 @@ def read(document: Mapping[str, Any]) -> Result:
             NO_SCHEDULE,
             f"the requests one by one (they stand in {RECORDS}): no distributions, no peak concurrency",
         ],
-        differs=[LATENCY, TOKENS],
+        differs=[LATENCY, RATES, TOKENS],
     )
 
 
@@ -185,21 +188,25 @@ def _count(metrics: Mapping[str, Value], name: str) -> int:
 
 
 def _model(config: Mapping[str, Any]) -> str:
-    endpoint = config.get("endpoint")
-    names = endpoint.get("model_names") if isinstance(endpoint, dict) else None
-    return ", ".join(map(str, names)) if names else NOT_RECORDED
+    models = config.get("models")
+    items = models.get("items") if isinstance(models, dict) else None
+    names = [str(each["name"]) for each in items or () if isinstance(each, dict) and "name" in each]
+    return ", ".join(names) or NOT_RECORDED
 
 
 def _asked(config: Mapping[str, Any]) -> dict[str, str]:
     """What its configuration says of load and input; that has no stable form."""
     asked: dict[str, str] = {}
-    for part in ("loadgen", "input"):
-        if isinstance(config.get(part), dict):
-            asked |= _flat(part, config[part])
+    for part in ("phases", "datasets"):
+        asked |= _flat(part, config.get(part))
     return asked
 
 
 def _flat(path: str, value: Any) -> dict[str, str]:
+    """Every leaf by its path; a list that holds one element is that element."""
+    if isinstance(value, list):
+        named = {str(index): each for index, each in enumerate(value)}
+        return _flat(path, value[0] if len(value) == 1 else named)
     if isinstance(value, dict):
         return {
             name: each for key, inner in value.items() for name, each in _flat(f"{path}.{key}", inner).items()
