@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import combinations
 from typing import Literal
 
 import msgspec
@@ -25,7 +26,7 @@ class Ref(msgspec.Struct, frozen=True, kw_only=True):
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a comparison: an engine with its settings, under a given interpreter."""
 
-    name: str  # "before", "after"
+    name: str  # "before", "after"; where there are more, whatever tells them apart
     engine: str
     options: api.EngineOptions
     toggles: dict[str, str]
@@ -54,7 +55,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     """A run, decided before its first block: what is compared, on what, how often, and by which metric."""
 
     name: str  # the variant's, or the engine's where there is none
-    arms: tuple[Arm, ...]  # one, or the before and the after
+    arms: tuple[Arm, ...]  # one; the before and the after; or several, each compared with the first
     workload: Workload
     blocks: int = 6  # with `until`: at most
     until: Until | None = None  # None: all the blocks, whatever they say
@@ -89,8 +90,10 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if count < least:
                 raise api.BadSetting(f"{flag} must be at least {least}, not {count}")
-        if self.until is not None and len(self.arms) < 2:
-            raise api.BadSetting("a run that stops by what it finds needs two arms; give --blocks for one")
+        if self.until is not None and len(self.arms) != 2:
+            raise api.BadSetting(
+                f"a run that stops by what it finds needs two arms; give --blocks for {len(self.arms)}"
+            )
         if not 0 < self.margin < 1:
             raise api.BadSetting(f"--margin must lie between 0% and 100%, not {self.margin:.4g}")
         if len(self.secondaries) > MAX_SECONDARIES:
@@ -99,17 +102,19 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             raise api.BadSetting("a metric is named twice among --primary and --secondary")
         if self.plant is not None:
             self._check_plant(self.plant)
-        same = len(self.arms) == 2 and _settings(self.arms[0]) == _settings(self.arms[1])
-        if same and not self.against_itself and self.plant is None:
-            raise api.BadSetting(
-                "before and after are the same settings; change one with --before or --after, or measure an "
-                "arm against itself with bench aa"
-            )
+        for left, right in combinations(self.arms, 2):
+            if left.name == right.name:
+                raise api.BadSetting(f"two arms have the name {left.name}")
+            if _settings(left) == _settings(right) and not self.against_itself and self.plant is None:
+                raise api.BadSetting(
+                    f"{left.name} and {right.name} are the same settings; change one with --before or "
+                    "--after, or measure an arm against itself with bench aa"
+                )
 
     def _check_plant(self, share: float) -> None:
         if not 0 <= share < 1:
             raise api.BadSetting(f"--plant must lie between 0% and 100%, not {share:.4g}")
-        if len(self.arms) < 2:
+        if len(self.arms) != 2:
             raise api.BadSetting("--plant delays the after arm, and there is none; bench aa has one")
         if not self.arms[0].options.recorder:
             raise api.BadSetting("--plant is sized by the before arm's steps, and its recorder is off")
@@ -140,6 +145,19 @@ def order(seed: int, block: int) -> bool:
     keeps 5% under every drift tried, and needs no balance to be unbiased.
     """
     return bool(_draw(seed, "order", block) & 1)
+
+
+def orders(seed: int, block: int, arms: int) -> list[int]:
+    """The arms of `block` by number, in the order in which they run: every order is as likely as any other.
+
+    Each arm is put at a place drawn among those before it, the second one by the coin of `order`; so two
+    arms have the order they always had.
+    """
+    found = [0]
+    for arm in range(1, arms):
+        drawn = _draw(seed, "order", block) if arm == 1 else _draw(seed, "order", block, arm)
+        found.insert(arm - drawn % (arm + 1), arm)
+    return found
 
 
 def round_seed(seed: int, block: int, index: int) -> int:
