@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from engines import api
-from harness import cautions, gate, metrics, prediction, stats
-from harness.design import Arm, Design, Until
+from harness import cautions, factorial, gate, metrics, prediction, stats
+from harness.design import Arm, Design, Factorial, Until
 from harness.store import SCHEMA_VERSION, Manifest
 
 if TYPE_CHECKING:
@@ -84,7 +84,21 @@ def result(
         "stopped_because": reason_to_stop(design, per_block) or f"ended after {len(blocks)} blocks",
         "comparisons": comparisons(manifest, blocks, per_block),
     }
+    if design.factorial is not None:
+        found["factorial"] = _effects_of(manifest, design.factorial, blocks, per_block)
     return found
+
+
+def _effects_of(
+    manifest: Manifest, planned: Factorial, blocks: Sequence[Block], per_block: Sequence[Values]
+) -> dict[str, Any]:
+    design = manifest.design
+    values = measured(design, per_block)
+    found = factorial.analyse(planned.factors, design.arms, values, design.primary, design.margin)
+    return found | {
+        "left_out": [{"name": each.name, "reason": each.reason} for each in planned.left_out],
+        "warnings": cautions.of_several(manifest, blocks, values),
+    }
 
 
 def comparisons(

@@ -35,6 +35,28 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     ref: Ref | None = None  # None: what is installed
 
 
+class Factor(msgspec.Struct, frozen=True, kw_only=True):
+    """A toggle that a factorial varies, with two of its choices."""
+
+    toggle: str
+    before: str
+    after: str
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting of a factorial that means nothing, and why."""
+
+    name: str  # as its arm would be called
+    reason: str
+
+
+class Factorial(msgspec.Struct, frozen=True, kw_only=True):
+    """That the arms of a design are the settings of some factors; what is made of it: factorial.py."""
+
+    factors: tuple[Factor, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
 class Until(msgspec.Struct, frozen=True, kw_only=True):
     """A rule that may stop a run before its last block; how it is made and why it is safe: stopping.py."""
 
@@ -63,6 +85,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     plant: float | None = None  # delay put into each step of the after arm, as a share of the before's step
     plant_at: str = "device"  # one of the engines' `plants`
     gate: Gate | None = None
+    factorial: Factorial | None = None
     rounds: int = 2  # measured rounds of a boot, in turn with the other arm's; pooled
     warmup_rounds: int = 1
     margin: float = 0.01  # the largest change that counts as none, as a fraction

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from engines import api
-from harness import comparison, metrics, store
+from harness import comparison, factorial_tables, metrics, store
 from harness.across_runs import read_block, readable, result
 from harness.comparison import Block
 from harness.design import Design
@@ -155,6 +155,16 @@ class Run:
         """The object that `bench run --format json` prints, made again from the blocks. Raises StoreError for
         a run that is not finished: a verdict now would be peeking."""
         return result(self.folder, self.manifest)
+
+    @property
+    def effects(self) -> pd.DataFrame:
+        """Of a factorial: one row per metric and effect. metric, effect ("h2d", "h2d × output"), where
+        ("alone", "with_others", "average" or "together"), change, ci_low, ci_high (fractions), sd, p,
+        p_adjusted, verdict. Raises BadSetting for another run."""
+        if self.manifest.design.factorial is None:
+            raise api.BadSetting(f"{self.folder} is no factorial, so it has no effects")
+        columns = ["metric", "effect", "where", *factorial_tables.CSV_COLUMNS]
+        return pd.DataFrame(factorial_tables.rows(self.result)).reindex(columns=columns)
 
     def token_gaps(self) -> pd.DataFrame:
         """One row per gap between two tokens of a served request in the engine: block, arm, round, request,

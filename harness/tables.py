@@ -231,15 +231,6 @@ def _clear(row: Mapping[str, Any]) -> bool:
     return row["ci_low"] is not None and (row["ci_low"] > 0 or row["ci_high"] < 0)
 
 
-def warnings_of(by_name: Mapping[str, Sequence[str]]) -> list[str]:
-    """Of several comparisons: the lines that all have once, then the others under the name of theirs."""
-    common = [
-        line for line in next(iter(by_name.values())) if all(line in lines for lines in by_name.values())
-    ]
-    own = [f"{name}: {line}" for name, lines in by_name.items() for line in lines if line not in common]
-    return [*common, *own]
-
-
 def _sides_table(
     title: str, sides: Mapping[str, Mapping[str, Any]], alone: bool, note: str = ""
 ) -> Iterator[Table]:
