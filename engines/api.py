@@ -3,13 +3,23 @@
 Everything here is plain data or a protocol, and importing it costs milliseconds: an engine's host starts
 under a foreign interpreter (another virtual environment, another vLLM), and must not drag a harness along.
 All stamps are `time.perf_counter_ns()`, CLOCK_MONOTONIC on Linux: one clock for every process of a machine.
+
+An engine of your own is a package with two things: a module that has an `EngineSpec` and the `Engine` it
+builds, and the spec's place in its pyproject.toml,
+
+    [project.entry-points."bench.engines"]
+    yours = "your_module:SPEC"
+
+Once that is installed beside `bench`, `bench engines` lists it and `bench run --engine yours` measures it. A
+complete one is examples/own_engine. What an engine can't tell (step records, counters, a stamp that it does
+not have: -1) it leaves out, and the metrics made of that are absent, not zero.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -41,6 +51,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16  # tokens per KV block
     num_blocks: int | None = None  # KV blocks; None: as many as max_batch_size full contexts need
     sampling: bool = False  # whether requests may ask for a temperature: three times the captured programs
+    scoring: bool = False  # whether requests may bring tokens to score: twice the captured programs
     prefix_cache: bool = False  # full KV blocks are kept and shared by requests that begin alike
     max_context: int = 512  # tokens of one request, prompt and output together, at most
     seed: int = 0  # of the preset weights
@@ -50,6 +61,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     tokenize_workers: int = 0  # threads that tokenize text prompts; 0: the scheduler's own thread does
     plant_at: str | None = None  # where each step has a known delay: one of the engine's `plants`
     plant_ns: int = 0  # that delay; set by `--plant`, never by hand
+
+    def refuse_unheeded(self, engine: str, heeded: Sequence[str]) -> None:
+        """BadSetting where an option that the engine of that name pays no heed to was changed: it would stand
+        in the run's record, and be a lie."""
+        for option in msgspec.structs.fields(self):
+            if option.name not in heeded and getattr(self, option.name) != option.default:
+                raise BadSetting(f"engine {engine} has no {option.name}: leave it out")
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +86,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     top_p: float = 1.0  # 1: all
     seed: int = 0  # int64
     stop: list[str] = []  # the text ends before the first of these; the tokens with the one that completes it
+    # These max_new_tokens tokens come, whatever the model would say; Finish tells their scores.
+    forced: list[int] = []
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -75,16 +95,35 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """Some tokens of one request, as they are streamed."""
+    """Some tokens of one request, as they are streamed.
+
+    An engine that is itself the client of a server says when the chunk's last byte arrived at its socket, and
+    how much later it read it: `arrived_ns` then stands in the records in place of the load generator's own
+    stamp, whatever the way from there took.
+    """
 
     id: int
     token_ids: list[int]
     text: str
-    token_ns: list[int]  # when the engine had each token on the host
+    token_ns: list[int]  # when the engine had each token on the host, as far as it tells
+    tokens: int | None = None  # how many, where their ids are not known; -1: that is not known either
+    arrived_ns: int = -1
+    lag_ns: int = -1
+
+
+class Score(msgspec.Struct, frozen=True, array_like=True):
+    """What the model makes of a token that was forced upon it."""
+
+    logprob: float  # natural logarithm of its probability, after all that came before it
+    greedy: bool  # whether it is also the most likely token
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """The end of one request; comes after its last chunk."""
+    """The end of one request; comes after its last chunk.
+
+    The last three are of an engine that is itself the client of a server, as in Chunk: just before and just
+    after the call that sent the request, and the arrival of the last byte.
+    """
 
     id: int
     reason: str  # "length", "eos", "stop", "cancelled"
@@ -93,6 +132,10 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     accepted_ns: int  # the engine read the request
     tokenized_ns: int  # its prompt was token ids
     admitted_ns: int  # the scheduler gave it a place in a prefill
+    scores: list[Score] = []  # of its forced tokens, in their order
+    sent_ns: int = -1
+    submitted_ns: int = -1
+    arrived_ns: int = -1
 
 
 class Error(msgspec.Struct, frozen=True, array_like=True, tag="e"):
@@ -199,7 +242,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     versions: dict[str, str]
     device: dict[str, str]  # at least "kind" ("cuda", "emulated", "cpu", "remote") and "name"
-    model: dict[str, str | int]  # at least "name", "vocabulary", "context"
+    # At least "name", "vocabulary", "context"; "tokenizer" (a tokenizer.json), "eos" (an id) if it has them.
+    model: dict[str, str | int]
     toggles: dict[str, str]
     deterministic: bool  # equal prompts give equal greedy tokens, whatever the batch
     pids: dict[str, int]  # every process of the engine by role: "engine", "device", "output"
@@ -212,8 +256,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 class Engine:
     """An engine under measurement. Subclass, override, register an EngineSpec; about 100 lines.
 
-    The host calls `start`, then `run` on its main thread; `submit`, `cancel`, `begin_round` and `collect` are
-    only ever called from inside `pump`, so an engine that calls `pump` between two steps needs no lock.
+    The host calls `start`, then `run` on its main thread; `submit`, `cancel`, `begin_round`, `collect` and
+    `gauges` are only ever called from inside `pump`, so an engine that calls `pump` between two steps needs
+    no lock.
     """
 
     wake_fd: int | None = None
@@ -253,6 +298,11 @@ class Engine:
     def collect(self) -> RoundRecord:
         """What was recorded since begin_round or begin_profile. The engine is idle when this is called."""
         return RoundRecord()
+
+    def gauges(self) -> dict[str, int]:
+        """What it holds right now, for whoever watches a server: "requests_running", "requests_waiting",
+        "kv_blocks_used", "kv_blocks_free", as far as it can tell."""
+        return {}
 
     def stop(self) -> None:
         """End every process and thread of the engine."""
@@ -297,6 +347,16 @@ class Toggle:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """What an engine is told besides, in words of its own, such as an address. It stands among the toggles
+    of an arm. `default` "": it may be left out."""
+
+    name: str
+    says: str
+    default: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """How an engine is found (entry-point group `bench.engines`) before anything heavy is imported.
 
@@ -310,18 +370,29 @@ class EngineSpec:
     build: str
     needs: str = ""  # what must be installed, for `bench engines`
     plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
+    scores: bool = False  # whether EngineOptions.scoring means something to it
+    settings: tuple[Setting, ...] = ()
+    defaults: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of EngineOptions, where this engine has its own
+    asks_text: bool = False  # prompts go to it as text unless --pretok is asked: it may name no tokenizer
 
     def toggle(self, name: str) -> Toggle:
         """The toggle of that name; BadSetting offers the nearest one."""
         toggle: Toggle = pick(name, {toggle.name: toggle for toggle in self.toggles}, "toggle")
         return toggle
 
+    def setting(self, name: str) -> Setting | None:
+        """The setting of that name, if it is one."""
+        return next((setting for setting in self.settings if setting.name == name), None)
+
     def check(self, settings: Settings) -> dict[str, str]:
         """Full, valid settings from partial ones: toggles that mean something and were left out get their
         first choice that means something. Raises BadSetting with the reason."""
         for name, choice in settings.items():
-            toggle = self.toggle(name)
-            pick(choice, {each: each for each in toggle.choices}, f"choice of {name}")
+            if self.setting(name) is None:
+                toggle = self.toggle(name)
+                pick(choice, {each: each for each in toggle.choices}, f"choice of {name}")
         full = dict(settings)
         for toggle in self.toggles:  # in the order of declaration: later ones may depend on earlier ones
             if toggle.name in full:
@@ -329,8 +400,11 @@ class EngineSpec:
             possible = [choice for choice in toggle.choices if toggle.unmet(choice, full) is None]
             if possible:
                 full[toggle.name] = possible[0]
+        for setting in self.settings:
+            if setting.default:
+                full.setdefault(setting.name, setting.default)
         for name, choice in full.items():
-            reason = self.toggle(name).unmet(choice, full)
+            reason = None if self.setting(name) else self.toggle(name).unmet(choice, full)
             if reason is not None:
                 raise BadSetting(f"{reason}, not with {_rest(reason, full)}")
         return full
@@ -408,11 +482,15 @@ class Collect(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     pass
 
 
+class ReadGauges(msgspec.Struct, frozen=True, array_like=True, tag="g"):
+    pass
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     pass
 
 
-ToHost = Submit | Cancel | BeginRound | BeginProfile | Collect | Stop
+ToHost = Submit | Cancel | BeginRound | BeginProfile | Collect | ReadGauges | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -432,6 +510,11 @@ class Collected(msgspec.Struct, frozen=True, tag="collected"):
     record: RoundRecord
 
 
+class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
+    name: str
+    values: dict[str, int]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The host is about to end. `usage`: what was asked is wrong (exit 2), else something broke (exit 4)."""
 
@@ -441,4 +524,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     traceback: str = ""
 
 
-FromHost = Ready | Begun | Collected | Failed
+FromHost = Ready | Begun | Collected | Gauges | Failed

@@ -89,6 +89,8 @@ class Host:
                     self.say(api.Begun(self.config.name))
                 case api.Collect():
                     self.say(api.Collected(self.config.name, engine.collect()))
+                case api.ReadGauges():
+                    self.say(api.Gauges(self.config.name, engine.gauges()))
                 case api.Stop():
                     return False
 

@@ -20,7 +20,7 @@ from engines import api
 from harness import cautions, comparison, floors, metrics, stats, store
 from harness.comparison import Block
 from harness.design import ALPHA, Arm, Design
-from harness.store import Manifest
+from harness.store import NOT_RECORDED, Manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,22 +125,31 @@ def check_two(folder: Path, manifest: Manifest) -> None:
 
 
 def check_comparable(left: Side, right: Side) -> None:
-    """Raises BadSetting, naming the first difference that makes a comparison meaningless."""
+    """Raises BadSetting, naming the first difference that makes a comparison meaningless. What an imported
+    run does not know differs from nothing."""
+    same_words = _tool(left) == _tool(right)
     for what, old, new in (
         ("device", left.description.device["kind"], right.description.device["kind"]),
         ("device", left.description.device["name"], right.description.device["name"]),
         ("model", left.description.model["name"], right.description.model["name"]),
-        (
-            "workload",
-            msgspec.to_builtins(left.manifest.design.workload),
-            msgspec.to_builtins(right.manifest.design.workload),
-        ),
+        ("workload", _asked(left), _asked(right) if same_words else _asked(left)),
     ):
-        found = store.difference(old, new)
+        found = "" if NOT_RECORDED in (old, new) else store.difference(old, new)
         if found:
             raise api.BadSetting(
                 f"{left.label} and {right.label} can't be compared, for their {what} differs: {found.strip()}"
             )
+
+
+def _tool(side: Side) -> str:
+    """Who measured it: "" for this program."""
+    return "" if side.manifest.imported is None else side.manifest.imported.tool
+
+
+def _asked(side: Side) -> Any:
+    """The workload, in the words of who measured it."""
+    imported = side.manifest.imported
+    return msgspec.to_builtins(side.manifest.design.workload) if imported is None else imported.asked
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -179,9 +188,10 @@ def result(folder: Path, manifest: Manifest) -> dict[str, Any]:
 def read_block(folder: Path, number: int, design: Design) -> Block:
     """A block in which every arm has its rows. Raises StoreError."""
     block = Block(number, store.read_block(folder, number))
+    aggregates = any(name.startswith(metrics.TOLD) for name in block.tables["rounds"])  # an imported run's
     for arm in design.arms:
         for table in store.NEEDED:
-            if not len(block.of(arm.name, table)):
+            if not len(block.of(arm.name, table)) and not (aggregates and table == "requests"):
                 raise store.StoreError(
                     f"{store.table_path(folder, number, table)} was edited: it has no row of {arm.name}"
                 )
@@ -189,11 +199,8 @@ def read_block(folder: Path, number: int, design: Design) -> Block:
 
 
 def _interleaved(left: Side, right: Side) -> dict[str, Any]:
-    manifest = left.manifest.pair(left.arm.name, right.arm.name)
     blocks, _ = finished(left.folder, left.manifest)
-    chosen = [block.only((left.arm.name, right.arm.name)) for block in blocks]
-    per_block = [comparison.block_values(manifest.design, block) for block in chosen]
-    return comparison.comparison(manifest, chosen, per_block)
+    return comparison.of_pair(left.manifest, blocks, left.arm.name, right.arm.name)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -217,9 +224,13 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
     )
     blocks = _side_by_side(list(read.values()))
     values = _values(read)
+    if left.manifest.imported or right.manifest.imported:
+        design = msgspec.structs.replace(design, primary=_primary_of_both(design.primary, values))
     if len(values.get(design.primary, {})) < 2:
         raise api.EngineError(f"the primary metric {design.primary} has no value in some block")
-    same_prompts = left.manifest.design.seed == right.manifest.design.seed
+    same_prompts = left.manifest.design.seed == right.manifest.design.seed and not (
+        _tool(left) or _tool(right)
+    )
     nothing = {"compared": 0, "identical": 0, "near_ties": None}
     limits = {name: values[name] for name in ("device_busy", "exposed_host_us") if name in values}
     before, after = (
@@ -238,6 +249,7 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
         "primary": design.primary,
         "metrics": {name: _row(name, per_arm) for name, per_arm in values.items()},
         "outputs": comparison.outputs(design, blocks) if same_prompts else nothing,
+        "failures": comparison.failures(design, blocks),
         "mechanism": comparison.mechanism(design, blocks),
         "limit": {
             name: {side: float(np.mean(per_arm[side])) if side in per_arm else None for side in SIDES}
@@ -246,6 +258,12 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
         "prediction": {"none": "the arms are of different runs"},
         "warnings": [*_warnings(left, right), *cautions.circumstances(manifest, blocks, values)],
     }
+
+
+def _primary_of_both(primary: str, values: dict[str, dict[str, list[float]]]) -> str:
+    """The primary, or where one side's file does not tell it the first metric that both have."""
+    both = [name for name, per_arm in values.items() if len(per_arm) == 2]
+    return primary if primary in both or not both else both[0]
 
 
 def _own_blocks(name: str, side: Side) -> list[Block]:
@@ -306,8 +324,8 @@ def _row(name: str, per_arm: dict[str, list[float]]) -> dict[str, Any]:
 
 def _warnings(left: Side, right: Side) -> list[str]:
     lines = [
-        f"not interleaved: {left.label} was measured at {left.manifest.created}, {right.label} at "
-        f"{right.manifest.created}. What the machine did in between is in the change, and no number of "
+        f"not interleaved: {left.label} was measured at {_measured(left)}, {right.label} at "
+        f"{_measured(right)}. What the machine did in between is in the change, and no number of "
         "blocks takes it out: such comparisons of equal arms found a difference in 4 to 10% of cases where "
         "5% were claimed, and in more with drift. So there is no verdict; bench run measures side by side"
     ]
@@ -323,4 +341,26 @@ def _warnings(left: Side, right: Side) -> list[str]:
         lines.append(f"other versions: {found}")
     if left.manifest.design.seed != right.manifest.design.seed:
         lines.append("other seeds, so other prompts and arrivals: outputs are not compared")
+    return [*lines, *_of_imported(left, right)]
+
+
+def _measured(side: Side) -> str:
+    imported = side.manifest.imported
+    if imported is None:
+        return side.manifest.created
+    return ", ".join(each or "a time that its file does not say" for each in imported.measured)
+
+
+def _of_imported(left: Side, right: Side) -> list[str]:
+    """What has to be known where another tool measured a side. The left one's own lines come with the
+    circumstances of the comparison, which are made of its manifest."""
+    lines = []
+    if _tool(left) != _tool(right):
+        tools = " and ".join(_tool(side) or "this program" for side in (left, right))
+        lines.append(
+            f"measured by {tools}: the time that a client itself takes is in its numbers, and whether the "
+            "workload was the same can't be told"
+        )
+    if right.manifest.imported is not None:
+        lines += cautions.of_import(right.label, right.manifest.imported)
     return lines

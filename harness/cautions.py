@@ -9,7 +9,7 @@ import numpy as np
 
 from harness import stats
 from harness.design import ALPHA
-from harness.store import Manifest
+from harness.store import Imported, Manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +20,9 @@ Values = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one v
 
 STEAL = 0.01  # share of all CPU time that another virtual machine took
 OTHERS = 0.05  # share of all CPU time that processes used that are not the run's
-CLIENT_LAG_MS = 1.0
+SUBMIT_LAG_MS = 1.0
+LATE_READ = 0.5  # of the gap between two chunks
+CLOCK_MOVED_US = 100
 SKIPPED = {
     "short": "conversations under 4 tokens",
     "long": "conversations too long for vLLM's limits or the context",
@@ -53,6 +55,8 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: Values) -
         *_noise(blocks),
         *_steadiness(manifest, blocks, values),
         *_client(values),
+        *_late_reads(values),
+        *_clock(blocks),
         *_failures(blocks),
         *_skipped(manifest, blocks),
         *_set_up(manifest),
@@ -77,6 +81,11 @@ def _decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
     design = manifest.design
     lines = _few(primary.blocks)
     if primary.sd is None:
+        if any(arm.stays for arm in design.arms):
+            return [
+                "one boot per side: boots of one server differ by a percent and more, and one of each can't "
+                "tell that from a change; servers that are started with cmd= give intervals and verdicts"
+            ]
         return lines
     alpha = design.alpha(primary.blocks)
     verdict = stats.verdict(primary, design.margin, "lower", is_time=True, alpha=alpha)
@@ -161,10 +170,36 @@ def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: Values) -> 
 
 def _client(values: Values) -> list[str]:
     lags = [max(series) for series in values.get("submit_lag_ms_p99", {}).values()]
-    if lags and max(lags) > CLIENT_LAG_MS:
+    if lags and max(lags) > SUBMIT_LAG_MS:
         return [
-            f"client lag: requests were sent up to {max(lags):.2f} ms late (p99); latencies start at the send"
+            f"late sends (submit lag): requests were sent up to {max(lags):.2f} ms late (p99); latencies "
+            "start at the send"
         ]
+    return []
+
+
+def _late_reads(values: Values) -> list[str]:
+    """Only where it could have touched a time: arrivals are the kernel's, but bytes that wait until the next
+    chunk is there are read with it, and have its arrival."""
+    gaps = values.get("itl_chunk_ms_p50", {})
+    late = [
+        max(lags)
+        for arm, lags in values.get("client_lag_ms_p99", {}).items()
+        if max(lags) > LATE_READ * min(gaps.get(arm, [np.inf]))
+    ]
+    if not late:
+        return []
+    return [
+        f"late reads (client lag): bytes lay unread for up to {max(late):.2f} ms (p99), long enough for the "
+        "next chunk to come and be taken for one with them; give the client more of the machine"
+    ]
+
+
+def _clock(blocks: Sequence[Block]) -> list[str]:
+    """Arrival stamps are of CLOCK_REALTIME, which can be set."""
+    moved_us = _largest(_joined(blocks, "rounds"), "counter.clock_moved_us")
+    if moved_us > CLOCK_MOVED_US:
+        return [f"the time of day was set by {moved_us / 1e3:.3g} ms in a round: its arrival times are wrong"]
     return []
 
 
@@ -190,11 +225,17 @@ def _skipped(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
 
 
 def _set_up(manifest: Manifest) -> list[str]:
-    lines = []
+    lines = [] if manifest.imported is None else of_import(manifest.run, manifest.imported)
     kinds = {description.device["kind"] for description in manifest.descriptions.values()}
     if "emulated" in kinds:
         lines.append("emulated device: these are times of CPU cores; never compare them with a GPU's")
-    if manifest.descriptions and not manifest.promises_outputs:
+    if "remote" in kinds and len(manifest.design.arms) == 2:
+        lines.append(
+            "outputs of servers are compared as text (as token ids with count=ids), and differences do not "
+            "fail this run: what a server batches can turn a token, so that it differs from itself too; how "
+            "often, bench aa says"
+        )
+    elif manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
         lines.append(
             "outputs that differ do not fail this run: where tokens are sampled, or computed in half "
             "precision, the last digit of a logit depends on the batch and can turn one"
@@ -203,6 +244,21 @@ def _set_up(manifest: Manifest) -> list[str]:
         if not arm.options.recorder:
             lines.append(f"recorder off in {arm.name}: it has no step records")
     return lines
+
+
+def of_import(name: str, imported: Imported) -> list[str]:
+    """What has to be known of a run that another tool measured."""
+    who = f"{imported.tool} {imported.version}".strip()
+    boots = (
+        "each file is taken for a boot of its own, as whoever imported them said"
+        if imported.fresh_boots
+        else "one file, so one boot: numbers, and nothing can be decided by them"
+    )
+    return [
+        f"{name} is imported from {who}: {boots}",
+        f"{name} lacks {'; '.join(imported.lacks)}",
+        *(f"{name}: {line}" for line in imported.differs),
+    ]
 
 
 def _joined(blocks: Sequence[Block], table: str) -> pd.DataFrame:

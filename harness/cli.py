@@ -24,6 +24,8 @@ from harness.settings import Asked, make_design, parse_fraction, parse_goodput
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from harness.tables import Table
+
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED = 1, 3
 PIPE_WIDTH = 120  # columns of a table that goes to no terminal
@@ -304,6 +306,10 @@ def rerun(
     from harness.progress import on_stderr
 
     manifest = store.read_manifest(run)
+    if manifest.imported is not None:
+        raise api.BadSetting(
+            f"{run} is imported from {manifest.imported.tool}: only that can measure it again"
+        )
     for line in measure.differences_from(manifest):
         sys.stderr.write(f"bench: than {manifest.run}, {line}\n")
     with _interruptible():
@@ -691,6 +697,224 @@ def sweep(
     result, outputs_differ = sweep_run.result(folder)
     _print(result, format, sweep_tables.to_csv, sweep_tables.to_markdown, sweep_tables.to_terminal)
     raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
+
+
+experiment = typer.Typer(
+    help="What the sources claim, each as an experiment: what they reported beside what is measured here.",
+    no_args_is_help=True,
+)
+app.add_typer(experiment, name="experiment")
+
+
+@experiment.command("list")
+def list_experiments() -> None:
+    """Every experiment, its question and its source."""
+    from harness import experiment_file, experiment_tables
+
+    found = [experiment_file.read(experiment_file.find(name)) for name in experiment_file.names()]
+    _print_tables([experiment_tables.listing(found)])
+
+
+@experiment.command("show")
+def show_experiment(
+    what: Annotated[
+        str, typer.Argument(help="Name, .toml file, or the folder of a finished one.", show_default=False)
+    ],
+    device: Annotated[str, _option(ENGINE, "What it would do on auto, cuda or emulated (auto).")] = "auto",
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """What an experiment will do and what its source reported; of a folder, what it found."""
+    from harness import experiment as experiments
+    from harness import experiment_tables
+
+    if Path(what).is_dir():
+        outcome = experiments.show(Path(what))
+        _print_experiment(outcome.result, format)
+        raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+    if format is not Format.TABLE:
+        raise api.BadSetting("--format is of what a finished experiment found: show its folder")
+    planned = experiments.plan(what, experiments.adjusted(device))
+    _print_tables(experiment_tables.plan(planned.experiment, planned.designs, planned.kind))
+
+
+@experiment.command("run")
+def run_experiment(
+    name: Annotated[
+        str | None, typer.Argument(help="Name, or .toml file; bench experiment list.", show_default=False)
+    ] = None,
+    blocks: Annotated[int | None, _option(DESIGN, "Blocks, at least 4 (as the experiment says).")] = None,
+    rounds: Annotated[
+        int | None, _option(DESIGN, "Rounds of each workload in a boot (as the experiment says).")
+    ] = None,
+    seed: Annotated[int | None, _option(DESIGN, "Of order, prompts and arrivals (0).")] = None,
+    device: Annotated[str | None, _option(ENGINE, "auto, cuda or emulated (auto).")] = None,
+    out: Out = RESULTS,
+    resume: Annotated[Path | None, _option(OUTPUT, "Folder of an experiment to go on with.")] = None,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment, and lay what its source reported beside what is measured here."""
+    from harness import experiment as experiments
+    from harness.progress import on_stderr
+
+    asked = [name, blocks, rounds, seed, device]
+    if resume is not None and any(each is not None for each in asked):
+        raise api.BadSetting(f"{resume} says what it is: with --resume, leave name and options out")
+    if resume is None and name is None:
+        raise api.BadSetting("say which experiment to run: bench experiment list has their names")
+    with _interruptible():
+        if resume is not None:
+            outcome = experiments.resume(resume, on_stderr)
+        else:
+            wanted = experiments.adjusted(device or "auto", blocks, rounds, seed or 0)
+            outcome = experiments.run(experiments.plan(name or "", wanted), out, on_stderr)
+    _print_experiment(outcome.result, format)
+    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+
+
+def _print_experiment(result: Mapping[str, Any], format: Format) -> None:
+    from harness import experiment_tables
+
+    _print(
+        result, format, experiment_tables.to_csv, experiment_tables.to_markdown, experiment_tables.to_terminal
+    )
+
+
+def _print_tables(tables: Sequence[Table]) -> None:
+    from rich.console import Console
+
+    from harness.tables import terminal_table
+
+    console = Console(highlight=False)
+    for table in tables:
+        console.print(*terminal_table(table, console.width), sep="\n")
+
+
+@app.command("import")
+def import_(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help="Result of vllm bench serve, sglang.bench_serving, guidellm or aiperf; FILE:N, its N-th.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[str | None, _option(OUTPUT, "What the run is called (the tool's name).")] = None,
+    engine_name: Annotated[str | None, _option(ENGINE, "The engine that was measured.")] = None,
+    fresh_boots: Annotated[
+        bool,
+        _option(DESIGN, "Each file is of a server started anew: a block each.", "--fresh-boots"),
+    ] = False,
+    out: Out = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Make a run of another tool's result file, for compare and report; what it lacks is named."""
+    from harness.importing import run as importing
+
+    folder, result = importing.bring(files, out, name=name, engine=engine_name, fresh_boots=fresh_boots)
+    _say(f"written to {folder}")
+    _show(result, format)
+
+
+SERVER, MOCK = "Server", "Mock server"
+
+
+@app.command()
+def serve(
+    variant: Annotated[
+        str | None, typer.Option(help="Serve the after arm of this pair (all); `bench variants`.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Serve this engine with its first choices, in place of a variant.")
+    ] = None,
+    both: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value: a toggle, an engine option, python, env.NAME."),
+    ] = None,
+    model: Annotated[str | None, _option(SERVER, "Preset, local path or hub id (tiny-gpt2).")] = None,
+    device: Annotated[str | None, _option(SERVER, "auto, cuda or emulated (auto).")] = None,
+    host: Annotated[
+        str, _option(SERVER, "Address to listen on (127.0.0.1: this machine alone).")
+    ] = "127.0.0.1",
+    port: Annotated[int, _option(SERVER, "0: any that is free; the address is printed (8000).")] = 8000,
+    api_key: Annotated[
+        str | None,
+        _option(SERVER, "What /v1 asks of clients, better given by BENCH_API_KEY.", envvar="BENCH_API_KEY"),
+    ] = None,
+    max_requests: Annotated[
+        int | None, _option(SERVER, "Requests in flight; more are answered 429 (1024).")
+    ] = None,
+    grace_s: Annotated[
+        float | None, _option(SERVER, "For requests in flight to end, once told to stop (30).")
+    ] = None,
+    mock: Annotated[
+        bool, _option(MOCK, "No engine: tokens at known times, to calibrate clients with.", "--mock")
+    ] = False,
+    ttft_ms: Annotated[float | None, _option(MOCK, "From arrival to the first token (50).")] = None,
+    itl_ms: Annotated[float | None, _option(MOCK, "Between two tokens (10).")] = None,
+    max_tokens_per_chunk: Annotated[
+        int | None, _option(MOCK, "Chunks hold 1, 2, ... so many tokens in turn (1).")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve an engine as OpenAI's API does: /v1/completions, /v1/chat/completions, /v1/models; and /health,
+    /metrics."""
+    from harness.serve import asking
+
+    given = dict(locals())
+    of_engine = _given(
+        given, "variant", "engine", "both", "model", "device", "api_key", "max_requests", "grace_s"
+    )
+    of_mock = _given(given, "ttft_ms", "itl_ms", "max_tokens_per_chunk")
+    with _interruptible():
+        if mock:
+            asking.serve_mock(of_mock, of_engine, host, port)
+        else:
+            asking.serve_engine(of_engine, of_mock, host, port)
+
+
+# What a measurement is made of: an evaluation asks tasks, and times nothing.
+OF_A_MEASUREMENT = (
+    *OF_A_VERDICT, "warmup_rounds", "seed", "prompt", "prompts", "prompt_repeats", "unique_prompts",
+    "input_tokens", "max_new_tokens", "num_requests", "arrival", "interval_ms", "arrival_schedule", "rate",
+    "burstiness", "ramp_up", "concurrency", "trace", "trace_scale", "pretok", "stop_on_eos", "stop",
+    "temperature", "top_k", "top_p", "tokenize_workers",
+)  # fmt: skip
+EVAL = "Evaluation"
+
+
+@app.command("eval")
+@partial(measuring, without=OF_A_MEASUREMENT)
+def eval_(
+    asked: Asked,
+    tasks: Annotated[
+        str, _option(EVAL, "Tasks of lm-eval, with commas between (offline-arithmetic, which ships here).")
+    ] = "offline-arithmetic",
+    limit: Annotated[int | None, _option(EVAL, "The first so many items of each task.")] = None,
+    num_fewshot: Annotated[int | None, _option(EVAL, "Examples before each item (the task's).")] = None,
+    out: Out = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Accuracy before and after: the same items of lm-eval's tasks through both arms, and what differs."""
+    from harness.machine import guess_device
+    from harness.variants import load_variants
+
+    engines = api.find_engines()
+    design = make_design(asked, engines, load_variants(), guess_device)
+
+    from harness.evaluation import evaluate, shown
+
+    names = tuple(tasks.split(","))
+    evaluate.check(names, limit, num_fewshot)
+    arms = evaluate.scoring(engines, design.arms)
+    found = evaluate.evaluate(design.name, arms, names, limit, num_fewshot, out, _say)
+    _say(f"written to {found.folder}")
+    _print(found.result, format, shown.to_csv, shown.to_markdown, shown.to_terminal)
+    raise typer.Exit(OUTPUTS_DIFFER if found.answers_differ else 0)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@ limit, warnings. Pure: frames in, plain data out."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ ROW = (
     "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
     "verdict", "floor",
 )  # fmt: skip
+ONE_BOOT = "undecided: one boot per side"  # boots differ: of one each, nothing can be said
 OFFERED = "offered_req_s"  # beside the metrics: what the arrivals ask for
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
 
@@ -129,6 +131,13 @@ def comparisons(
     ]  # fmt: skip
 
 
+def of_pair(manifest: Manifest, blocks: Sequence[Block], before: str, after: str) -> dict[str, Any]:
+    """The comparison of any two arms, as of a run that had no others: they were interleaved."""
+    pair = manifest.pair(before, after)
+    chosen = [block.only((before, after)) for block in blocks]
+    return comparison(pair, chosen, [block_values(pair.design, block) for block in chosen])
+
+
 def _named(pair: Manifest, after: str) -> Manifest:
     design = msgspec.structs.replace(pair.design, name=f"{pair.design.name}: {after}")
     return msgspec.structs.replace(pair, design=design)
@@ -171,6 +180,7 @@ def comparison(
         "primary": design.primary,
         "metrics": rows,
         "outputs": outputs(design, blocks),
+        "failures": failures(design, blocks),
         "mechanism": did | planted(design, did, values),
         "limit": {
             name: _sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
@@ -183,9 +193,11 @@ def comparison(
 
 
 def settings(arm: Arm) -> dict[str, Any]:
-    """An arm as it stands in the result: everything but its name."""
+    """An arm as it stands in the result: everything but its name, and of its options those that are known."""
     plain: dict[str, Any] = msgspec.to_builtins(arm)
-    return {key: value for key, value in plain.items() if key != "name"}
+    if arm.known is not None:
+        plain["options"] = {name: plain["options"][name] for name in arm.known}
+    return {key: value for key, value in plain.items() if key not in ("name", "known")}
 
 
 def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
@@ -333,6 +345,8 @@ def _judged_row(
     if effect is not None and declared and not (name in THROUGHPUTS and offered):
         row["p_adjusted"] = p_adjusted
         row["verdict"] = stats.verdict(effect, design.margin, *_kind(name), p_adjusted, alpha)
+        if any(arm.stays for arm in design.arms):
+            row["verdict"] = ONE_BOOT
     return row
 
 
@@ -375,6 +389,16 @@ def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
         compared += len(first)
         identical += int((first == second).sum())
     return {"compared": compared, "identical": identical, "near_ties": None}
+
+
+def failures(design: Design, blocks: Sequence[Block]) -> dict[str, Any]:
+    """By arm, how many requests failed, of how many, and how often each cause, the first one first."""
+    found: dict[str, Any] = {}
+    for arm in design.arms:
+        errors = [error for block in blocks for error in block.of(arm.name, "requests")["error"]]
+        causes = Counter(error for error in errors if error)
+        found[arm.name] = {"failed": causes.total(), "requests": len(errors), "causes": dict(causes)}
+    return found
 
 
 def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, Any]]:

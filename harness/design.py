@@ -33,6 +33,15 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None  # interpreter to start it with; None: the harness's own
     env: dict[str, str] = {}
     ref: Ref | None = None  # None: what is installed
+    known: tuple[str, ...] | None = (
+        None  # of an imported arm: the options that are known; None: all are in force
+    )
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is a server at an address, which runs before and after: it has one boot, whatever is
+        asked of it."""
+        return "url" in self.toggles
 
 
 class Factor(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +122,11 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if count < least:
                 raise api.BadSetting(f"{flag} must be at least {least}, not {count}")
+        if any(arm.stays for arm in self.arms) and (self.blocks > 1 or self.until is not None):
+            raise api.BadSetting(
+                "a server at a url is one boot, however often it is asked, and rounds within a boot are no "
+                "blocks; leave --blocks out, or start a server per boot with cmd="
+            )
         if self.until is not None and len(self.arms) != 2:
             raise api.BadSetting(
                 f"a run that stops by what it finds needs two arms; give --blocks for {len(self.arms)}"
@@ -181,6 +195,12 @@ def orders(seed: int, block: int, arms: int) -> list[int]:
         drawn = _draw(seed, "order", block) if arm == 1 else _draw(seed, "order", block, arm)
         found.insert(arm - drawn % (arm + 1), arm)
     return found
+
+
+def workload_order(seed: int, block: int, index: int, workloads: int) -> list[int]:
+    """The workloads that share a boot, by number, in the order in which they have their turn in one round:
+    each order is as likely as any other, so that none always runs behind the same one."""
+    return sorted(range(workloads), key=lambda workload: _draw(seed, "workload", block, index, workload))
 
 
 def round_seed(seed: int, block: int, index: int) -> int:

@@ -110,11 +110,11 @@ def _matrix(columns: Mapping[Term, Floats], chosen: Sequence[Term]) -> Floats:
     return np.stack([columns[term] for term in chosen], axis=1)
 
 
-def between(settings: Floats, before: Sequence[float], after: Sequence[float]) -> Floats | None:
+def between(settings: Floats, before: Floats, after: Floats) -> Floats | None:
     """The contrast of one setting with another; None where one of them was left out."""
     weights = np.zeros(len(settings))
     for wanted, weight in ((after, 1.0), (before, -1.0)):
-        found = np.flatnonzero((settings == np.asarray(wanted)).all(axis=1))
+        found = np.flatnonzero((settings == wanted).all(axis=1))
         if not len(found):
             return None
         weights[found[0]] += weight

@@ -55,6 +55,11 @@ def engines(found: Mapping[str, api.EngineSpec]) -> Iterator[RenderableType]:
             for toggle in spec.toggles:
                 table.add_row(toggle.name, ", ".join(toggle.choices), toggle.changes, toggle.source)
             yield table
+        if spec.settings:
+            table = _table("setting", "default", "what it says")
+            for setting in spec.settings:
+                table.add_row(setting.name, setting.default, setting.says)
+            yield table
 
 
 def checkup(findings: Sequence[Finding]) -> RenderableType:

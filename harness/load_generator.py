@@ -61,6 +61,8 @@ class Exchange:
     submitted_ns: int
     chunk_ns: list[int] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
+    chunk_lag_ns: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # of an engine that gives no token ids
     token_ids: list[int] = field(default_factory=list)
     token_ns: list[int] = field(default_factory=list)
     finished_ns: int = -1
@@ -118,14 +120,21 @@ class Round:
                 raise LoadError(f"the engine sent {event!r}, and request {event.id} is not in flight")
             match event:
                 case api.Chunk():
-                    exchange.chunk_ns.append(stamp_ns)
-                    exchange.chunk_tokens.append(len(event.token_ids))
-                    exchange.token_ids += event.token_ids
+                    exchange.chunk_ns.append(stamp_ns if event.arrived_ns < 0 else event.arrived_ns)
+                    exchange.chunk_lag_ns.append(event.lag_ns)
+                    if event.tokens is None:
+                        exchange.chunk_tokens.append(len(event.token_ids))
+                        exchange.token_ids += event.token_ids
+                    else:
+                        exchange.chunk_tokens.append(event.tokens)
+                        exchange.texts.append(event.text)
                     exchange.token_ns += event.token_ns
                 case api.Finish():
                     exchange.finish = event
-                    self._end(exchange, stamp_ns)
-                    self._note_tpot(exchange)
+                    if event.sent_ns >= 0:
+                        exchange.sent_ns, exchange.submitted_ns = event.sent_ns, event.submitted_ns
+                    self._end(exchange, stamp_ns if event.arrived_ns < 0 else event.arrived_ns)
+                    self._note_tpot(exchange, event.completion_tokens - 1)
                 case api.Error():
                     exchange.error = event.message
                     self._end(exchange, stamp_ns)
@@ -145,10 +154,9 @@ class Round:
         if self.order.concurrency is not None:
             self.free_since.append(stamp_ns)
 
-    def _note_tpot(self, exchange: Exchange) -> None:
+    def _note_tpot(self, exchange: Exchange, gaps: int) -> None:
         """For the progress line only; metrics.py says what TPOT is."""
-        gaps = len(exchange.token_ids) - 1
-        if gaps > 0:
+        if gaps > 0 and exchange.chunk_ns:
             insort(self._tpots, (exchange.chunk_ns[-1] - exchange.chunk_ns[0]) / gaps / 1e6)
 
 
@@ -163,9 +171,13 @@ def done(round_: Round) -> messages.RoundDone:
             rows=np.array([_row(exchange) for exchange in exchanges], dtype=np.int64).tobytes(),
             chunk_ns=_flat([exchange.chunk_ns for exchange in exchanges]),
             chunk_tokens=_flat([exchange.chunk_tokens for exchange in exchanges]),
+            chunk_lag_ns=_flat([exchange.chunk_lag_ns for exchange in exchanges]),
             token_ns=_flat([exchange.token_ns for exchange in exchanges]),
             reasons=[exchange.finish.reason if exchange.finish else "" for exchange in exchanges],
-            digests=[digest(exchange.token_ids) for exchange in exchanges],
+            digests=[
+                text_digest(exchange.texts) if exchange.texts else digest(exchange.token_ids)
+                for exchange in exchanges
+            ],
             errors=[exchange.error for exchange in exchanges],
         ),
     )
@@ -197,6 +209,11 @@ def _flat(lists: list[list[int]]) -> bytes:
 def digest(token_ids: list[int]) -> str:
     """BLAKE2b-128 of token ids as little-endian int64: equal digests are equal outputs."""
     return blake2b(np.array(token_ids, dtype="<i8").tobytes(), digest_size=16).hexdigest()
+
+
+def text_digest(texts: list[str]) -> str:
+    """The same of a text that came in pieces: equal digests are equal texts, however they were cut."""
+    return blake2b("".join(texts).encode(), digest_size=16).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------

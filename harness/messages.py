@@ -12,7 +12,7 @@ from harness.workload import Planned
 REQUEST_COLUMNS = (
     "request",
     "scheduled_ns",  # due; in closed loop: when a place became free
-    "sent_ns",  # just before the send call
+    "sent_ns",  # just before the send call; to a server's socket where the engine is a server's client
     "submitted_ns",  # just after it returned
     "accepted_ns",  # these three are the engine's
     "tokenized_ns",
@@ -81,15 +81,18 @@ class RequestTable(msgspec.Struct, frozen=True, kw_only=True):
 
     `rows` is an int64 matrix, row-major, with REQUEST_COLUMNS. Lists of different lengths lie flat, one
     request after the other, as int64: `chunk_ns` (arrival of each chunk at the client), `chunk_tokens` (its
-    tokens), `token_ns` (when the engine had each token).
+    tokens; -1 where they can't be told), `chunk_lag_ns` (from its arrival to its reading; -1 where only the
+    latter is known), `token_ns` (when the engine had each token).
     """
 
     rows: bytes
     chunk_ns: bytes
     chunk_tokens: bytes
+    chunk_lag_ns: bytes
     token_ns: bytes
     reasons: list[str]  # "" for a request that failed
-    digests: list[str]  # BLAKE2b-128, hexadecimal, of the token ids as little-endian int64
+    # BLAKE2b-128, hexadecimal, of the token ids as little-endian int64, or of the text where there are none
+    digests: list[str]
     errors: list[str]  # "" for a request that did not fail
 
 

@@ -22,6 +22,7 @@ Int64s = NDArray[np.int64]
 NS_PER_MS = 1e6
 NS_PER_US = 1e3
 NS_PER_S = 1e9
+TOLD = "told."  # columns of the rounds that hold a metric as such
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
@@ -43,6 +44,7 @@ class Metric:
 # Times with a distribution, ms; each gets one metric per STATISTICS. True: can be zero.
 DISTRIBUTIONS = {
     "submit_lag_ms": True,
+    "client_lag_ms": True,
     "add_request_ms": True,
     "tokenize_ms": True,
     "queue_wait_ms": True,
@@ -107,7 +109,14 @@ def measure(
     values["goodput_req_s"] = goodput(served, rounds, objectives)
     values["peak_concurrency"] = peak_concurrency(requests)
     values["failed_requests"] = float(len(requests) - len(served))
-    return values | _step_metrics(steps, device)
+    return values | _step_metrics(steps, device) | _told(rounds)
+
+
+def _told(rounds: pd.DataFrame) -> dict[str, float]:
+    """What the file of an imported run says of a metric, in place of what its requests would give (NaN:
+    nothing can be made of them). Such a run has one round in a block."""
+    told = [name for name in rounds if name.startswith(TOLD)]
+    return {name.removeprefix(TOLD): float(rounds[name].iloc[0]) for name in told}
 
 
 def _step_metrics(steps: pd.DataFrame | None, device: pd.DataFrame | None) -> dict[str, float]:
@@ -128,14 +137,17 @@ def _step_metrics(steps: pd.DataFrame | None, device: pd.DataFrame | None) -> di
 
 
 def distributions(served: pd.DataFrame) -> dict[str, Floats]:
-    """Samples of each of DISTRIBUTIONS, ms: one per request (request_times), but one per gap for the ITLs.
+    """Samples of each of DISTRIBUTIONS, ms: one per request (request_times), but one per gap for the ITLs and
+    one per chunk for the client lag.
 
     itl_chunk         gaps between the chunks of a request, whatever they hold: one sample a chunk   vLLM
     itl_token         gaps between the tokens of a request in the engine                        roseinfer
+    client_lag        from the arrival of a chunk's last byte (the kernel's stamp) to its reading
     """
     samples = {name: values.dropna().to_numpy() for name, values in request_times(served).items()}
     samples["itl_chunk_ms"] = _gaps(served["chunk_ns"]) / NS_PER_MS
     samples["itl_token_ms"] = _gaps(served["token_ns"]) / NS_PER_MS
+    samples["client_lag_ms"] = _lags(served) / NS_PER_MS
     return {name: samples[name] for name in DISTRIBUTIONS}
 
 
@@ -195,9 +207,11 @@ def throughput(served: pd.DataFrame, rounds: pd.DataFrame) -> dict[str, float]:
     """
     seconds = np.nan if served.empty else _wall_seconds(rounds)
     completion = int(served["completion_tokens"].sum())
+    prompts = served["prompt_tokens"]
+    prompt = np.nan if (prompts < 0).any() else int(prompts.sum())  # a server need not say
     return {
         "throughput_tok_s": completion / seconds,
-        "throughput_total_tok_s": (completion + int(served["prompt_tokens"].sum())) / seconds,
+        "throughput_total_tok_s": (completion + prompt) / seconds,
         "throughput_req_s": len(served) / seconds,
     }
 
@@ -254,9 +268,16 @@ def _edges(stamps: pd.Series) -> tuple[Int64s, Int64s]:
     return np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
 
 
+def _lags(served: pd.DataFrame) -> Floats:
+    """Of every chunk whose arrival is known, ns; an older run has none."""
+    lags = np.concatenate([np.empty(0), *served.get("chunk_lag_ns", ())])
+    return lags[lags >= 0]
+
+
 def _gaps(stamps: pd.Series) -> Floats:
-    """Gaps within each list, pooled, ns."""
-    return np.concatenate([np.empty(0), *(np.diff(values) for values in stamps)])
+    """Gaps within each list, pooled, ns; none to or from a stamp that is not known."""
+    gaps = (np.diff(values)[(values[1:] >= 0) & (values[:-1] >= 0)] for values in map(np.asarray, stamps))
+    return np.concatenate([np.empty(0), *gaps])
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -27,9 +27,10 @@ def requests_frame(done: RoundDone) -> pd.DataFrame:
     """One row per request, in the order in which they were sent.
 
     request; scheduled_ns, sent_ns, submitted_ns (client); accepted_ns, tokenized_ns, admitted_ns (engine);
-    chunk_ns, chunk_tokens (lists: arrival of each chunk at the client, and its tokens); token_ns (list: when
-    the engine had each token); finished_ns (arrival of the end); reason; prompt_tokens, completion_tokens
-    (the engine's count); digest (of the token ids); error ("" for a request that did not fail).
+    chunk_ns, chunk_tokens, chunk_lag_ns (lists: arrival of each chunk at the client, its tokens, and how long
+    it then lay unread; the last two -1 where not known); token_ns (list: when the engine had each token);
+    finished_ns (arrival of the end); reason; prompt_tokens, completion_tokens (the engine's count); digest
+    (of the token ids, or of the text); error ("" for a request that did not fail).
     """
     data = done.data
     rows = _matrix(data.rows, len(REQUEST_COLUMNS))
@@ -40,6 +41,7 @@ def requests_frame(done: RoundDone) -> pd.DataFrame:
             **{name: columns[name] for name in REQUEST_COLUMNS[: REQUEST_COLUMNS.index("finished_ns")]},
             "chunk_ns": _ragged(data.chunk_ns, chunks),
             "chunk_tokens": _ragged(data.chunk_tokens, chunks),
+            "chunk_lag_ns": _ragged(data.chunk_lag_ns, chunks),
             "token_ns": _ragged(data.token_ns, tokens),
             "finished_ns": columns["finished_ns"],
             "reason": pd.Series(data.reasons, dtype="str"),

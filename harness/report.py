@@ -22,6 +22,7 @@ from harness.across_runs import check_two
 from harness.design import Design
 from harness.plots import style
 from harness.plots.page import inline_svg
+from harness.store import NOT_RECORDED, Imported
 from harness.stored_run import Run, load
 from harness.tables import Table
 from harness.workload import Workload
@@ -196,6 +197,8 @@ def method(run: Run) -> Table:
     """What was decided before the first block."""
     design = run.manifest.design
     blocks = run.result["comparisons"][0]["blocks"]
+    if run.manifest.imported is not None:
+        return _imported(run.manifest.imported, blocks)
     boots = "one fresh boot of each arm" if len(design.arms) == 2 else "one fresh boot"
     rows = [
         ("blocks", f"{blocks}, each {boots}; the first boots are discarded"),
@@ -214,6 +217,17 @@ def method(run: Run) -> Table:
     if design.plant is not None:
         rows.append(("planted", f"{100 * design.plant:.3g}% of a step, at the {design.plant_at}"))
     rows += [(f"workload: {name}", value) for name, value in _asked(design.workload)]
+    return Table("Method", ("", ""), tuple(rows), numbers=())
+
+
+def _imported(imported: Imported, blocks: int) -> Table:
+    """All that is known of how another tool measured."""
+    rows = [
+        ("measured by", f"{imported.tool} {imported.version}".strip()),
+        ("measured at", ", ".join(filter(None, imported.measured)) or NOT_RECORDED),
+        ("blocks", f"{blocks}, a file each"),
+        *((f"workload: {name}", value) for name, value in imported.asked.items()),
+    ]
     return Table("Method", ("", ""), tuple(rows), numbers=())
 
 
@@ -241,17 +255,20 @@ def environment_of(run: Run) -> Table:
     machine, code = manifest.machine, manifest.code
     rows = [
         ("run", manifest.run),
-        ("measured at", manifest.created),
-        (
-            "machine",
-            f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, kernel {machine.kernel}",
-        ),
-        ("GPUs", ", ".join(machine.gpus) or "none"),
-        ("commit", (code.commit or "unknown") + (" with changes on top" if code.dirty else "")),
+        ("measured at" if manifest.imported is None else "imported at", manifest.created),
     ]
+    if manifest.imported is None:
+        rows += [
+            (
+                "machine",
+                f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, kernel {machine.kernel}",
+            ),
+            ("GPUs", ", ".join(machine.gpus) or "none"),
+            ("commit", (code.commit or "unknown") + (" with changes on top" if code.dirty else "")),
+        ]
     for what, facts in (
         ("device", [each.device for each in described]),
-        ("model", [{name: each.model[name] for name in MODEL if name in each.model} for each in described]),
+        ("model", [{name: each.model[name] for name in MODEL if each.model.get(name)} for each in described]),
         ("version", [manifest.versions]),
     ):
         names = dict.fromkeys(name for each in facts for name in each)

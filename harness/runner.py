@@ -25,7 +25,7 @@ import pandas as pd
 
 from engines import api
 from harness import messages, metrics, readings, records, store
-from harness.design import Arm, Design, orders, round_seed
+from harness.design import Arm, Design, orders, round_seed, workload_order
 from harness.session import Booted, Session
 from harness.store import Manifest
 from harness.workload import Planned, Workload, plan, skipped
@@ -72,45 +72,60 @@ def run(folder: Path, manifest: Manifest, observe: Observer, enough: Enough) -> 
     can't be served), RunFailed (a process failed or died) or KeyboardInterrupt; in each case every finished
     block is on disk and no process is left.
     """
-    design = manifest.design
-    finished = set(store.finished_blocks(folder))
-    missing = [block for block in range(design.blocks) if block not in finished]
+    (manifest,), done = run_together({folder: manifest}, observe, enough)
+    return manifest, done
+
+
+def run_together(
+    runs: Mapping[Path, Manifest], observe: Observer, enough: Enough = lambda done: False
+) -> tuple[list[Manifest], int]:
+    """The same for runs that differ in their workload alone, and share their boots: in each round every
+    workload has its turn. Each run keeps its own folder, as if it had been alone."""
+    folders, manifests = list(runs), list(runs.values())
+    design = manifests[0].design
+    kept = [set(store.finished_blocks(folder)) for folder in folders]
+    missing = [block for block in range(design.blocks) if not all(block in blocks for blocks in kept)]
     with ExitStack() as stack:
         session: Session | None = None
         for block in range(design.blocks):
-            if block not in finished:
+            if block in missing:
                 if session is None:
                     worktrees = stack.enter_context(checked_out(design.arms))
                     session = stack.enter_context(Session(worktrees))
-                    manifest = _discarded(session, folder, manifest, len(missing), observe)
+                    manifests = _discarded(session, folders, manifests, len(missing), observe)
                 began = time.monotonic()
                 observe(BlockBegun(block, sum(each >= block for each in missing)))
-                booted = session.boot(in_order(design.arms_with_plant(manifest.plant_ns), design, block))
-                tables = _block(session, design, block, booted, observe)
+                booted = session.boot(in_order(design.arms_with_plant(manifests[0].plant_ns), design, block))
+                measured = _block(session, [each.design for each in manifests], block, booted, observe)
                 session.shut(list(booted.values()))
-                store.write_block(folder, block, tables)
+                for folder, blocks, tables in zip(folders, kept, measured, strict=True):
+                    if block not in blocks:  # killed between two writes, some have it
+                        store.write_block(folder, block, tables)
                 observe(BlockDone(block, time.monotonic() - began))
             if enough(block + 1):
-                return manifest, block + 1
-    return manifest, design.blocks
+                return manifests, block + 1
+    return manifests, design.blocks
 
 
-def _discarded(session: Session, folder: Path, manifest: Manifest, left: int, observe: Observer) -> Manifest:
-    """The first boots, whose times are thrown away; the manifest with what they said of themselves, and with
+def _discarded(
+    session: Session, folders: Sequence[Path], manifests: Sequence[Manifest], left: int, observe: Observer
+) -> list[Manifest]:
+    """The first boots, whose times are thrown away; the manifests with what they said of themselves, and with
     the size of a delay that is to be planted."""
-    design = manifest.design
+    design = manifests[0].design
     began = time.monotonic()
     observe(BlockBegun(-1, left))
     booted = session.boot(in_order(design.arms_with_plant(None), design, -1))
-    manifest = described(manifest, booted)
-    tables = _block(session, design, -1, booted, observe)
-    if design.plant is not None and manifest.plant_ns is None:
-        size = planted_ns(design.plant, design.arms[0].name, tables["steps"])
-        manifest = msgspec.structs.replace(manifest, plant_ns=size)
-    store.write_manifest(folder, manifest)
+    manifests = [described(each, booted) for each in manifests]
+    measured = _block(session, [each.design for each in manifests], -1, booted, observe)
+    if design.plant is not None and manifests[0].plant_ns is None:
+        size = planted_ns(design.plant, design.arms[0].name, measured[0]["steps"])
+        manifests = [msgspec.structs.replace(each, plant_ns=size) for each in manifests]
+    for folder, manifest in zip(folders, manifests, strict=True):
+        store.write_manifest(folder, manifest)
     session.shut(list(booted.values()))
     observe(BlockDone(-1, time.monotonic() - began))
-    return manifest
+    return manifests
 
 
 def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:
@@ -145,26 +160,39 @@ def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
 
 
 def _block(
-    session: Session, design: Design, block: int, booted: Mapping[str, Booted], observe: Observer
-) -> dict[str, pd.DataFrame]:
-    """Every arm's rounds, in the order of this block; the block's tables."""
-    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in store.TABLES}
+    session: Session,
+    designs: Sequence[Design],
+    block: int,
+    booted: Mapping[str, Booted],
+    observe: Observer,
+) -> list[dict[str, pd.DataFrame]]:
+    """Every arm's rounds on the workload of each design, in the order of this block; the block's tables of
+    each."""
+    design = designs[0]
+    parts: list[dict[str, list[pd.DataFrame]]] = [{name: [] for name in store.TABLES} for _ in designs]
     if block == -1:
         for each in booted.values():  # what does not fit the model is said now, not after a warm-up that did
-            planned(design.workload, round_seed(design.seed, block, 0), each)
+            for one in designs:
+                planned(one.workload, round_seed(one.seed, block, 0), each)
     with ExitStack() as stack:
         gpus = {arm.name: _gpu(booted[arm.name], stack) for arm in design.arms}
         for index in rounds_of(design, block):
-            for position, arm in enumerate(arms_in_order(design, block, index)):
-                observe(RoundBegun(block, arm.name, index))
-                tables = _round(session, design, block, index, booted[arm.name], gpus[arm.name], observe)
-                tables["rounds"]["position"] = position
-                for name, table in tables.items():
-                    table.insert(0, "arm", arm.name)
-                    table.insert(1, "round", index)
-                    if index >= 0:
-                        parts[name].append(table)
-    return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items() if tables}
+            for number in workload_order(design.seed, block, index, len(designs)):
+                for position, arm in enumerate(arms_in_order(design, block, index)):
+                    observe(RoundBegun(block, arm.name, index))
+                    tables = _round(
+                        session, designs[number], block, index, booted[arm.name], gpus[arm.name], observe
+                    )
+                    tables["rounds"]["position"] = position
+                    for name, table in tables.items():
+                        table.insert(0, "arm", arm.name)
+                        table.insert(1, "round", index)
+                        if index >= 0:
+                            parts[number][name].append(table)
+    return [
+        {name: pd.concat(tables, ignore_index=True) for name, tables in each.items() if tables}
+        for each in parts
+    ]
 
 
 def arms_in_order(design: Design, block: int, index: int) -> list[Arm]:

@@ -32,12 +32,13 @@ from harness.worktrees import search_path
 
 # One compute thread per process: two OpenMP threads beside another busy process collapse 10-40x (FACTS 4).
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
 IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
 SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture that waits is no faster
 GIB = 1 << 30
 SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
-ROLES = {"device": "device process", "output": "output process"}
+ROLES = {"device": "device process", "output": "output process", "server": "server"}
 
 T = TypeVar("T")
 OnProgress = Callable[[messages.Progress], object]
@@ -72,11 +73,14 @@ class Booted:
 class Session:
     """Processes and sockets of one run. Use as a context manager.
 
-    `worktrees`: by the arm's name, the folder whose code it runs in place of what is installed.
+    `worktrees`: by the arm's name, the folder whose code it runs in place of what is installed. Without a
+    `generator` no load is put on the engines: what they say comes here (`submit`, `events`), and is not
+    timed.
     """
 
-    def __init__(self, worktrees: Mapping[str, Path] | None = None) -> None:
+    def __init__(self, worktrees: Mapping[str, Path] | None = None, generator: bool = True) -> None:
         self._worktrees = worktrees or {}
+        self._with_generator = generator
         self.load_ready: messages.LoadReady | None = None
         self._alive: list[Child] = []
         self._boots = 0
@@ -93,7 +97,11 @@ class Session:
         self._poller.register(self._from_load, zmq.POLLIN)
         self._to_load = self._context.socket(zmq.PUSH)
         try:
-            self._start_load()
+            if self._with_generator:
+                self._start_load()
+            else:
+                self._events = self._bound("events")
+                self._poller.register(self._events, zmq.POLLIN)
         except BaseException:
             self.close()
             raise
@@ -174,7 +182,10 @@ class Session:
         command = [arm.python or sys.executable, "-m", "engines.host", msgspec.json.encode(config).decode()]
         role = f"engine host of {arm.name}"
         worktree = self._worktrees.get(arm.name)
-        return self._start(role, command, environment(arm.env, worktree), stem), address
+        plain = (
+            "cmd" in arm.toggles
+        )  # a server is started as its command says, its threads are its own affair
+        return self._start(role, command, environment(arm.env, worktree, plain), stem), address
 
     def _check_origin(self, ready: api.Ready) -> None:
         """An engine found elsewhere than in its worktree is the same code in both arms: a lie of a result."""
@@ -243,6 +254,17 @@ class Session:
         booted.inbox.send(msgspec.msgpack.encode(api.Collect()))
         return self._host_says(api.Collected).record
 
+    # -- without a load generator --------------------------------------------------------------------------
+
+    def submit(self, booted: Booted, request: api.Request) -> None:
+        """Send a request, whose events come to `events`."""
+        booted.inbox.send(msgspec.msgpack.encode(api.Submit(request)))
+
+    def events(self) -> list[api.Event]:
+        """What an engine says next; with requests in flight. Raises RunFailed where it says nothing."""
+        self._wait(self._events, STALL_S)
+        return msgspec.msgpack.decode(self._events.recv(), type=list[api.Event])
+
     # -- waiting -------------------------------------------------------------------------------------------
 
     def _host_says(self, kind: type[T]) -> T:
@@ -266,12 +288,15 @@ class Session:
             if isinstance(message, kind):
                 return message
 
-    def _wait(self, wanted: zmq.Socket[bytes]) -> None:
-        """Block until `wanted` has a message. A death, or an engine that says Failed, raises."""
+    def _wait(self, wanted: zmq.Socket[bytes], seconds: float | None = None) -> None:
+        """Block until `wanted` has a message. A death, or an engine that says Failed, raises; so does silence
+        for so many seconds."""
         while True:
-            ready = dict(self._poller.poll())
+            ready = dict(self._poller.poll(None if seconds is None else int(seconds * 1e3)))
             if wanted in ready:
                 return
+            if not ready and seconds is not None:
+                raise RunFailed(f"no engine said anything for {seconds:g} s, with requests in flight")
             if self._from_hosts in ready:  # nothing is expected of a host now, so this is a failure
                 message = msgspec.msgpack.decode(self._from_hosts.recv(), type=api.FromHost)
                 if isinstance(message, api.Failed):
@@ -375,11 +400,14 @@ def check_interpreter(arm: Arm) -> None:
         raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {why}")
 
 
-def environment(extra: Mapping[str, str], worktree: Path | None = None) -> dict[str, str]:
+def environment(
+    extra: Mapping[str, str], worktree: Path | None = None, plain: bool = False
+) -> dict[str, str]:
     """What a process of the run starts with. From a checkout its folder is on the path, so that a foreign
     interpreter finds `engines` too; an installed one is left to the interpreter. A worktree comes in front of
-    everything, the current folder included, which may hold the same packages at another commit."""
-    values = {**os.environ, **ENVIRONMENT}
+    everything, the current folder included, which may hold the same packages at another commit. `plain`:
+    without ENVIRONMENT."""
+    values = {**os.environ, **({} if plain else ENVIRONMENT)}
     root = Path(engines.__file__).resolve().parent.parent
     if "site-packages" not in root.parts:
         rest = os.environ.get("PYTHONPATH")

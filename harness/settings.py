@@ -88,7 +88,7 @@ def make_arm(
     """One arm from its engine, options and toggles, with `changes` (a toggle, an engine option, `engine`,
     `python`, `env.NAME`) made to it."""
     spec = api.pick(changes.get("engine", engine), engines, "engine")
-    by_name: dict[str, str] = {toggle.name: "toggle" for toggle in spec.toggles}
+    by_name: dict[str, str] = {each.name: "toggle" for each in (*spec.toggles, *spec.settings)}
     fields = msgspec.structs.fields(api.EngineOptions)
     options_by_name = {field.name: field for field in fields if field.name not in PLANTED}
     by_name = {**dict.fromkeys(options_by_name, "option"), "python": "python", "engine": "engine", **by_name}
@@ -96,6 +96,8 @@ def make_arm(
     env: dict[str, str] = {}
     for key, value in changes.items():
         if key.startswith("env."):
+            if key.endswith("API_KEY"):
+                raise api.BadSetting(f"{key} would be stored with the run: export it instead")
             env[key.removeprefix("env.")] = value
             continue
         kind = api.pick(key, {each: (each, by_name[each]) for each in by_name}, "setting")[1]
@@ -103,14 +105,30 @@ def make_arm(
             new_toggles[key] = value
         elif kind == "option":
             new_options[key] = parse_typed(key, value, options_by_name[key].type)
+    full = spec.check(new_toggles)
+    if spec.setting("url") is not None:
+        _check_server(name, full)
     return Arm(
         name=name,
         engine=spec.name,
-        options=make_options(new_options),
-        toggles=spec.check(new_toggles),
+        options=make_options({**spec.defaults, **new_options}),
+        toggles=full,
         python=changes.get("python"),
         env=env,
     )
+
+
+def _check_server(arm: str, settings: Mapping[str, str]) -> None:
+    """An engine that is the client of a server knows where that is, by one way."""
+    url, command = settings.get("url"), settings.get("cmd")
+    if url and command:
+        raise api.BadSetting(f"{arm}: cmd and url exclude each other: a server is started, or is there")
+    if command and "{port}" not in command:
+        raise api.BadSetting(f"{arm}: cmd needs {{port}} where the server's port goes: '... --port {{port}}'")
+    if not url and not command:
+        raise api.BadSetting(
+            f"{arm}: which server? --{arm} url=http://HOST:PORT, or --{arm} cmd='COMMAND --port {{port}}'"
+        )
 
 
 def make_options(values: Mapping[str, Any]) -> api.EngineOptions:
@@ -296,7 +314,10 @@ def complete(
     and the rules that were asked for."""
     device = arms[0].options.device
     scale = guess_device() if device == "auto" else device
-    workload = make_workload(workload_values(SCALED[scale], of_variant, asked.workload))
+    defaults = dict(SCALED[scale])
+    if any(engines[arm.engine].asks_text for arm in arms) and asked.workload.get("arrival") != "trace":
+        defaults["pretok"] = False
+    workload = make_workload(workload_values(defaults, of_variant, asked.workload))
     if workload.temperature > 0:  # the engine must know before it captures its programs
         arms = tuple(
             msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, sampling=True))
@@ -308,7 +329,13 @@ def complete(
         factorial=factorial,
         workload=workload,
         against_itself=asked.against_itself,
-        **{"rounds": ROUNDS[scale], **asked.design, **stopping(asked), **planting(asked, engines, arms)},
+        **{
+            "rounds": ROUNDS[scale],
+            **({"blocks": 1} if any(arm.stays for arm in arms) else {}),
+            **asked.design,
+            **stopping(asked),
+            **planting(asked, engines, arms),
+        },
     )
     if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
         raise api.BadSetting("tokenize_workers means something only with --no-pretok: ids need no tokenizing")

@@ -40,21 +40,37 @@ COLUMNS = {  # without which a table can't be what the runner wrote
 }  # fmt: skip
 Read = TypeVar("Read")
 PARTIAL = ".partial"
+NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 PROFILE = "profile"  # what a profile's folder says it is, in PROFILE_FILE
 PROFILE_FILE = "profile.json"
 SWEEP_FILE = "sweep.json"  # what makes a folder of runs a sweep; see sweep.py
+EVALUATION = "eval"
+EVALUATION_FILE = "evaluation.json"
 
 
 class StoreError(api.BadSetting):
     """A results folder can't be written, read or resumed; one line says which file and why."""
 
 
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run comes from that another tool measured: `bench import`."""
+
+    tool: str  # "vllm bench serve"
+    version: str  # "" where its files do not say
+    measured: list[str]  # when, for each block, as the file says it; "" where it does not
+    asked: dict[str, str]  # the workload, in the tool's own words
+    lacks: list[str]  # what its files do not say
+    differs: list[str]  # what was converted although its definition is not quite ours
+    fresh_boots: bool  # whoever imported it said that each file is of a server started anew
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a run was meant to be and where it ran, written before its first block.
 
     `after_first` is the order drawn for each block: whether the second arm came before the first. Of more
-    than two arms, `orders` has the whole order, by number. `descriptions` (by arm) is what the engines said
-    of themselves once started, added after the discarded boot.
+    than two arms, `orders` has the whole order, by number; without it, all were turned round or none.
+    `descriptions` (by arm) is what the engines said of themselves once started, added after the discarded
+    boot.
     """
 
     schema_version: int
@@ -69,6 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str] = {}  # of the workload: a digest of each, by its path
     descriptions: dict[str, api.Description] = {}
     plant_ns: int | None = None  # the planted delay, sized in the discarded block
+    imported: Imported | None = None  # None: this program measured it
 
     @property
     def promises_outputs(self) -> bool:
@@ -82,7 +99,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         arms = {arm.name: arm for arm in self.design.arms}
         names = list(arms)
         first, second = names.index(before), names.index(after)
-        drawn = self.orders or [[1, 0] if turned else [0, 1] for turned in self.after_first]
+        given = range(len(names))
+        drawn = self.orders or [[*given[::-1]] if turned else [*given] for turned in self.after_first]
         return msgspec.structs.replace(
             self,
             design=msgspec.structs.replace(self.design, arms=(arms[before], arms[after])),
@@ -107,6 +125,16 @@ def create_sweep(results: Path, name: str, now: datetime) -> Path:
     return _create(results, f"sweep-{name}", now, "")
 
 
+def create_experiment(results: Path, name: str, now: datetime) -> Path:
+    """A new, empty folder of an experiment, which gets a run folder for each workload. Raises StoreError."""
+    return _create(results, f"experiment-{name}", now, "")
+
+
+def create_evaluation(results: Path, name: str, now: datetime) -> Path:
+    """A new, empty folder of an evaluation. Raises StoreError."""
+    return _create(results, f"{EVALUATION}-{name}", now, "")
+
+
 def _create(results: Path, name: str, now: datetime, inside: str) -> Path:
     run = f"{now:%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
     folder = results / run
@@ -121,8 +149,13 @@ def discard_if_empty(folder: Path) -> bool:
     """Remove a run folder that holds no finished block; whether it did so."""
     if finished_blocks(folder):
         return False
-    shutil.rmtree(folder, ignore_errors=True)
+    discard(folder)
     return True
+
+
+def discard(folder: Path) -> None:
+    """Remove a run folder, whatever it holds."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -149,10 +182,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"{folder} is a profile, no run: times taken while profiling are not measurements")
     if (folder / SWEEP_FILE).exists():
         raise StoreError(f"{folder} is a sweep: each folder in it is a run; bench sweep {folder} shows all")
+    if (folder / EVALUATION_FILE).exists():
+        raise StoreError(f"{folder} is an evaluation, no run: nothing in it was timed")
     manifest = read_json(path, Manifest, "run folder")
     design = manifest.design
-    drawn = (manifest.after_first, *([manifest.orders] if len(design.arms) > 2 else []))
-    if not design.arms or any(len(each) != design.blocks for each in drawn):
+    drawn = {len(manifest.after_first), len(manifest.orders) or design.blocks}
+    if not design.arms or drawn != {design.blocks}:
         raise StoreError(f"{path} was edited: its parts do not fit each other")
     return manifest
 
@@ -185,6 +220,14 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write or replace a file and its folder, whole or not at all. Raises StoreError."""
     _make_folder(path)
     _write(path, content)
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a parquet file. Raises StoreError."""
+    try:
+        table.to_parquet(path, index=False)
+    except OSError as error:
+        raise StoreError(f"can't write {path}: {_why(error)}") from error
 
 
 def append_text(path: Path, text: str) -> None:
@@ -249,7 +292,7 @@ def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) ->
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         for name, table in tables.items():
-            if len(table):
+            if len(table) or name in NEEDED:
                 table.to_parquet(partial / f"{name}.parquet", index=False)
         os.rename(partial, whole)
     except OSError as error:

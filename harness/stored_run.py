@@ -50,13 +50,14 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "tokenized_ns": Column("int64", "ns", "the engine had its tokens"),
         "admitted_ns": Column("int64", "ns", "it was scheduled for its first prefill"),
         "chunk_ns": Column("list", "ns", "arrival of each chunk at the client"),
-        "chunk_tokens": Column("list", "tokens", "in each chunk"),
+        "chunk_tokens": Column("list", "tokens", "in each chunk; -1 where a server does not say"),
+        "chunk_lag_ns": Column("list", "ns", "from a chunk's arrival to its reading; -1 where not known"),
         "token_ns": Column("list", "ns", "when the engine had each token"),
         "finished_ns": Column("int64", "ns", "arrival of the end at the client"),
         "reason": Column("text", "", '"length", "stop", ...; "" for a request that failed'),
         "prompt_tokens": Column("int64", "tokens", "by the engine's count"),
         "completion_tokens": Column("int64", "tokens", "by the engine's count"),
-        "digest": Column("text", "", "of the output's token ids: equal where the outputs are"),
+        "digest": Column("text", "", "of the output's token ids, or its text: equal where the outputs are"),
         "error": Column("text", "", '"" for a request that was served'),
         **{
             f"{name}_ms": Column("float64", "ms", f"{what}; NaN where it failed or one end did not happen")
@@ -117,6 +118,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "memory.": Column("float64", "bytes", "peak, by kind of memory"),
         "counter.": Column("float64", "", "a mechanism counter: how often, or ns or bytes by its name"),
         "skipped.": Column("float64", "", "records of the workload's data that were passed over"),
+        "told.": Column(
+            "float64",
+            "",
+            "of an imported run: a metric as its file has it; NaN: not to be made from requests",
+        ),
         "gpu_": Column("float64", "", "NVML: clocks (mhz), temperature (c), power (w), throttling, others"),
     },
     "work": {

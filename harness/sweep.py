@@ -125,8 +125,8 @@ def kinds() -> dict[str, str]:
     """What can be swept besides toggles: where each setting belongs."""
     options = (field.name for field in msgspec.structs.fields(api.EngineOptions))
     return {
-        "variant": "asked",
-        "engine": "asked",
+        "variant": "variant",
+        "engine": "engine",
         **dict.fromkeys((field.name for field in msgspec.structs.fields(Workload)), "workload"),
         **dict.fromkeys((name for name in options if name not in PLANTED), "both"),
         "python": "both",
@@ -137,8 +137,10 @@ def asked_at(asked: Asked, at: Mapping[str, str]) -> Asked:
     """What was asked, with the settings of a point."""
     for name, value in at.items():
         match kinds().get(name, "both"):
-            case "asked":
-                asked = replace(asked, **{name: value})
+            case "variant":
+                asked = replace(asked, variant=value)
+            case "engine":
+                asked = replace(asked, engine=value)
             case "workload":
                 fields = {field.name: field.type for field in msgspec.structs.fields(Workload)}
                 asked = replace(

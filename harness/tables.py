@@ -24,10 +24,13 @@ DESCRIPTIVE = (
     "tpot_ms_p99",
     "itl_token_ms_p50",
     "itl_token_ms_p99",
+    "itl_chunk_ms_p50",
+    "itl_chunk_ms_p99",
     "latency_ms_p50",
     "throughput_tok_s",
     "goodput_req_s",
     "submit_lag_ms_p99",
+    "client_lag_ms_p99",
     "queue_wait_ms_p50",
     "step_ms_matched",
 )
@@ -72,7 +75,8 @@ def conclusion(result: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
         return f"{comparison['variant']}: {name} is {number(row['before'])} {row['unit']} {where}."
     change = f"{comparison['variant']}: {name} changed by {difference(row)}"
     if row["ci_low"] is None:
-        decided = f"{change} {where}; one block gives no verdict."
+        alone = f": {row['verdict']}." if row["verdict"] else "; one block gives no verdict."
+        decided = f"{change} {where}{alone}"
     else:
         decided = f"{change} {interval(row)} {where}: {_decision(row, comparison['margin'])}."
     outputs = comparison["outputs"]
@@ -113,7 +117,7 @@ def remarks(comparison: Mapping[str, Any]) -> Iterator[str]:
 
 def planted(comparison: Mapping[str, Any]) -> str | None:
     """What became of a planted delay; None where none was."""
-    place, size = comparison["after"]["options"]["plant_at"], plants.achieved(comparison)
+    place, size = comparison["after"]["options"].get("plant_at"), plants.achieved(comparison)
     if place is None:
         return None
     if size is None:
@@ -140,6 +144,7 @@ def stopped(result: Mapping[str, Any]) -> str:
 def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
     """The tables of a comparison, in the order in which they are read."""
     yield metric_table(comparison)
+    yield from _failures_table(comparison)
     if comparison["after"] is not None:
         outputs = comparison["outputs"]
         yield Table(
@@ -157,6 +162,24 @@ def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
     predicted = comparison.get("prediction")
     note = "" if predicted is None else prediction_line(predicted)
     yield from _sides_table("Limit", limit, alone=comparison["after"] is None, note=note)
+
+
+CAUSES = 3  # of failed requests, in the table
+
+
+def _failures_table(comparison: Mapping[str, Any]) -> Iterator[Table]:
+    """Requests that failed, by arm, with their first causes; nothing where none did."""
+    found = comparison.get("failures", {})  # an older summary has none
+    if not any(side["failed"] for side in found.values()):
+        return
+    rows = []
+    for arm, side in found.items():
+        causes = list(side["causes"].items())
+        said = [f"{count} × {' '.join(cause.split())}" for cause, count in causes[:CAUSES]]
+        said += [f"and {len(causes) - CAUSES} other causes"] if len(causes) > CAUSES else []
+        rows.append((arm, str(side["failed"]), str(side["requests"]), "; ".join(said)))
+    note = "A request that failed is in no other metric; none was sent twice."
+    yield Table("Failed requests", ("", "failed", "of", "first causes"), tuple(rows), note, ("failed", "of"))
 
 
 def prediction_line(predicted: Mapping[str, Any]) -> str:
@@ -224,7 +247,10 @@ def chosen(comparison: Mapping[str, Any]) -> list[str]:
     metrics = comparison["metrics"]
     judged = [name for name, row in metrics.items() if row["verdict"] is not None]
     phases = [name for name, row in metrics.items() if name.startswith("phase_") and _clear(row)]
-    return list(dict.fromkeys([comparison["primary"], *judged, *DESCRIPTIVE, *phases]))
+    chosen = [
+        each for each in DESCRIPTIVE if not (each.startswith("itl_chunk") and "itl_token_ms_p50" in metrics)
+    ]
+    return list(dict.fromkeys([comparison["primary"], *judged, *chosen, *phases]))
 
 
 def _clear(row: Mapping[str, Any]) -> bool:

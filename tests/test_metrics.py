@@ -382,6 +382,39 @@ def test_copies_are_summed_by_direction() -> None:
     assert records.copy_ns(api.RoundRecord()) == {"h2d": 0, "d2h": 0}
 
 
+def test_the_stamps_of_an_engine_that_is_a_client_stand_in_place_of_the_load_generators() -> None:
+    order = RunRound(
+        round_id=1, target="", plan=[Planned(4, 0, "Hello", 3, False)], concurrency=1, interval_ns=0
+    )
+    round_ = load_generator.Round(order, started_ns=50)
+    round_.sent(50, 51, 52)
+    chunks = [
+        api.Chunk(4, [], "a", [], tokens=1, arrived_ns=80, lag_ns=2),
+        api.Chunk(4, [], "bc", [], tokens=-1, arrived_ns=90, lag_ns=-1),
+    ]
+    end = api.Finish(4, "length", -1, 3, 55, -1, -1, sent_ns=60, submitted_ns=61, arrived_ns=95)
+    round_.arrived(200, [*chunks, end])
+    (served,) = records.requests_frame(load_generator.done(round_)).to_dict("records")
+    assert [served[f"{name}_ns"] for name in ("sent", "submitted", "finished")] == [60, 61, 95]
+    assert served["chunk_ns"].tolist() == [80, 90]
+    assert served["chunk_tokens"].tolist() == [1, -1]
+    assert served["chunk_lag_ns"].tolist() == [2, -1]
+    assert served["digest"] == load_generator.text_digest(["ab", "c"])
+    assert list(round_.free_since) == [95]  # its place was free when the end arrived, not when that was told
+
+
+def test_client_lag_is_of_the_chunks_whose_arrival_is_known() -> None:
+    lags = {"chunk_lag_ns": [1, 3, -1]}
+    assert measured(request(**lags))["client_lag_ms_mean"] == 2.0
+    assert math.isnan(measured(request())["client_lag_ms_mean"])
+
+
+def test_a_server_that_counts_no_prompt_has_no_total_throughput() -> None:
+    found = measured(request(prompt_tokens=-1))
+    assert math.isnan(found["throughput_total_tok_s"])
+    assert found["throughput_tok_s"] == 25.0
+
+
 def test_requests_frame_is_what_the_round_saw() -> None:
     planned = [Planned(id, 0, "Hello", 3, False) for id in (4, 9)]
     order = RunRound(round_id=1, target="", plan=planned, concurrency=None, interval_ns=0)
@@ -412,6 +445,7 @@ def test_requests_frame_is_what_the_round_saw() -> None:
         "error": "",
     }
     assert served["chunk_ns"].tolist() == [60, 70]
+    assert served["chunk_lag_ns"].tolist() == [-1, -1]
     assert served["chunk_tokens"].tolist() == [1, 2]
     assert served["token_ns"].tolist() == [58, 65, 68]
     assert (failed["error"], failed["reason"], failed["finished_ns"]) == ("too long", "", 60)

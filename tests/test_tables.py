@@ -25,7 +25,7 @@ from harness.workload import Workload
 TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
 COMPARISON = {
     "variant", "before", "after", "blocks", "confidence", "margin", "primary", "metrics", "outputs",
-    "mechanism", "limit", "prediction", "warnings",
+    "failures", "mechanism", "limit", "prediction", "warnings",
 }  # fmt: skip
 METRIC = {
     "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
@@ -305,7 +305,7 @@ def warnings(found: dict[str, Any]) -> str:
 
 def test_warnings_that_apply_are_given() -> None:
     assert "emulated device" in warnings(result())
-    assert "client lag: requests were sent up to 3.00 ms late" in warnings(result(lag_ms=3.0))
+    assert "late sends (submit lag): requests were sent up to 3.00 ms late" in warnings(result(lag_ms=3.0))
     assert "too few blocks: 3" in warnings(result(plan=manifest(blocks=3)))
     assert "one block" in warnings(result(plan=manifest(blocks=1)))
     assert "blocks would detect a change of 1%" in warnings(result(1.0, noise=0.05))
@@ -317,8 +317,50 @@ def test_warnings_that_apply_are_given() -> None:
     noisy = warnings(comparison.result(manifest(), stolen))
     assert "up to 20.0% of the CPU time was taken by other virtual machines" in noisy
     assert "processes that are not the run's used up to 20.0%" in noisy
-    for word in ("client lag", "too few", "not steady", "noise", "drift", "undecided"):
+    for word in ("late sends", "too few", "not steady", "noise", "drift", "undecided"):
         assert word not in quiet
+
+
+def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
+    lagging = blocks(1.0)  # its gaps are of 4 ms
+    for each, lag in ((lagging, 3 * MS), (punctual := blocks(1.0), MS)):
+        for one in each:
+            requests = one.tables["requests"]
+            requests["chunk_lag_ns"] = [np.full(5, lag)] * len(requests)
+    assert "late reads (client lag): bytes lay unread for up to 3.00 ms (p99)" in warnings(
+        comparison.result(manifest(), lagging)
+    )
+    assert "late reads" not in warnings(comparison.result(manifest(), punctual))
+    lagging[0].tables["rounds"]["counter.clock_moved_us"] = 2000
+    assert "the time of day was set by 2 ms" in warnings(comparison.result(manifest(), lagging))
+
+
+def test_failed_requests_are_shown_with_their_first_causes() -> None:
+    assert "Failed requests" not in tables.to_markdown(result())
+    failing = blocks(1.0)
+    after = failing[2].tables["requests"]
+    mine = after.index[after["arm"] == "after"]
+    for index, cause in zip(mine, ("HTTP 500", "timed out", "HTTP 500", "cut", "refused"), strict=False):
+        after.loc[index, "error"] = cause
+    found = comparison.result(manifest(), failing)
+    asked = 6 * REQUESTS
+    assert found["comparisons"][0]["failures"]["before"] == {"failed": 0, "requests": asked, "causes": {}}
+    shown = tables.to_markdown(found)
+    assert f"| after | 5 | {asked} | 2 × HTTP 500; 1 × timed out; 1 × cut; and 1 other causes |" in shown
+    assert f"| before | 0 | {asked} |  |" in shown
+
+
+def test_a_server_at_a_url_is_one_boot_and_undecided() -> None:
+    arms = tuple(
+        Arm(name=name, engine="e", options=api.EngineOptions(), toggles={"url": name})
+        for name in ("before", "after")
+    )
+    plan = manifest(blocks=1)
+    plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=arms))
+    found = result(plan=plan)
+    row = found["comparisons"][0]["metrics"]["tpot_ms_p50"]
+    assert row["verdict"] == "undecided: one boot per side"
+    assert "undecided: one boot per side." in tables.conclusion(found, found["comparisons"][0])
 
 
 def test_a_position_effect_weakens() -> None:

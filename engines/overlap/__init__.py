@@ -36,4 +36,5 @@ SPEC = EngineSpec(
     ),
     build="engines.overlap.engine:build",
     plants=("device", "host"),
+    scores=True,
 )

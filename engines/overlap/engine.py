@@ -17,7 +17,7 @@ from engines.devices.base import Buffer, Device, ModuleSpec
 from engines.overlap import SPEC
 from engines.overlap.forward import Forward
 from engines.overlap.kv_cache import BlockPool
-from engines.overlap.layout import FAMILIES, ITEM_BYTES, lay_out_all, program_name
+from engines.overlap.layout import ITEM_BYTES, families, lay_out_all, program_name
 from engines.overlap.loop import LOOPS, Run
 from engines.overlap.output import OutputProcessor
 from engines.overlap.plant import Plant
@@ -59,6 +59,10 @@ class OverlapEngine(api.Engine):
 
     def start(self, events: api.EventSink) -> api.Description:
         options, toggles = self.options, self.toggles
+        if options.scoring and options.sampling:
+            raise api.BadSetting(
+                "scoring and sampling exclude each other: a step is of one family of programs"
+            )
         self._events = events
         device = self._device or open_device(options.device, staging=options.staging, chaos=options.chaos)
         self._device = device
@@ -107,6 +111,7 @@ class OverlapEngine(api.Engine):
                 ),
                 options.prefix_cache,
                 options.sampling,
+                options.scoring,
             ),
             h2d=host_to_device,
             d2h=device_to_host,
@@ -153,7 +158,7 @@ class OverlapEngine(api.Engine):
 
     def _families(self) -> list[str]:
         """How tokens are chosen in this engine's programs."""
-        return list(FAMILIES) if self.options.sampling else ["greedy"]
+        return families(self.options.sampling, self.options.scoring)
 
     @property
     def _persistent_tables(self) -> bool:
@@ -208,6 +213,7 @@ class OverlapEngine(api.Engine):
                 "kv_bytes_per_token": facts["kv_bytes_per_token"],
                 "context": min(self.options.max_context, facts["context"]),
                 "tokenizer": str(tokenizer_file(self.options.model)),
+                **({"eos": facts["eos"][0]} if facts["eos"] else {}),
             },
             toggles=self.toggles,
             deterministic=self.options.dtype == "float32",
@@ -263,7 +269,7 @@ class OverlapEngine(api.Engine):
             return f"the prompt has ids beyond the model's vocabulary, 0 to {self._vocabulary - 1}"
         if "" in active.request.stop:
             return "a stop string is empty"
-        reason = self._why_not_sampled(active.request)
+        reason = self._why_not_sampled(active.request) or self._why_not_scored(active.request)
         if reason is not None:
             return reason
         assert self._run is not None
@@ -285,6 +291,18 @@ class OverlapEngine(api.Engine):
             return f"seed {request.seed} does not fit into 64 bits"
         if request.temperature > 0 and not self.options.sampling:
             return "a temperature needs an engine started with sampling=on"
+        return None
+
+    def _why_not_scored(self, request: api.Request) -> str | None:
+        forced = request.forced
+        if not forced:
+            return None
+        if not self.options.scoring:
+            return "forced tokens need an engine started with scoring=on"
+        if len(forced) != request.max_new_tokens:
+            return f"max_new_tokens is {request.max_new_tokens}, and {len(forced)} tokens are forced"
+        if max(forced) >= self._vocabulary or min(forced) < 0:
+            return f"forced tokens have ids beyond the model's vocabulary, 0 to {self._vocabulary - 1}"
         return None
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
@@ -347,6 +365,16 @@ class OverlapEngine(api.Engine):
             hosts=[self._tracer.end_profile(), *self._run.output.take_ranges()],
             streams={"program": "forward", "h2d": "forward", "d2h": self._run.d2h.stream.name},
         )
+
+    def gauges(self) -> dict[str, int]:
+        assert self._run is not None
+        scheduler = self._run.scheduler
+        return {
+            "requests_running": len(scheduler.running),
+            "requests_waiting": len(scheduler.waiting),
+            "kv_blocks_used": scheduler.pool.capacity - scheduler.pool.free,
+            "kv_blocks_free": scheduler.pool.free,
+        }
 
     def stop(self) -> None:
         if self._tokenizing is not None:

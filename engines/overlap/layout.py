@@ -6,8 +6,8 @@ how far each request reaches back (context_lens), where its future token is kept
 its past lies (block_tables, if it has one; not in a decode step where tables=dirty-rows has the device keep
 them). The first four are the arrays of roseinfer's CUDA-graph path.
 
-How tokens are chosen makes three families of each program, so that no step is told or does more than it
-needs: all greedy, some sampled, some sampled behind a filter, which takes a sort.
+How tokens are chosen makes families of each program, so that no step is told or does more than it needs: all
+greedy, some sampled, some sampled behind a filter, which takes a sort; and some forced and scored.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ DTYPES = {
     "input_ids": "int64",  # [tokens]; -1 - slot stands for the token that `slot` is about to get
     "position_ids": "int64",  # [tokens]
     "seeds": "int64",  # [batch]
+    "targets": "int64",  # [batch]: the token that is forced and scored; NO_TARGET: the most likely one
     "slot_mapping": "int32",  # [tokens]: block * block_size + place in the block
     "context_lens": "int32",  # [batch]: tokens of the request so far, this step's included
     "request_slots": "int32",  # [batch]
@@ -33,7 +34,9 @@ FAMILIES = {
     "greedy": (),
     "sampled": ("seeds", "temperatures"),
     "filtered": ("seeds", "temperatures", "top_ks", "top_ps"),
+    "scored": ("targets",),
 }
+NO_TARGET = -1
 
 DUMMY_SLOT = 0  # block 0 belongs to nobody: padding puts its keys and values there
 
@@ -50,6 +53,11 @@ class Array:
     @property
     def nbytes(self) -> int:
         return self.count * ITEM_BYTES[self.dtype]
+
+
+def families(sampling: bool, scoring: bool) -> list[str]:
+    """Those that an engine needs which was started for this."""
+    return ["greedy", *(["sampled", "filtered"] if sampling else []), *(["scored"] if scoring else [])]
 
 
 def program_name(kind: str, family: str) -> str:

@@ -185,6 +185,7 @@ def finish(active: Active) -> Finish:
         accepted_ns=active.accepted_ns,
         tokenized_ns=active.tokenized_ns,
         admitted_ns=active.admitted_ns,
+        scores=active.scores,
     )
 
 

@@ -24,6 +24,7 @@ from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nby
 from engines.overlap.plant import PROGRAM, delay_program
 from engines.overlap.presets import load_model
 from engines.overlap.sampler import sample, sample_greedy
+from engines.overlap.scoring import score
 
 ATTENTION = "overlap-paged"
 # How far apart logits may be for their size: another order of summation, in each layer.
@@ -308,11 +309,14 @@ class OverlapModule:
         logits = self.root.get_output_embeddings()(hidden)
         sampled = self.sampled_ids[:batch]
         told = {name: arrays[name][:batch] for name in FAMILIES[family]}
-        if told:
+        chosen = sampled
+        if family == "scored":
+            chosen = score(logits, out=sampled, **told)
+        elif told:
             sample(logits, out=sampled, positions=arrays["context_lens"][:batch], **told)
         else:
             sample_greedy(logits, out=sampled)
-        self.future.index_copy_(0, arrays["request_slots"][:batch].to(torch.int64), sampled)
+        self.future.index_copy_(0, arrays["request_slots"][:batch].to(torch.int64), chosen)
 
 
 def _as_list(ids: int | list[int] | None) -> list[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engines.api import Request
+from engines.api import Request, Score
+from engines.overlap.layout import NO_TARGET
 
 NO_SLOT = -1
 
@@ -25,6 +26,7 @@ class Active:
     slot: int = NO_SLOT  # its place in the future map and in the table of block tables
     blocks: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)  # output ids that are on the host
+    scores: list[Score] = field(default_factory=list)  # of its forced tokens, as far as they are on the host
     context: int = field(init=False)
     limit: int = field(init=False)
     in_flight: int = 0  # launched steps whose result is not on the host yet
@@ -36,6 +38,12 @@ class Active:
     def __post_init__(self) -> None:
         self.context = len(self.prompt)
         self.limit = len(self.prompt) + self.request.max_new_tokens
+
+    @property
+    def target(self) -> int:
+        """The token that the next step is forced to give, or NO_TARGET."""
+        forced = self.request.forced
+        return forced[self.context - len(self.prompt)] if forced else NO_TARGET
 
     @property
     def longest(self) -> int:

@@ -22,8 +22,9 @@ from time import perf_counter_ns
 import numpy as np
 
 from engines.overlap.kv_cache import NO_KEY, BlockPool, block_key
-from engines.overlap.layout import DUMMY_SLOT, FAMILIES, program_name
+from engines.overlap.layout import DUMMY_SLOT, FAMILIES, NO_TARGET, program_name
 from engines.overlap.request import NO_SLOT, Active
+from engines.overlap.scoring import scores
 from engines.overlap.toggles.tables import Tables
 
 Values = Sequence[int] | Sequence[float] | np.ndarray
@@ -84,12 +85,14 @@ class Scheduler:
         tables: Tables,
         prefix_cache: bool = False,
         sampling: bool = False,
+        scoring: bool = False,
     ) -> None:
         self.pool = pool
         self.limits = limits
         self.tables = tables
         self.prefix_cache = prefix_cache
         self.sampling = sampling  # whether a request may ask for a temperature
+        self.scoring = scoring  # whether a request may bring forced tokens
         self.waiting: deque[Active] = deque()
         self._live: dict[int, Active] = {}  # by request id; the latest one of an id that comes again
         self.running: list[Active] = []  # in the order of arrival: admitted and put back in that order
@@ -111,6 +114,8 @@ class Scheduler:
         if batch is not None:
             if self.sampling:
                 batch = with_sampling(batch)
+            if self.scoring:
+                batch = with_targets(batch)
             self._steps_in_flight += 1
             for request in batch.requests:
                 request.context += 1
@@ -124,6 +129,8 @@ class Scheduler:
         no launched step reads them any more: the next owner's first step would be overwritten otherwise.
         """
         self._steps_in_flight -= 1
+        if batch.family == "scored":
+            ids = _keep_scores(batch, ids)
         appended = []
         for request, token in zip(batch.requests, ids, strict=False):  # ids has padding rows at its end
             request.in_flight -= 1
@@ -340,3 +347,21 @@ def with_sampling(batch: Batch) -> Batch:
     }
     values = batch.values | {name: columns[name] for name in FAMILIES[family]}
     return replace(batch, values=values, family=family)
+
+
+def with_targets(batch: Batch) -> Batch:
+    """The batch in the family that scores, where some request brought forced tokens."""
+    targets = [request.target for request in batch.requests]
+    if all(target == NO_TARGET for target in targets):
+        return batch
+    padding = [NO_TARGET] * (batch.rows - len(targets))
+    return replace(batch, values=batch.values | {"targets": targets + padding}, family="scored")
+
+
+def _keep_scores(batch: Batch, words: Sequence[int]) -> Sequence[int]:
+    """The tokens of a scored step; requests that still run get the scores of theirs."""
+    tokens, found = scores(words, batch.values["targets"][: len(batch.requests)])  # type: ignore[arg-type]
+    for request, score in zip(batch.requests, found, strict=True):
+        if request.request.forced and not request.finish_reason:
+            request.scores.append(score)
+    return tokens

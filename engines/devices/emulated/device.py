@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from engines.api import BadSetting, EngineError, pick
+from engines.devices import cpu_model
 from engines.devices.base import MemoryUse, ModuleSpec
 from engines.devices.emulated.child import Child
 from engines.devices.emulated.commands import (
@@ -115,7 +116,7 @@ class EmulatedDevice:
         self.counters: dict[str, int] = {}
         self._forget()
 
-        model = _cpu_model()
+        model = cpu_model()
         self.name = f"emulated on {model}"
         self.details = {
             "cpu": model,
@@ -362,11 +363,3 @@ def _check_copy(tensor: torch.Tensor, buffer: EmulatedBuffer, nbytes: int) -> No
         raise ValueError("a copy needs a contiguous host tensor")
     if buffer.offset % tensor.dtype.itemsize:  # CUDA views the bytes as this dtype
         raise ValueError(f"offset {buffer.offset} is not aligned to {tensor.dtype}")
-
-
-def _cpu_model() -> str:
-    with open("/proc/cpuinfo") as cpuinfo:
-        for line in cpuinfo:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()

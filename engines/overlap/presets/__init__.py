@@ -78,17 +78,10 @@ PRESETS = {
 def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -> PreTrainedModel:
     """The causal LM of that name on `device`, in evaluation mode; `seed` is of a preset's weights. BadSetting
     for one that is not there, that is incomplete, or that takes no attention function."""
-    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if name in PRESETS:
-        preset = PRESETS[name]
-        config = AutoConfig.for_model(preset.model_type, **preset.config)
-        generator_state = torch.random.get_rng_state()
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        torch.random.set_rng_state(generator_state)
-        return model.to(device=device, dtype=dtype).eval()
+        return _make(PRESETS[name], seed).to(device=device, dtype=dtype).eval()
 
     source = _local_folder(name) or name
     try:
@@ -107,6 +100,19 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
     if info["missing_keys"]:
         raise BadSetting(f"{name} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
     return model.to(device).eval()
+
+
+def _make(preset: Preset, seed: int) -> PreTrainedModel:
+    """In float32, on the CPU."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(preset.model_type, **preset.config)
+    generator_state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    torch.random.set_rng_state(generator_state)
+    return model
 
 
 def tokenizer_file(name: str) -> Path:
@@ -142,10 +148,32 @@ def load_tokenizer(name: str, vocabulary: int) -> Tokenizer:
                 f"vocabulary ends at {vocabulary - 1}"
             )
         return tokenizer
-    content = json.loads(path.read_text())
+    return _widened(vocabulary)
+
+
+def _widened(vocabulary: int) -> Tokenizer:
+    """The presets' tokenizer, with a text for each id of a vocabulary."""
+    from tokenizers import Tokenizer
+
+    content = json.loads(TOKENIZER_FILE.read_text())
     known = content["model"]["vocab"]
     known.update({f"Ġ{token}": token for token in range(len(known), vocabulary)})
     return Tokenizer.from_str(json.dumps(content))
+
+
+def save(preset: Preset, folder: Path, seed: int = 0) -> None:
+    """Write one as a model's author would publish it: configuration, weights, tokenizer. For an engine that
+    takes its model from a folder, or for several that are to run on the same weights for certain."""
+    from transformers import PreTrainedTokenizerFast
+
+    model = _make(preset, seed)
+    model.save_pretrained(folder)
+    tokenizer = _widened(model.config.vocab_size)
+    end = tokenizer.id_to_token(END_OF_TEXT_ID)
+    published = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=end, eos_token=end, pad_token=end
+    )
+    published.save_pretrained(folder)
 
 
 def _local_folder(name: str) -> Path | None:

@@ -1,0 +1,49 @@
+"""Any OpenAI-compatible server: an engine that is the client of one.
+
+    endpoint.py     where the server is, and what it says of itself before anything is measured
+    server.py       a server that is started by a command, and stopped
+    requests.py     what a request looks like on the wire
+    connections.py  the sockets: sends, reads, and the kernel's arrival stamps
+    events.py       server-sent events out of what was read
+    replies.py      from the events of a reply to chunks with tokens and stamps
+    engine.py       all of it behind the engine protocol
+
+What is read of a stream is only kept, with its stamps; it is looked into when the stream has ended and what
+waited to be read has been. No request is ever sent twice, and nothing imports torch.
+"""
+
+from __future__ import annotations
+
+from engines import api
+
+SPEC = api.EngineSpec(
+    name="openai",
+    summary="any OpenAI-compatible server, at an address or started by a command",
+    toggles=(
+        api.Toggle(
+            "api",
+            ("completions", "chat"),
+            "which endpoint is asked: /v1/completions or /v1/chat/completions",
+            "OpenAI's API",
+            {},
+        ),
+        api.Toggle(
+            "count",
+            ("usage", "ids", "logprobs"),
+            "what the server is asked for to count the tokens of a chunk: its usage, return_token_ids "
+            "(vLLM), or logprobs, which cost it something",
+            "OpenAI's API, vLLM",
+            {},
+        ),
+    ),
+    settings=(
+        api.Setting("url", "address of a server that runs, such as http://127.0.0.1:8000; one boot"),
+        api.Setting("cmd", "command that starts one, with {port} where its port goes; a fresh one per boot"),
+        api.Setting("tokenizer", "tokenizer.json: for --pretok, --input-tokens, and to count tokens with"),
+        api.Setting("timeout_s", "a request fails when nothing came for it for so long", "60"),
+        api.Setting("start_timeout_s", "a command's server must answer within", "600"),
+    ),
+    build="engines.openai.engine:build",
+    defaults={"model": ""},  # the first that the server names
+    asks_text=True,
+)

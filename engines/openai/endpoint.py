@@ -1,0 +1,159 @@
+"""Where a server is, and what it says of itself before anything is measured."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from engines import api
+
+KEY = "OPENAI_API_KEY"
+ASK_S = 10.0  # for what is asked before a round
+PORTS = {"http": 80, "https": 443}
+UNKNOWN_CONTEXT = 1 << 30  # tokens, where the server does not say: its own limit will refuse
+
+
+class Unreachable(api.EngineError):
+    """No connection to a server; the message is its cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """`path` is what stands before "/completions": "/v1"."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+    @property
+    def authority(self) -> str:
+        """For the header Host."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`context`: tokens of prompt and output together."""
+
+    name: str
+    context: int
+
+
+def parse(url: str) -> Endpoint:
+    """An endpoint from a server's address; "/v1" is added where it is left out. Raises BadSetting."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        raise api.BadSetting(f"url={url}: the port is no number") from None
+    if parts.scheme not in PORTS or not parts.hostname:
+        raise api.BadSetting(f"url={url} is no address of a server; give one such as http://127.0.0.1:8000")
+    if parts.username or parts.password:
+        raise api.BadSetting(f"a url with a password would be stored with the run: give a key in {KEY}")
+    path = parts.path.rstrip("/")
+    if path.endswith("/completions"):
+        raise api.BadSetting(
+            f"url={url} names a path; give the server's address, and api=completions or chat"
+        )
+    if not path.endswith("/v1"):
+        path += "/v1"
+    return Endpoint(parts.scheme, parts.hostname, port or PORTS[parts.scheme], path)
+
+
+def key() -> str:
+    """The key of the environment, "" where there is none. It is sent, and goes nowhere else."""
+    return os.environ.get(KEY, "")
+
+
+def tls() -> ssl.SSLContext:
+    """Certificates are verified, by the system's authorities or those of SSL_CERT_FILE."""
+    return ssl.create_default_context()
+
+
+def why(error: OSError) -> str:
+    """What went wrong on a connection, in a few words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: the certificate can't be verified: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {(error.reason or str(error)).replace('_', ' ').lower()}"
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    return (error.strerror or str(error)).lower()
+
+
+def address(endpoint: Endpoint) -> tuple[int, tuple[Any, ...]]:
+    """Family and address of the server: the first of its name's at which something listens, so that
+    "localhost" finds what listens on one of its two; where nothing does, the first. Raises Unreachable."""
+    try:
+        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unreachable(f"no server at {endpoint.url}: {why(error)}") from error
+    for family, _, _, _, where in found if len(found) > 1 else ():
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.settimeout(ASK_S)
+            if probe.connect_ex(where) == 0:
+                return family, where
+    return found[0][0], found[0][4]
+
+
+def get(endpoint: Endpoint, path: str, seconds: float = ASK_S) -> tuple[int, bytes]:
+    """Status and body of one GET. Raises Unreachable."""
+    headers = {"Authorization": f"Bearer {key()}"} if key() else {}
+    connection = (
+        http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=seconds)
+        if endpoint.scheme == "http"
+        else http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=seconds, context=tls())
+    )
+    try:
+        connection.request("GET", path, headers=headers)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    except OSError as error:
+        raise Unreachable(f"no server at {endpoint.url}: {why(error)}") from error
+    except http.client.HTTPException as error:
+        raise Unreachable(f"what answers at {endpoint.url} is no HTTP server: {error!r}") from error
+    finally:
+        connection.close()
+
+
+class _Card(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None  # vLLM's, SGLang's
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+def model(endpoint: Endpoint, wanted: str) -> Model:
+    """The model that is to be asked, or the first that the server names. A server that lists none serves
+    what it is asked for by name. Raises EngineError where there is no name."""
+    path = f"{endpoint.path}/models"
+    try:
+        status, body = get(endpoint, path)
+        cards = msgspec.json.decode(body, type=_Cards).data if status == 200 else []
+        said = f"HTTP {status}" if status != 200 else "an empty list"
+    except Unreachable as error:
+        if not wanted:
+            raise
+        cards, said = [], str(error)  # the requests will tell
+    except msgspec.DecodeError:
+        cards, said = [], "no list of models"
+    if not wanted and not cards:
+        raise api.EngineError(f"the server names no model: GET {path} gives {said}; name one with --model")
+    card = next((card for card in cards if card.id == wanted), cards[0] if cards and not wanted else None)
+    context = card.max_model_len if card is not None else None
+    return Model(wanted or cards[0].id, context or UNKNOWN_CONTEXT)

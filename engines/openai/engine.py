@@ -1,0 +1,209 @@
+"""A server behind the engine protocol: every request goes to it, every event comes from its replies."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter_ns
+
+from engines import api
+from engines.openai import endpoint, server
+from engines.openai.connections import Clock, Connections
+from engines.openai.endpoint import Endpoint, Model
+from engines.openai.replies import Outcome, Reply, Tokens, outcome
+from engines.openai.requests import Wire
+from engines.openai.server import Server
+
+ALIVE_NS = 1_000_000_000  # between two signs of life to the load generator, which has a time-out of its own
+
+
+class OpenAIEngine(api.Engine):
+    """Requests go to `where`, or, where that is None, to the server that `command` starts."""
+
+    def __init__(
+        self,
+        options: api.EngineOptions,
+        toggles: Mapping[str, str],
+        where: Endpoint | None,
+        command: str,
+        timeout_s: float,
+        start_timeout_s: float,
+    ) -> None:
+        self.options, self.toggles = options, toggles
+        self.where, self.command = where, command
+        self.timeout_s, self.start_timeout_s = timeout_s, start_timeout_s
+        self.server: Server | None = None
+        self.connections: Connections | None = None
+        self.ended: deque[Reply] = deque()  # not looked into yet
+        self.counters: Counter[str] = Counter()
+        self.in_flight = 0
+        self.alive_ns = 0
+
+    def start(self, events: api.EventSink) -> api.Description:
+        self.events = events
+        self.key = endpoint.key()
+        where = self.where
+        if where is None:
+            self.server = server.start(self.command)
+            where = self.server.endpoint
+            self.server.wait_until_ready(self.start_timeout_s)
+        model = endpoint.model(where, self.options.model)
+        self.wire = Wire(where, model.name, self.toggles["api"], self.toggles["count"], self.key)
+        self.tokens = tokens_of(self.toggles.get("tokenizer"))
+        allow_many_connections()
+        self.connections = Connections(where, self.timeout_s)
+        self.wake_fd = self.connections.epoll.fileno()
+        if self.server is not None:
+            self.connections.epoll.register(self.server.pidfd, select.EPOLLIN)
+        return self._described(model)
+
+    def _described(self, model: Model) -> api.Description:
+        pids = {"engine": os.getpid()}
+        if self.server is not None:
+            pids["server"] = self.server.popen.pid
+        tokenizer = self.toggles.get("tokenizer")
+        return api.Description(
+            engine="openai",
+            versions={"httptools": version("httptools")},
+            device={"kind": "remote", "name": self.where.url if self.where is not None else self.command},
+            model={
+                "name": model.name,
+                "vocabulary": 0,
+                "context": model.context,
+                **({"tokenizer": tokenizer} if tokenizer else {}),
+            },
+            toggles=dict(self.toggles),
+            deterministic=False,  # a server's batches are its own affair
+            pids=pids,
+        )
+
+    def submit(self, request: api.Request) -> None:
+        assert self.connections is not None
+        reply = Reply(request.id, perf_counter_ns())
+        if not isinstance(request.prompt, str):
+            reply.prompt_tokens = len(request.prompt)
+        try:
+            content = self.wire.bytes_of(request)
+        except api.BadSetting as error:
+            self.events.send([api.Error(request.id, str(error))])
+            return
+        self.in_flight += 1
+        self.connections.ask(reply, content)
+
+    def cancel(self, request: int) -> None:
+        assert self.connections is not None
+        self.connections.cancel(request)
+
+    def run(self, pump: Callable[[float | None], bool]) -> None:
+        """Reading comes first: a reply is looked into, one at a time, between two looks at the sockets."""
+        assert self.connections is not None
+        while pump(0 if self.ended else self.connections.wait_s()):
+            self.ended += self.connections.turn()
+            if self.ended:
+                self._finish(self.ended.popleft())
+            if self.server is not None and self.server.ended():
+                raise self.server.failure(
+                    "in the middle of a round" if self.in_flight else "between two rounds"
+                )
+            if self.in_flight and perf_counter_ns() >= self.alive_ns:
+                self.alive_ns = perf_counter_ns() + ALIVE_NS
+                self.events.send([])
+
+    def _finish(self, reply: Reply) -> None:
+        self.in_flight -= 1
+        found = outcome(reply, self.tokens)
+        self._count(found)
+        self.events.send([self._without_key(event) for event in found.events])
+
+    def _without_key(self, event: api.Event) -> api.Event:
+        """A server may repeat the key in an error, and errors are stored."""
+        if isinstance(event, api.Error) and self.key:
+            return api.Error(event.id, event.message.replace(self.key, "..."))
+        return event
+
+    def _count(self, found: Outcome) -> None:
+        if not found.counted_by:
+            return
+        self.counters[f"requests_counted_by_{found.counted_by}"] += 1
+        self.counters["chunks"] += len(found.events) - 1
+        self.counters["chunks_read_together"] += found.read_together
+
+    def begin_round(self) -> None:
+        assert self.connections is not None
+        self.counters.clear()
+        self.connections.opened = 0
+        self.connections.clock = Clock()
+        gc.collect()
+        gc.disable()  # until the round is over: a collection takes milliseconds
+
+    def collect(self) -> api.RoundRecord:
+        assert self.connections is not None
+        gc.enable()
+        counters = dict(self.counters)
+        counters["connections_opened"] = self.connections.opened
+        counters["clock_moved_us"] = self.connections.clock.moved_ns() // 1000
+        return api.RoundRecord(counters=counters)
+
+    def stop(self) -> None:
+        if self.connections is not None:
+            self.connections.close()
+        if self.server is not None:
+            self.server.stop()
+
+
+def tokens_of(path: str | None) -> Tokens | None:
+    """Counts the tokens of a text by a tokenizer.json. Raises BadSetting where it is none."""
+    if path is None:
+        return None
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(path)
+    except ImportError:
+        raise api.BadSetting("tokenizer= needs the package tokenizers: pip install tokenizers") from None
+    except Exception as error:  # the library raises nothing narrower
+        raise api.BadSetting(f"cannot read the tokenizer {path}: {error}") from None
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    return count
+
+
+def allow_many_connections() -> None:
+    """As many open files as the system lets this process have: a thousand requests are as many sockets."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def build(options: api.EngineOptions, toggles: Mapping[str, str]) -> OpenAIEngine:
+    """Raises BadSetting where the settings make no sense."""
+    url = toggles.get("url")
+    tokenizer = toggles.get("tokenizer")
+    if tokenizer is not None and not Path(tokenizer).is_file():
+        raise api.BadSetting(f"tokenizer={tokenizer}: there is no such file")
+    return OpenAIEngine(
+        options,
+        toggles,
+        None if url is None else endpoint.parse(url),
+        toggles.get("cmd", ""),
+        seconds("timeout_s", toggles),
+        seconds("start_timeout_s", toggles),
+    )
+
+
+def seconds(name: str, toggles: Mapping[str, str]) -> float:
+    """A setting that is a time. Raises BadSetting."""
+    try:
+        value = float(toggles[name])
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise api.BadSetting(f"{name} must be a number of seconds above 0, not {toggles[name]}")
+    return value

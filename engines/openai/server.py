@@ -1,0 +1,121 @@
+"""A server that is started by a command, watched, and stopped with all that it started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO
+
+from engines import api
+from engines.openai import endpoint
+from engines.openai.endpoint import Endpoint, Unreachable
+
+PORT = "{port}"
+STOP_S = 4.0  # from SIGTERM to SIGKILL: less than the harness gives the host for its own end
+LOOK_S = 0.1  # between two questions whether it is ready
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A process group of its own, in the host's session. `log` is a file without a name."""
+
+    popen: subprocess.Popen[bytes]
+    pidfd: int  # readable once it has ended
+    endpoint: Endpoint
+    log: IO[bytes]
+
+    def ended(self) -> bool:
+        """Whether it has; it is left for `stop` to be reaped, so that others can see how it ended."""
+        return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def failure(self, when: str) -> api.EngineError:
+        """That it ended or hung, with its last words; the whole log is kept and named."""
+        ended = self.ended()
+        self.log.seek(0)
+        with tempfile.NamedTemporaryFile(prefix="bench-server-", suffix=".log", delete=False) as kept:
+            shutil.copyfileobj(self.log, kept)
+        self.log.seek(0)
+        lines = self.log.read().decode(errors="replace").strip().splitlines()
+        words = lines[-1].strip() if lines else "it said nothing"
+        how = f"the server {_end(self.popen.pid)}" if ended else "the server"
+        return api.EngineError(f"{how} {when}: {words}; its output is in {kept.name}")
+
+    def wait_until_ready(self, seconds: float) -> None:
+        """Until it answers /health, or /v1/models, with 200. Raises EngineError where it ends before, or
+        takes longer."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.ended():
+                raise self.failure("before it was ready")
+            for path in ("/health", f"{self.endpoint.path}/models"):
+                with suppress(Unreachable):
+                    if endpoint.get(self.endpoint, path, min(5.0, seconds))[0] == 200:
+                        return
+            time.sleep(LOOK_S)
+        raise self.failure(f"was not ready after {seconds:g} s (start_timeout_s)")
+
+    def stop(self) -> None:
+        """SIGTERM, and after a while SIGKILL, to the whole group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGTERM)
+        select.select([self.pidfd], [], [], STOP_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)  # what it left behind, too
+        self.popen.wait()
+        os.close(self.pidfd)
+        self.log.close()
+
+
+def start(command: str) -> Server:
+    """Start a server on a free port of this machine. Raises BadSetting where the command can't be run."""
+    port = free_port()
+    try:
+        words = [word.replace(PORT, str(port)) for word in shlex.split(command)]
+    except ValueError as error:
+        raise api.BadSetting(f"cmd={command}: {str(error).lower()}") from None
+    log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
+    try:
+        popen = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            process_group=0,
+            preexec_fn=_end_with_host,
+        )
+    except OSError as error:
+        raise api.BadSetting(f"can't start the server: {words[0]}: {error.strerror}") from error
+    return Server(popen, os.pidfd_open(popen.pid), endpoint.parse(f"http://127.0.0.1:{port}"), log)
+
+
+def free_port() -> int:
+    """A port on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _end_with_host() -> None:
+    """A host that is killed can't stop it. SIGTERM, so that it can end what it started."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end(pid: int) -> str:
+    """How a process that was not reaped yet ended."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    if found is None or found.si_code == os.CLD_EXITED:
+        return f"ended with status {found.si_status}" if found else "ended"
+    return f"was killed by {signal.Signals(found.si_status).name}"

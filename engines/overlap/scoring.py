@@ -1,0 +1,51 @@
+"""Scores of forced tokens: what lets an accuracy check go through the very steps that are measured.
+
+A forced token is taken in place of the one the model would say, and the log-probability that the model gave
+it comes back by the way that token ids come back: both lie in one word of `sampled_ids`. So there is no copy,
+no buffer and no event that a measured step has not, and what would bring a stale id brings a stale score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.api import Score
+
+_HALF = 1 << 32
+
+
+def score(logits: Tensor, out: Tensor, *, targets: Tensor) -> Tensor:
+    """The token each row goes on with, int64 [batch]: its target, or the most likely one where it has none.
+
+    logits: [batch, vocabulary]. targets: int64 [batch], below zero for none. out: int64 [batch] gets the id
+    of the most likely token in the low half of each word, and in the high half the bits of a float32: the
+    log-probability of the token the row goes on with.
+    """
+    likely = logits.argmax(-1)
+    chosen = torch.where(targets >= 0, targets, likely)
+    logprobs = logits.float().log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
+    torch.add(likely, logprobs.view(torch.int32).to(torch.int64), alpha=_HALF, out=out)
+    return chosen
+
+
+def read(words: Sequence[int]) -> tuple[list[int], list[float]]:
+    """The ids and the log-probabilities that `score` put into words."""
+    halves = np.array(words, dtype="<i8").view("<i4").reshape(-1, 2)
+    ids: list[int] = halves[:, 0].tolist()
+    logprobs: list[float] = halves.view("<f4")[:, 1].tolist()
+    return ids, logprobs
+
+
+def scores(words: Sequence[int], targets: Sequence[int]) -> tuple[list[int], list[Score]]:
+    """The tokens that the rows of a step went on with, and a score for each; that of a row without a target
+    means nothing. Padding rows at the end of `words` are left out."""
+    ids, logprobs = read(words[: len(targets)])
+    tokens = [likely if target < 0 else target for likely, target in zip(ids, targets, strict=True)]
+    found = [
+        Score(logprob, likely == token) for logprob, likely, token in zip(logprobs, ids, tokens, strict=True)
+    ]
+    return tokens, found

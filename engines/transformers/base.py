@@ -1,0 +1,212 @@
+"""What both ways of batching share: the model, the way in of a request, and the way out of its tokens."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections import Counter
+from dataclasses import dataclass
+from importlib.metadata import version
+from time import perf_counter_ns
+
+import torch
+from transformers import GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from engines import api
+from engines.devices import cpu_model
+from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
+from engines.overlap.presets import load_model, load_tokenizer, tokenizer_file
+from engines.transformers import SPEC
+
+HEEDED = (
+    "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
+    "max_context", "recorder",
+)  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """A request that was taken in, and how far it is. Equal only to itself."""
+
+    request: api.Request
+    prompt: list[int]
+    accepted_ns: int
+    tokenized_ns: int
+    admitted_ns: int = -1
+    count: int = 0  # tokens so far
+
+    def finish(self, reason: str) -> api.Finish:
+        return api.Finish(
+            self.request.id,
+            reason,
+            len(self.prompt),
+            self.count,
+            self.accepted_ns,
+            self.tokenized_ns,
+            self.admitted_ns,
+        )
+
+
+class TransformersEngine(api.Engine):
+    """A model of transformers, and everything about it but its batching."""
+
+    heeded: tuple[str, ...] = HEEDED
+
+    def __init__(self, options: api.EngineOptions, toggles: dict[str, str]) -> None:
+        self.options = options
+        self.toggles = toggles
+        self.counters: Counter[str] = Counter()
+
+    # -- what a way of batching adds -----------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Be ready for the first request; the model is loaded."""
+
+    def queue(self, taken: Taken) -> None:
+        """Take a request that can be served."""
+        raise NotImplementedError
+
+    def give_up(self, request: int) -> Taken | None:
+        """Work no more on the request with that id; None where it has ended."""
+        raise NotImplementedError
+
+    # -- the protocol --------------------------------------------------------------------------------------
+
+    def start(self, events: api.EventSink) -> api.Description:
+        options = self.options
+        options.refuse_unheeded(SPEC.name, self.heeded)
+        self.device = _find_device(options.device)
+        transformers_logging.set_verbosity_error()
+        logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+        self._events = events
+        self.model = load_model(options.model, getattr(torch, options.dtype), self.device, options.seed)
+        config = self.model.config.get_text_config()
+        if options.max_context > config.max_position_embeddings:
+            raise api.BadSetting(
+                f"{options.model} has {config.max_position_embeddings} positions: set max_context to that or "
+                "less"
+            )
+        self.eos = _as_set(self.model.generation_config.eos_token_id)
+        # Greedy and nothing else: what a model was published with has temperatures and penalties of its own.
+        self.model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+        self._vocabulary: int = config.vocab_size
+        self.tokenizer = load_tokenizer(options.model, self._vocabulary)
+        self.output = OutputProcessor(self.tokenizer, options.stream_interval, events, self._end_stopped)
+        self.prepare()
+        return self._describe()
+
+    def submit(self, request: api.Request) -> None:
+        accepted = perf_counter_ns()
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode(prompt).ids
+        reason = self._why_impossible(request, prompt)
+        if reason is not None:
+            self._events.send([api.Error(request.id, reason)])
+        else:
+            self.queue(Taken(request, prompt, accepted, perf_counter_ns()))
+
+    def cancel(self, request: int) -> None:
+        taken = self.give_up(request)
+        if taken is not None:
+            self.output.close(taken.finish("cancelled"))
+
+    def begin_round(self) -> None:
+        self.counters.clear()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def collect(self) -> api.RoundRecord:
+        memory = {}
+        if self.device.type == "cuda":
+            memory["device_peak"] = torch.cuda.max_memory_allocated(self.device)
+        return api.RoundRecord(counters=dict(self.counters), memory=memory)
+
+    # -- tokens on their way out ---------------------------------------------------------------------------
+
+    def admit(self, taken: Taken, admitted_ns: int) -> None:
+        """Its first step is about to run, or ran; before its first token is said."""
+        taken.admitted_ns = admitted_ns
+        if taken.request.stop:
+            self.output.open(Opening(taken.request.stop, taken.finish("stop")))
+
+    def produce(self, taken: Taken, token: int, token_ns: int) -> Produced:
+        """One token that was on the host at `token_ns`, with what ends its request where it does."""
+        taken.count += 1
+        reason = None
+        if taken.request.stop_on_eos and token in self.eos:
+            reason = "eos"
+        elif taken.count >= taken.request.max_new_tokens:
+            reason = "length"
+        return Produced(taken.request.id, token, token_ns, None if reason is None else taken.finish(reason))
+
+    def _end_stopped(self, stopped: list[Stopped]) -> None:
+        """Texts came to a stop string, and their ends are about to be sent."""
+        for each in stopped:
+            taken = self.give_up(each.id) if not each.dropped else None
+            if taken is not None:
+                self.output.close(taken.finish("stop"))
+
+    # -- small things --------------------------------------------------------------------------------------
+
+    def _why_impossible(self, request: api.Request, prompt: list[int]) -> str | None:
+        options, most = self.options, request.max_new_tokens
+        if not prompt:
+            return "the prompt is empty"
+        if most < 1:
+            return f"max_new_tokens is {most}; at least one token must be asked for"
+        if len(prompt) + most > options.max_context:
+            return (
+                f"a prompt of {len(prompt)} tokens and {most} new ones exceed "
+                f"max_context={options.max_context}"
+            )
+        if len(prompt) > options.prefill_max_tokens:
+            return f"a prompt of {len(prompt)} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
+        if max(prompt) >= self._vocabulary or min(prompt) < 0:
+            return f"the prompt has ids beyond the model's vocabulary, 0 to {self._vocabulary - 1}"
+        if "" in request.stop:
+            return "a stop string is empty"
+        if request.temperature != 0:
+            return f"temperature is {request.temperature:g}; engine transformers decodes greedily"
+        return None
+
+    def _describe(self) -> api.Description:
+        cuda = self.device.type == "cuda"
+        name = torch.cuda.get_device_name(self.device) if cuda else cpu_model()
+        return api.Description(
+            engine=SPEC.name,
+            versions={"python": platform.python_version()}
+            | {name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
+            device={"kind": self.device.type, "name": name, "torch_threads": str(torch.get_num_threads())},
+            model={
+                "name": self.options.model,
+                "dtype": self.options.dtype,
+                "attention": str(self.model.config._attn_implementation),
+                "vocabulary": self._vocabulary,
+                "parameters": self.model.num_parameters(),
+                "context": self.options.max_context,
+                "tokenizer": str(tokenizer_file(self.options.model)),
+            },
+            toggles=self.toggles,
+            deterministic=self.options.dtype == "float32",
+            pids={"engine": os.getpid()},
+        )
+
+
+def _find_device(kind: str) -> torch.device:
+    if kind == "emulated":
+        raise api.BadSetting(
+            "engine transformers runs on the CPU or on CUDA, not on the emulated device: leave --device auto"
+        )
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if kind == "cuda":
+        raise api.BadSetting("device 'cuda': torch finds no CUDA device here; leave --device auto")
+    return torch.device("cpu")
+
+
+def _as_set(ids: int | list[int] | None) -> frozenset[int]:
+    """A configuration may name one end-of-text id, several, or none."""
+    return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)

@@ -1,0 +1,98 @@
+"""vLLM's AsyncLLM: scheduler and model in a process of their own, as behind its server.
+
+AsyncLLM lives in an event loop on a thread of its own; the host's main thread hands requests over to it. All
+events are sent from the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from threading import Thread
+from time import perf_counter_ns
+from typing import Any
+
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from engines import api
+from engines.vllm.base import Answer, VllmEngine, error_of
+
+STOP_S = 4.0  # for vLLM's processes to end; the harness kills them after GRACE_S
+
+
+class AsyncLLMEngine(VllmEngine):
+    def open(self) -> Any:
+        self.wake_fd: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._died = False
+        self._names = count()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by request id; the loop's, as all below
+        self._said: list[api.Event] = []
+        self._loop = asyncio.new_event_loop()
+        Thread(target=self._loop.run_forever, name="asyncio", daemon=True).start()
+        self._llm = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        return self._llm.vllm_config
+
+    async def _open(self) -> AsyncLLM:
+        return AsyncLLM.from_engine_args(self.arguments())
+
+    def submit(self, request: api.Request) -> None:
+        self._loop.call_soon_threadsafe(self._begin, request, perf_counter_ns())
+
+    def cancel(self, request: int) -> None:
+        self._loop.call_soon_threadsafe(self._give_up, request)
+
+    def run(self, pump: Callable[[float | None], bool]) -> None:
+        while pump(None):
+            if self._died:
+                raise api.EngineError("vLLM's engine core died")
+
+    def stop(self) -> None:
+        llm = getattr(self, "_llm", None)
+        if llm is not None:
+            llm.shutdown(timeout=STOP_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        super().stop()
+
+    # -- on the loop ---------------------------------------------------------------------------------------
+
+    def _begin(self, request: api.Request, accepted_ns: int) -> None:
+        answer = Answer(request, accepted_ns)
+        task = self._tasks[request.id] = self._loop.create_task(self._serve(answer))
+        task.add_done_callback(partial(self._ended, answer))
+
+    def _give_up(self, request: int) -> None:
+        task = self._tasks.get(request)
+        if task is not None:
+            task.cancel()
+
+    async def _serve(self, answer: Answer) -> None:
+        request, name = answer.request, str(next(self._names))
+        try:
+            async for output in self._llm.generate(self.prompt(request), self.sampling(request), name):
+                self._say(answer.events(output))
+        except EngineDeadError:
+            self._died = True
+            os.eventfd_write(self.wake_fd, 1)
+        except Exception as error:  # whatever it is, the request must end
+            self._say([error_of(request.id, error)])
+
+    def _ended(self, answer: Answer, task: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step never gets to say so itself."""
+        if self._tasks.get(answer.request.id) is task:
+            del self._tasks[answer.request.id]
+        if task.cancelled():
+            self._say([answer.finish("cancelled")])
+
+    def _say(self, events: Sequence[api.Event]) -> None:
+        """Sent when the loop has looked at all that is ready: a message for a step, not for a request."""
+        if events and not self._said:
+            self._loop.call_soon(self._send)
+        self._said += events
+
+    def _send(self) -> None:
+        said, self._said = self._said, []
+        self.events.send(said)

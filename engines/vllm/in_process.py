@@ -1,0 +1,54 @@
+"""vLLM's scheduler and model in the host's own process, one step after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from time import perf_counter_ns
+from typing import Any
+
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from engines import api
+from engines.vllm.base import Answer, VllmEngine, error_of
+
+
+class InProcessEngine(VllmEngine):
+    def open(self) -> Any:
+        self._llm = LLMEngine.from_engine_args(self.arguments(), enable_multiprocessing=False)
+        self._names = count()
+        self._answers: dict[str, Answer] = {}  # by vLLM's name for it
+        self._named: dict[int, str] = {}  # by request id
+        return self._llm.vllm_config
+
+    def submit(self, request: api.Request) -> None:
+        accepted, name = perf_counter_ns(), str(next(self._names))
+        try:
+            self._llm.add_request(name, self.prompt(request), self.sampling(request))
+        except ValueError as error:
+            self.events.send([error_of(request.id, error)])
+            return
+        self._answers[name] = Answer(request, accepted)
+        self._named[request.id] = name
+
+    def cancel(self, request: int) -> None:
+        name = self._named.pop(request, None)
+        if name is not None:
+            self._llm.abort_request([name])
+            self.events.send([self._answers.pop(name).finish("cancelled")])
+
+    def run(self, pump: Callable[[float | None], bool]) -> None:
+        while pump(0 if self._answers else None):
+            if not self._answers:
+                continue
+            said: list[api.Event] = []
+            for output in self._llm.step():
+                answer = self._answers.get(output.request_id)
+                if answer is None:
+                    continue
+                said += answer.events(output)
+                if output.finished:
+                    del self._answers[output.request_id]
+                    self._named.pop(answer.request.id, None)
+            if said:
+                self.events.send(said)

@@ -1,0 +1,299 @@
+"""`bench eval`: tasks of lm-eval asked of each arm in turn, and their answers side by side."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from engines import api
+from harness import comparison, machine, store
+from harness.design import ALPHA, Arm
+from harness.evaluation.accuracy import Answers, Row, agreement, pooled, row
+from harness.evaluation.client import Client
+from harness.session import Session
+
+OWN_TASKS = Path(__file__).with_name("tasks")
+DEFAULT_TASK = "offline-arithmetic"
+INSTALL = 'pip install "overlap-bench[eval]"'
+
+Say = Callable[[str], object]
+Values = Mapping[tuple[str, str], Mapping[int, float]]  # (task, metric) → item → its value
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """`answers_differ`: of engines that promise equal ones."""
+
+    result: dict[str, Any]
+    answers_differ: bool
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one arm said. `groups`: the tasks of each group."""
+
+    values: Values
+    groups: Mapping[str, Sequence[str]]
+    answers: Answers
+    description: api.Description
+
+
+def check(tasks: Sequence[str], limit: int | None, few: int | None) -> None:
+    """Raises BadSetting for what can't be asked, and where lm-eval is not installed."""
+    if find_spec("lm_eval") is None:
+        raise api.BadSetting(f"bench eval needs lm-eval, which is not installed: {INSTALL}")
+    if not tasks or "" in tasks:
+        raise api.BadSetting("--tasks needs names such as mmlu,hellaswag")
+    if limit is not None and limit < 1:
+        raise api.BadSetting(f"--limit must be at least 1, not {limit}")
+    if few is not None and few < 0:
+        raise api.BadSetting(f"--num-fewshot must be at least 0, not {few}")
+
+
+def scoring(engines: Mapping[str, api.EngineSpec], arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """The arms as they are booted for this. Raises BadSetting for an engine that can't score."""
+    for arm in arms:
+        if not engines[arm.engine].scores:
+            able = ", ".join(name for name, spec in engines.items() if spec.scores)
+            raise api.BadSetting(
+                f"engine {arm.engine} can't score given tokens, as bench eval must; {able} can"
+            )
+    return tuple(
+        msgspec.structs.replace(
+            arm,
+            options=msgspec.structs.replace(
+                arm.options,
+                scoring=True,
+                sampling=False,
+                prefill_max_tokens=max(arm.options.prefill_max_tokens, arm.options.max_context),
+            ),
+        )
+        for arm in arms
+    )
+
+
+def evaluate(
+    name: str,
+    arms: Sequence[Arm],
+    tasks: Sequence[str],
+    limit: int | None,
+    few: int | None,
+    results: Path,
+    say: Say,
+) -> Evaluated:
+    """Ask every arm, one after the other, and keep what came of it in a new folder under `results`. Raises
+    BadSetting, EngineError, RunFailed and StoreError; an evaluation that is not finished leaves no folder."""
+    now = datetime.now().astimezone()
+    folder = store.create_evaluation(results, name, now)
+    try:
+        manager = _manager(tasks)
+        with Session(generator=False) as session:
+            asked = [_ask(session, manager, arm, tasks, limit, few, say) for arm in arms]
+        result = compared(folder.name, name, arms, tasks, asked)
+        about = {
+            **result,
+            "created": now.isoformat(timespec="seconds"),
+            "limit": limit,
+            "num_fewshot": few,
+            "machine": machine.fingerprint(),
+            "code": machine.code(),
+            "versions": machine.versions() | {"lm-eval": version("lm-eval")},
+            "descriptions": {arm.name: each.description for arm, each in zip(arms, asked, strict=True)},
+        }
+        store.write_json(folder / store.EVALUATION_FILE, about)
+        store.write_table(folder / "items.parquet", _items(asked))
+    except BaseException:
+        store.discard(folder)
+        raise
+    differ = result["answers"]["apart"] or result["answers"]["texts_differ"]
+    promised = all(each.description.deterministic for each in asked)
+    return Evaluated(result, bool(promised and differ), folder)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Asking
+
+
+def _manager(tasks: Sequence[str]) -> Any:
+    """lm-eval's index of tasks. Its own thousands are read only where one of them is asked for. Raises
+    BadSetting for an unknown one."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # progress is said by the client
+    from lm_eval.tasks import TaskManager
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    own = TaskManager(include_path=str(OWN_TASKS), include_defaults=False)
+    if set(tasks) <= set(own.all_tasks):
+        return own
+    every = TaskManager(include_path=str(OWN_TASKS))
+    for task in tasks:
+        api.pick(task, dict.fromkeys(every.all_tasks), "task")
+    return every
+
+
+def _ask(
+    session: Session,
+    manager: Any,
+    arm: Arm,
+    tasks: Sequence[str],
+    limit: int | None,
+    few: int | None,
+    say: Say,
+) -> Asked:
+    from lm_eval import simple_evaluate
+
+    from harness.evaluation.model import EngineModel
+
+    say(f"{arm.name}: booting")
+    booted = session.boot([arm])[arm.name]
+    model = EngineModel(Client(session, booted, say))
+    with _one_line(tasks):
+        found = simple_evaluate(
+            model=model,
+            tasks=list(tasks),
+            num_fewshot=few,
+            limit=limit,
+            task_manager=manager,
+            bootstrap_iters=0,
+            log_samples=True,
+        )
+    session.shut([booted])
+    groups = {group: list(children) for group, children in found.get("group_subtasks", {}).items()}
+    return Asked(_values(found["samples"]), groups, model.answers, booted.description)
+
+
+@contextmanager
+def _one_line(tasks: Sequence[str]) -> Iterator[None]:
+    """A task whose data is neither at hand nor to be had is not ours to explain."""
+    try:
+        yield
+    except api.EngineError:
+        raise
+    except Exception as error:
+        what = str(error).strip().splitlines() or [type(error).__name__]
+        raise api.EngineError(
+            f"lm-eval can't ask {', '.join(tasks)} (data that is not at hand must be downloaded): {what[0]}"
+        ) from error
+
+
+def _values(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[tuple[str, str], dict[int, float]]:
+    """What lm-eval logged, as far as an item has a number."""
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for task, logged in samples.items():
+        for sample in logged:
+            for metric in sample["metrics"]:
+                value, kind = sample[metric], sample["filter"]
+                if isinstance(value, bool | int | float):
+                    name = metric if kind == "none" else f"{metric},{kind}"
+                    values.setdefault((task, name), {})[int(sample["doc_id"])] = float(value)
+    return values
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What came of it
+
+
+def compared(
+    run: str, name: str, arms: Sequence[Arm], tasks: Sequence[str], asked: Sequence[Asked]
+) -> dict[str, Any]:
+    """The object that `--format json` prints; with one arm `after` is null, and so is all that compares.
+
+    {"schema_version", "run", "device", "variant", "before", "after", "confidence", "tasks": [accuracy.Row],
+    "answers": accuracy.agreement, "warnings"}. `tasks` has what was asked for first, a group as one, and then
+    every task of a group.
+    """
+    before, *after = asked
+    return {
+        "schema_version": store.SCHEMA_VERSION,
+        "run": run,
+        "device": before.description.device["kind"],
+        "variant": name,
+        "before": comparison.settings(arms[0]),
+        "after": comparison.settings(arms[1]) if after else None,
+        "confidence": 1 - ALPHA,
+        "tasks": [asdict(each) for each in rows(tasks, before, after[0] if after else None)],
+        "answers": agreement(before.answers, after[0].answers if after else None),
+        "warnings": _warnings(arms, asked),
+    }
+
+
+def rows(tasks: Sequence[str], before: Asked, after: Asked | None) -> list[Row]:
+    """Of what was asked for, groups pooled over their items, then of every other task."""
+    leaves = list(dict.fromkeys(task for task, _ in before.values))
+    parts = {task: _leaves(task, before.groups, leaves) for task in tasks}
+    parts |= {leaf: [leaf] for leaf in leaves if leaf not in parts}
+    found = []
+    for task, members in parts.items():
+        metrics = dict.fromkeys(metric for leaf, metric in before.values if leaf in members)
+        for metric in metrics:
+            first, second = (
+                None if side is None else _pooled(side.values, members, metric) for side in (before, after)
+            )
+            assert first is not None
+            if after is not None and (second is None or len(first) != len(second)):
+                raise api.EngineError(
+                    f"the arms were asked other items of {task}: lm-eval did not repeat itself"
+                )
+            found.append(row(task, metric, first, second))
+    return found
+
+
+def _leaves(task: str, groups: Mapping[str, Sequence[str]], leaves: Sequence[str]) -> list[str]:
+    if task in leaves:
+        return [task]
+    return [leaf for child in groups.get(task, ()) for leaf in _leaves(child, groups, leaves)]
+
+
+def _pooled(values: Values, tasks: Sequence[str], metric: str) -> list[float]:
+    by_task = {
+        task: [value for _, value in sorted(items.items())]
+        for (task, name), items in values.items()
+        if name == metric
+    }
+    return pooled(by_task, [task for task in tasks if task in by_task])
+
+
+def _items(asked: Sequence[Asked]) -> pd.DataFrame:
+    """One row per item and metric: task, metric, item, before, after (NaN for one arm alone)."""
+    before, *after = asked
+    return pd.DataFrame(
+        [
+            {
+                "task": task,
+                "metric": metric,
+                "item": item,
+                "before": value,
+                "after": after[0].values[task, metric][item] if after else float("nan"),
+            }
+            for (task, metric), items in before.values.items()
+            for item, value in items.items()
+        ]
+    )
+
+
+def _warnings(arms: Sequence[Arm], asked: Sequence[Asked]) -> list[str]:
+    lines = []
+    answers = asked[0].answers
+    if answers.cut:
+        count = len(answers.likelihoods) + len(answers.texts)
+        lines.append(
+            f"{answers.cut} of {count} requests were longer than max_context="
+            f"{arms[0].options.max_context} and were cut on the left: give --set max_context=N"
+        )
+    if not all(each.description.deterministic for each in asked):
+        lines.append(
+            "answers that differ do not fail this: in half precision the last digit of a logit depends on "
+            "the batch, and can turn one"
+        )
+    return lines

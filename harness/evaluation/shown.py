@@ -1,0 +1,126 @@
+"""The result of an evaluation for a terminal, markdown or csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness import tables
+from harness.evaluation.accuracy import APART
+from harness.tables import Table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLUMNS = ("task", "metric", "items", "before", "after", "delta", "low", "high", "p", "differ")
+MOST_ROWS = 24
+NOTE = (
+    "difference = after − before, in percentage points where an item is right or wrong; interval: "
+    "{confidence}% for other items of the same task (paired), while of these items the difference is exact. "
+    "differ: items that are judged otherwise."
+)
+
+
+def conclusion(result: Mapping[str, Any]) -> str:
+    """One sentence: the first accuracy, its difference, and whether the answers are the same."""
+    first = result["tasks"][0] if result["tasks"] else None
+    if first is None:
+        return f"{result['variant']}: no item with a number."
+    what = f"{result['variant']}: {first['metric']} of {first['task']}"
+    if result["after"] is None:
+        return f"{what} is {_share(first['before'])} over {first['items']} items."
+    said = f"{what} {_share(first['before'])} → {_share(first['after'])}, {_difference(first)}"
+    said = f"{said} {_interval(first)}".rstrip()
+    items = f"over {first['items']} items, of which {first['differ']} differ"
+    return f"{said} {items}. {agreed(result['answers'])}"
+
+
+def agreed(answers: Mapping[str, Any]) -> str:
+    """How far apart the answers are."""
+    parts = []
+    if answers["loglikelihoods"]:
+        count = f"{answers['apart']} of {answers['loglikelihoods']} log-likelihoods"
+        verb = "ARE APART" if answers["apart"] else "are apart"
+        largest = f"the largest difference is {answers['largest_difference']:.1e}"
+        parts.append(f"{count} {verb} by more than {APART:g} per token, {largest}")
+    if answers["texts"]:
+        verb = "DIFFER" if answers["texts_differ"] else "differ"
+        parts.append(f"{answers['texts_differ']} of {answers['texts']} texts {verb}")
+    return f"{'; '.join(parts)}." if parts else "Nothing was answered."
+
+
+def accuracies(result: Mapping[str, Any]) -> Table:
+    rows = result["tasks"][:MOST_ROWS]
+    left_out = len(result["tasks"]) - len(rows)
+    note = NOTE.format(confidence=f"{100 * result['confidence']:.4g}")
+    if left_out:
+        note += f" {left_out} more rows in --format json."
+    if result["after"] is None:
+        cells = tuple((row["task"], row["metric"], str(row["items"]), _share(row["before"])) for row in rows)
+        return Table("Accuracy", ("task", "metric", "items", "before"), cells, "", ("items", "before"))
+    return Table(
+        "Accuracy",
+        ("task", "metric", "items", "before", "after", "difference", "interval", "differ"),
+        tuple(
+            (
+                row["task"],
+                row["metric"],
+                str(row["items"]),
+                _share(row["before"]),
+                _share(row["after"]),
+                _difference(row),
+                _interval(row),
+                str(row["differ"]),
+            )
+            for row in rows
+        ),
+        note,
+        ("items", "before", "after", "difference", "differ"),
+    )
+
+
+def _share(value: float) -> str:
+    return f"{value:.2%}" if 0 <= value <= 1 else tables.number(value)
+
+
+def _points(value: float, row: Mapping[str, Any]) -> str:
+    of_shares = all(0 <= row[side] <= 1 for side in ("before", "after"))
+    text = f"{100 * value:+.2f}" if of_shares else f"{value:+.4g}"
+    return text.replace("-", "−")
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    return _points(row["delta"], row)
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return "" if row["low"] is None else f"[{_points(row['low'], row)}, {_points(row['high'], row)}]"
+
+
+def to_csv(result: Mapping[str, Any]) -> str:
+    """One line per task and metric, unrounded."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("run", "variant", *COLUMNS))
+    for row in result["tasks"]:
+        writer.writerow((result["run"], result["variant"], *(row[column] for column in COLUMNS)))
+    return text.getvalue()
+
+
+def to_markdown(result: Mapping[str, Any]) -> str:
+    lines = [f"**{conclusion(result)}**", "", tables.changed_settings(result), ""]
+    lines += tables.markdown_table(accuracies(result))
+    if result["warnings"]:
+        lines += ["### Warnings", "", *(f"- {line}" for line in result["warnings"]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    yield Text(conclusion(result), style="bold")
+    yield Text(tables.changed_settings(result))
+    yield from tables.terminal_table(accuracies(result), width)
+    yield from (Text(f"• {line}") for line in result["warnings"])

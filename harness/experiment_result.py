@@ -1,0 +1,327 @@
+"""From the runs of an experiment to the object of `--format json`: tables of cells, claims beside what was
+measured, the conclusion. Pure: frames in, plain data out.
+
+A cell is a text, or `{"shown", "value", "low", "high", "unit"}`: "value" and "share" are means over blocks,
+"change" and "delta" effects of paired blocks (stats.py), each with its interval; "percentiles" has a list of
+values and no interval. A share and a change are fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from harness import cautions, comparison, metrics, stats, store, tables
+from harness.comparison import COUNTER, Block
+from harness.experiment_file import (
+    EXTRA,
+    SUBMIT_WALL,
+    Claim,
+    Column,
+    Experiment,
+    Layout,
+    Row,
+    counter_as_shown,
+    measured_in,
+    scaling,
+)
+from harness.store import Manifest
+
+US = {"us": 1.0, "ms": 1e3, "s": 1e6}  # of shares
+NONE = {"shown": "none"}
+
+Cell = str | dict[str, Any]
+Outputs = dict[str, int]
+
+
+@dataclass(frozen=True)  # no slots: `values` is kept
+class Finished:
+    """One finished run: its manifest and its blocks."""
+
+    manifest: Manifest
+    blocks: Sequence[Block]
+    units: dict[str, str] = field(default_factory=dict)  # of what is in `values` and is no metric
+
+    @cached_property
+    def values(self) -> dict[str, dict[str, list[float]]]:
+        """metric or counter → arm → one value per block, for what has a finite one in every block."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for arm in self.manifest.design.arms:
+            for block in self.blocks:
+                for name, value in self._of_boot(block, arm.name).items():
+                    found.setdefault(name, {}).setdefault(arm.name, []).append(value)
+        return {
+            name: {
+                arm: series
+                for arm, series in per_arm.items()
+                if len(series) == len(self.blocks) and np.isfinite(series).all()
+            }
+            for name, per_arm in found.items()
+        }
+
+    def _of_boot(self, block: Block, arm: str) -> dict[str, float]:
+        requests, steps, rounds, work = (
+            block.of(arm, name) for name in ("requests", "steps", "rounds", "work")
+        )
+        found = metrics.measure(requests, steps, rounds, work)
+        by_round = requests.groupby("round")
+        walls = by_round["submitted_ns"].max() - by_round["sent_ns"].min()
+        found[SUBMIT_WALL] = float(walls.mean()) / metrics.NS_PER_S
+        for column in rounds.columns:
+            if column.startswith(COUNTER) and rounds[column].notna().any():
+                name, unit = counter_as_shown(column.removeprefix(COUNTER))
+                per_step = float(rounds[column].sum()) / max(1, len(steps) or len(rounds))
+                found[name] = per_step / metrics.NS_PER_US if unit == "us" else per_step
+        return found
+
+    def of(self, name: str, arm: str) -> list[float] | None:
+        """One value per block, or None where the engine does not say, or has no sample."""
+        return self.values.get(name, {}).get(arm)
+
+    def outputs(self, before: str, after: str) -> Outputs:
+        """Requests compared and identical; none where the arms' models differ."""
+        alone = self.manifest.pair(before, after)
+        if len({arm.options.model for arm in alone.design.arms}) > 1:
+            return {"compared": 0, "identical": 0}
+        found = comparison.outputs(alone.design, self.blocks)
+        return {name: found[name] or 0 for name in ("compared", "identical")}
+
+    def all_outputs(self) -> Outputs:
+        """Of every arm against the first."""
+        first, *others = (arm.name for arm in self.manifest.design.arms)
+        found = [self.outputs(first, other) for other in others]
+        return {name: sum(each[name] for each in found) for name in ("compared", "identical")}
+
+
+Runs = Mapping[tuple[str, str], Finished]  # by boots and workload
+
+
+def outputs_differ(runs: Runs) -> bool:
+    """Whether outputs differ that were promised to be equal, in any run."""
+    return any(
+        run.manifest.promises_outputs and (found := run.all_outputs())["identical"] < found["compared"]
+        for run in runs.values()
+    )
+
+
+def result(experiment: Experiment, folder: str, scaled: bool, runs: Runs) -> dict[str, Any]:
+    """The object that `--format json` prints."""
+    claims = [_claim(claim, runs[claim.boots, claim.workload]) for claim in experiment.claims]
+    described = [each for run in runs.values() for each in run.manifest.descriptions.values()]
+    kinds = sorted({each.device["kind"] for each in described})
+    return {
+        "schema_version": store.SCHEMA_VERSION,
+        "experiment": experiment.name,
+        "run": folder,
+        "device": ", ".join(kinds),
+        "conclusion": conclusion(experiment, claims[0], runs),
+        "title": experiment.title,
+        "question": experiment.question,
+        "sources": msgspec.to_builtins(experiment.sources),
+        "scaling": scaling(experiment) if scaled else [],
+        "claims": claims,
+        "tables": [_table(layout, experiment, runs) for layout in experiment.tables],
+        "outputs": _outputs(runs),
+        "notes": experiment.notes,
+        "follow_up": experiment.follow_up,
+        "runs": [
+            {"boots": boots, "workload": workload, "blocks": len(run.blocks)}
+            for (boots, workload), run in runs.items()
+        ],
+        "warnings": _warnings(experiment, runs),
+    }
+
+
+def _outputs(runs: Runs) -> Outputs:
+    found = [run.all_outputs() for run in runs.values()]
+    return {name: sum(each[name] for each in found) for name in ("compared", "identical")}
+
+
+def _warnings(experiment: Experiment, runs: Runs) -> list[str]:
+    """The first claim's own, then under what each run was measured; what holds for all is said once."""
+    main = experiment.claims[0]
+    lines: list[tuple[str, str]] = []
+    if main.before:
+        run = runs[main.boots, main.workload]
+        compared = comparison.of_pair(_deciding_by(main, run), run.blocks, main.before, main.arm)
+        lines += [(main.workload, line) for line in compared["warnings"]]
+    for (_, workload), run in runs.items():
+        values = comparison.measured(
+            run.manifest.design,
+            [comparison.block_values(run.manifest.design, block) for block in run.blocks],
+        )
+        lines += [(workload, line) for line in cautions.circumstances(run.manifest, run.blocks, values)]
+    by_line: dict[str, list[str]] = {}
+    for workload, line in lines:
+        by_line.setdefault(line, []).append(workload)
+    everywhere = {workload for _, workload in runs}
+    return [
+        line if everywhere <= set(where) else f"{', '.join(dict.fromkeys(where))}: {line}"
+        for line, where in by_line.items()
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Claims
+
+
+def _claim(claim: Claim, run: Finished) -> dict[str, Any]:
+    """What the source says, what was measured, and how the one lies to the other."""
+    if claim.change:
+        metric = claim.change
+        cell = _change(run, claim.change, claim.before, claim.arm)
+    else:
+        metric = f"{claim.share} / {claim.of}"
+        cell = _share(run, claim.share, claim.of, claim.arm)
+    return {
+        "says": claim.says,
+        "workload": claim.workload,
+        "before": claim.before or None,
+        "after": claim.arm,
+        "metric": metric,
+        "reported": claim.reported,
+        "measured": cell,
+        "finding": _finding(claim.reported, cell),
+    }
+
+
+def _finding(reported: float | None, cell: Mapping[str, Any]) -> str:
+    """How a reported number lies to a measured interval."""
+    if reported is None or cell["shown"] not in ("change", "share") or cell["low"] is None:
+        return ""
+    low, high = cell["low"], cell["high"]
+    if low <= reported <= high:
+        return "the interval holds it"
+    if cell["shown"] == "change" and reported * cell["value"] < 0 and (low > 0 or high < 0):
+        return "the other way here"
+    nearest = high if reported > high else low
+    return "less here" if abs(nearest) < abs(reported) else "more here"
+
+
+def conclusion(experiment: Experiment, claim: Mapping[str, Any], runs: Runs) -> str:
+    """One sentence of what was measured, with its verdict, and one of what the source says."""
+    main = experiment.claims[0]
+    run = runs[main.boots, main.workload]
+    device = next(iter(run.manifest.descriptions.values())).device["kind"]
+    if main.change:
+        manifest = _deciding_by(main, run)
+        compared = comparison.of_pair(manifest, run.blocks, main.before, main.arm)
+        found = tables.conclusion({"device": device}, compared)
+    else:
+        cell = claim["measured"]
+        interval = "" if cell.get("low") is None else f" [{cell['low']:.1%}, {cell['high']:.1%}]"
+        value = "not measured" if cell["shown"] == "none" else f"{cell['value']:.1%}{interval}"
+        found = (
+            f"{experiment.name}, {main.workload}: {main.share} is {value} of {main.of} over "
+            f"{len(run.blocks)} blocks on the {device} device."
+        )
+    finding = f": {claim['finding']}" if claim["finding"] else ""
+    return f"{found} The source says: {main.says}{finding}."
+
+
+def _deciding_by(claim: Claim, run: Finished) -> Manifest:
+    """The run's manifest, deciding by the claim's own metric."""
+    design = run.manifest.design
+    name = f"{design.name}, {claim.before} → {claim.arm}"
+    return msgspec.structs.replace(
+        run.manifest, design=msgspec.structs.replace(design, name=name, primary=claim.change)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Tables
+
+
+def _table(layout: Layout, experiment: Experiment, runs: Runs) -> dict[str, Any]:
+    """A row of the layout on each workload; the workload is named where there are several."""
+    workloads = layout.workloads or list(experiment.boots[layout.boots].workloads)
+    labelled = any(row.label for row in layout.rows)
+    named = len(workloads) > 1
+    rows: list[list[Cell]] = []
+    for workload in workloads:
+        run = runs[layout.boots, workload]
+        for row in layout.rows:
+            start: list[Cell] = [*([workload] if named else []), *([row.label] if labelled else [])]
+            rows.append([*start, *(cell(run, row, column) for column in layout.columns)])
+    heads = [*(["workload"] if named else []), *([""] if labelled else [])]
+    return {
+        "title": layout.title,
+        "columns": [*heads, *(column.title for column in layout.columns)],
+        "rows": rows,
+        "note": layout.note,
+    }
+
+
+def cell(run: Finished, row: Row, column: Column) -> Cell:
+    """What stands where a row and a column meet."""
+    arm, before = column.arm or row.arm, column.before or row.before
+    names = list(measured_in(row, column))
+    match column.kinds[0]:
+        case "reported":
+            return row.reported or "–"
+        case "option":
+            return str(getattr(run.manifest.design.workload, column.option))
+        case "value":
+            return _value(run, names[0], arm)
+        case "percentiles":
+            return _percentiles(run, names, arm)
+        case "change":
+            return _change(run, names[0], before, arm)
+        case "share":
+            return _share(run, names[0], names[1], arm)
+    found = run.outputs(before, arm) if before and before != arm else {"compared": 0}
+    return f"{found['identical']} of {found['compared']}" if found["compared"] else "–"
+
+
+def unit_of(name: str) -> str:
+    """Of a metric or a counter."""
+    if name in metrics.METRICS:
+        return metrics.METRICS[name].unit
+    return EXTRA.get(name) or ("us" if name.endswith("_us") else "per step")
+
+
+def _value(run: Finished, name: str, arm: str) -> dict[str, Any]:
+    values = run.of(name, arm)
+    if values is None:
+        return NONE
+    return _one_sample("value", values, unit_of(name))
+
+
+def _one_sample(shown: str, values: Sequence[float], unit: str) -> dict[str, Any]:
+    """Mean over blocks with its t interval."""
+    found = stats.effect([0.0] * len(values), values, "difference")
+    return {"shown": shown, "value": found.delta, "low": found.low, "high": found.high, "unit": unit}
+
+
+def _percentiles(run: Finished, names: Sequence[str], arm: str) -> dict[str, Any]:
+    found = [run.of(name, arm) for name in names]
+    if any(values is None for values in found):
+        return NONE
+    means = [float(np.mean(values)) for values in found if values is not None]
+    return {"shown": "percentiles", "value": means, "low": None, "high": None, "unit": unit_of(names[0])}
+
+
+def _change(run: Finished, name: str, before: str, arm: str) -> dict[str, Any]:
+    first, second = run.of(name, before), run.of(name, arm)
+    if not before or before == arm or first is None or second is None:
+        return NONE
+    positive = min(*first, *second) > 0
+    can_be_zero = name in metrics.METRICS and metrics.METRICS[name].can_be_zero
+    effect = stats.effect(first, second, "ratio" if positive and not can_be_zero else "difference")
+    shown, value = ("delta", effect.delta) if effect.change is None else ("change", effect.change)
+    return {"shown": shown, "value": value, "low": effect.low, "high": effect.high, "unit": unit_of(name)}
+
+
+def _share(run: Finished, part: str, whole: str, arm: str) -> dict[str, Any]:
+    """How much of one time another is, in each block."""
+    parts, wholes = run.of(part, arm), run.of(whole, arm)
+    if parts is None or wholes is None or min(wholes) <= 0:
+        return NONE
+    factor = US[unit_of(part)] / US[unit_of(whole)]
+    shares = [factor * one / other for one, other in zip(parts, wholes, strict=True)]
+    return _one_sample("share", shares, "")

@@ -1,0 +1,210 @@
+"""An experiment as a person reads it: what there is, what one will do, and what it found.
+
+What it found is made of the object of `--format json` and nothing else.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness import tables
+from harness.cautions import percent
+from harness.design import Design
+from harness.experiment_file import Experiment, scaling
+from harness.tables import Table, markdown_table, number, terminal_table, with_unit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+CLAIMS_NOTE = (
+    "change = after/before − 1: for times, negative is faster. Interval: 95%, t over blocks of fresh boots. "
+    "The first line is what the experiment decides, the others are descriptive. What a source measured on "
+    "its hardware and what is measured here never become one number."
+)
+CELLS_NOTE = "± and [ ]: 95% over blocks."
+CSV_COLUMNS = ("table", "row", "column", "shown", "value", "low", "high", "unit")
+
+# ---------------------------------------------------------------------------------------------------------
+# What there is
+
+
+def listing(found: Sequence[Experiment]) -> Table:
+    """One row per experiment."""
+    rows = ((each.name, each.question, "; ".join(one.name for one in each.sources)) for each in found)
+    note = "bench experiment show NAME tells what is run and what was reported; ... run NAME runs it"
+    return Table("Experiments", ("experiment", "question", "source"), tuple(rows), note, numbers=())
+
+
+def plan(experiment: Experiment, designs: Mapping[str, Mapping[str, Design]], kind: str) -> list[Table]:
+    """What one says, and what it will do on a device of that kind."""
+    facts = [("question", experiment.question)]
+    for source in experiment.sources:
+        where = ", ".join(filter(None, (source.hardware, source.link)))
+        facts.append(("source", f"{source.name} ({where})" if where else source.name))
+        facts += [("  reported", line) for line in source.reported]
+    facts += [("claim", claim.says) for claim in experiment.claims]
+    if kind == "emulated":
+        facts += [("scaled", line) for line in scaling(experiment)]
+    facts += [("note", line) for line in experiment.notes]
+    facts += [("afterwards", line) for line in experiment.follow_up]
+    found = [Table(experiment.title, ("", experiment.name), tuple(facts), numbers=())]
+    for boots, of_workload in designs.items():
+        design = next(iter(of_workload.values()))
+        arms = tuple((arm.name, _settings(arm.toggles), arm.options.model) for arm in design.arms)
+        note = "\n".join(
+            [
+                f"{design.blocks} blocks of {design.rounds} rounds on each workload, in turn within a boot; "
+                f"primary metric {design.primary}.",
+                *(f"{name}: {_asked(each)}" for name, each in of_workload.items()),
+            ]
+        )
+        found.append(Table(f"Boots: {boots}", ("arm", "settings", "model"), arms, note, numbers=()))
+    return found
+
+
+def _settings(values: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _asked(design: Design) -> str:
+    """What of a workload is not the default."""
+    import msgspec
+
+    from harness.workload import DEFAULT
+
+    asked = msgspec.structs.asdict(design.workload)
+    stops = len(asked.pop("stop"))
+    plain = {name: value for name, value in asked.items() if value != getattr(DEFAULT, name)}
+    return _settings({**plain, **({"idle_stops": stops} if stops else {})}) or "the default"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What it found
+
+
+def parts(result: Mapping[str, Any]) -> Iterator[Table]:
+    """The tables in the order in which they are read, the claims first."""
+    yield claims(result)
+    for each in result["tables"]:
+        rows = tuple(tuple(map(text, row)) for row in each["rows"])
+        shown = {cell["shown"] for row in each["rows"] for cell in row if isinstance(cell, Mapping)}
+        note = " ".join(filter(None, [each["note"], CELLS_NOTE if shown & {"value", "share"} else ""]))
+        columns = tuple(each["columns"])
+        texts = [all(isinstance(row[number], str) for row in each["rows"]) for number in range(len(columns))]
+        right = tuple(name for name, only in zip(columns, texts, strict=True) if not only)
+        yield Table(each["title"], columns, rows, note, numbers=right)
+
+
+def claims(result: Mapping[str, Any]) -> Table:
+    """What the sources say beside what was measured."""
+    here = f"measured here ({result['device']})"
+    rows = tuple(
+        (each["says"], _where(each), text(each["measured"]), each["finding"]) for each in result["claims"]
+    )
+    columns = ("the source says", "of", here, "so")
+    return Table("The source says, measured here", columns, rows, CLAIMS_NOTE, numbers=())
+
+
+def _where(claim: Mapping[str, Any]) -> str:
+    arms = f"{claim['before']} → {claim['after']}" if claim["before"] else claim["after"]
+    return f"{claim['metric']}, {claim['workload']}, {arms}"
+
+
+def text(cell: str | Mapping[str, Any]) -> str:
+    """A cell as it is printed, with its interval where it has one."""
+    if isinstance(cell, str):
+        return cell
+    if cell["shown"] == "none":
+        return "–"
+    found: Mapping[str, Any] = dict.fromkeys(("value", "low", "high", "unit")) | dict(cell)
+    value, low, high, unit = found["value"], found["low"], found["high"], found["unit"]
+    match cell["shown"]:
+        case "value":
+            half = "" if low is None else f" ±{number(float(f'{(high - low) / 2:.2g}'))}"
+            return f"{number(value)}{half} {unit}".strip()
+        case "share":
+            half = "" if low is None else f" ±{100 * (high - low) / 2:.2g}"
+            return f"{100 * value:.3g}{half}%"
+        case "change":
+            return f"{percent(value)} {tables.interval({'ci_low': low, 'ci_high': high, 'change': value})}"
+        case "delta":
+            row = {"change": None, "delta": value, "unit": unit, "ci_low": low, "ci_high": high}
+            return f"{tables.difference(row)} {tables.interval(row)}"
+        case _:
+            return with_unit_of(value, unit)
+
+
+def with_unit_of(values: Sequence[float], unit: str) -> str:
+    """ "12.51/13.29/13.87 ms"."""
+    *first, last = values
+    return "/".join([*map(number, first), with_unit(last, unit)])
+
+
+def facts(result: Mapping[str, Any]) -> Iterator[str]:
+    """What stands under the conclusion."""
+    outputs = result["outputs"]
+    if outputs["compared"]:
+        yield f"Outputs: {outputs['identical']} of {outputs['compared']} identical."
+    yield from result["scaling"]
+
+
+def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """Renderables for a rich console of that width."""
+    from rich.text import Text
+
+    yield Text(result["conclusion"], style="bold")
+    yield from (Text(line) for line in facts(result))
+    for table in parts(result):
+        yield from terminal_table(table, width)
+    for title, lines in endings(result):
+        yield Text(title, style="bold")
+        yield from (Text(f"• {line}") for line in lines)
+
+
+def endings(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Lists that close the report."""
+    for title, name in (("Notes", "notes"), ("Warnings", "warnings"), ("Afterwards", "follow_up")):
+        if result[name]:
+            yield title, result[name]
+
+
+def to_markdown(result: Mapping[str, Any]) -> str:
+    lines = [f"**{result['conclusion']}**", "", *(f"{line}\n" for line in facts(result))]
+    for table in parts(result):
+        lines += markdown_table(table)
+    for title, entries in endings(result):
+        lines += [f"### {title}", "", *(f"- {line}" for line in entries), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def to_csv(result: Mapping[str, Any]) -> str:
+    """One line per cell with a number, unrounded; percentiles one by one."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("experiment", "run", "device", *CSV_COLUMNS))
+    start = (result["experiment"], result["run"], result["device"])
+    for claim in result["claims"]:
+        writer.writerow((*start, "claims", claim["says"], _where(claim), *_numbers(claim["measured"])))
+    for table in result["tables"]:
+        for row in table["rows"]:
+            label = ", ".join(cell for cell in row if isinstance(cell, str))
+            for column, cell in zip(table["columns"], row, strict=True):
+                if not isinstance(cell, str):
+                    for one in _one_by_one(cell):
+                        writer.writerow((*start, table["title"], label, column, *_numbers(one)))
+    return out.getvalue()
+
+
+def _one_by_one(cell: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    if cell["shown"] != "percentiles":
+        yield cell
+        return
+    for value in cell["value"]:
+        yield {**cell, "value": value}
+
+
+def _numbers(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(cell.get(name) for name in ("shown", "value", "low", "high", "unit"))

@@ -1,0 +1,42 @@
+"""The socket that a server listens on."""
+
+from __future__ import annotations
+
+import resource
+import socket
+
+from engines.api import BadSetting
+
+
+def allow_connections() -> None:
+    """As many descriptors as this process may have: by default a thousand clients are more than that."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to that address; port 0: any that is free. Nobody can connect before it listens."""
+    if not 0 <= port <= 65535:
+        raise BadSetting(f"--port must lie between 0 and 65535, not {port}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise BadSetting(f"can't listen on {host}: {error.strerror}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise BadSetting(
+            f"can't listen on {host} port {port}: {error.strerror}; --port 0 takes any that is free"
+        ) from error
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """Its URL."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

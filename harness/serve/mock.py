@@ -1,0 +1,582 @@
+"""A server whose TTFT and ITL are known, to calibrate clients with:
+
+    python -m harness.serve.mock --port 0 --ttft-ms 50 --itl-ms 10
+
+It talks as an OpenAI-compatible server does (/v1/completions and /v1/chat/completions, streaming and not) and
+computes nothing. A request's first token is due one TTFT after its last byte arrived, by the kernel's own
+stamp where there is one; each further token one ITL after the one before was due, not after it was sent. So
+lateness never adds up.
+
+It says how late it was itself: GET /lateness, since the last DELETE /lateness. A client's error is what it
+measured, less the TTFT or ITL that was asked for; what of that is the server's stands there.
+
+One thread, one epoll and httptools' parser, for it runs beside the client that it calibrates: 1,000 streams
+with 10 ms between tokens are 100,000 chunks a second, and each costs it one send and next to nothing else. An
+event loop's timers are of no use here, for they count milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import select
+import signal
+import socket
+import struct
+import sys
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from time import perf_counter_ns, time, time_ns
+from typing import Any
+
+import httptools
+import msgspec
+
+from engines.api import BadSetting
+from harness.load_generator import ask_for_exact_timers, ask_for_short_slice
+from harness.serve.listening import address_of, allow_connections, bind
+
+MODEL = "mock"
+TOKEN = " token"  # every token's text
+DEFAULT_TOKENS = 16  # where a request does not say, as in OpenAI's completions
+SO_TIMESTAMPNS = 35  # of asm-generic/socket.h; Python has no name for it
+STAMP = struct.Struct("qq")  # struct timespec: seconds, nanoseconds
+READ_BYTES = 1 << 16
+BACKLOG = 4096  # connections that wait to be accepted
+BURST = 64  # tokens sent before sockets are looked at again
+LONGEST_US = 200_000  # from here on lateness is only counted, and the worst of it kept
+PERCENTILES = (50, 90, 99)
+STATUS = {200: "OK", 400: "Bad Request", 404: "Not Found"}
+EVENT_STREAM = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-store\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+LAST = b"0\r\n\r\n"  # ends a chunked body
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When tokens come, and how: chunks of 1, 2, ... `max_tokens_per_chunk` tokens in turn, each due with its
+    last token."""
+
+    ttft_ns: int
+    itl_ns: int
+    max_tokens_per_chunk: int = 1
+
+
+def make_timing(ttft_ms: float, itl_ms: float, max_tokens_per_chunk: int) -> Timing:
+    """Checked. Raises BadSetting."""
+    for flag, ms in (("--ttft-ms", ttft_ms), ("--itl-ms", itl_ms)):
+        if not 0 <= ms < float("inf"):
+            raise BadSetting(f"{flag} must be at least 0, not {ms:g}")
+    if max_tokens_per_chunk < 1:
+        raise BadSetting(f"--max-tokens-per-chunk must be at least 1, not {max_tokens_per_chunk}")
+    return Timing(round(ttft_ms * 1e6), round(itl_ms * 1e6), max_tokens_per_chunk)
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
+
+
+class Body(msgspec.Struct):
+    """What a mock looks at in a request; everything else is taken as it comes."""
+
+    prompt: str | list[str | int | list[int]] = ""
+    messages: list[dict[str, Any]] = []
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+
+class Lateness:
+    """How late something was, in counts per microsecond: exact percentiles in constant memory."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (LONGEST_US + 1)
+        self._sum_ns = self._worst_ns = 0
+
+    def add(self, ns: int) -> None:
+        self._sum_ns += ns
+        if ns > self._worst_ns:
+            self._worst_ns = ns
+        us = ns // 1000
+        self._counts[us if us < LONGEST_US else LONGEST_US] += 1
+
+    def summary(self) -> dict[str, float]:
+        """Microseconds: mean, percentiles, max."""
+        total = sum(self._counts)
+        found: dict[str, float] = {"count": total}
+        if not total:
+            return found
+        found["mean"] = round(self._sum_ns / total / 1e3, 1)
+        ranks = iter([(f"p{share}", share / 100 * total) for share in PERCENTILES])
+        name, rank = next(ranks)
+        seen = 0
+        for us, number in enumerate(self._counts):
+            seen += number
+            while seen >= rank:
+                found[name] = us
+                name, rank = next(ranks, ("", float("inf")))
+        return found | {"max": round(self._worst_ns / 1e3, 1)}
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One request being answered. `due_ns` is when its next token is due."""
+
+    connection: Connection
+    name: str
+    chat: bool
+    streamed: bool
+    options: StreamOptions
+    prompt_tokens: int
+    total: int  # tokens it will have
+    due_ns: int
+    most: int  # tokens of a chunk
+    created: int
+    made: int = 0  # tokens that came due
+    unsent: int = 0  # of these, those that wait for the others of their chunk
+    size: int = 1  # tokens of the chunk that is being made
+    headers: bytes = EVENT_STREAM  # until they were sent
+    _events: dict[int, bytes] = field(default_factory=dict)
+
+    def role(self) -> bytes:
+        """A chat's first event, which brings no token. It is sent at once, as servers do: a client that takes
+        it for a token reads a TTFT of nearly nothing."""
+        headers, self.headers = self.headers, b""
+        return headers + _framed(self._body({"delta": {"role": "assistant", "content": ""}}, None, None))
+
+    def token(self) -> bytes:
+        """One more token is due; what there is to send now, b"" where its chunk is not full yet."""
+        self.made += 1
+        self.unsent += 1
+        last = self.made == self.total
+        if not self.streamed:
+            return self._whole() if last else b""
+        if not last and self.unsent < self.size:
+            return b""
+        data = self.headers + (self._end() if last else self._middle())
+        self.headers = b""
+        self.unsent = 0
+        self.size = self.size % self.most + 1
+        return data
+
+    def _middle(self) -> bytes:
+        """A chunk like all others of its size, unless it counts."""
+        if self.options.continuous_usage_stats:
+            return _framed(self._body(self._text(self.unsent), None, self._usage()))
+        event = self._events.get(self.unsent)
+        if event is None:
+            event = self._events[self.unsent] = _framed(self._body(self._text(self.unsent), None, None))
+        return event
+
+    def _end(self) -> bytes:
+        """The last chunk and all that is behind it."""
+        usage = self._usage() if self.options.continuous_usage_stats else None
+        data = _framed(self._body(self._text(self.unsent), "length", usage))
+        if self.options.include_usage:
+            data += _framed(self._body(None, None, self._usage()))
+        return data + _framed(b"data: [DONE]\n\n") + LAST
+
+    def _text(self, tokens: int) -> dict[str, Any]:
+        text = TOKEN * tokens
+        return {"delta": {"content": text}} if self.chat else {"text": text}
+
+    def _body(
+        self, brought: dict[str, Any] | None, finish: str | None, usage: dict[str, int] | None
+    ) -> bytes:
+        """One event; `brought` None: one without a choice."""
+        choices = []
+        if brought is not None:
+            choices = [{"index": 0, **brought, "logprobs": None, "finish_reason": finish}]
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        body: dict[str, Any] = {**self._head(kind), "choices": choices}
+        if usage is not None or self.options.include_usage:
+            body["usage"] = usage
+        return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+    def _whole(self) -> bytes:
+        text = TOKEN * self.total
+        brought = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        choice = {"index": 0, **brought, "logprobs": None, "finish_reason": "length"}
+        kind = "chat.completion" if self.chat else "text_completion"
+        return _reply(200, {**self._head(kind), "choices": [choice], "usage": self._usage()})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.name, "object": kind, "created": self.created, "model": MODEL}
+
+    def _usage(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.made,
+            "total_tokens": self.prompt_tokens + self.made,
+        }
+
+
+def _framed(data: bytes) -> bytes:
+    """One chunk of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _reply(status: int, content: Any) -> bytes:
+    body = msgspec.json.encode(content)
+    return (
+        f"HTTP/1.1 {status} {STATUS[status]}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+def _refusal(status: int, message: str) -> bytes:
+    kind = "invalid_request_error"
+    return _reply(status, {"error": {"message": message, "type": kind, "param": None, "code": None}})
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One whole request."""
+
+    method: str
+    path: str
+    body: bytes
+    arrived_ns: int
+    keep_alive: bool
+
+
+class Connection:
+    """A socket and the parser of what comes in by it. Requests are answered in the order they came."""
+
+    def __init__(self, mock: Mock, client: socket.socket) -> None:
+        self.socket = client
+        self.waiting: deque[Received] = deque()
+        self.answer: Answer | None = None  # the one that is being sent
+        self.open = True
+        self._mock = mock
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._unsent = bytearray()  # a client that reads slower than it is sent to
+        self._last = False  # nothing comes behind what is unsent
+        self._arrived_ns = 0
+
+    # What the parser calls. It swallows what is raised here, so nothing is done but to keep what came.
+
+    def on_message_begin(self) -> None:
+        self._url, self._body = b"", bytearray()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        parser = self._parser
+        path = self._url.partition(b"?")[0].decode(errors="replace")
+        self.waiting.append(
+            Received(
+                parser.get_method().decode(),
+                path,
+                bytes(self._body),
+                self._arrived_ns,
+                parser.should_keep_alive(),
+            )
+        )
+
+    def read(self) -> None:
+        """Take what is there."""
+        try:
+            data, ancillary, _, _ = self.socket.recvmsg(READ_BYTES, socket.CMSG_SPACE(STAMP.size))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self._arrived_ns = self._mock.arrival(ancillary)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.send(_refusal(400, f"this is no HTTP/1.1: {error}"))
+            self.close()
+            return
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin to answer what waits."""
+        while self.open and self.waiting and self.answer is None:
+            received = self.waiting[0]
+            self.answer = self._mock.answer(self, received)
+            if self.answer is None:
+                self.done()
+
+    def done(self) -> None:
+        """The request at the front is answered."""
+        self.answer = None
+        if not self.waiting.popleft().keep_alive:
+            self._last = True
+            if not self._unsent:
+                self.close()
+
+    def send(self, data: bytes) -> None:
+        if self._unsent:
+            self._unsent += data
+            return
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        if sent < len(data):
+            self._unsent += data[sent:]
+            self._mock.epoll.modify(self.socket, select.EPOLLIN | select.EPOLLOUT)
+
+    def flush(self) -> None:
+        """The socket takes data again."""
+        unsent, self._unsent = bytes(self._unsent), bytearray()
+        self._mock.epoll.modify(self.socket, select.EPOLLIN)
+        self.send(unsent)
+        if self._last and not self._unsent:
+            self.close()
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            self._mock.forget(self)
+            self.socket.close()
+            self.waiting.clear()
+            self.answer = self._parser = None  # no cycle is left: the collector is off
+
+
+class Mock:
+    """All connections, and what is due on them.
+
+    Every stream waits equally long for its first token, and equally long for each further one. So those that
+    wait for either stand in a queue in the order in which they are due, and go to its end again.
+    """
+
+    def __init__(self, timing: Timing, listener: socket.socket) -> None:
+        self.epoll = select.epoll()
+        self._timing = timing
+        self._listener = listener
+        self._connections: dict[int, Connection] = {}
+        self._first: deque[Answer] = deque()
+        self._later: deque[Answer] = deque()
+        self._numbers = count()
+        self._kernel_stamps = False
+        self._forget_lateness()
+        listener.setblocking(False)
+        self.epoll.register(listener, select.EPOLLIN)
+
+    def _forget_lateness(self) -> None:
+        self._reading, self._first_tokens, self._later_tokens = Lateness(), Lateness(), Lateness()
+
+    def serve(self) -> None:
+        """For ever; a signal that raises ends it."""
+        while True:
+            due = self._next_due_ns()
+            if due is None:
+                select.select([self.epoll], [], [])
+            elif (left := due - perf_counter_ns()) > 0:
+                # epoll's own time limit counts milliseconds.
+                select.select([self.epoll], [], [], left / 1e9)
+            for descriptor, mask in self.epoll.poll(0):
+                if descriptor == self._listener.fileno():
+                    self._accept()
+                elif (connection := self._connections.get(descriptor)) is not None:
+                    if mask & select.EPOLLOUT:
+                        connection.flush()
+                    if mask & ~select.EPOLLOUT and connection.open:
+                        connection.read()
+            self._send_due()
+
+    def _next_due_ns(self) -> int | None:
+        return min((queue[0].due_ns for queue in (self._first, self._later) if queue), default=None)
+
+    def _send_due(self) -> None:
+        """The tokens that are due by now, the longest due first; a burst at most, then come the sockets."""
+        first, later, itl_ns = self._first, self._later, self._timing.itl_ns
+        now = perf_counter_ns()
+        for _ in range(BURST):
+            if first and not (later and later[0].due_ns < first[0].due_ns):
+                queue, lateness = first, self._first_tokens
+            elif later:
+                queue, lateness = later, self._later_tokens
+            else:
+                return
+            answer = queue[0]
+            if answer.due_ns > now:
+                now = perf_counter_ns()
+                if answer.due_ns > now:
+                    return
+            queue.popleft()
+            connection = answer.connection
+            if connection.answer is not answer:  # its client is gone
+                continue
+            data = answer.token()
+            if data:
+                connection.send(data)
+                now = perf_counter_ns()
+                lateness.add(now - answer.due_ns)
+            if answer.made < answer.total:
+                answer.due_ns += itl_ns
+                _queue(later, answer)
+            elif connection.open:
+                connection.done()
+                connection.go_on()
+
+    # -- connections ---------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # none left, gone meanwhile, or no descriptor for one more
+                return
+            client.setblocking(False)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            self._connections[client.fileno()] = Connection(self, client)
+            self.epoll.register(client, select.EPOLLIN)
+
+    def forget(self, connection: Connection) -> None:
+        self.epoll.unregister(connection.socket)
+        del self._connections[connection.socket.fileno()]
+
+    def arrival(self, ancillary: Sequence[tuple[int, int, bytes]]) -> int:
+        """When what was just read arrived at this machine: the kernel's stamp, which is of the wall clock, or
+        now."""
+        now = perf_counter_ns()
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
+                seconds, ns = STAMP.unpack(data)
+                self._kernel_stamps = True
+                arrived: int = min(now, now - (time_ns() - seconds * 10**9 - ns))
+                self._reading.add(now - arrived)
+                return arrived
+        return now
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def answer(self, connection: Connection, received: Received) -> Answer | None:
+        """Answer a request now (None), or begin to."""
+        match (received.method, received.path):
+            case ("POST", "/v1/completions" | "/v1/chat/completions"):
+                return self._complete(connection, received)
+            case ("GET", "/v1/models"):
+                entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "overlap-bench"}
+                connection.send(_reply(200, {"object": "list", "data": [entry]}))
+            case ("GET", "/health"):
+                connection.send(_reply(200, {"status": "ok"}))
+            case ("GET", "/lateness"):
+                connection.send(_reply(200, self._lateness()))
+            case ("DELETE", "/lateness"):
+                self._forget_lateness()
+                connection.send(_reply(200, {}))
+            case (method, path):
+                connection.send(_refusal(404, f"there is no {method} {path}"))
+        return None
+
+    def _lateness(self) -> dict[str, Any]:
+        return {
+            "unit": "us",
+            "arrival": "kernel" if self._kernel_stamps else "read",
+            "reading": self._reading.summary(),
+            "first_token": self._first_tokens.summary(),
+            "later_tokens": self._later_tokens.summary(),
+        }
+
+    def _complete(self, connection: Connection, received: Received) -> Answer | None:
+        try:
+            body = msgspec.json.decode(received.body, type=Body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            connection.send(_refusal(400, str(error)))
+            return None
+        asked = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+        total = DEFAULT_TOKENS if asked is None else asked
+        if total < 1:
+            connection.send(_refusal(400, f"max_tokens must be at least 1, not {total}"))
+            return None
+        chat = received.path == "/v1/chat/completions"
+        answer = Answer(
+            connection=connection,
+            name=f"{'chatcmpl' if chat else 'cmpl'}-{next(self._numbers)}",
+            chat=chat,
+            streamed=body.stream,
+            options=body.stream_options or StreamOptions(),
+            prompt_tokens=_prompt_tokens(body),
+            total=total,
+            due_ns=received.arrived_ns + self._timing.ttft_ns,
+            most=self._timing.max_tokens_per_chunk,
+            created=int(time()),
+        )
+        if chat and body.stream:
+            connection.send(answer.role())
+        _queue(self._first, answer)
+        return answer
+
+
+def _queue(queue: deque[Answer], answer: Answer) -> None:
+    """At the end, but for one that was read after others which arrived later."""
+    if queue and queue[-1].due_ns > answer.due_ns:
+        insort(queue, answer, key=lambda each: each.due_ns)
+    else:
+        queue.append(answer)
+
+
+def _prompt_tokens(body: Body) -> int:
+    """Ids, or words: a mock has no tokenizer."""
+    prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    tokens = 0
+    for each in [*prompt, *(str(message.get("content")) for message in body.messages)]:
+        match each:
+            case str():
+                tokens += len(each.split())
+            case int():
+                tokens += 1
+            case list():
+                tokens += len(each)
+    return tokens
+
+
+def run(timing: Timing, host: str, port: int) -> None:
+    """Serve until SIGTERM, or Ctrl-C (KeyboardInterrupt); the address goes to stdout once it listens."""
+    allow_connections()
+    ask_for_exact_timers()
+    ask_for_short_slice()
+    with bind(host, port) as listener:
+        listener.listen(BACKLOG)
+        mock = Mock(timing, listener)
+        gc.freeze()
+        gc.disable()  # nothing here is left in a cycle, and a collection is late tokens
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        sys.stdout.write(f"{address_of(listener)}\n")
+        sys.stdout.flush()
+        mock.serve()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    parser.add_argument("--ttft-ms", type=float, default=50.0)
+    parser.add_argument("--itl-ms", type=float, default=10.0)
+    parser.add_argument("--max-tokens-per-chunk", type=int, default=1)
+    given = parser.parse_args()
+    try:
+        run(make_timing(given.ttft_ms, given.itl_ms, given.max_tokens_per_chunk), given.host, given.port)
+    except BadSetting as error:
+        sys.exit(f"{parser.prog}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Experiments measured, stored, reread and laid beside what their sources say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness import experiment_tables
+from harness.experiment_file import Claim, Column, Row
+from harness.experiment_result import Finished, _claim, cell
+from harness.store import read_manifest
+from tests.bench_command import installed, last_line, start
+from tests.test_tables import blocks, manifest
+
+OWN = """
+title = "Two paces of a clock"
+question = "Is the fast one faster?"
+follow_up = ["look at the clock"]
+
+[[sources]]
+name = "the clockmaker"
+reported = ["twice as fast"]
+
+[boots.clocks]
+blocks = 4
+rounds = 2
+
+[boots.clocks.arms]
+slow = { engine = "clockwork", toggles = { pace = "slow" } }
+fast = { engine = "clockwork", toggles = { pace = "fast" } }
+
+[boots.clocks.arms.other]
+engine = "clockwork"
+toggles = { pace = "fast", service = "all", tokens = "TOKENS" }
+options = { seed = 1 }
+
+[boots.clocks.workloads]
+few = { pretok = false, arrival = "closed", concurrency = 2, num_requests = 4, max_new_tokens = 8 }
+many = { pretok = false, arrival = "closed", concurrency = 4, num_requests = 8, max_new_tokens = 8 }
+
+[[claims]]
+says = "TPOT halves"
+boots = "clocks"
+workload = "few"
+before = "slow"
+arm = "fast"
+change = "tpot_ms_p50"
+reported = -0.5
+
+[[tables]]
+title = "Paces"
+boots = "clocks"
+rows = [{ label = "slow", arm = "slow" }, { label = "fast", arm = "fast", before = "slow" }]
+columns = [
+    { title = "in flight", option = "concurrency" },
+    { title = "TPOT", value = "tpot_ms_p50" },
+    { title = "change", change = "tpot_ms_p50" },
+    { title = "equal", outputs = true },
+]
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
+        yield {**installed(tmp_path_factory.mktemp("site")), "TMPDIR": sockets}
+
+
+def write(folder: Path, tokens: str = "counted") -> str:
+    path = folder / "clocks.toml"
+    path.write_text(OWN.replace("TOKENS", tokens))
+    return str(path)
+
+
+def only_folder(folder: Path) -> Path:
+    (found,) = (folder / "results").iterdir()
+    return found
+
+
+def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    bench = start(environment, tmp_path, "experiment", "run", write(tmp_path))
+    bench.wait_for("block 1 of 4 done")
+    bench.popen.send_signal(signal.SIGINT)
+    code, _, stderr = bench.end(20)
+    assert code == 130
+    folder = only_folder(tmp_path)
+    assert f"go on with bench experiment run --resume {folder.relative_to(tmp_path)}" in last_line(stderr)
+
+    code, _, stderr = start(environment, tmp_path, "experiment", "show", str(folder)).end()
+    assert (code, "is not finished" in stderr or "lacks block" in stderr) == (2, True)
+
+    resume = ("experiment", "run", "--resume", str(folder), "--format", "json")
+    code, stdout, stderr = start(environment, tmp_path, *resume).end()
+    assert code == 0, stderr
+    assert "block 1 of 4" not in stderr
+    result = json.loads(stdout)
+    assert {(each["workload"], each["blocks"]) for each in result["runs"]} == {("few", 4), ("many", 4)}
+    assert result["outputs"] == {"compared": 192, "identical": 192}  # 2 arms × 4 blocks × 2 rounds × 12
+    assert "The source says: TPOT halves" in result["conclusion"]
+    (table,) = result["tables"]
+    assert [row[:3] for row in table["rows"]] == [
+        ["few", "slow", "2"],
+        ["few", "fast", "2"],
+        ["many", "slow", "4"],
+        ["many", "fast", "4"],
+    ]
+
+    show = ("experiment", "show", str(folder), "--format", "json")
+    code, stdout, _ = start(environment, tmp_path, *show).end()
+    assert (code, json.loads(stdout)) == (0, result)
+    assert not bench.left()
+
+    run = folder / "clocks-few"  # an ordinary run, of the same boots as the other
+    design = read_manifest(run).design
+    assert [arm.name for arm in design.arms] == ["slow", "fast", "other"]
+    loaded = harness.load(run)
+    assert set(loaded.requests["round"]) == {0, 1}
+    compared = harness.compare(f"{run}:slow", f"{run}:fast")["comparisons"][0]
+    change = compared["metrics"]["tpot_ms_p50"]["change"]
+    assert change == pytest.approx(table["rows"][1][4]["value"])
+    assert compared["outputs"]["compared"] == 32
+    rounds = [harness.load(folder / f"clocks-{name}").rounds for name in ("few", "many")]
+    spans = [(each["started_ns"].min(), each["ended_ns"].max()) for each in rounds]
+    assert spans[0][0] < spans[1][1]
+    assert spans[1][0] < spans[0][1]  # in turn, not one after the other
+
+
+def test_outputs_that_differ_fail_the_experiment(environment: dict[str, str], tmp_path: Path) -> None:
+    few = ("--rounds", "1")
+    code, stdout, stderr = start(
+        environment, tmp_path, "experiment", "run", write(tmp_path, "shifted"), *few
+    ).end()
+    assert code == 1, stderr
+    assert "Outputs: 48 of 96 identical." in stdout
+
+
+def test_an_experiment_that_can_not_run_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    broken = Path(write(tmp_path))
+    broken.write_text(broken.read_text().replace('service = "all"', 'service = "none"'))
+    code, _, stderr = start(environment, tmp_path, "experiment", "run", str(broken)).end()
+    assert code == 4
+    assert last_line(stderr) == "bench: other served no request: out of order"
+    assert not list((tmp_path / "results").iterdir())
+
+
+# -- cells and claims from stored blocks ------------------------------------------------------------------
+
+
+def finished(factor: float = 0.9) -> Finished:
+    return Finished(manifest(), blocks(factor))
+
+
+def claimed(reported: float | None, factor: float = 0.9) -> dict[str, Any]:
+    claim = Claim(
+        says="so", boots="b", workload="w", before="before", arm="after", change="tpot_ms_p50",
+        reported=reported,
+    )  # fmt: skip
+    return _claim(claim, finished(factor))
+
+
+@pytest.mark.parametrize(
+    ("reported", "finding"),
+    [
+        (-0.1, "the interval holds it"),
+        (-0.3, "less here"),
+        (-0.02, "more here"),
+        (0.1, "the other way here"),
+        (None, ""),
+    ],
+)
+def test_how_a_reported_number_lies_to_what_was_measured(reported: float | None, finding: str) -> None:
+    found = claimed(reported)
+    assert found["measured"]["value"] == pytest.approx(-0.1, abs=0.002)
+    assert found["finding"] == finding
+
+
+def of(column: Column, **row: str) -> Any:
+    return cell(finished(), Row(label="", **row), column)
+
+
+def test_cells_from_stored_blocks() -> None:
+    change = of(Column(title="", change="tpot_ms_p50"), before="before", arm="after")
+    assert change["shown"] == "change"
+    assert change["low"] < change["value"] < change["high"] < 0
+    share = of(Column(title="", share="phase_output_us", of="step_ms", arm="before"))
+    assert share["value"] == pytest.approx(1 / 4000, rel=0.01)  # 1 us of a step of 4 ms
+    assert of(Column(title="", value="copies", arm="before"))["value"] == 7
+    several = of(Column(title="", percentiles=["p50", "p95"], arm="before"), metric="tpot_ms")
+    assert several["value"] == pytest.approx([4, 4], rel=0.01)
+    wall = of(Column(title="", percentiles=["p50", "p95"], arm="before"), metric="submit_wall_s")
+    assert wall["value"] == pytest.approx([0.220001], rel=1e-6)  # 11 intervals of 20 ms, and 1 us of sending
+    assert of(Column(title="", change="metric"), metric="tpot_ms", before="before", arm="after") == change
+    assert of(Column(title="", outputs=True), before="before", arm="after") == "72 of 72"
+    assert of(Column(title="", outputs=True), arm="before") == "–"
+    assert of(Column(title="", change="tpot_ms_p50"), arm="before") == {"shown": "none"}
+    assert of(Column(title="", reported=True), reported="4 ms") == "4 ms"
+    assert of(Column(title="", option="num_requests")) == "64"
+
+
+def test_how_cells_are_printed() -> None:
+    def text(shown: str, value: Any, low: float | None, high: float | None, unit: str) -> str:
+        return experiment_tables.text(
+            {"shown": shown, "value": value, "low": low, "high": high, "unit": unit}
+        )
+
+    assert text("change", -0.059, -0.08, -0.03, "ms") == "−5.9% [−8.0%, −3.0%]"
+    assert text("value", 411.6, 400.0, 423.2, "us") == "411.6 ±12 us"
+    assert text("share", 0.136, 0.131, 0.141, "") == "13.6 ±0.5%"
+    assert text("delta", -99.2, -106.0, -91.9, "us") == "−99.2 us [−106, −91.9]"
+    assert text("percentiles", [12.51, 13.29, 13.87], None, None, "ms") == "12.51/13.29/13.87 ms"
+    assert experiment_tables.text({"shown": "none"}) == "–"
+    assert experiment_tables.text("a label") == "a label"
+
+
+def test_csv_has_every_number_unrounded() -> None:
+    found = {
+        "experiment": "e",
+        "run": "r",
+        "device": "emulated",
+        "claims": [claimed(-0.1)],
+        "tables": [
+            {
+                "title": "t",
+                "columns": ["", "a"],
+                "rows": [["row", {"shown": "percentiles", "value": [1 / 3, 0.5], "unit": "ms"}]],
+            }
+        ],
+    }
+    lines = list(csv.reader(io.StringIO(experiment_tables.to_csv(found))))
+    assert lines[0][3:] == list(experiment_tables.CSV_COLUMNS)
+    assert float(lines[1][7]) == found["claims"][0]["measured"]["value"]
+    assert [line[7] for line in lines[2:]] == [repr(1 / 3), "0.5"]

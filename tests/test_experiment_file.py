@@ -1,0 +1,141 @@
+"""The experiments of experiments/*.toml: valid on every device, strict, and true to what they quote."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import api
+from harness import experiment, experiment_file
+from harness.design import workload_order
+from harness.variants import load_variants
+from tests.test_cli import bench
+
+NAMES = ("gil", "roseinfer-pinned-h2d", "sglang-launch-done", "small-model-share", "vllm-output-processor")
+GIL = experiment_file.folder() / "gil.toml"
+
+
+def test_every_claim_of_the_sources_is_there() -> None:
+    assert tuple(experiment_file.names()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_committed_experiment_names_only_what_there_is(name: str) -> None:
+    found = experiment_file.read(experiment_file.find(name))
+    experiment_file.check(found, api.find_engines(), load_variants())
+    assert all(boots.blocks >= 4 for boots in found.boots.values())
+
+
+def test_the_experiments_ship_with_the_package() -> None:
+    project = tomllib.loads((experiment_file.folder().parent / "pyproject.toml").read_text())
+    setuptools = project["tool"]["setuptools"]
+    assert "experiments" in setuptools["packages"]["find"]["include"]
+    assert setuptools["package-data"]["experiments"] == ["*.toml"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("blocks = 6", "blockz = 6", "unknown key 'blockz'; did you mean blocks?"),
+        ("question =", "qestion =", "unknown key 'qestion'; did you mean question?"),
+        ('arm = "no-wait"', 'arm = "no-wayt"', "unknown arm of load 'no-wayt'; did you mean no-wait?"),
+        ('"copy-done:before"', '"copy-dun:before"', "unknown variant 'copy-dun'; did you mean copy-done?"),
+        ('"copy-done:before"', '"copy-done:befor"', "unknown side of copy-done 'befor'"),
+        ('gil = "fast-switch"', 'gil = "fast-swich"', "did you mean fast-switch?"),
+        ('"launch_lag_us"', '"launch_lagg_us"', "did you mean launch_lag_us?"),
+        ('workload = "light"', 'workload = "lite"', "unknown workload of load 'lite'; did you mean light?"),
+        ("concurrency = 4", "concurency = 4", "did you mean concurrency?"),
+        ("idle_stops = 400", 'idle_stops = "many"', "idle_stops must be a number of stop strings"),
+        ("stream_interval = 1", "stream_intervall = 1", "did you mean stream_interval?"),
+        ("blocks = 6", "blocks = 3", "an experiment needs at least 4 blocks, not 3"),
+        ("outputs = true }", 'outputs = true, value = "step_ms" }', "column outputs equal needs one of"),
+        ("blocks = 6", 'blocks = "six"', "Expected `int`, got `str`"),
+        ("blocks = 6", "blocks = ", "is not TOML"),
+        (
+            'change = "tpot_ms_p50"\n\n[[claims]]\nsays = "and',
+            'change = "launch_lag_us"\n\n[[claims]]\nsays = "and',
+            "launch_lag_us can't carry a verdict",
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_with_a_fault_is_one_line_that_names_it(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    text = GIL.read_text()
+    assert old in text
+    path = tmp_path / "own.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(api.BadSetting) as caught:
+        experiment.plan(str(path), experiment.adjusted("emulated"))
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("show gill", "unknown experiment 'gill'; did you mean gil?"),
+        ("run sglang-launch-dun", "unknown experiment 'sglang-launch-dun'; did you mean sglang-launch-done?"),
+        ("run gil --blocks 3", "an experiment needs at least 4 blocks, not 3"),
+        ("run gil --rounds 0", "--rounds must be at least 1, not 0"),
+        ("run gil --device cudda", "unknown device 'cudda'; did you mean cuda?"),
+        ("run", "say which experiment to run"),
+        ("run gil --resume somewhere", "leave name and options out"),
+        ("run --resume /nowhere/at/all", "/nowhere/at/all is no experiment's folder"),
+        ("show gil --format json", "--format is of what a finished experiment found"),
+        ("show /nowhere/own.toml", "cannot read /nowhere/own.toml: No such file"),
+    ],
+)
+def test_a_bad_request_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    assert bench(monkeypatch, "experiment", *arguments.split()) == 2
+    line = capsys.readouterr().err.strip()
+    assert message in line
+    assert "\n" not in line
+
+
+def test_listing_and_showing_measure_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert bench(monkeypatch, "experiment", "list") == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in NAMES)
+    assert bench(monkeypatch, "experiment", "show", "roseinfer-pinned-h2d", "--device", "emulated") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3042.19 -> 3210.51 tokens/s (+5.5%)" in shown
+    assert "num_requests 64 → 16" in shown
+
+
+def test_only_the_emulated_device_is_scaled() -> None:
+    asked = {kind: experiment.plan("vllm-output-processor", experiment.adjusted(kind)) for kind in
+             experiment_file.KINDS}  # fmt: skip
+    largest = {kind: planned.designs["output"]["largest"] for kind, planned in asked.items()}
+    assert largest["cuda"].workload.concurrency == 1024
+    assert largest["emulated"].workload.concurrency == 128
+    (line,) = experiment_file.scaling(asked["emulated"].experiment)
+    assert "largest: concurrency 1024 → 128" in line
+
+
+def test_designs_of_the_same_boots_differ_in_their_workload_alone() -> None:
+    designs = experiment.plan("gil", experiment.adjusted("emulated", seed=3)).designs["load"]
+    same = designs["light"]
+    for design in designs.values():
+        assert msgspec.structs.replace(design, workload=same.workload, name=same.name) == same
+    assert len({len(design.workload.stop) for design in designs.values()}) == len(designs)
+
+
+@given(st.integers(0, 2**31), st.integers(0, 20), st.integers(-2, 20), st.integers(1, 6))
+def test_in_a_round_every_workload_has_one_turn(seed: int, block: int, index: int, workloads: int) -> None:
+    assert sorted(workload_order(seed, block, index, workloads)) == list(range(workloads))
+
+
+def test_workloads_come_in_every_order() -> None:
+    found = {tuple(workload_order(0, block, index, 3)) for block in range(6) for index in range(20)}
+    assert len(found) == 6

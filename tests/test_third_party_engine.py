@@ -1,0 +1,49 @@
+"""An engine of somebody else's: examples/own_engine, really installed, found, and measured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench_command import TESTS, start
+
+PACKAGE = TESTS.parent / "examples" / "own_engine"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which pip installed the package."""
+    copy = tmp_path_factory.mktemp("source") / PACKAGE.name  # a build leaves things behind in its folder
+    shutil.copytree(PACKAGE, copy)
+    site = tmp_path_factory.mktemp("site")
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    offline = ("--no-index", "--no-deps", "--no-build-isolation")
+    subprocess.run([*pip, *offline, "--target", str(site), str(copy)], check=True)
+    path = (str(TESTS.parent), str(site), os.environ.get("PYTHONPATH", ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "COLUMNS": "120"}
+
+
+def test_an_installed_package_is_found_by_its_entry_point(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    code, listed, stderr = start(environment, tmp_path, "engines").end()
+    assert code == 0, stderr
+    assert "paced: one token a request and step" in listed
+
+
+def test_and_is_measured_like_any_other(environment: dict[str, str], tmp_path: Path) -> None:
+    asked = ("--no-pretok", "--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
+    bench = start(environment, tmp_path, "run", "--engine", "paced", *asked, "--format", "markdown")
+    code, table, stderr = bench.end()
+    assert code == 0, stderr
+    assert "tpot_ms_p50" in table
+
+
+def test_the_package_is_as_small_as_is_said() -> None:
+    lines = [line for line in (PACKAGE / "paced_engine.py").read_text().splitlines() if line.strip()]
+    assert len(lines) <= 70

@@ -1,0 +1,59 @@
+"""The vllm engine where there is no vLLM: what it declares, how light that is, and what it says then.
+
+What needs vLLM is an experiment: experiments/engines.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from engines import api
+from engines.vllm import SPEC, build
+
+needs_none = pytest.mark.skipif(find_spec("vllm") is not None, reason="says what happens without vLLM")
+HEAVY = "{'torch', 'transformers', 'tokenizers', 'numpy', 'vllm', 'harness', 'pandas', 'zmq'}"
+
+
+def test_its_switches_are_toggles_whose_first_choices_stand_together() -> None:
+    assert SPEC.check({}) == {
+        "async_scheduling": "off",
+        "enforce_eager": "on",
+        "chunked_prefill": "off",
+        "multiprocessing": "on",
+    }
+    assert len(SPEC.every_setting()) == 16
+
+
+def test_two_of_its_switches_are_options_that_every_engine_has() -> None:
+    names = {toggle.name for toggle in SPEC.toggles}
+    options = set(api.EngineOptions.__struct_fields__)
+    assert not names & options
+    assert {"prefix_cache", "stream_interval"} <= options
+
+
+@pytest.mark.parametrize("module", ["engines.vllm", "engines.transformers", "engines.overlap"])
+def test_a_declaration_imports_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({HEAVY} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_hosts_imports_are_there_wherever_vllm_is() -> None:
+    """It starts under a foreign interpreter: msgspec and pyzmq are vLLM's own requirements."""
+    code = f"import sys, engines.host; print(sorted(({HEAVY} - {{'zmq'}}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@needs_none
+def test_without_vllm_one_line_says_what_to_install() -> None:
+    with pytest.raises(api.BadSetting) as refusal:
+        build(api.EngineOptions(), SPEC.check({}))
+    message = str(refusal.value)
+    assert message.startswith(f"{sys.executable} has no vLLM: pip install 'overlap-bench[vllm]'")
+    assert "--set python=PATH" in message
+    assert "\n" not in message
