@@ -88,11 +88,24 @@ def _sides(row: Mapping[str, Any] | None) -> str:
 
 
 def warnings(result: Mapping[str, Any]) -> list[str]:
-    """Those of every point once, and the others under the name of theirs."""
+    """Those of every point once. Of the others, whose numbers differ from point to point, each kind once with
+    its points; one that is of a single point is told in full."""
     found = {label(each["at"]): each["warnings"] for each in result["comparisons"]}
     common = [line for line in next(iter(found.values())) if all(line in lines for lines in found.values())]
-    own = [f"{name}: {line}" for name, lines in found.items() for line in lines if line not in common]
-    return [*common, *own]
+    kinds: dict[str, dict[str, str]] = {}
+    for name, lines in found.items():
+        for line in lines:
+            if line not in common:
+                kinds.setdefault(line.partition(":")[0], {})[name] = line
+    for kind, lines in kinds.items():
+        if len(lines) == 1:
+            ((name, line),) = lines.items()
+            common.append(f"{name}: {line}")
+        else:
+            common.append(
+                f"{kind}: at {len(lines)} points, {', '.join(lines)}; --format json has the numbers"
+            )
+    return common
 
 
 def to_markdown(result: Mapping[str, Any]) -> str:

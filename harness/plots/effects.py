@@ -15,6 +15,7 @@ from harness.factorial_tables import label
 from harness.plots import style
 
 ROW, APART = 0.62, 0.24  # inches of a row; of it, how far apart its marks stand
+REACH = 4  # times the largest change: an interval that goes beyond would press all else onto the zero line
 BLUE, ORANGE = style.ARMS["after"].colour, style.ARMS["before"].colour
 # Where the others stand: the mark, its colour, whether it is filled, and its place in the row.
 COMPANY = {
@@ -55,15 +56,16 @@ def effects(result: Mapping[str, Any], metric: str | None = None, width: float =
                 shown.add(company)
             if width >= style.WIDE:
                 _say(axes, place, row["average"])
+        further = _cut(axes, rows, margin)
         axes.set_yticks(places, names)
         axes.set_ylim(places[-1] + 0.55, places[0] - 0.75)
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")
         higher = ", higher is better" if chosen["better"] == "higher" else ""
-        axes.set_xlabel(f"change of {name} (%){higher}")
+        axes.set_xlabel(f"change of {name} (%){higher}{further}")
         blocks = f"{first['blocks']} block{'s' if first['blocks'] != 1 else ''}"
         said = "no interval" if first["blocks"] == 1 else f"{tables.confidence(first)}% intervals"
-        axes.set_title(f"Effects on {name}, {blocks}, {said}")
+        axes.set_title(f"Effects on {name}" + (f", {blocks}, {said}" if width >= style.WIDE else ""))
         handles, labels = axes.get_legend_handles_labels()
         made.legend(handles, labels, loc="outside lower left", ncols=1 + (width >= style.WIDE))
     return made
@@ -74,6 +76,17 @@ def _companies(chosen: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, M
     name, *more = row["effect"]
     ends = {} if more else {each: chosen[each][name] for each in ("alone", "with_others")}
     return {"average": row} | {each: values for each, values in ends.items() if values is not None}
+
+
+def _cut(axes: Axes, rows: list[dict[str, Mapping[str, Any]]], margin: float) -> str:
+    """Ends the axis at REACH, and says so where an interval goes on."""
+    drawn = [each for row in rows for each in row.values()]
+    reach = REACH * max(margin, *(100 * abs(each["change"]) for each in drawn))
+    ends = [100 * each[end] for each in drawn for end in ("ci_low", "ci_high") if each[end] is not None]
+    if not ends or max(map(abs, ends)) <= reach:
+        return ""
+    axes.set_xlim(max(-reach, 1.1 * min(*ends, -margin)), min(reach, 1.1 * max(*ends, margin)))
+    return "\nan interval that ends at the edge goes on beyond it"
 
 
 def _places(rows: list[dict[str, Mapping[str, Any]]]) -> list[float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from engines import api
@@ -113,7 +114,10 @@ def frontier(
                     markerfacecolor="white" if look.face == "none" else look.face,
                 )  # fmt: skip
             for place, x, y in points:
-                panel.annotate(f"{place:g}", (x, y), (3, -9), textcoords="offset points", size=7)
+                panel.annotate(
+                    f"{place:g}", (x, y), (3, -10), textcoords="offset points", size=7,
+                    path_effects=[withStroke(linewidth=2, foreground="white")],
+                )  # fmt: skip
             panel.set_title(each.name)
             panel.set_xlabel(f"{throughput} ({_unit(throughput)})")
             panel.margins(x=0.12)
@@ -221,7 +225,7 @@ def _from_zero(panels: Sequence[Axes]) -> None:
     """One scale for all, from zero."""
     high = max(panel.get_ylim()[1] for panel in panels)
     for panel in panels:
-        panel.set_ylim(0, high)
+        panel.set_ylim(0, 1.05 * high)
 
 
 def _name_first(panels: Sequence[Axes], name: str, width: float) -> None:
