@@ -216,6 +216,18 @@ def test_effects_are_those_of_the_result(factored: dict[str, Any]) -> None:
     assert len({line[0].get_marker() for line in axes.containers}) == 3  # told apart without colour
 
 
+def test_a_wide_interval_does_not_press_the_effects_together() -> None:
+    plan = test_factorial.planned("h2d,output", blocks=2)
+    tpot = {"before": 4.0, "h2d": 3.6, "output": 3.8, "h2d+output": 3.4}
+    result = comparison.result(plan, test_factorial.measured(plan, tpot, noise=0.3))
+    axes = plots.effects(result).axes[0]
+    rows = result["factorial"]["metrics"]["tpot_ms_p50"]["effects"]
+    assert axes.get_xlim()[1] < 100 * max(row["ci_high"] for row in rows)
+    assert axes.get_xlim()[1] > 100 * max(abs(row["change"]) for row in rows)
+    (legend,) = axes.figure.legends
+    assert "an interval without an end goes on" in [text.get_text() for text in legend.get_texts()]
+
+
 def test_what_was_left_out_has_no_mark() -> None:
     plan = test_factorial.planned("schedule,output=inline:deferred")
     tpot = {"before": 4.0, "schedule": 3.6, "output": 3.8}

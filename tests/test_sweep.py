@@ -17,7 +17,7 @@ from rich.console import Console
 import harness
 from engines import api
 from engines.overlap import SPEC
-from harness import floors, store, sweep, sweep_run, sweep_tables
+from harness import floors, store, sweep, sweep_run, sweep_tables, tables
 from harness.settings import Asked
 from harness.sweep import Axis, Point
 from harness.variants import load_variants
@@ -87,6 +87,7 @@ def test_toggles_engine_options_and_workload_options_can_be_swept() -> None:
         (["sync=copy-done"], "sync=copy-done: sync means something only with schedule=overlap"),
         (["max_new_tokens=8,08"], "max_new_tokens=8 and max_new_tokens=08 are the same run"),
         (["seed=1,2"], "unknown setting to sweep 'seed'"),
+        (["blocks=1,2"], "unknown setting to sweep 'blocks'"),
         (["plant_ns=1,2"], "unknown setting to sweep 'plant_ns'"),
         (["num_requests=" + ",".join(map(str, range(1, 202)))], "spans 201 points, more than 200"),
     ],
@@ -151,7 +152,9 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     text = io.StringIO()
     Console(file=text, width=120).print(*sweep_tables.to_terminal(result, 120), sep="\n")
     said = " ".join(text.getvalue().split())
-    for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", "4 → 3.6", "at 5% by itself", "Levels"):
+    row = result["comparisons"][1]["metrics"]["tpot_ms_p50"]
+    levels = f"{tables.number(row['before'])} → {tables.number(row['after'])}"
+    for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", levels, "at 5% by itself", "Levels"):
         assert part in said, part
     assert said.count("emulated device: these are times") == 1
     lines = list(csv.DictReader(io.StringIO(sweep_tables.to_csv(result))))

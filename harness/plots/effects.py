@@ -56,13 +56,14 @@ def effects(result: Mapping[str, Any], metric: str | None = None, width: float =
                 shown.add(company)
             if width >= style.WIDE:
                 _say(axes, place, row["average"])
-        further = _cut(axes, rows, margin)
+        if _cut(axes, rows, margin):
+            axes.plot([], [], " ", label="an interval without an end goes on")
         axes.set_yticks(places, names)
         axes.set_ylim(places[-1] + 0.55, places[0] - 0.75)
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")
         higher = ", higher is better" if chosen["better"] == "higher" else ""
-        axes.set_xlabel(f"change of {name} (%){higher}{further}")
+        axes.set_xlabel(f"change of {name} (%){higher}")
         blocks = f"{first['blocks']} block{'s' if first['blocks'] != 1 else ''}"
         said = "no interval" if first["blocks"] == 1 else f"{tables.confidence(first)}% intervals"
         axes.set_title(f"Effects on {name}" + (f", {blocks}, {said}" if width >= style.WIDE else ""))
@@ -78,15 +79,15 @@ def _companies(chosen: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, M
     return {"average": row} | {each: values for each, values in ends.items() if values is not None}
 
 
-def _cut(axes: Axes, rows: list[dict[str, Mapping[str, Any]]], margin: float) -> str:
-    """Ends the axis at REACH, and says so where an interval goes on."""
+def _cut(axes: Axes, rows: list[dict[str, Mapping[str, Any]]], margin: float) -> bool:
+    """Ends the axis at REACH; whether an interval goes on beyond it."""
     drawn = [each for row in rows for each in row.values()]
     reach = REACH * max(margin, *(100 * abs(each["change"]) for each in drawn))
     ends = [100 * each[end] for each in drawn for end in ("ci_low", "ci_high") if each[end] is not None]
     if not ends or max(map(abs, ends)) <= reach:
-        return ""
+        return False
     axes.set_xlim(max(-reach, 1.1 * min(*ends, -margin)), min(reach, 1.1 * max(*ends, margin)))
-    return "\nan interval that ends at the edge goes on beyond it"
+    return True
 
 
 def _places(rows: list[dict[str, Mapping[str, Any]]]) -> list[float]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from engines import api
@@ -113,11 +112,12 @@ def frontier(
                     color=look.colour, marker=look.marker, label=side,
                     markerfacecolor="white" if look.face == "none" else look.face,
                 )  # fmt: skip
+            before = dict(ys.get("before", ()))
             for place, x, y in points:
+                above = y > before.get(place, y)  # away from the other arm's mark
                 panel.annotate(
-                    f"{place:g}", (x, y), (3, -10), textcoords="offset points", size=7,
-                    path_effects=[withStroke(linewidth=2, foreground="white")],
-                )  # fmt: skip
+                    f"{place:g}", (x, y), (3, 5 if above else -10), textcoords="offset points", size=7
+                )
             panel.set_title(each.name)
             panel.set_xlabel(f"{throughput} ({_unit(throughput)})")
             panel.margins(x=0.12)
