@@ -74,6 +74,8 @@ def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
         listed = tuple(value.strip() for value in values.split(","))
         if not (flag and equals and all(listed)):
             raise api.BadSetting(f"--over needs NAME=VALUE,VALUE,..., not '{text}'")
+        if len(listed) == 1:
+            raise api.BadSetting(f"--over {text} has one value, and a sweep needs at least two")
         if len(set(listed)) < len(listed):
             raise api.BadSetting(f"--over {text} names a value twice")
         if name in (axis.name for axis in axes):
