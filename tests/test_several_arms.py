@@ -145,6 +145,14 @@ def test_the_order_of_two_of_several_arms_is_their_own() -> None:
     assert turned.pair("before", "after") == turned
 
 
+def test_a_run_without_orders_had_all_its_arms_turned_round_or_none(tmp_path: Path) -> None:
+    """Runs of several arms were measured so before orders were drawn."""
+    store.write_manifest(tmp_path, msgspec.structs.replace(three(), orders=[]))
+    old = store.read_manifest(tmp_path)
+    assert old.pair("half", "all").after_first == old.after_first
+    assert old.pair("all", "before").after_first == [not each for each in old.after_first]
+
+
 def test_any_two_arms_of_a_stored_run_can_be_compared(tmp_path: Path) -> None:
     folder = stored_three(tmp_path / "run")
     (found,) = across_runs.compare([f"{folder}:half", f"{folder}:all"]).result["comparisons"]
