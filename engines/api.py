@@ -328,6 +328,12 @@ class Toggle:
     source: str
     requires: Mapping[str, Mapping[str, tuple[str, ...]]]
     counters: tuple[str, ...] = ()
+    after: str = ""  # of `choices`, where the after is not the last of them
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Its before and its after."""
+        return self.choices[0], self.after or self.choices[-1]
 
     def unmet(self, choice: str, settings: Settings) -> str | None:
         """Why `choice` means nothing under `settings`, or None where it means something."""

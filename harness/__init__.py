@@ -7,6 +7,9 @@
     harness.compare("results/a:before", "results/b:before")  # what `bench compare --format json` prints
     harness.plots.latency_cdfs(run)                          # a matplotlib figure, as all of harness.plots
 
+    run = harness.load("results/a-factorial")              # run.effects: a frame of every effect
+    sweep = harness.load_sweep("results/a-sweep")          # sweep.changes, sweep.values, sweep.runs
+
 Columns with their types and units: harness.stored_run.COLUMNS. Metrics: harness.metrics. The method:
 stats.md. Importing this is light; pandas and matplotlib are loaded by what needs them.
 """
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
 
     from harness import plots
     from harness.stored_run import Run
+    from harness.stored_sweep import Sweep
 
-__all__ = ["compare", "load", "plots"]
+__all__ = ["compare", "load", "load_sweep", "plots"]
 
 
 def load(run: str | Path) -> Run:
@@ -30,6 +34,14 @@ def load(run: str | Path) -> Run:
     from harness import stored_run
 
     return stored_run.load(run)
+
+
+def load_sweep(sweep: str | Path) -> Sweep:
+    """A stored sweep, finished or not, as pandas frames; see stored_sweep.Sweep. Raises StoreError for a
+    folder that is no sweep, is damaged, or holds no finished point."""
+    from harness import stored_sweep
+
+    return stored_sweep.load(sweep)
 
 
 def compare(*runs: str | Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from engines import api
-from harness import cautions, comparison, metrics, stats, store
+from harness import cautions, comparison, floors, metrics, stats, store
 from harness.comparison import Block
 from harness.design import ALPHA, Arm, Design
 from harness.store import NOT_RECORDED, Manifest
@@ -114,6 +114,16 @@ def readable(folder: Path) -> Manifest:
     return manifest
 
 
+def check_two(folder: Path, manifest: Manifest) -> None:
+    """Raises BadSetting for a run of several arms, where a before and an after are wanted."""
+    first, *others = (arm.name for arm in manifest.design.arms)
+    if len(others) > 1:
+        raise api.BadSetting(
+            f"{folder} has {1 + len(others)} arms, and this takes a before and an after; of any two there is "
+            f"bench compare {folder}:{first} {folder}:{others[0]}"
+        )
+
+
 def check_comparable(left: Side, right: Side) -> None:
     """Raises BadSetting, naming the first difference that makes a comparison meaningless. What an imported
     run does not know differs from nothing."""
@@ -167,6 +177,14 @@ def finished(folder: Path, manifest: Manifest) -> tuple[list[Block], list[compar
     )
 
 
+def result(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """The object that `bench run --format json` printed, made again from the blocks. Raises StoreError for a
+    run that is not finished."""
+    blocks, per_block = finished(folder, manifest)
+    summary = comparison.result(manifest, blocks, per_block)
+    return floors.beside_known(summary, manifest, floors.folder_of(folder))
+
+
 def read_block(folder: Path, number: int, design: Design) -> Block:
     """A block in which every arm has its rows. Raises StoreError."""
     block = Block(number, store.read_block(folder, number))
@@ -181,14 +199,8 @@ def read_block(folder: Path, number: int, design: Design) -> Block:
 
 
 def _interleaved(left: Side, right: Side) -> dict[str, Any]:
-    manifest = left.manifest
-    design = msgspec.structs.replace(manifest.design, arms=(left.arm, right.arm))
-    if design.arms != manifest.design.arms:
-        turned = [not first for first in manifest.after_first]
-        manifest = msgspec.structs.replace(manifest, design=design, after_first=turned)
     blocks, _ = finished(left.folder, left.manifest)
-    per_block = [comparison.block_values(design, block) for block in blocks]
-    return comparison.comparison(manifest, blocks, per_block)
+    return comparison.of_pair(left.manifest, blocks, left.arm.name, right.arm.name)
 
 
 # ---------------------------------------------------------------------------------------------------------

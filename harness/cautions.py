@@ -64,20 +64,29 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: Values) -
     return list(dict.fromkeys(found))
 
 
+def of_several(manifest: Manifest, blocks: Sequence[Block], values: Values) -> list[str]:
+    """The lines of a run of several arms as a whole: those of no single pair of them."""
+    return [*_few(len(blocks)), *circumstances(manifest, blocks, values)]
+
+
+def _few(blocks: int) -> list[str]:
+    if blocks == 1:
+        return ["one block: numbers, no interval and no verdict; --blocks 6 gives both"]
+    return [f"too few blocks: {blocks}; the interval is wide, 6 is the default"] if blocks < 6 else []
+
+
 def _decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
     if primary is None:
         return []
     design = manifest.design
+    lines = _few(primary.blocks)
     if primary.sd is None:
         if any(arm.stays for arm in design.arms):
             return [
                 "one boot per side: boots of one server differ by a percent and more, and one of each can't "
                 "tell that from a change; servers that are started with cmd= give intervals and verdicts"
             ]
-        return ["one block: numbers, no interval and no verdict; --blocks 6 gives both"]
-    lines = []
-    if primary.blocks < 6:
-        lines.append(f"too few blocks: {primary.blocks}; the interval is wide, 6 is the default")
+        return lines
     alpha = design.alpha(primary.blocks)
     verdict = stats.verdict(primary, design.margin, "lower", is_time=True, alpha=alpha)
     if verdict == "undecided" and primary.scale == "ratio":

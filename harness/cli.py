@@ -533,9 +533,13 @@ def _measure(asked: Asked, out: Path, resume: Path | None, form: Format) -> None
 
 def _show(result: Mapping[str, Any], form: Format, gate: str | None = None) -> None:
     """Print a result on stdout; `gate`: what a gate said of it."""
-    from harness import tables
+    from harness import factorial_tables, tables
 
-    if gate is None:
+    if "factorial" in result:
+        _print(
+            result, form, factorial_tables.to_csv, factorial_tables.to_markdown, factorial_tables.to_terminal
+        )
+    elif gate is None:
         _print(result, form, tables.to_csv, tables.to_markdown, tables.to_terminal)
     else:
         _print(
@@ -628,6 +632,71 @@ def doctor() -> None:
     from harness import listings
 
     Console(highlight=False).print(listings.checkup(checks.examine()))
+
+
+# Two arms have a before and an after; here the toggles say what differs, and the blocks are fixed.
+OF_TWO_ARMS = (
+    "variant", "before", "after", "until_decided", "until_precision", "max_blocks", "plant", "plant_at",
+    "secondary",
+)  # fmt: skip
+
+
+@app.command()
+@partial(measuring, without=OF_TWO_ARMS)
+def factorial(
+    asked: Asked,
+    run: Annotated[
+        Path | None, typer.Argument(help="A finished factorial to show again.", show_default=False)
+    ] = None,
+    toggles: Annotated[
+        str | None,
+        _option(DESIGN, "Toggles to vary: NAME, or NAME=BEFORE:AFTER, joined by commas.", metavar="A,B,..."),
+    ] = None,
+    out: Out = RESULTS,
+    resume: Annotated[Path | None, _option(OUTPUT, "Folder of a factorial to go on with.")] = None,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """What each of several toggles gives, alone and with the others: all their settings in one run, of the
+    engine overlap unless you say otherwise."""
+    from harness import factorial_run
+
+    if run is None:
+        result, outputs_differ = factorial_run.measure(asked, toggles, resume, out)
+    elif asked.nothing and toggles is None and resume is None:
+        result, outputs_differ = factorial_run.read(run)
+    else:
+        raise api.BadSetting(f"{run} is measured: with it, only --format means something")
+    _show(result, format)
+    raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
+
+
+@app.command()
+@measuring
+def sweep(
+    asked: Asked,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[SWEEP]", help="A sweep to show again.", show_default=False)
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        _option(DESIGN, "Setting and its values; once for each axis of the grid.", metavar="NAME=A,B,..."),
+    ] = None,
+    out: Out = RESULTS,
+    resume: Annotated[Path | None, _option(OUTPUT, "Folder of a sweep to go on with.")] = None,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Measure a grid of runs one after the other: a workload option, a variant, a toggle, at each value."""
+    from harness import sweep_run, sweep_tables
+
+    if folder is None:
+        folder = sweep_run.measure(asked, over or (), resume, out, _say)
+    elif not asked.nothing or over or resume is not None:
+        raise api.BadSetting(f"{folder} is measured: with it, only --format means something")
+    result, outputs_differ = sweep_run.result(folder)
+    _print(result, format, sweep_tables.to_csv, sweep_tables.to_markdown, sweep_tables.to_terminal)
+    raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
 
 
 experiment = typer.Typer(

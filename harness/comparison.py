@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from engines import api
-from harness import cautions, gate, metrics, prediction, stats
-from harness.design import Arm, Design, Until
+from harness import cautions, factorial, gate, metrics, prediction, stats
+from harness.design import Arm, Design, Factorial, Until
 from harness.store import SCHEMA_VERSION, Manifest
 
 if TYPE_CHECKING:
@@ -41,6 +42,16 @@ class Block:
         frame = self.tables[table]
         return frame[frame["arm"] == arm] if len(frame) else frame
 
+    def only(self, arms: Sequence[str]) -> Block:
+        """The same block without the other arms."""
+        return Block(
+            self.number,
+            {
+                name: frame[frame["arm"].isin(arms)] if len(frame) else frame
+                for name, frame in self.tables.items()
+            },
+        )
+
 
 def check_metrics(design: Design) -> None:
     """Raises BadSetting where a declared metric is unknown, or can't carry the verdict asked of it."""
@@ -68,27 +79,90 @@ def result(
     described = list(manifest.descriptions.values())
     design = manifest.design
     per_block = per_block or [block_values(design, block) for block in blocks]
-    return {
+    found = {
         "schema_version": SCHEMA_VERSION,
         "run": manifest.run,
         "device": described[0].device["kind"] if described else "unknown",
         "stopped_because": reason_to_stop(design, per_block) or f"ended after {len(blocks)} blocks",
-        "comparisons": [comparison(manifest, blocks, per_block)],
+        "comparisons": comparisons(manifest, blocks, per_block),
+    }
+    if design.factorial is not None:
+        found["factorial"] = _effects_of(manifest, design.factorial, blocks, per_block)
+    return found
+
+
+def _effects_of(
+    manifest: Manifest, planned: Factorial, blocks: Sequence[Block], per_block: Sequence[Values]
+) -> dict[str, Any]:
+    design = manifest.design
+    values = measured(design, per_block)
+    found = factorial.analyse(planned.factors, design.arms, values, design.primary, design.margin)
+    return found | {
+        "left_out": [{"name": each.name, "reason": each.reason} for each in planned.left_out],
+        "warnings": cautions.of_several(manifest, blocks, values),
     }
 
 
-def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> dict[str, Any]:
+def comparisons(
+    manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]
+) -> list[dict[str, Any]]:
+    """The first arm against each other one. Where there are several, every declared metric has a family of
+    verdicts, and their p are Holm-adjusted: those of the primary, and those of all secondaries together."""
+    design = manifest.design
+    if len(design.arms) <= 2:
+        return [comparison(manifest, blocks, per_block)]
+    first, *others = (arm.name for arm in design.arms)
+    pairs = {other: manifest.pair(first, other) for other in others}
+    effects = {other: _effects(pair.design, per_block) for other, pair in pairs.items()}
+    adjusted: dict[str, dict[str, float]] = {other: {} for other in others}
+    for family in ([design.primary], design.secondaries):
+        raw = {
+            (other, name): p
+            for other, found in effects.items()
+            for name in family
+            if name in found and (p := found[name].p) is not None
+        }
+        for (other, name), p in zip(raw, stats.holm(list(raw.values())), strict=True):
+            adjusted[other][name] = p
+    return [
+        comparison(_named(pair, other), [block.only((first, other)) for block in blocks], per_block,
+                   adjusted[other])
+        for other, pair in pairs.items()
+    ]  # fmt: skip
+
+
+def of_pair(manifest: Manifest, blocks: Sequence[Block], before: str, after: str) -> dict[str, Any]:
+    """The comparison of any two arms, as of a run that had no others: they were interleaved."""
+    pair = manifest.pair(before, after)
+    chosen = [block.only((before, after)) for block in blocks]
+    return comparison(pair, chosen, [block_values(pair.design, block) for block in chosen])
+
+
+def _named(pair: Manifest, after: str) -> Manifest:
+    design = msgspec.structs.replace(pair.design, name=f"{pair.design.name}: {after}")
+    return msgspec.structs.replace(pair, design=design)
+
+
+def comparison(
+    manifest: Manifest,
+    blocks: Sequence[Block],
+    per_block: Sequence[Values],
+    adjusted: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
     """One comparison; with one arm `after` is null, and so is all but `before` of each metric.
 
     `confidence` is that of every interval: where a run may stop early, 1 - the level of its last look.
+    `adjusted`: p by metric, where this is one of several comparisons; else the secondaries are adjusted
+    among themselves.
     """
     design = manifest.design
     alpha = design.alpha(len(blocks))
     values = measured(design, per_block)
-    effects = {name: _effect(name, per_arm, alpha) for name, per_arm in values.items() if len(per_arm) == 2}
+    effects = _effects(design, per_block)
     if len(design.arms) == 2 and design.primary not in effects:
         raise _no_value(design.primary)
-    adjusted = _adjusted(design, effects)
+    if adjusted is None:
+        adjusted = _adjusted(design, effects)
     offered = offered_load(design, per_block)
     before, *after = design.arms_with_plant(manifest.plant_ns)
     did = mechanism(design, blocks)
@@ -120,8 +194,6 @@ def comparison(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[
 
 def settings(arm: Arm) -> dict[str, Any]:
     """An arm as it stands in the result: everything but its name, and of its options those that are known."""
-    import msgspec
-
     plain: dict[str, Any] = msgspec.to_builtins(arm)
     if arm.known is not None:
         plain["options"] = {name: plain["options"][name] for name in arm.known}
@@ -182,7 +254,7 @@ def _no_value(metric: str) -> api.EngineError:
 def _kind(name: str) -> tuple[str, bool]:
     """Which way a metric is better, and whether it is a time."""
     metric = metrics.METRICS[name]
-    return metric.better, metric.unit in ("ms", "us", "s")
+    return metric.better, metric.is_time
 
 
 def measured(design: Design, per_block: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
@@ -207,10 +279,17 @@ def block_values(design: Design, block: Block) -> Values:
         found[arm.name] = metrics.measure(requests, steps_of_arm, rounds, work, design.goodput)
         found[arm.name][OFFERED] = offered_rate(requests)
     steps = [block.of(arm.name, "steps") for arm in design.arms]
-    if len(steps) == 2 and all(len(each) for each in steps):
+    if len(steps) > 1 and all(len(each) for each in steps):
         for arm, value in zip(design.arms, metrics.step_ms_matched(*steps), strict=True):
             found[arm.name]["step_ms_matched"] = value
     return found
+
+
+def _effects(design: Design, per_block: Sequence[Values]) -> dict[str, stats.Effect]:
+    """By metric, of two arms; nothing of one alone."""
+    values = measured(design, per_block)
+    alpha = design.alpha(len(per_block))
+    return {name: _effect(name, per_arm, alpha) for name, per_arm in values.items() if len(per_arm) == 2}
 
 
 def _effect(name: str, per_arm: Mapping[str, Sequence[float]], alpha: float) -> stats.Effect:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import combinations
 from typing import Literal
 
 import msgspec
@@ -25,7 +26,7 @@ class Ref(msgspec.Struct, frozen=True, kw_only=True):
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a comparison: an engine with its settings, under a given interpreter."""
 
-    name: str  # "before", "after"
+    name: str  # "before", "after"; where there are more, whatever tells them apart
     engine: str
     options: api.EngineOptions
     toggles: dict[str, str]
@@ -41,6 +42,28 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it is a server at an address, which runs before and after: it has one boot, whatever is
         asked of it."""
         return "url" in self.toggles
+
+
+class Factor(msgspec.Struct, frozen=True, kw_only=True):
+    """A toggle that a factorial varies, with two of its choices."""
+
+    toggle: str
+    before: str
+    after: str
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting of a factorial that means nothing, and why."""
+
+    name: str  # as its arm would be called
+    reason: str
+
+
+class Factorial(msgspec.Struct, frozen=True, kw_only=True):
+    """That the arms of a design are the settings of some factors; what is made of it: factorial.py."""
+
+    factors: tuple[Factor, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +86,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     """A run, decided before its first block: what is compared, on what, how often, and by which metric."""
 
     name: str  # the variant's, or the engine's where there is none
-    arms: tuple[Arm, ...]  # one, or the before and the after
+    arms: tuple[Arm, ...]  # one; the before and the after; or several, each compared with the first
     workload: Workload
     blocks: int = 6  # with `until`: at most
     until: Until | None = None  # None: all the blocks, whatever they say
@@ -71,6 +94,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     plant: float | None = None  # delay put into each step of the after arm, as a share of the before's step
     plant_at: str = "device"  # one of the engines' `plants`
     gate: Gate | None = None
+    factorial: Factorial | None = None
     rounds: int = 2  # measured rounds of a boot, in turn with the other arm's; pooled
     warmup_rounds: int = 1
     margin: float = 0.01  # the largest change that counts as none, as a fraction
@@ -98,12 +122,14 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if count < least:
                 raise api.BadSetting(f"{flag} must be at least {least}, not {count}")
-        if self.until is not None and len(self.arms) < 2:
-            raise api.BadSetting("a run that stops by what it finds needs two arms; give --blocks for one")
         if any(arm.stays for arm in self.arms) and (self.blocks > 1 or self.until is not None):
             raise api.BadSetting(
                 "a server at a url is one boot, however often it is asked, and rounds within a boot are no "
                 "blocks; leave --blocks out, or start a server per boot with cmd="
+            )
+        if self.until is not None and len(self.arms) != 2:
+            raise api.BadSetting(
+                f"a run that stops by what it finds needs two arms; give --blocks for {len(self.arms)}"
             )
         if not 0 < self.margin < 1:
             raise api.BadSetting(f"--margin must lie between 0% and 100%, not {self.margin:.4g}")
@@ -113,17 +139,19 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             raise api.BadSetting("a metric is named twice among --primary and --secondary")
         if self.plant is not None:
             self._check_plant(self.plant)
-        same = len(self.arms) == 2 and _settings(self.arms[0]) == _settings(self.arms[1])
-        if same and not self.against_itself and self.plant is None:
-            raise api.BadSetting(
-                "before and after are the same settings; change one with --before or --after, or measure an "
-                "arm against itself with bench aa"
-            )
+        for left, right in combinations(self.arms, 2):
+            if left.name == right.name:
+                raise api.BadSetting(f"two arms have the name {left.name}")
+            if _settings(left) == _settings(right) and not self.against_itself and self.plant is None:
+                raise api.BadSetting(
+                    f"{left.name} and {right.name} are the same settings; change one with --before or "
+                    "--after, or measure an arm against itself with bench aa"
+                )
 
     def _check_plant(self, share: float) -> None:
         if not 0 <= share < 1:
             raise api.BadSetting(f"--plant must lie between 0% and 100%, not {share:.4g}")
-        if len(self.arms) < 2:
+        if len(self.arms) != 2:
             raise api.BadSetting("--plant delays the after arm, and there is none; bench aa has one")
         if not self.arms[0].options.recorder:
             raise api.BadSetting("--plant is sized by the before arm's steps, and its recorder is off")
@@ -154,6 +182,19 @@ def order(seed: int, block: int) -> bool:
     keeps 5% under every drift tried, and needs no balance to be unbiased.
     """
     return bool(_draw(seed, "order", block) & 1)
+
+
+def orders(seed: int, block: int, arms: int) -> list[int]:
+    """The arms of `block` by number, in the order in which they run: every order is as likely as any other.
+
+    Each arm is put at a place drawn among those before it, the second one by the coin of `order`; so two
+    arms have the order they always had.
+    """
+    found = [0]
+    for arm in range(1, arms):
+        drawn = _draw(seed, "order", block) if arm == 1 else _draw(seed, "order", block, arm)
+        found.insert(arm - drawn % (arm + 1), arm)
+    return found
 
 
 def workload_order(seed: int, block: int, index: int, workloads: int) -> list[int]:

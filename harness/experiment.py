@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness import comparison, experiment_file, experiment_result, measure, pairs, runner, store
+from harness import comparison, experiment_file, experiment_result, measure, runner, store
 from harness.across_runs import finished, readable
 from harness.design import Design
 from harness.experiment_file import FEWEST_BLOCKS, Adjusted, Experiment
@@ -157,23 +157,8 @@ def _measure(designs: Mapping[Path, Design], display: Display) -> None:
     with display(path.parent, design) as observe:
         runner.run_together(runs, observe)
     for path in runs:
-        store.write_summary(path, _summary(path))
-
-
-def _summary(path: Path) -> dict[str, Any]:
-    """The object of `--format json` of one run: the first arm against each other one."""
-    manifest = store.read_manifest(path)
-    blocks, per_block = finished(path, manifest)
-    first, *others = (arm.name for arm in manifest.design.arms)
-    if not others:
-        return comparison.result(manifest, blocks, per_block)
-    return {
-        "schema_version": store.SCHEMA_VERSION,
-        "run": manifest.run,
-        "device": manifest.descriptions[first].device["kind"],
-        "stopped_because": comparison.reason_to_stop(manifest.design, per_block),
-        "comparisons": [pairs.compared(manifest, blocks, first, other) for other in others],
-    }
+        manifest = store.read_manifest(path)
+        store.write_summary(path, comparison.result(manifest, *finished(path, manifest)))
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness import cautions, comparison, metrics, pairs, stats, store, tables
+from harness import cautions, comparison, metrics, stats, store, tables
 from harness.comparison import COUNTER, Block
 from harness.experiment_file import (
     EXTRA,
@@ -85,7 +85,7 @@ class Finished:
 
     def outputs(self, before: str, after: str) -> Outputs:
         """Requests compared and identical; none where the arms' models differ."""
-        alone = pairs.pair(self.manifest, before, after)
+        alone = self.manifest.pair(before, after)
         if len({arm.options.model for arm in alone.design.arms}) > 1:
             return {"compared": 0, "identical": 0}
         found = comparison.outputs(alone.design, self.blocks)
@@ -148,7 +148,7 @@ def _warnings(experiment: Experiment, runs: Runs) -> list[str]:
     lines: list[tuple[str, str]] = []
     if main.before:
         run = runs[main.boots, main.workload]
-        compared = pairs.compared(_deciding_by(main, run), run.blocks, main.before, main.arm)
+        compared = comparison.of_pair(_deciding_by(main, run), run.blocks, main.before, main.arm)
         lines += [(main.workload, line) for line in compared["warnings"]]
     for (_, workload), run in runs.items():
         values = comparison.measured(
@@ -210,7 +210,7 @@ def conclusion(experiment: Experiment, claim: Mapping[str, Any], runs: Runs) -> 
     device = next(iter(run.manifest.descriptions.values())).device["kind"]
     if main.change:
         manifest = _deciding_by(main, run)
-        compared = pairs.compared(manifest, run.blocks, main.before, main.arm)
+        compared = comparison.of_pair(manifest, run.blocks, main.before, main.arm)
         found = tables.conclusion({"device": device}, compared)
     else:
         cell = claim["measured"]

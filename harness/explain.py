@@ -34,6 +34,7 @@ def explain(folder: Path) -> dict[str, Any]:
     no step records to explain.
     """
     manifest = across_runs.readable(folder)
+    across_runs.check_two(folder, manifest)
     blocks, _ = across_runs.finished(folder, manifest)
     design = manifest.design
     arms = [[of_boot(block, arm, folder) for block in blocks] for arm in design.arms]

@@ -74,6 +74,12 @@ class Shown:
     remarks: tuple[str, ...]
 
 
+def folder_of(run: Path) -> Path:
+    """Where the floors of a run are kept: beside it, or beside the sweep that it is a point of."""
+    inside = (run.parent / store.SWEEP_FILE).exists()
+    return (run.parent.parent if inside else run.parent) / FOLDER
+
+
 def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
     """Of a run; the before arm speaks for both."""
     design = manifest.design
@@ -177,11 +183,11 @@ def beside(comparison: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
 
 def beside_known(summary: Mapping[str, Any], manifest: Manifest, folder: Path) -> dict[str, Any]:
     """The result of a run with the floor in `folder` that fits it best; one arm alone has none."""
-    (comparison,) = summary["comparisons"]
+    comparison = summary["comparisons"][0]  # all have as many blocks, and one first arm
     if comparison["after"] is None:
         return dict(summary)
     shown = find(folder, manifest, comparison["blocks"], 1 - comparison["confidence"])
-    return {**summary, "comparisons": [beside(comparison, shown)]}
+    return {**summary, "comparisons": [beside(each, shown) for each in summary["comparisons"]]}
 
 
 def _differences(floor: Circumstances, wanted: Circumstances) -> dict[str, str]:

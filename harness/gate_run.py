@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import api
-from harness import comparison, floors, gate, measure, store, tables
+from harness import across_runs, comparison, floors, gate, measure, store, tables
 from harness.across_runs import finished, readable
 
 SUMMARY = "gate.md"
@@ -36,6 +36,7 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Gated:
     where it can't be gated."""
     manifest = readable(folder)
     design = manifest.design
+    across_runs.check_two(folder, manifest)
     if len(design.arms) < 2:
         raise api.BadSetting(f"{folder} has one arm, and a gate needs a before and an after")
     planned = design.gate.max_regression if design.gate is not None else gate.DEFAULT_LIMIT
@@ -45,7 +46,7 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Gated:
     judged = comparison.judged(design, per_block, wanted, most)
     summary = comparison.result(manifest, blocks, per_block)
     found = gate.as_plain(judged, most, gate.level(design, len(blocks)))
-    result = floors.beside_known(summary, manifest, folder.parent / floors.FOLDER) | {"gate": found}
+    result = floors.beside_known(summary, manifest, floors.folder_of(folder)) | {"gate": found}
     return Gated(result, measure.outputs_differ(manifest, summary))
 
 

@@ -15,7 +15,7 @@ import msgspec
 from engines.api import BadSetting
 from harness import floors, machine, runner, store
 from harness.comparison import Block, Values, block_values, check_metrics, reason_to_stop, result
-from harness.design import Design, order
+from harness.design import Design, order, orders
 from harness.store import Manifest
 
 Display = Callable[[Path, Design], AbstractContextManager[runner.Observer]]
@@ -69,15 +69,15 @@ def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
             error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, go on with --resume {folder}")
         raise
     blocks = [Block(number, store.read_block(folder, number)) for number in range(done)]
-    summary = with_floor(result(manifest, blocks), manifest, folder.parent / floors.FOLDER)
+    summary = with_floor(result(manifest, blocks), manifest, floors.folder_of(folder))
     store.write_summary(folder, summary)
     return Outcome(summary, outputs_differ(manifest, summary), folder)
 
 
 def outputs_differ(manifest: Manifest, summary: Mapping[str, Any]) -> bool:
     """Whether outputs differ that were promised to be equal."""
-    outputs = summary["comparisons"][0]["outputs"]
-    return bool(manifest.promises_outputs and outputs["identical"] < outputs["compared"])
+    found = [each["outputs"] for each in summary["comparisons"]]
+    return manifest.promises_outputs and any(each["identical"] < each["compared"] for each in found)
 
 
 def differences_from(manifest: Manifest) -> list[str]:
@@ -97,9 +97,7 @@ def differences_from(manifest: Manifest) -> list[str]:
 
 def with_floor(summary: dict[str, Any], manifest: Manifest, folder: Path) -> dict[str, Any]:
     """The result with the noise floor beside it; an A/A run measures that, and keeps it in `folder`."""
-    design, (comparison,) = manifest.design, summary["comparisons"]
-    if comparison["after"] is None:
-        return summary
+    design, comparison = manifest.design, summary["comparisons"][0]
     if design.against_itself and design.plant is None and comparison["blocks"] > 1:
         floor = floors.measured(manifest, comparison)
         floors.keep(folder, floor)
@@ -124,12 +122,14 @@ def _rule(folder: Path, design: Design) -> runner.Enough:
 
 def described_here(design: Design, run: str, now: datetime) -> Manifest:
     """The manifest of a run that starts here and now."""
+    arms = len(design.arms)
     return Manifest(
         schema_version=store.SCHEMA_VERSION,
         run=run,
         created=now.isoformat(timespec="seconds"),
         design=design,
         after_first=[order(design.seed, block) for block in range(design.blocks)],
+        orders=[orders(design.seed, block, arms) for block in range(design.blocks)] if arms > 2 else [],
         machine=machine.fingerprint(),
         code=machine.code(),
         versions=machine.versions(),

@@ -36,6 +36,10 @@ class Metric:
     better: str
     can_be_zero: bool
 
+    @property
+    def is_time(self) -> bool:
+        return self.unit in ("ms", "us", "s")
+
 
 # Times with a distribution, ms; each gets one metric per STATISTICS. True: can be zero.
 DISTRIBUTIONS = {
@@ -89,7 +93,7 @@ def measure(
     device: pd.DataFrame | None = None,
     objectives: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """All metrics of one boot but `step_ms_matched`, which takes two arms.
+    """All metrics of one boot but `step_ms_matched`, which takes several arms.
 
     `requests`, `steps` and `device` are records.requests_frame, steps_frame and device_frame with a column
     `round`; `rounds` has round, started_ns and ended_ns. Engines without step records have no `steps` or
@@ -362,27 +366,25 @@ def _phases_ns(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(spent)
 
 
-def step_ms_matched(before_steps: pd.DataFrame, after_steps: pd.DataFrame) -> tuple[float, float]:
-    """Decode step time of both arms, ms, standardised to the before arm's batch mix.
+def step_ms_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[float, ...]:
+    """Decode step time of each arm, ms, standardised to the before arm's batch mix.
 
     In open loop a faster arm runs smaller batches, which flatters its steps. So: the mean step interval
     (decode_intervals) for each batch size, averaged over batch sizes with the before arm's number of steps
     as weights. Means, not medians: weighted, they add up to the time the same mix of steps takes, and a
     change that pays for common steps with rare slow ones gains nothing. A batch size that one of the arms
-    never ran is left out of both, for there is nothing to compare it with; the weights of the others stay.
-    NaN for both where no batch size is shared.
+    never ran is left out of all, for there is nothing to compare it with; the weights of the others stay.
+    NaN for all where no batch size is shared.
     """
-    before, after = (
-        decode_intervals(steps).groupby("batch")["interval_ns"] for steps in (before_steps, after_steps)
-    )
-    shared = before.mean().index.intersection(after.mean().index)
+    arms = [decode_intervals(steps).groupby("batch")["interval_ns"] for steps in (before_steps, *others)]
+    means = [arm.mean() for arm in arms]
+    shared = means[0].index
+    for mean in means[1:]:
+        shared = shared.intersection(mean.index)
     if shared.empty:
-        return np.nan, np.nan
-    weights = before.size()[shared]
-    return (
-        float(np.average(before.mean()[shared], weights=weights)) / NS_PER_MS,
-        float(np.average(after.mean()[shared], weights=weights)) / NS_PER_MS,
-    )
+        return (np.nan,) * len(arms)
+    weights = arms[0].size()[shared]
+    return tuple(float(np.average(mean[shared], weights=weights)) / NS_PER_MS for mean in means)
 
 
 def _mean(values: pd.Series) -> float:

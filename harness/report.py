@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from engines import api
 from harness import plots, store, tables
+from harness.across_runs import check_two
 from harness.design import Design
 from harness.plots import style
 from harness.plots.page import inline_svg
@@ -54,13 +55,15 @@ class Picture:
 
 
 def write(folder: Path, path: Path) -> None:
-    """The report of a finished run at `path`, .html or .md. Raises BadSetting for another ending, and
-    StoreError for a run that can't be read or is not finished."""
+    """The report of a finished run at `path`, .html or .md. Raises BadSetting for another ending or a run of
+    several arms, and StoreError for a run that can't be read or is not finished."""
     forms: dict[str, Callable[[Run], str]] = {".html": to_html, ".md": to_markdown}
     form = forms.get(path.suffix.lower())
     if form is None:
         raise api.BadSetting(f"a report is a web page or markdown: end {path} in {' or '.join(forms)}")
-    store.write_text(path, form(load(folder)))
+    run = load(folder)
+    check_two(folder, run.manifest)
+    store.write_text(path, form(run))
 
 
 def to_html(run: Run) -> str:

@@ -1,11 +1,11 @@
 """A run from its first boot to its last block: what is booted, in which order, what is kept of each round.
 
     block -1    one boot per arm and a warm-up round each, thrown away: first boots are slow
-    block 0...  one boot per arm, side by side; then each arm runs its warm-up and its measured rounds while
-                the other is parked; both are stopped; the block is written
+    block 0...  one boot per arm, two at a time; then each arm runs its warm-up and its measured rounds while
+                the others are parked; all are stopped; the block is written
 
-The coin says which arm begins a block. From round to round the arms take turns in beginning, so that a
-machine that changes over seconds treats both alike; the rounds of a boot are pooled.
+The order of the arms is drawn for each block. Every other round goes the other way, so that a machine that
+changes over seconds treats all alike; the rounds of a boot are pooled.
 
 While a round runs, this process sleeps: it wakes for the end, for a progress line (at most two a second),
 or for a death.
@@ -25,7 +25,7 @@ import pandas as pd
 
 from engines import api
 from harness import messages, metrics, readings, records, store
-from harness.design import Arm, Design, order, round_seed, workload_order
+from harness.design import Arm, Design, orders, round_seed, workload_order
 from harness.session import Booted, Session
 from harness.store import Manifest
 from harness.workload import Planned, Workload, plan, skipped
@@ -95,7 +95,7 @@ def run_together(
                     manifests = _discarded(session, folders, manifests, len(missing), observe)
                 began = time.monotonic()
                 observe(BlockBegun(block, sum(each >= block for each in missing)))
-                booted = session.boot(design.arms_with_plant(manifests[0].plant_ns))
+                booted = session.boot(in_order(design.arms_with_plant(manifests[0].plant_ns), design, block))
                 measured = _block(session, [each.design for each in manifests], block, booted, observe)
                 session.shut(list(booted.values()))
                 for folder, blocks, tables in zip(folders, kept, measured, strict=True):
@@ -115,7 +115,7 @@ def _discarded(
     design = manifests[0].design
     began = time.monotonic()
     observe(BlockBegun(-1, left))
-    booted = session.boot(design.arms_with_plant(None))
+    booted = session.boot(in_order(design.arms_with_plant(None), design, -1))
     manifests = [described(each, booted) for each in manifests]
     measured = _block(session, [each.design for each in manifests], -1, booted, observe)
     if design.plant is not None and manifests[0].plant_ns is None:
@@ -145,9 +145,8 @@ def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
     found = {name: each.description for name, each in booted.items()}
     kinds = sorted({each.device["kind"] for each in found.values()})
     if len(kinds) > 1:
-        raise api.BadSetting(
-            f"before and after run on different devices ({', '.join(kinds)}): never compared"
-        )
+        names = " and ".join(arm.name for arm in manifest.design.arms)
+        raise api.BadSetting(f"{names} run on different devices ({', '.join(kinds)}): never compared")
     for name, old in manifest.descriptions.items():
         if name in found and (old.device["kind"], old.device["name"]) != (
             found[name].device["kind"],
@@ -196,10 +195,15 @@ def _block(
     ]
 
 
-def arms_in_order(design: Design, block: int, index: int) -> tuple[Arm, ...]:
-    """The arms as they run in one round of `block`: as the coin fell, and every other round the other way."""
-    reverse = order(design.seed, block) != bool(index % 2)
-    return design.arms[::-1] if reverse else design.arms
+def arms_in_order(design: Design, block: int, index: int) -> list[Arm]:
+    """The arms as they run in one round of `block`: as they were drawn, and every other round the other
+    way."""
+    return in_order(design.arms, design, block)[:: -1 if index % 2 else 1]
+
+
+def in_order(arms: Sequence[Arm], design: Design, block: int) -> list[Arm]:
+    """These arms as they were drawn for `block`."""
+    return [arms[number] for number in orders(design.seed, block, len(arms))]
 
 
 def rounds_of(design: Design, block: int) -> Iterator[int]:

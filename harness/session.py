@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TypeVar
 
 import msgspec
+import psutil
 import zmq
 
 import engines
@@ -34,6 +35,8 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARAL
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
 IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
+SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture that waits is no faster
+GIB = 1 << 30
 SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
 ROLES = {"device": "device process", "output": "output process", "server": "server"}
 
@@ -130,11 +133,19 @@ class Session:
     # -- boots ---------------------------------------------------------------------------------------------
 
     def boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
-        """Start one engine per arm, side by side; by name, all ready. Raises BadSetting or RunFailed."""
-        self._boots += 1
-        if self._boots == 1:
+        """Start one engine per arm, two side by side; by name, all ready. Raises BadSetting or RunFailed."""
+        first = self._boots == 0
+        if first:
             for arm in arms:
                 check_interpreter(arm)
+        booted: dict[str, Booted] = {}
+        while len(booted) < len(arms):
+            booted |= self._boot(arms[len(booted) : len(booted) + SIDE_BY_SIDE])
+            if first:
+                check_memory(len(booted), len(arms), private_bytes(booted), psutil.virtual_memory().available)
+        return booted
+
+    def _boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
         hosts = {arm.name: self._start_host(arm) for arm in arms}
         descriptions: dict[str, api.Description] = {}
         while len(descriptions) < len(arms):
@@ -156,7 +167,8 @@ class Session:
             each.inbox.close(linger=0)
 
     def _start_host(self, arm: Arm) -> tuple[Child, str]:
-        stem = f"{self._boots}-{arm.name}"
+        self._boots += 1
+        stem = f"host-{self._boots}"
         address = self._endpoint(stem)
         config = api.HostConfig(
             name=arm.name,
@@ -347,6 +359,23 @@ class Session:
         socket.rcvhwm = 0
         socket.bind(self._endpoint(name))
         return socket
+
+
+def private_bytes(booted: Mapping[str, Booted]) -> int:
+    """Memory that would be free without these engines."""
+    pids = [child.pid for each in booted.values() for child in each.children]
+    return sum(psutil.Process(pid).memory_full_info().uss for pid in pids)
+
+
+def check_memory(booted: int, arms: int, taken: int, free: int) -> None:
+    """Raises BadSetting where the arms that are still to boot will not fit beside those that are: of a block
+    all live at once, parked but one. `taken`: bytes of the booted; `free`: bytes."""
+    wanted = taken / booted * (arms - booted)
+    if wanted > free:
+        raise api.BadSetting(
+            f"{arms} arms at once need about {taken / booted * arms / GIB:.1f} GiB, and beside {booted} of "
+            f"them {free / GIB:.1f} GiB are free: compare fewer, or a smaller model"
+        )
 
 
 def check_interpreter(arm: Arm) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness.design import Arm, Design, Gate, Ref
+from harness.design import Arm, Design, Factorial, Gate, Ref
 from harness.variants import Variant
 from harness.workload import Workload, lengths
 from harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
@@ -104,7 +104,7 @@ def make_arm(
         if kind == "toggle":
             new_toggles[key] = value
         elif kind == "option":
-            new_options[key] = _parsed(key, value, options_by_name[key].type)
+            new_options[key] = parse_typed(key, value, options_by_name[key].type)
     full = spec.check(new_toggles)
     if spec.setting("url") is not None:
         _check_server(name, full)
@@ -195,7 +195,7 @@ def _convert(values: Mapping[str, Any], kind: type, what: str) -> Any:
         raise api.BadSetting(f"{what}: {error}") from error
 
 
-def _parsed(key: str, text: str, kind: Any) -> Any:
+def parse_typed(key: str, text: str, kind: Any) -> Any:
     try:
         return msgspec.convert(SWITCH.get(text, text) if kind is bool else text, type=kind, strict=False)
     except msgspec.ValidationError as error:
@@ -290,9 +290,30 @@ def make_design(
         arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
     if asked.refs is not None:
         arms = tuple(msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, asked.refs, strict=True))
+    name = arms[0].engine if variant is None else variant.name
+    return complete(
+        asked,
+        engines,
+        f"aa-{name}" if asked.against_itself else name,
+        arms,
+        {} if variant is None else variant.workload,
+        guess_device,
+    )
+
+
+def complete(
+    asked: Asked,
+    engines: Mapping[str, api.EngineSpec],
+    name: str,
+    arms: tuple[Arm, ...],
+    of_variant: Mapping[str, Any],
+    guess_device: Callable[[], str],
+    factorial: Factorial | None = None,
+) -> Design:
+    """The design of these arms, checked: with the workload (`of_variant`: what a variant brings), the blocks
+    and the rules that were asked for."""
     device = arms[0].options.device
     scale = guess_device() if device == "auto" else device
-    of_variant = {} if variant is None else variant.workload
     defaults = dict(SCALED[scale])
     if any(engines[arm.engine].asks_text for arm in arms) and asked.workload.get("arrival") != "trace":
         defaults["pretok"] = False
@@ -302,10 +323,10 @@ def make_design(
             msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, sampling=True))
             for arm in arms
         )
-    name = arms[0].engine if variant is None else variant.name
     design = Design(
-        name=f"aa-{name}" if asked.against_itself else name,
+        name=name,
         arms=arms,
+        factorial=factorial,
         workload=workload,
         against_itself=asked.against_itself,
         **{

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -38,10 +38,12 @@ COLUMNS = {  # without which a table can't be what the runner wrote
     "rounds": ("started_ns", "ended_ns"),
     "work": ("kind", "step", "start_ns", "end_ns"),
 }  # fmt: skip
+Read = TypeVar("Read")
 PARTIAL = ".partial"
 NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 PROFILE = "profile"  # what a profile's folder says it is, in PROFILE_FILE
 PROFILE_FILE = "profile.json"
+SWEEP_FILE = "sweep.json"  # what makes a folder of runs a sweep; see sweep.py
 EVALUATION = "eval"
 EVALUATION_FILE = "evaluation.json"
 
@@ -65,8 +67,10 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a run was meant to be and where it ran, written before its first block.
 
-    `after_first` is the order drawn for each block. `descriptions` (by arm) is what the engines said of
-    themselves once started, added after the discarded boot.
+    `after_first` is the order drawn for each block: whether the second arm came before the first. Of more
+    than two arms, `orders` has the whole order, by number; without it, all were turned round or none.
+    `descriptions` (by arm) is what the engines said of themselves once started, added after the discarded
+    boot.
     """
 
     schema_version: int
@@ -74,6 +78,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     created: str  # local time, ISO 8601 with its offset
     design: Design
     after_first: list[bool]
+    orders: list[list[int]] = []
     machine: Machine
     code: Code
     versions: dict[str, str]
@@ -89,6 +94,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         greedy = self.design.workload.temperature == 0
         return greedy and all(each.deterministic for each in self.descriptions.values())
 
+    def pair(self, before: str, after: str) -> Manifest:
+        """The same run with these two of its arms alone, as a before and an after."""
+        arms = {arm.name: arm for arm in self.design.arms}
+        names = list(arms)
+        first, second = names.index(before), names.index(after)
+        given = range(len(names))
+        drawn = self.orders or [[*given[::-1]] if turned else [*given] for turned in self.after_first]
+        return msgspec.structs.replace(
+            self,
+            design=msgspec.structs.replace(self.design, arms=(arms[before], arms[after])),
+            after_first=[order.index(second) < order.index(first) for order in drawn],
+            orders=[],
+            descriptions={name: each for name, each in self.descriptions.items() if name in (before, after)},
+        )
+
 
 def create(results: Path, name: str, now: datetime) -> Path:
     """A new, empty run folder under `results`. Raises StoreError where that can't be written."""
@@ -98,6 +118,11 @@ def create(results: Path, name: str, now: datetime) -> Path:
 def create_profile(results: Path, name: str, now: datetime) -> Path:
     """A new, empty folder of a profile. Raises StoreError."""
     return _create(results, f"{PROFILE}-{name}", now, "")
+
+
+def create_sweep(results: Path, name: str, now: datetime) -> Path:
+    """A new, empty folder of a sweep, which gets its runs. Raises StoreError."""
+    return _create(results, f"sweep-{name}", now, "")
 
 
 def create_experiment(results: Path, name: str, now: datetime) -> Path:
@@ -155,12 +180,25 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / "manifest.json"
     if (folder / PROFILE_FILE).exists():
         raise StoreError(f"{folder} is a profile, no run: times taken while profiling are not measurements")
+    if (folder / SWEEP_FILE).exists():
+        raise StoreError(f"{folder} is a sweep: each folder in it is a run; bench sweep {folder} shows all")
     if (folder / EVALUATION_FILE).exists():
         raise StoreError(f"{folder} is an evaluation, no run: nothing in it was timed")
+    manifest = read_json(path, Manifest, "run folder")
+    design = manifest.design
+    drawn = {len(manifest.after_first), len(manifest.orders) or design.blocks}
+    if not design.arms or drawn != {design.blocks}:
+        raise StoreError(f"{path} was edited: its parts do not fit each other")
+    return manifest
+
+
+def read_json(path: Path, kind: type[Read], what: str) -> Read:
+    """What `write_json` wrote, a struct with a schema_version. Raises StoreError where the file is missing
+    (its folder is no `what`), damaged, or of a newer schema."""
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise StoreError(f"{folder} is no run folder: {path.name}: {_why(error)}") from error
+        raise StoreError(f"{path.parent} is no {what}: {path.name}: {_why(error)}") from error
     try:
         schema = msgspec.json.decode(text, type=_Versioned).schema_version
         if schema > SCHEMA_VERSION:
@@ -168,12 +206,9 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{path} has schema version {schema}, newer than {SCHEMA_VERSION}, the newest this program "
                 "knows; update it"
             )
-        manifest = msgspec.json.decode(text, type=Manifest)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:  # ValidationError is one
         raise StoreError(f"{path} is damaged or was edited: {error}") from error
-    if len(manifest.after_first) != manifest.design.blocks or not manifest.design.arms:
-        raise StoreError(f"{path} was edited: its parts do not fit each other")
-    return manifest
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from engines import api
-from harness import comparison, floors, metrics, store
-from harness.across_runs import finished, read_block, readable
+from harness import comparison, factorial_tables, metrics, store
+from harness.across_runs import read_block, readable, result
 from harness.comparison import Block
 from harness.design import Design
 from harness.store import Manifest
@@ -33,7 +33,7 @@ class Column:
 STAMP = "perf_counter_ns of the machine, one clock for all its processes; -1 where it did not happen"
 _KEY_COLUMNS = {
     "block": Column("int64", "", "number of the block: one boot of each arm, the unit of the statistics"),
-    "arm": Column("text", "", '"before" or "after"'),
+    "arm": Column("text", "", '"before" or "after"; of a run of several, the name of the arm'),
     "round": Column("int64", "", "number of the measured round within the boot; warm-ups are not kept"),
 }
 
@@ -160,9 +160,17 @@ class Run:
     def result(self) -> dict[str, Any]:
         """The object that `bench run --format json` prints, made again from the blocks. Raises StoreError for
         a run that is not finished: a verdict now would be peeking."""
-        blocks, per_block = finished(self.folder, self.manifest)
-        summary = comparison.result(self.manifest, blocks, per_block)
-        return floors.beside_known(summary, self.manifest, self.folder.parent / floors.FOLDER)
+        return result(self.folder, self.manifest)
+
+    @property
+    def effects(self) -> pd.DataFrame:
+        """Of a factorial: one row per metric and effect. metric, effect ("h2d", "h2d × output"), where
+        ("alone", "with_others", "average" or "together"), change, ci_low, ci_high (fractions), sd, p,
+        p_adjusted, verdict. Raises BadSetting for another run."""
+        if self.manifest.design.factorial is None:
+            raise api.BadSetting(f"{self.folder} is no factorial, so it has no effects")
+        columns = ["metric", "effect", "where", *factorial_tables.CSV_COLUMNS]
+        return pd.DataFrame(factorial_tables.rows(self.result)).reindex(columns=columns)
 
     def token_gaps(self) -> pd.DataFrame:
         """One row per gap between two tokens of a served request in the engine: block, arm, round, request,

@@ -44,6 +44,7 @@ CONVENTIONS = (
     "and the declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the "
     "number of metrics."
 )
+FAMILY = " Verdicts are at 5% over all comparisons of this run together (Holm); intervals are each by itself."
 FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller change says nothing."
 
 
@@ -90,6 +91,8 @@ def _decision(row: Mapping[str, Any], margin: float) -> str:
         detected = row["ci_low"] > 0 or row["ci_high"] < 0
         addition = f"; a change of {percent(row['change'])} was detected" if detected else ""
         return f"same, within ±{100 * margin:.3g}%{addition}"
+    if row["verdict"] == "undecided" and (row["ci_low"] > 0 or row["ci_high"] < 0):
+        return f"undecided, p {row['p_adjusted']:.3f} among all comparisons of the run"
     if row["verdict"] == "undecided":
         return f"undecided, the interval holds 0 and reaches beyond ±{100 * margin:.3g}%"
     return str(row["verdict"] or "no verdict")
@@ -229,6 +232,8 @@ def _metrics_table(comparison: Mapping[str, Any], names: Sequence[str]) -> Table
     )
     columns = ("metric", "before", "after", "change", "interval", *(["floor"] if known else []), "verdict")
     note = CONVENTIONS.format(confidence=confidence(comparison)) + (FLOOR if known else "")
+    if metrics.get(comparison["primary"], {}).get("p_adjusted") is not None:
+        note += FAMILY
     return Table("Before and after", columns, rows, note)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot
 import numpy as np
@@ -15,9 +16,10 @@ from matplotlib.figure import Figure
 
 import harness
 from engines import api
-from harness import comparison, plots, store
+from harness import comparison, plots, stats, store
 from harness.plots import style
 from harness.stored_run import Run
+from tests import test_factorial, test_several_arms, test_sweep
 from tests.test_across_runs import stored
 from tests.test_stored_run import REFERENCE
 from tests.test_tables import block, manifest, side
@@ -160,3 +162,166 @@ def test_names_from_a_run_are_not_taken_for_mathematics(tmp_path: Path) -> None:
     label = plots.changes(found).axes[0].get_yticklabels()[0]
     assert label.get_text() == "$x$_ms"
     assert not label.get_parse_math()
+
+
+# -- factorials, sweeps, A/A ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def factored() -> dict[str, Any]:
+    return test_factorial.found()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return harness.load_sweep(test_sweep.stored_sweep(tmp_path_factory.mktemp("swept") / "a-sweep")).result
+
+
+def a_a(seed: int, blocks: int, noise: float) -> dict[str, Any]:
+    """A comparison of an arm with itself."""
+    values = np.random.default_rng(seed).normal(0, noise, (2, blocks))
+    effect = stats.effect(*np.exp(values).tolist())
+    row = comparison.metric_row("tpot_ms_p50", [1.0], effect)
+    arm: dict[str, Any] = {"toggles": {}}
+    return {
+        "variant": "aa", "before": arm, "after": arm, "blocks": blocks, "primary": "tpot_ms_p50",
+        "metrics": {"tpot_ms_p50": row},
+    }  # fmt: skip
+
+
+def drawn(draw: Callable[[float], Figure]) -> Figure:
+    """The figure in both widths, without a warning."""
+    for width in (3.7, style.WIDTH):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            figure = draw(width)
+            figure.canvas.draw()
+        assert figure.get_figwidth() == width
+    return figure
+
+
+def test_effects_are_those_of_the_result(factored: dict[str, Any]) -> None:
+    axes = drawn(lambda width: plots.effects(factored, width=width)).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "h2d", "output", "h2d × output", "all, against none",
+    ]  # fmt: skip
+    assert axes.get_xlabel() == "change of tpot_ms_p50 (%)"
+    found = factored["factorial"]["metrics"]["tpot_ms_p50"]
+    marks = sorted(line[0].get_xdata()[0] for line in axes.containers)
+    rows = [*found["effects"], *found["alone"].values(), *found["with_others"].values(), found["together"]]
+    assert marks == pytest.approx(sorted(100 * row["change"] for row in rows))
+    ends = sorted(tuple(bars.lines[2][0].get_segments()[0][:, 0]) for bars in axes.containers)
+    expected = sorted((100 * row["ci_low"], 100 * row["ci_high"]) for row in rows)
+    assert np.allclose(ends, expected)
+    assert len({line[0].get_marker() for line in axes.containers}) == 3  # told apart without colour
+
+
+def test_a_wide_interval_does_not_press_the_effects_together() -> None:
+    plan = test_factorial.planned("h2d,output", blocks=2)
+    tpot = {"before": 4.0, "h2d": 3.6, "output": 3.8, "h2d+output": 3.4}
+    result = comparison.result(plan, test_factorial.measured(plan, tpot, noise=0.3))
+    axes = plots.effects(result).axes[0]
+    rows = result["factorial"]["metrics"]["tpot_ms_p50"]["effects"]
+    assert axes.get_xlim()[1] < 100 * max(row["ci_high"] for row in rows)
+    assert axes.get_xlim()[1] > 100 * max(abs(row["change"]) for row in rows)
+    (legend,) = axes.figure.legends
+    assert "an interval without an end goes on" in [text.get_text() for text in legend.get_texts()]
+
+
+def test_what_was_left_out_has_no_mark() -> None:
+    plan = test_factorial.planned("schedule,output=inline:deferred")
+    tpot = {"before": 4.0, "schedule": 3.6, "output": 3.8}
+    result = comparison.result(plan, test_factorial.measured(plan, tpot))
+    axes = plots.effects(result).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["schedule", "output"]
+    assert len(axes.containers) == 4  # alone and on average
+
+
+def test_levels_of_a_sweep_start_at_zero_and_log_axes_say_so(swept: dict[str, Any]) -> None:
+    axes = drawn(lambda width: plots.against(swept, width=width)).axes[0]
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylabel() == "tpot_ms_p50 (ms)"
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "concurrency, log scale"
+    lines = {line.get_label(): line for line in axes.lines}
+    for arm in ("before", "after"):
+        rows = [each["metrics"]["tpot_ms_p50"][arm] for each in swept["comparisons"]]
+        assert lines[arm].get_xydata().tolist() == [[1, rows[0]], [8, rows[1]]]
+    assert lines["before"].get_marker() != lines["after"].get_marker()
+
+
+def test_a_frontier_has_a_point_for_each_value_of_the_axis(swept: dict[str, Any]) -> None:
+    axes = drawn(lambda width: plots.frontier(swept, width=width)).axes[0]
+    assert (axes.get_xlim()[0], axes.get_ylim()[0]) == (0, 0)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("throughput_tok_s (tok/s)", "tpot_ms_p50 (ms)")
+    assert [text.get_text() for text in axes.texts] == ["1", "8"]
+    after = next(line for line in axes.lines if line.get_label() == "after")
+    row = swept["comparisons"][1]["metrics"]
+    assert after.get_xydata()[1].tolist() == [row["throughput_tok_s"]["after"], row["tpot_ms_p50"]["after"]]
+
+
+def test_gains_have_the_intervals_of_the_result(swept: dict[str, Any]) -> None:
+    axes = drawn(lambda width: plots.gains(swept, width=width)).axes[0]
+    assert axes.get_ylabel() == "change of tpot_ms_p50 (%)"
+    rows = [each["metrics"]["tpot_ms_p50"] for each in swept["comparisons"]]
+    bars = [each for each in axes.containers if len(each[0].get_xdata())]
+    drawn_ends = [each.lines[2][0].get_segments()[0][:, 1] for each in bars]
+    assert np.allclose(drawn_ends, [(100 * row["ci_low"], 100 * row["ci_high"]) for row in rows])
+    labels = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert "margin, ±1%" in labels
+
+
+def test_other_axes_are_panels(swept: dict[str, Any]) -> None:
+    comparisons = [
+        {**each, "at": {**each["at"], "variant": name}}
+        for name in ("one", "other")
+        for each in swept["comparisons"]
+    ]
+    axes = [*swept["axes"], {"name": "variant", "values": ["one", "other"]}]
+    result = {**swept, "axes": axes, "comparisons": comparisons}
+    for draw in (plots.against, plots.frontier, plots.gains):
+        titles = [panel.get_title(loc="left") for panel in draw(result).axes]
+        assert titles == ["one", "other"]
+
+
+def test_a_funnel_holds_nineteen_of_twenty() -> None:
+    runs = [a_a(seed, 4 + 4 * (seed % 3), 0.005 * (1 + seed % 2)) for seed in range(400)]
+    figure = drawn(lambda width: plots.funnel(runs[:24], width=width))
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == "half-width of the 95% interval (%)"
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"4 blocks", "8 blocks", "12 blocks"} <= set(names)
+    outside = int(plots.funnel(runs).axes[0].get_title(loc="left").split(": ")[1].split(" ")[0])
+    assert 8 <= outside <= 34
+    rows = [each["metrics"]["tpot_ms_p50"] for each in runs]
+    assert outside == sum(not row["ci_low"] <= 0 <= row["ci_high"] for row in rows)
+
+
+def test_what_these_plots_cannot_draw_is_one_line(factored: dict[str, Any], swept: dict[str, Any]) -> None:
+    letters = {**swept, "comparisons": [{**each, "at": {"x": "a"}} for each in swept["comparisons"]]}
+    letters["axes"] = [{"name": "x", "values": ["a"]}]
+    for draw, reason in (
+        (lambda: plots.effects(swept), "is no factorial, so it has no effects"),
+        (lambda: plots.effects(factored, "tpot_ms_p5"), "did you mean tpot_ms_p"),
+        (lambda: plots.against(factored), "has no axis of numbers to draw along"),
+        (lambda: plots.gains(letters), "has no axis of numbers to draw along"),
+        (lambda: plots.against(swept, "tpot_ms_p5"), "did you mean tpot_ms_p"),
+        (lambda: plots.against(swept, axis="concurency"), "did you mean concurrency?"),
+        (lambda: plots.against(swept, "goodput_req_s"), "was measured at no point"),
+        (lambda: plots.funnel(swept["comparisons"]), "is no A/A: a funnel takes runs of bench aa"),
+        (lambda: plots.funnel([]), "there is no A/A comparison"),
+    ):
+        with pytest.raises(api.BadSetting, match=reason.replace("?", r"\?")):
+            draw()
+
+
+def test_a_run_of_several_arms_has_its_latencies_drawn(tmp_path: Path) -> None:
+    run = harness.load(test_several_arms.stored_three(tmp_path / "run"))
+    figure = plots.latency_cdfs(run)
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert set(test_several_arms.NAMES) <= set(names)
+    assert len(plots.itl_over_time(run).axes) == 2
+    looks = style.looks(test_several_arms.NAMES).values()
+    assert len({look.marker for look in looks}) == len({str(look.line) for look in looks}) == 3
+    with pytest.raises(api.BadSetting, match="has 3 arms"):
+        plots.block_changes(run)

@@ -165,12 +165,10 @@ def test_verdicts_follow_from_the_interval(middle: float, half: float, margin: f
 def test_holm_by_hand() -> None:
     assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert stats.holm([]) == []
-    with pytest.raises(ValueError, match="at most 5"):
-        stats.holm([0.1] * 6)
 
 
 @untimed
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
 def test_holm_lies_between_raw_and_bonferroni_and_keeps_the_order(values: list[float]) -> None:
     adjusted = stats.holm(values)
     for raw, each in zip(values, adjusted, strict=True):

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from engines import api
 from harness import comparison, stats, tables
+from harness.across_runs import check_two
 from harness.plots import style
 from harness.stored_run import Run
 
@@ -17,6 +18,7 @@ ORDERS = {False: ("^", "before began"), True: ("v", "after began")}
 def block_changes(run: Run, metric: str | None = None, width: float = style.WIDTH) -> Figure:
     """The change in each block (one point: a fresh boot of each arm), its mean and interval from the result,
     and the margin. `metric` None: the primary. In percent, or in the unit of a metric that can be zero."""
+    check_two(run.folder, run.manifest)
     (found,) = run.result["comparisons"]
     name = metric or found["primary"]
     row = api.pick(name, found["metrics"], "metric of this run")

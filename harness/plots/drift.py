@@ -50,12 +50,12 @@ def _blocks(axes: Axes, rounds: pd.DataFrame) -> None:
 
 
 def _lines(axes: Axes, rounds: pd.DataFrame, arms: tuple[str, ...], level: float) -> None:
-    for arm in arms:
-        look = style.ARMS[arm]
+    for arm, look in style.looks(arms).items():
         mine = rounds[rounds["arm"] == arm]
         for index, (_, boot) in enumerate(mine.groupby("block")):
             axes.plot(
-                boot["place"], boot[level], look.line, color=look.colour, lw=0.9, marker=look.marker,
-                markersize=3.2, markerfacecolor="white" if look.face == "none" else look.face,
+                boot["place"], boot[level], linestyle=look.line, color=look.colour, lw=0.9,
+                marker=look.marker, markersize=3.2,
+                markerfacecolor="white" if look.face == "none" else look.face,
                 label=None if index else arm,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How latencies are distributed in both arms."""
+"""How latencies are distributed in each arm."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def latency_cdfs(run: Run, width: float = style.WIDTH) -> Figure:
 
 
 def _curves(axes: Axes, samples: dict[str, metrics.Floats], name: str) -> None:
-    for arm, ordered in samples.items():
-        look = style.ARMS[arm]
+    for arm, look in style.looks(list(samples)).items():
+        ordered = samples[arm]
         chosen = np.unique(np.linspace(0, ordered.size - 1, POINTS).round().astype(int))
         shares = (chosen + 1) / ordered.size
-        axes.step(ordered[chosen], shares, look.line, where="post", color=look.colour, label=arm)
+        axes.step(ordered[chosen], shares, linestyle=look.line, where="post", color=look.colour, label=arm)
         axes.plot(
             np.percentile(ordered, MARKED), [level / 100 for level in MARKED], look.marker,
             color=look.colour, markerfacecolor="white" if look.face == "none" else look.face,

@@ -3,7 +3,7 @@ colour-blind readers tell apart; light and dark enough to differ in grey)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Look:
 
     colour: str
     face: str
-    line: str
+    line: str | tuple[int, tuple[int, ...]]  # a line style of matplotlib
     marker: str
     hatch: str
 
@@ -32,6 +32,18 @@ ARMS = {
     "before": Look("#d97f00", "none", "--", "o", "////"),
     "after": Look("#0072b2", "#0072b2", "-", "s", ""),
 }
+
+# Of other arms, in turn: also of Okabe and Ito's.
+OTHERS = (
+    Look("#1b1b1b", "none", "--", "o", "////"),
+    Look("#0072b2", "#0072b2", "-", "s", ""),
+    Look("#d97f00", "#d97f00", "-.", "^", "...."),
+    Look("#009e73", "none", ":", "v", "xxxx"),
+    Look("#d55e00", "#d55e00", (0, (5, 1)), "D", "----"),
+    Look("#56b4e9", "none", (0, (1, 1)), "P", "||||"),
+    Look("#cc79a7", "#cc79a7", (0, (3, 1, 1, 1)), "X", "++++"),
+    Look("#666666", "none", "-", "*", "\\\\\\\\"),
+)
 
 SETTINGS = {
     "font.size": 9,
@@ -64,6 +76,13 @@ SETTINGS = {
     "hatch.color": ARMS["before"].colour,
     "savefig.dpi": 200,
 }
+
+
+def looks(arms: Sequence[str]) -> dict[str, Look]:
+    """How each arm of a run is drawn. More arms than there are looks begin again from the first."""
+    if all(arm in ARMS for arm in arms):
+        return {arm: ARMS[arm] for arm in arms}
+    return {arm: OTHERS[place % len(OTHERS)] for place, arm in enumerate(arms)}
 
 
 @contextmanager

@@ -48,6 +48,7 @@ TOGGLE = Toggle(
         "staging_wait_ns",
         "pinned_set_wait_ns",
     ),
+    after="pinned",
 )
 
 

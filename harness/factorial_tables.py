@@ -1,0 +1,183 @@
+"""What a factorial found, as a person reads it. Input is the object of `--format json` with its part
+`factorial`, and nothing else."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness import tables
+from harness.cautions import percent
+from harness.tables import Table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+NOTE = (
+    "Alone: the others at their before. With the others: the others at their after. On average: over all "
+    "settings of the others; of two toggles (×), half of what the change of one differs by between the "
+    "other's after and before, so 0 where each gives the same in any company. Verdicts are at 5% over all "
+    "main effects and pairs together (Holm), margin ±{margin:.3g}%; all else is descriptive. Intervals: "
+    "{confidence}%, t over blocks."
+)
+CSV_COLUMNS = ("change", "ci_low", "ci_high", "sd", "p", "p_adjusted", "verdict")
+
+
+def conclusion(result: Mapping[str, Any]) -> str:
+    """One sentence: what all toggles give together, what each gives on average, and whether outputs agree."""
+    first, found = result["comparisons"][0], result["factorial"]
+    primary = first["primary"]
+    effects = found["metrics"][primary]
+    blocks = f"{first['blocks']} block{'s' if first['blocks'] != 1 else ''}"
+    mains = [row for row in effects["effects"] if len(row["effect"]) == 1]
+    each = ", ".join(f"{row['effect'][0]} {_change(row)} ({row['verdict'] or 'no verdict'})" for row in mains)
+    said = f"On average over the settings of the others, {primary} changes by: {each}"
+    if effects["together"] is not None:
+        said += f"; by all together {_change(effects['together'])}"
+    said += f"; over {blocks} on the {result['device']} device."
+    differ = [name for name, each in _by_setting(result).items() if _differ(each["outputs"])]
+    if differ:
+        said += f" OUTPUTS DIFFER in {', '.join(differ)}."
+    return said
+
+
+def _differ(outputs: Mapping[str, Any]) -> bool:
+    return bool(outputs["identical"] < outputs["compared"])
+
+
+def _by_setting(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The comparison of each setting with the first, by the setting's name."""
+    _, *others = result["factorial"]["settings"]
+    return dict(zip(others, result["comparisons"], strict=True))
+
+
+def _change(row: Mapping[str, Any] | None) -> str:
+    return "–" if row is None else f"{percent(row['change'])} {tables.interval(row)}".rstrip()
+
+
+def parts(result: Mapping[str, Any]) -> Iterator[Table]:
+    """The tables, in the order in which they are read."""
+    yield effects_table(result)
+    yield settings_table(result)
+    found = result["factorial"]
+    if found["left_out"]:
+        yield Table(
+            "Left out",
+            ("setting", "why"),
+            tuple((each["name"], each["reason"]) for each in found["left_out"]),
+            numbers=(),
+        )
+    if found["aliased"]:
+        rows = tuple(
+            (label(each["effect"]), ", ".join(label(other) for other in each["with"]) or "the mean")
+            for each in found["aliased"]
+        )
+        note = "These effects are taken for none: with settings left out, they stand in those beside them."
+        yield Table("Can't be told apart", ("effect", "from"), rows, note, numbers=())
+
+
+def effects_table(result: Mapping[str, Any]) -> Table:
+    """Each toggle's effect on the primary alone, with the others and on average, then the interactions."""
+    comparison, found = result["comparisons"][0], result["factorial"]
+    effects = found["metrics"][comparison["primary"]]
+    rows = []
+    for row in effects["effects"]:
+        (name, *more) = row["effect"]
+        ends = (effects["alone"][name], effects["with_others"][name])
+        rows.append(
+            (
+                label(row["effect"]) + ("*" if row["assumes"] else ""),
+                *(("", "") if more else map(_change, ends)),
+                percent(row["change"]),
+                tables.interval(row),
+                row["verdict"] or ("descriptive" if row["ci_low"] is not None else ""),
+            )
+        )
+    if effects["together"] is not None:
+        cells = (percent(effects["together"]["change"]), tables.interval(effects["together"]), "descriptive")
+        rows.append(("all, against none", "", "", *cells))
+    note = NOTE.format(margin=100 * comparison["margin"], confidence=tables.confidence(comparison))
+    if any(row["assumes"] for row in effects["effects"]):
+        note += " *: as if the effects below that can't be told from it were none."
+    return Table(
+        f"Effects on {comparison['primary']}",
+        ("toggle", "alone", "with the others", "on average", "interval", "verdict"),
+        tuple(rows),
+        note,
+        numbers=("on average",),
+    )
+
+
+def settings_table(result: Mapping[str, Any]) -> Table:
+    """Each setting with its choices, the primary, and the change against the first."""
+    primary, found = result["comparisons"][0]["primary"], result["factorial"]
+    effects = found["metrics"][primary]
+    changes = {name: each["metrics"][primary] for name, each in _by_setting(result).items()}
+    names = [each["toggle"] for each in found["factors"]]
+    rows = tuple(
+        (
+            *(choices[name] for name in names),
+            tables.with_unit(effects["settings"][arm], effects["unit"]),
+            tables.difference(changes[arm]) if arm in changes else "",
+            tables.interval(changes[arm]) if arm in changes else "",
+        )
+        for arm, choices in found["settings"].items()
+    )
+    outputs = [each["outputs"] for each in result["comparisons"]]
+    identical, compared = (sum(each[name] for each in outputs) for name in ("identical", "compared"))
+    note = f"Outputs: {identical} of {compared} requests have the tokens of the first setting."
+    return Table("Settings", (*names, primary, "change", "interval"), rows, note, numbers=(primary, "change"))
+
+
+def label(effect: Sequence[str]) -> str:
+    """ "h2d", "h2d × output"."""
+    return " × ".join(effect)
+
+
+def to_markdown(result: Mapping[str, Any]) -> str:
+    lines = [f"**{conclusion(result)}**", "", tables.stopped(result), ""]
+    for table in parts(result):
+        lines += tables.markdown_table(table)
+    if result["factorial"]["warnings"]:
+        lines += ["### Warnings", "", *(f"- {line}" for line in result["factorial"]["warnings"]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """Renderables for a rich console of that width."""
+    from rich.text import Text
+
+    yield Text(conclusion(result), style="bold")
+    yield Text(tables.stopped(result))
+    for table in parts(result):
+        yield from tables.terminal_table(table, width)
+    if result["factorial"]["warnings"]:
+        yield Text("Warnings", style="bold")
+        yield from (Text(f"• {line}") for line in result["factorial"]["warnings"])
+
+
+def to_csv(result: Mapping[str, Any]) -> str:
+    """One line per metric and effect, unrounded; `where`: alone, with_others, average or together."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("run", "device", "metric", "effect", "where", *CSV_COLUMNS))
+    for row in rows(result):
+        start = (result["run"], result["device"], row["metric"], row["effect"], row["where"])
+        writer.writerow((*start, *(row[column] for column in CSV_COLUMNS)))
+    return text.getvalue()
+
+
+def rows(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every effect on every metric, one by one; `effect` as in `label`."""
+    for metric, effects in result["factorial"]["metrics"].items():
+        placed = [
+            *(("alone", row) for row in effects["alone"].values()),
+            *(("with_others", row) for row in effects["with_others"].values()),
+            *(("average", row) for row in effects["effects"]),
+            ("together", effects["together"]),
+        ]
+        for where, row in placed:
+            if row is not None:
+                yield {"metric": metric, **row, "effect": label(row["effect"]), "where": where}

@@ -1,0 +1,115 @@
+"""What each toggle of a factorial gives: alone, on average, and with all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from engines import api
+from harness import tables
+from harness.cautions import percent
+from harness.factorial_tables import label
+from harness.plots import style
+
+ROW, APART = 0.62, 0.24  # inches of a row; of it, how far apart its marks stand
+REACH = 4  # times the largest change: an interval that goes beyond would press all else onto the zero line
+BLUE, ORANGE = style.ARMS["after"].colour, style.ARMS["before"].colour
+# Where the others stand: the mark, its colour, whether it is filled, and its place in the row.
+COMPANY = {
+    "alone": ("o", ORANGE, False, -1),
+    "average": ("D", BLUE, True, 0),
+    "with_others": ("^", style.INK, False, 1),
+}
+NAMES = {
+    "alone": "alone: the others at their before",
+    "average": "on average over the settings of the others (decides)",
+    "with_others": "with the others at their after",
+}
+
+
+def effects(result: Mapping[str, Any], metric: str | None = None, width: float = style.WIDTH) -> Figure:
+    """Main effects in their three companies, interactions, and all toggles together, on one metric of a
+    factorial's result (None: the primary): change in percent with its interval, and the margin."""
+    if "factorial" not in result:
+        raise api.BadSetting(f"{result['run']} is no factorial, so it has no effects")
+    first, found = result["comparisons"][0], result["factorial"]
+    name = metric or first["primary"]
+    chosen = api.pick(name, found["metrics"], "metric of this factorial")
+    rows = [_companies(chosen, row) for row in chosen["effects"]]
+    names = [label(row["effect"]) for row in chosen["effects"]]
+    if chosen["together"] is not None:
+        names.append("all, against none")
+        rows.append({"average": chosen["together"]})
+    with style.drawing():
+        made, axes = style.figure(width, 1.5 + sum(ROW if len(row) > 1 else 0.6 * ROW for row in rows))
+        margin = 100 * first["margin"]
+        axes.axvspan(-margin, margin, color=style.BAND, lw=0, label=f"margin, ±{margin:.3g}%")
+        axes.axvline(0, color=style.MUTED, lw=1)
+        places = _places(rows)
+        shown: set[str] = set()
+        for place, row in zip(places, rows, strict=True):
+            for company, values in row.items():
+                _mark(axes, place, company, values, NAMES[company] if company not in shown else None)
+                shown.add(company)
+            if width >= style.WIDE:
+                _say(axes, place, row["average"])
+        if _cut(axes, rows, margin):
+            axes.plot([], [], " ", label="an interval without an end goes on")
+        axes.set_yticks(places, names)
+        axes.set_ylim(places[-1] + 0.55, places[0] - 0.75)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(False, axis="y")
+        higher = ", higher is better" if chosen["better"] == "higher" else ""
+        axes.set_xlabel(f"change of {name} (%){higher}")
+        blocks = f"{first['blocks']} block{'s' if first['blocks'] != 1 else ''}"
+        said = "no interval" if first["blocks"] == 1 else f"{tables.confidence(first)}% intervals"
+        axes.set_title(f"Effects on {name}" + (f", {blocks}, {said}" if width >= style.WIDE else ""))
+        handles, labels = axes.get_legend_handles_labels()
+        made.legend(handles, labels, loc="outside lower left", ncols=1 + (width >= style.WIDE))
+    return made
+
+
+def _companies(chosen: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What is drawn in the row of an effect; an interaction has no company."""
+    name, *more = row["effect"]
+    ends = {} if more else {each: chosen[each][name] for each in ("alone", "with_others")}
+    return {"average": row} | {each: values for each, values in ends.items() if values is not None}
+
+
+def _cut(axes: Axes, rows: list[dict[str, Mapping[str, Any]]], margin: float) -> bool:
+    """Ends the axis at REACH; whether an interval goes on beyond it."""
+    drawn = [each for row in rows for each in row.values()]
+    reach = REACH * max(margin, *(100 * abs(each["change"]) for each in drawn))
+    ends = [100 * each[end] for each in drawn for end in ("ci_low", "ci_high") if each[end] is not None]
+    if not ends or max(map(abs, ends)) <= reach:
+        return False
+    axes.set_xlim(max(-reach, 1.1 * min(*ends, -margin)), min(reach, 1.1 * max(*ends, margin)))
+    return True
+
+
+def _places(rows: list[dict[str, Mapping[str, Any]]]) -> list[float]:
+    """Rows with one mark stand closer."""
+    heights = [1.0 if len(row) > 1 else 0.6 for row in rows]
+    return [sum(heights[:place]) + height / 2 for place, height in enumerate(heights)]
+
+
+def _mark(axes: Axes, place: float, company: str, row: Mapping[str, Any], name: str | None) -> None:
+    marker, colour, filled, offset = COMPANY[company]
+    change = 100 * row["change"]
+    spread = None
+    if row["ci_low"] is not None:
+        spread = [[change - 100 * row["ci_low"]], [100 * row["ci_high"] - change]]
+    axes.errorbar(
+        change, place + APART * offset, xerr=spread, label=name, capsize=2.5, lw=1.4, color=colour,
+        marker=marker, linestyle="none", markerfacecolor=colour if filled else "white",
+        markersize=5.5 if filled else 4.5,
+    )  # fmt: skip
+
+
+def _say(axes: Axes, place: float, row: Mapping[str, Any]) -> None:
+    said = f"{percent(row['change'])} {tables.interval(row)}"
+    said += f"\n{row['verdict']}" if row["verdict"] else ""
+    axes.text(1.02, place, said, transform=axes.get_yaxis_transform(), va="center", size=8)

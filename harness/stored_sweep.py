@@ -1,0 +1,72 @@
+"""A stored sweep as one works with it in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness import stored_run, sweep, sweep_run, tables
+from harness.stored_run import Run
+
+
+@dataclass(frozen=True)  # no slots: frames are kept
+class Sweep:
+    """The finished points of a sweep. In the frames each axis is a column, of numbers where all its values
+    are numbers."""
+
+    folder: Path
+    planned: sweep.Sweep
+    result: dict[str, Any]  # what `bench sweep --format json` prints
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.planned.axes)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The run of each finished point, in the order of `result["comparisons"]`."""
+        return tuple(stored_run.load(self.folder / each["run"]) for each in self.result["comparisons"])
+
+    @cached_property
+    def changes(self) -> pd.DataFrame:
+        """One row per point and metric: the axes, run, metric, unit, better, before, after, change, delta,
+        ci_low, ci_high, sd, p, p_adjusted, verdict, floor, as in a comparison."""
+        rows = [
+            {**each["at"], "run": each["run"], "metric": name, **row}
+            for each in self.result["comparisons"]
+            for name, row in each["metrics"].items()
+        ]
+        return self._numbered(pd.DataFrame(rows)[[*self.axes, "run", "metric", *tables.CSV_COLUMNS]])
+
+    @cached_property
+    def values(self) -> pd.DataFrame:
+        """Run.values of every point: the axes, run, block, arm, and a float64 column per metric."""
+        parts = [
+            run.values.assign(run=each["run"], **each["at"])
+            for run, each in zip(self.runs, self.result["comparisons"], strict=True)
+        ]
+        joined = pd.concat(parts, ignore_index=True)
+        first = [*self.axes, "run"]
+        return self._numbered(joined[[*first, *(name for name in joined if name not in first)]])
+
+    def _numbered(self, frame: pd.DataFrame) -> pd.DataFrame:
+        numbers: Mapping[str, pd.Series] = {
+            axis: pd.to_numeric(frame[axis]) for axis in self.axes if numeric(frame[axis])
+        }
+        return frame.assign(**numbers)
+
+
+def numeric(values: pd.Series) -> bool:
+    """Whether all of these texts are numbers."""
+    return bool(pd.to_numeric(values, errors="coerce").notna().all())
+
+
+def load(folder: str | Path) -> Sweep:
+    """A stored sweep, finished or not. Raises StoreError."""
+    path = Path(folder)
+    return Sweep(path, sweep.read(path), sweep_run.result(path)[0])

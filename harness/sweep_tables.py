@@ -1,0 +1,143 @@
+"""What a sweep found, as a person reads it. Input is the object of `--format json` (sweep_run.result)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness import tables
+from harness.sweep import label
+from harness.tables import Table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
+NOTE = (
+    "Each point is a run of its own, and its verdict is at 5% by itself: of twenty points without a change, "
+    "one is called one. Points were measured one after the other: only what is in one row was interleaved."
+)
+
+
+def conclusion(result: Mapping[str, Any]) -> str:
+    """One sentence: how many points there are, and how often each verdict."""
+    comparisons = result["comparisons"]
+    axes = ", ".join(axis["name"] for axis in result["axes"])
+    points = f"Sweep over {axes}: {len(comparisons)} point{'s' if len(comparisons) != 1 else ''}"
+    where = f"on the {result['device']} device"
+    verdicts = Counter(
+        (each["primary"], each["metrics"][each["primary"]]["verdict"])
+        for each in comparisons
+        if each["after"] is not None
+    )
+    said = [f"{name} {word or 'without a verdict'} in {count}" for (name, word), count in verdicts.items()]
+    outputs = {label(each["at"]): each["outputs"] for each in comparisons}
+    differ = [point for point, each in outputs.items() if each["identical"] < each["compared"]]
+    found = f"{points} {where}: {', '.join(said)}." if said else f"{points} {where}."
+    return found + (f" OUTPUTS DIFFER at {'; '.join(differ)}." if differ else "")
+
+
+def parts(result: Mapping[str, Any]) -> Iterator[Table]:
+    """The changes, where there are any, then the levels."""
+    if any(each["after"] is not None for each in result["comparisons"]):
+        yield changes_table(result)
+    yield levels_table(result)
+
+
+def changes_table(result: Mapping[str, Any]) -> Table:
+    """Per point the primary before and after, its change, and the verdict."""
+    names = [axis["name"] for axis in result["axes"]]
+    primaries = dict.fromkeys(each["primary"] for each in result["comparisons"])
+    rows = []
+    for each in result["comparisons"]:
+        row = each["metrics"][each["primary"]]
+        rows.append(
+            (
+                *(each["at"][name] for name in names),
+                tables.number(row["before"]),
+                tables.number(row["after"]),
+                tables.difference(row),
+                tables.interval(row),
+                tables.verdict(row, primary=True),
+            )
+        )
+    title = f"Change of {', '.join(primaries)}, margin ±{100 * result['comparisons'][0]['margin']:.3g}%"
+    return Table(title, (*names, "before", "after", "change", "interval", "verdict"), tuple(rows), NOTE)
+
+
+def levels_table(result: Mapping[str, Any]) -> Table:
+    """Per point what was reached: the mean batch, TPOT, throughput and latency, before → after."""
+    names = [axis["name"] for axis in result["axes"]]
+    rows = []
+    for each in result["comparisons"]:
+        measured = [each["mechanism"].get("mean_batch"), *(each["metrics"].get(name) for name in LEVELS)]
+        rows.append((*(each["at"][name] for name in names), *map(_sides, measured), str(each["blocks"])))
+    columns = (*names, "batch", *LEVELS, "blocks")
+    return Table("Levels, before → after", columns, tuple(rows), "batch: mean over decode steps", numbers=())
+
+
+def _sides(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    if row["after"] is None:
+        return tables.number(row["before"])
+    return f"{tables.number(row['before'])} → {tables.number(row['after'])}"
+
+
+def warnings(result: Mapping[str, Any]) -> list[str]:
+    """Those of every point once. Of the others, whose numbers differ from point to point, each kind once with
+    its points; one that is of a single point is told in full."""
+    found = {label(each["at"]): each["warnings"] for each in result["comparisons"]}
+    common = [line for line in next(iter(found.values())) if all(line in lines for lines in found.values())]
+    kinds: dict[str, dict[str, str]] = {}
+    for name, lines in found.items():
+        for line in lines:
+            if line not in common:
+                kinds.setdefault(line.partition(":")[0], {})[name] = line
+    for kind, lines in kinds.items():
+        if len(lines) == 1:
+            ((name, line),) = lines.items()
+            common.append(f"{name}: {line}")
+        else:
+            common.append(
+                f"{kind}: at {len(lines)} points, {', '.join(lines)}; --format json has the numbers"
+            )
+    return common
+
+
+def to_markdown(result: Mapping[str, Any]) -> str:
+    lines = [f"**{conclusion(result)}**", "", tables.stopped(result), ""]
+    for table in parts(result):
+        lines += tables.markdown_table(table)
+    if warnings(result):
+        lines += ["### Warnings", "", *(f"- {line}" for line in warnings(result)), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """Renderables for a rich console of that width."""
+    from rich.text import Text
+
+    yield Text(conclusion(result), style="bold")
+    yield Text(tables.stopped(result))
+    for table in parts(result):
+        yield from tables.terminal_table(table, width)
+    if warnings(result):
+        yield Text("Warnings", style="bold")
+        yield from (Text(f"• {line}") for line in warnings(result))
+
+
+def to_csv(result: Mapping[str, Any]) -> str:
+    """One line per point and metric, every one that was measured, unrounded."""
+    names = [axis["name"] for axis in result["axes"]]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((*names, "run", "device", "metric", *tables.CSV_COLUMNS))
+    for each in result["comparisons"]:
+        for name, row in each["metrics"].items():
+            start = (*(each["at"][axis] for axis in names), each["run"], result["device"], name)
+            writer.writerow((*start, *(row[column] for column in tables.CSV_COLUMNS)))
+    return text.getvalue()

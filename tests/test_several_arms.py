@@ -1,0 +1,239 @@
+"""More than two arms in one interleaved run: their order, what is compared with what, and what it takes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines import api
+from harness import across_runs, comparison, explain, gate_run, report, runner, session, store, tables
+from harness.comparison import Block
+from harness.design import Arm, Design, order, orders
+from harness.store import Manifest
+from harness.workload import Workload
+from tests.bench_command import installed, start
+from tests.test_tables import block, described, manifest, result, shown, side
+
+untimed = settings(deadline=None)
+NAMES = ("before", "half", "all")
+
+
+def three(blocks: int = 6, **design: Any) -> Manifest:
+    """A manifest of three arms."""
+    plan = manifest(blocks, **design)
+    arms = tuple(
+        Arm(name=name, engine="e", options=api.EngineOptions(), toggles={"h2d": choice})
+        for name, choice in zip(NAMES, ("pageable", "pinned", "packed"), strict=True)
+    )
+    return msgspec.structs.replace(
+        plan,
+        design=msgspec.structs.replace(plan.design, name="steps", arms=arms),
+        orders=[orders(0, number, 3) for number in range(blocks)],
+        descriptions={name: described() for name in NAMES},
+    )
+
+
+def three_blocks(factors: tuple[float, float], noise: float = 0.001, **last: Any) -> list[Block]:
+    """Blocks in which the TPOT of the second and third arm is so many times the first's."""
+    random = np.random.default_rng(1)
+    luck = np.exp(random.normal(0, noise, (6, 3)))
+    return [
+        block(
+            number,
+            {
+                "before": side(4 * own[0]),
+                "half": side(4 * factors[0] * own[1]),
+                "all": side(4 * factors[1] * own[2], **last),
+            },
+        )
+        for number, own in enumerate(luck)
+    ]
+
+
+def stored_three(folder: Path, factors: tuple[float, float] = (0.9, 0.8)) -> Path:
+    plan = three()
+    store.write_manifest(folder, plan)
+    for each in three_blocks(factors):
+        store.write_block(folder, each.number, dict(each.tables))
+    return folder
+
+
+# -- order ------------------------------------------------------------------------------------------------
+
+
+@untimed
+@given(st.integers(0, 2**31), st.integers(-1, 100), st.integers(1, 16))
+def test_every_arm_runs_once_in_each_round(seed: int, number: int, arms: int) -> None:
+    found = orders(seed, number, arms)
+    assert sorted(found) == list(range(arms))
+    assert found == orders(seed, number, arms)
+
+
+@untimed
+@given(st.integers(0, 2**31), st.integers(-1, 100))
+def test_two_arms_have_the_order_of_the_coin(seed: int, number: int) -> None:
+    assert orders(seed, number, 2) == ([1, 0] if order(seed, number) else [0, 1])
+
+
+def test_every_order_is_as_likely_as_any_other() -> None:
+    counts = Counter(tuple(orders(5, number, 3)) for number in range(6000))
+    assert len(counts) == 6
+    assert max(counts.values()) < 1.12 * min(counts.values()) + 60
+
+
+def test_every_other_round_goes_the_other_way() -> None:
+    design = three().design
+    drawn = [[arm.name for arm in runner.arms_in_order(design, 4, index)] for index in range(4)]
+    assert drawn[0] == drawn[2] == drawn[1][::-1] == drawn[3][::-1]
+    assert drawn[0] == [NAMES[number] for number in orders(design.seed, 4, 3)]
+
+
+# -- what is compared -------------------------------------------------------------------------------------
+
+
+def test_each_other_arm_is_compared_with_the_first() -> None:
+    found = comparison.result(three(), three_blocks((0.9, 0.8)))
+    assert [each["variant"] for each in found["comparisons"]] == ["steps: half", "steps: all"]
+    changes = [each["metrics"]["tpot_ms_p50"]["change"] for each in found["comparisons"]]
+    assert changes == pytest.approx([-0.1, -0.2], abs=0.002)
+    assert {each["before"]["toggles"]["h2d"] for each in found["comparisons"]} == {"pageable"}
+    assert [each["after"]["toggles"]["h2d"] for each in found["comparisons"]] == ["pinned", "packed"]
+    assert shown(found, 120).count("Mechanism") == 2
+
+
+def test_the_verdicts_of_several_comparisons_are_adjusted_together() -> None:
+    found = comparison.result(three(), three_blocks((0.985, 0.8), noise=0.01))
+    rows = [each["metrics"]["tpot_ms_p50"] for each in found["comparisons"]]
+    assert rows[0]["p"] > rows[1]["p"]
+    assert rows[0]["p_adjusted"] == rows[0]["p"]
+    assert rows[1]["p_adjusted"] == 2 * rows[1]["p"]
+    assert "over all comparisons of this run together (Holm)" in tables.to_markdown(found)
+    alone = result()["comparisons"][0]["metrics"]["tpot_ms_p50"]
+    assert alone["p_adjusted"] is None
+
+
+def test_an_interval_without_zero_can_be_undecided_among_several() -> None:
+    row = {"verdict": "undecided", "ci_low": 0.001, "ci_high": 0.04, "p_adjusted": 0.07, "change": 0.02}
+    assert tables._decision(row, 0.01) == "undecided, p 0.070 among all comparisons of the run"
+
+
+def test_a_comparison_says_nothing_of_the_other_arms() -> None:
+    found = comparison.result(three(), three_blocks((1.0, 1.0), digest="other", lag_ms=4))
+    half, both = found["comparisons"]
+    assert half["outputs"]["identical"] == half["outputs"]["compared"] == 72
+    assert both["outputs"]["identical"] == 0
+    assert not any("late sends" in line for line in half["warnings"])
+    assert any("late sends" in line for line in both["warnings"])
+
+
+def test_the_order_of_two_of_several_arms_is_their_own() -> None:
+    plan = three()
+    pair = plan.pair("all", "half")
+    assert [arm.name for arm in pair.design.arms] == ["all", "half"]
+    assert pair.after_first == [each.index(1) < each.index(2) for each in plan.orders]
+    assert set(pair.descriptions) == {"all", "half"}
+    turned = manifest()
+    assert turned.pair("after", "before").after_first == [not each for each in turned.after_first]
+    assert turned.pair("before", "after") == turned
+
+
+def test_a_run_without_orders_had_all_its_arms_turned_round_or_none(tmp_path: Path) -> None:
+    """Runs of several arms were measured so before orders were drawn."""
+    store.write_manifest(tmp_path, msgspec.structs.replace(three(), orders=[]))
+    old = store.read_manifest(tmp_path)
+    assert old.pair("half", "all").after_first == old.after_first
+    assert old.pair("all", "before").after_first == [not each for each in old.after_first]
+
+
+def test_any_two_arms_of_a_stored_run_can_be_compared(tmp_path: Path) -> None:
+    folder = stored_three(tmp_path / "run")
+    (found,) = across_runs.compare([f"{folder}:half", f"{folder}:all"]).result["comparisons"]
+    assert found["metrics"]["tpot_ms_p50"]["change"] == pytest.approx(0.8 / 0.9 - 1, abs=0.002)
+    assert found["metrics"]["tpot_ms_p50"]["verdict"] == "faster"
+
+
+def test_what_needs_a_before_and_an_after_says_so(tmp_path: Path) -> None:
+    folder = stored_three(tmp_path / "run")
+    for use in (
+        lambda: explain.explain(folder),
+        lambda: gate_run.judge(folder, (), None),
+        lambda: report.write(folder, tmp_path / "report.html"),
+    ):
+        with pytest.raises(api.BadSetting, match=r"has 3 arms, and this takes a before and an after"):
+            use()
+    with pytest.raises(api.BadSetting, match=r"has 3 arms: say .*:before or .*:half or .*:all"):
+        across_runs.compare([str(folder)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"plant": 0.03}, "--plant delays the after arm"),
+        ({"arms": "same"}, "half and all are the same settings"),
+        ({"arms": "names"}, "two arms have the name half"),
+    ],
+)
+def test_what_means_nothing_with_several_arms_is_refused(change: dict[str, Any], message: str) -> None:
+    before, half, last = three().design.arms
+    arms = {
+        "same": (before, half, msgspec.structs.replace(half, name="all")),
+        "names": (before, half, msgspec.structs.replace(last, name="half")),
+    }
+    change = {name: arms.get(value, value) for name, value in change.items()}
+    with pytest.raises(api.BadSetting, match=message):
+        msgspec.structs.replace(three().design, **change).check()
+
+
+def test_arms_that_do_not_fit_into_memory_are_refused() -> None:
+    gib = 1 << 30
+    session.check_memory(booted=2, arms=8, taken=2 * gib, free=6 * gib)
+    with pytest.raises(api.BadSetting, match=r"8 arms at once need about 8\.0 GiB, and beside 2"):
+        session.check_memory(booted=2, arms=8, taken=2 * gib, free=5 * gib)
+
+
+def test_a_manifest_whose_orders_do_not_fit_is_named(tmp_path: Path) -> None:
+    store.write_manifest(tmp_path, msgspec.structs.replace(three(), orders=[[0, 1, 2]]))
+    with pytest.raises(store.StoreError, match="was edited: its parts do not fit"):
+        store.read_manifest(tmp_path)
+
+
+# -- real processes ---------------------------------------------------------------------------------------
+
+
+def test_three_arms_from_boot_to_result(tmp_path: Path) -> None:
+    """By `bench rerun`, which measures whatever a manifest says."""
+    choices = ({"pace": "slow"}, {"pace": "fast"}, {"pace": "fast", "service": "all", "tokens": "shifted"})
+    arms = tuple(
+        Arm(
+            name=name,
+            engine="clockwork",
+            options=api.EngineOptions(),
+            toggles={"pace": "slow", "tokens": "counted", "boot": "works", "service": "all", **toggles},
+        )
+        for name, toggles in zip(NAMES, choices, strict=True)
+    )
+    workload = Workload(num_requests=4, max_new_tokens=8, interval_ms=1, pretok=False)
+    design = Design(name="steps", arms=arms, workload=workload, blocks=2, rounds=2)
+    store.write_manifest(tmp_path / "planned", msgspec.structs.replace(three(2), design=design))
+    bench = start(installed(tmp_path), tmp_path, "rerun", "planned", "--format", "json")
+    code, stdout, stderr = bench.end()
+    assert code == 1, stderr  # the third arm's tokens are others
+    found = json.loads(stdout)
+    assert [each["outputs"]["identical"] for each in found["comparisons"]] == [16, 0]
+    (folder,) = (tmp_path / "results").iterdir()
+    kept = store.read_manifest(folder)
+    assert kept.orders == [orders(0, number, 3) for number in range(2)]
+    for number in range(2):
+        rounds = store.read_block(folder, number)["rounds"].sort_values(["round", "position"])
+        ran = [list(each["arm"]) for _, each in rounds.groupby("round")]
+        assert ran[0] == [NAMES[arm] for arm in kept.orders[number]] == ran[1][::-1]
+        assert rounds.groupby("round")["seed"].nunique().eq(1).all()
+    assert not bench.left()

@@ -1,0 +1,272 @@
+"""Sweeps: from axes to points, what is refused, and a grid that goes on where it was killed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+import harness
+from engines import api
+from engines.overlap import SPEC
+from harness import floors, store, sweep, sweep_run, sweep_tables, tables
+from harness.settings import Asked
+from harness.sweep import Axis, Point
+from harness.variants import load_variants
+from tests.bench_command import CLOCKWORK, installed, last_line, start
+from tests.test_cli import bench
+from tests.test_tables import blocks, manifest
+
+ENGINES = {"overlap": SPEC}
+
+
+def points(*over: str, **asked: Any) -> tuple[Point, ...]:
+    axes = sweep.parse_axes(over)
+    return sweep.make_points(Asked(**asked), axes, ENGINES, load_variants(), lambda: "emulated")
+
+
+# -- points -----------------------------------------------------------------------------------------------
+
+
+def test_every_value_of_one_axis_meets_every_value_of_the_others() -> None:
+    found = points("concurrency=1,8,64", "variant=pinned-h2d,async-output")
+    assert [each.at for each in found][:3] == [
+        {"concurrency": "1", "variant": "pinned-h2d"},
+        {"concurrency": "1", "variant": "async-output"},
+        {"concurrency": "8", "variant": "pinned-h2d"},
+    ]
+    assert [each.design.name for each in found] == ["pinned-h2d", "async-output"] * 3
+    assert {each.design.workload.arrival for each in found} == {"closed"}  # what concurrency is of
+    assert [each.design.workload.concurrency for each in found] == [1, 1, 8, 8, 64, 64]
+
+
+def test_a_closed_loop_has_requests_for_all_its_places() -> None:
+    counts = [each.design.workload.num_requests for each in points("concurrency=1,64", variant="pinned-h2d")]
+    assert counts == [16, 128]
+    asked = points("concurrency=1,8", variant="pinned-h2d", workload={"num_requests": 8})
+    assert [each.design.workload.num_requests for each in asked] == [8, 8]
+    with pytest.raises(api.BadSetting, match="concurrency=64: num_requests=8 leaves some of 64 places empty"):
+        points("concurrency=1,64", variant="pinned-h2d", workload={"num_requests": 8})
+
+
+def test_toggles_engine_options_and_workload_options_can_be_swept() -> None:
+    found = points("h2d=pageable,packed", "stream-interval=1,8", "prefix_cache=on,off", variant="overlap")
+    assert [each.design.arms[1].toggles["h2d"] for each in found] == ["pageable"] * 4 + ["packed"] * 4
+    assert [each.design.arms[0].options.stream_interval for each in found[:4]] == [1, 1, 8, 8]
+    assert [each.design.arms[0].options.prefix_cache for each in found[:2]] == [True, False]
+    lengths = points("max_new_tokens=8,uniform:4:9", "pretok=true,false", variant="overlap")
+    assert [each.design.workload.max_new_tokens for each in lengths] == [8, 8, "uniform:4:9", "uniform:4:9"]
+    assert [each.design.workload.pretok for each in lengths] == [True, False] * 2
+    alone = points("model=tiny-gpt2,tiny-llama", engine="overlap")
+    assert [len(each.design.arms) for each in alone] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ([], "say what to sweep: --over concurrency=1,8,32"),
+        (["concurency=1,8"], "unknown setting to sweep 'concurency'; did you mean concurrency?"),
+        (["h2b=pinned,packed"], "unknown setting to sweep 'h2b'; did you mean h2d?"),
+        (["concurrency"], "--over needs NAME=VALUE,VALUE,..., not 'concurrency'"),
+        (["concurrency=1,,8"], "--over needs NAME=VALUE,VALUE,..., not 'concurrency=1,,8'"),
+        (["concurrency=1,1"], "--over concurrency=1,1 names a value twice"),
+        (["concurrency=1"], "--over concurrency=1 has one value, and a sweep needs at least two"),
+        (["concurrency=1,8", "concurrency=8,9"], "--over concurrency is given twice"),
+        (["concurrency=1,many"], "concurrency=many"),
+        (["concurrency=0,8"], "concurrency=0: concurrency must be at least 1, not 0"),
+        (["h2d=pined,pinned"], "h2d=pined: unknown choice of h2d 'pined'; did you mean pinned?"),
+        (["variant=overlap,copy-done"], "variant is swept: leave it out otherwise"),
+        (["rate=5,9"], "rate=5: rate means something only with arrival=poisson or gamma"),
+        (
+            ["sync=copy-done,launch-and-copy"],
+            "sync=copy-done: sync means something only with schedule=overlap",
+        ),
+        (["max_new_tokens=8,08"], "max_new_tokens=8 and max_new_tokens=08 are the same run"),
+        (["seed=1,2"], "unknown setting to sweep 'seed'"),
+        (["blocks=1,2"], "unknown setting to sweep 'blocks'"),
+        (["plant_ns=1,2"], "unknown setting to sweep 'plant_ns'"),
+        (["num_requests=" + ",".join(map(str, range(1, 202)))], "spans 201 points, more than 200"),
+    ],
+)
+def test_bad_input_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, over: list[str],
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    flags = [part for text in over for part in ("--over", text)]
+    assert bench(monkeypatch, "sweep", "--variant", "pinned-h2d", *flags) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+# -- from disk --------------------------------------------------------------------------------------------
+
+FACTORS = {1: 0.95, 8: 0.9, 32: 1.0}
+
+
+def stored_sweep(folder: Path) -> Path:
+    """Three points, of which two are finished."""
+    made = []
+    for concurrency in FACTORS:
+        plan = manifest()
+        workload = msgspec.structs.replace(plan.design.workload, arrival="closed", concurrency=concurrency)
+        design = msgspec.structs.replace(plan.design, workload=workload)
+        made.append((Point(at={"concurrency": str(concurrency)}, design=design), plan))
+    plan = made[0][1]
+    axes = (Axis(name="concurrency", values=tuple(map(str, FACTORS))),)
+    planned = sweep.Sweep(
+        schema_version=store.SCHEMA_VERSION,
+        sweep=folder.name,
+        created=plan.created,
+        axes=axes,
+        points=tuple(point for point, _ in made),
+        machine=plan.machine,
+        code=plan.code,
+        versions={},
+    )
+    store.write_json(folder / store.SWEEP_FILE, planned)
+    for number, (point, plan) in enumerate(made[:2]):
+        run = folder / f"run-{number}"
+        store.write_manifest(run, msgspec.structs.replace(plan, run=run.name, design=point.design))
+        for each in blocks(FACTORS[int(point.at["concurrency"])]):
+            store.write_block(run, each.number, dict(each.tables))
+        store.write_summary(run, {})
+    return folder
+
+
+def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
+    result, differ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
+    assert not differ
+    assert result["stopped_because"] == "2 of 3 points done"
+    assert [each["at"] for each in result["comparisons"]] == [{"concurrency": "1"}, {"concurrency": "8"}]
+    assert [each["metrics"]["tpot_ms_p50"]["verdict"] for each in result["comparisons"]] == ["faster"] * 2
+    assert sweep_tables.conclusion(result) == (
+        "Sweep over concurrency: 2 points on the emulated device: tpot_ms_p50 faster in 2."
+    )
+    text = io.StringIO()
+    Console(file=text, width=120).print(*sweep_tables.to_terminal(result, 120), sep="\n")
+    said = " ".join(text.getvalue().split())
+    row = result["comparisons"][1]["metrics"]["tpot_ms_p50"]
+    levels = f"{tables.number(row['before'])} → {tables.number(row['after'])}"
+    for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", levels, "at 5% by itself", "Levels"):
+        assert part in said, part
+    assert said.count("emulated device: these are times") == 1
+    lines = list(csv.DictReader(io.StringIO(sweep_tables.to_csv(result))))
+    assert {line["concurrency"] for line in lines} == {"1", "8"}
+    assert "| 8 |" in sweep_tables.to_markdown(result)
+
+
+def test_a_sweep_from_python(tmp_path: Path) -> None:
+    found = harness.load_sweep(stored_sweep(tmp_path / "a-sweep"))
+    assert found.axes == ("concurrency",)
+    row = found.changes.query("metric == 'tpot_ms_p50' and concurrency == 8").iloc[0]
+    assert row["change"] == pytest.approx(-0.1, abs=0.002)
+    assert found.values.groupby(["concurrency", "arm"]).size().tolist() == [6] * 4
+    changed = np.log(
+        found.values.pivot_table(index=["concurrency", "block"], columns="arm", values="tpot_ms_p50")
+    )
+    assert np.expm1((changed["after"] - changed["before"]).loc[8].mean()) == pytest.approx(row["change"])
+    assert [run.folder.name for run in found.runs] == ["run-0", "run-1"]
+
+
+def test_what_is_no_sweep_and_what_is_no_run_is_one_line(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    with pytest.raises(store.StoreError, match="a-sweep is a sweep: each folder in it is a run"):
+        harness.load(folder)
+    with pytest.raises(store.StoreError, match="run-0 is no sweep folder"):
+        harness.load_sweep(folder / "run-0")
+    path = folder / store.SWEEP_FILE
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    with pytest.raises(store.StoreError, match="schema version 99, newer than 1"):
+        harness.load_sweep(folder)
+    path.write_text("{")
+    with pytest.raises(store.StoreError, match="is damaged or was edited"):
+        harness.load_sweep(folder)
+
+
+def test_the_floors_of_a_point_lie_beside_its_sweep(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    assert floors.folder_of(folder / "run-0") == tmp_path / "floors"
+    assert floors.folder_of(tmp_path / "a-run") == tmp_path / "floors"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"code": "other"}, "can't resume a-sweep: code.commit was 'abc', is 'other'"),
+        ({"axes": "one less"}, "can't resume a-sweep: points was"),
+    ],
+)
+def test_another_commit_or_other_points_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    stored = sweep.read(stored_sweep(tmp_path / "a-sweep"))
+    now = stored
+    if "code" in change:
+        now = msgspec.structs.replace(now, code=msgspec.structs.replace(now.code, commit="other"))
+    else:
+        now = msgspec.structs.replace(now, points=now.points[:2])
+    sweep.check_resume(stored, stored)
+    with pytest.raises(store.StoreError) as caught:
+        sweep.check_resume(stored, now)
+    assert message in str(caught.value)
+
+
+# -- whole sweeps -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return installed(tmp_path_factory.mktemp("site"))
+
+
+def test_a_sweep_that_is_killed_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
+    few = (*CLOCKWORK[:-4], "--max-new-tokens", "8", "--blocks", "2", "--after", "pace=fast")
+    over = ("--over", "num-requests=2,4")
+    bench = start(environment, tmp_path, "sweep", *few, *over)
+    bench.wait_for("point 2 of 2: num_requests=4")
+    bench.popen.send_signal(signal.SIGINT)
+    code, _, stderr = bench.end()
+    (folder,) = (tmp_path / "results").iterdir()
+    assert code == 130
+    assert (
+        last_line(stderr)
+        == f"bench: interrupted; 1 of 2 points are done, go on with --resume results/{folder.name}"
+    )
+    assert folder.name.split("-", 2)[2].startswith("sweep-num_requests-")
+    first = next(path for path, each in sweep.runs_in(folder) if each.design.workload.num_requests == 2)
+    kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
+
+    other = ("sweep", *few, "--over", "num-requests=2,6", "--resume", str(folder))
+    code, _, stderr = start(environment, tmp_path, *other).end()
+    assert code == 2
+    assert "can't resume" in last_line(stderr)
+
+    again = start(environment, tmp_path, "sweep", "--resume", str(folder), "--format", "json")
+    code, stdout, stderr = again.end()
+    assert code == 0, stderr
+    assert "point 1 of 2" not in stderr
+    result = json.loads(stdout)
+    assert result["stopped_because"] == "all 2 points done"
+    assert [each["outputs"]["compared"] for each in result["comparisons"]] == [8, 16]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    code, stdout, _ = start(environment, tmp_path, "sweep", str(folder), "--format", "json").end()
+    assert (code, json.loads(stdout)) == (0, result)
+
+
+def test_a_sweep_whose_first_point_fails_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    failing = (*CLOCKWORK, "--after", "boot=breaks", "--over", "pace=slow,fast")
+    code, _, stderr = start(environment, tmp_path, "sweep", *failing).end()
+    assert code == 4
+    assert last_line(stderr).endswith("the engine of after failed: the mainspring is broken")
+    assert not list((tmp_path / "results").iterdir())
