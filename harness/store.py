@@ -225,7 +225,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_table(path: Path, table: pd.DataFrame) -> None:
     """Write a parquet file. Raises StoreError."""
     try:
-        table.to_parquet(path, index=False)
+        _to_parquet(path, table)
     except OSError as error:
         raise StoreError(f"can't write {path}: {_why(error)}") from error
 
@@ -284,6 +284,11 @@ def difference(old: Any, new: Any, path: str = "") -> str:
 # Blocks
 
 
+def _to_parquet(path: Path, table: pd.DataFrame) -> None:
+    """Stamps hardly repeat: a dictionary of them only adds to the file, and a block is twice as large."""
+    table.to_parquet(path, index=False, compression="zstd", compression_level=3, use_dictionary=False)
+
+
 def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) -> None:
     """Write one whole block; what a killed run left of it is dropped first. Raises StoreError."""
     whole = _block_folder(folder, block)
@@ -293,7 +298,7 @@ def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) ->
         partial.mkdir(parents=True)
         for name, table in tables.items():
             if len(table) or name in NEEDED:
-                table.to_parquet(partial / f"{name}.parquet", index=False)
+                _to_parquet(partial / f"{name}.parquet", table)
         os.rename(partial, whole)
     except OSError as error:
         raise StoreError(f"can't write block {block} to {whole}: {_why(error)}") from error
