@@ -178,7 +178,7 @@ def _settings(arm: Arm) -> Arm:
 def order(seed: int, block: int) -> bool:
     """Whether the after arm runs first in `block`: one coin per block, independent of all others.
 
-    A fixed pattern such as ABBA resonates with periodic noise (up to 40% false alarms, FACTS 3); a coin
+    A fixed pattern such as ABBA resonates with periodic noise (up to 40% false alarms, by simulation); a coin
     keeps 5% under every drift tried, and needs no balance to be unbiased.
     """
     return bool(_draw(seed, "order", block) & 1)

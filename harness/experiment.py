@@ -1,7 +1,7 @@
 """An experiment from its file to its folder, and from its folder to what it found.
 
 results/<time>-experiment-<name>-<id>/ holds experiment.json and a run folder for each workload, such as any
-run has: what is laid side by side here can be looked at there one by one (bench explain, bench report,
+run has: what is laid side by side here can be looked at there one by one (bench compare RUN:arm RUN:arm,
 harness.load).
 """
 
@@ -167,16 +167,7 @@ def _measure(designs: Mapping[Path, Design], display: Display) -> None:
 
 def read(folder: Path) -> Kept:
     """What an experiment's folder says of itself. Raises StoreError."""
-    path = folder / FILE
-    try:
-        kept = msgspec.json.decode(path.read_bytes(), type=Kept)
-    except OSError as error:
-        raise StoreError(f"{folder} is no experiment's folder: {FILE}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise StoreError(f"{path} is damaged, was edited, or is newer than this program: {error}") from error
-    if kept.schema_version > store.SCHEMA_VERSION:
-        raise StoreError(f"{path} has schema version {kept.schema_version}, newer than this program knows")
-    return kept
+    return store.read_json(folder / FILE, Kept, "experiment's folder")
 
 
 def show(folder: Path) -> Outcome:

@@ -8,7 +8,7 @@ Per metric, with one-sided bounds at 95% each:
 - **undecided** otherwise: more blocks, or a quieter machine, would tell.
 
 A gate that fails on "significantly above 0" would reject a harmless 1% in 18-35% of runs; this one in about
-none, and catches 5% in 98% up to a pair SD of 2% (FACTS 3). All metrics must pass, which needs no correction:
+none, and finds 5% in 98% up to a pair SD of 2% (stats.md). All metrics must pass, which needs no correction:
 a gate that passes by mistake does so for the metric that is truly beyond L, in 5%. One fail is enough, which
 does: the p values of the fails are Holm-adjusted, so that a change that is within L in every metric fails in
 at most 5%. (Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 1982, for the

@@ -3,7 +3,7 @@
 It sends on time and stamps what comes back, beside an engine that would like every core. So it is one
 thread that sleeps until the next due time or the next event, asks the kernel for exact timers and a short
 scheduler slice, and leaves everything that can wait (digests, tables) until the round is over. It is not
-pinned: beside an engine that works on that core, a pinned one is late by milliseconds (FACTS 4).
+pinned: beside an engine that works on that core, a pinned one is late by milliseconds.
 """
 
 from __future__ import annotations

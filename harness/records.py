@@ -79,13 +79,6 @@ def device_frame(record: api.RoundRecord) -> pd.DataFrame:
     return frame
 
 
-def copy_ns(record: api.RoundRecord) -> dict[str, int]:
-    """Time the device spent on copies of a round, ns, by direction: "h2d", "d2h"."""
-    work = device_frame(record)
-    spent = (work["end_ns"] - work["start_ns"]).groupby(work["kind"]).sum()
-    return {direction: int(spent.get(direction, 0)) for direction in ("h2d", "d2h")}
-
-
 def _device_times(record: api.RoundRecord) -> pd.DataFrame:
     """device_start_ns, device_end_ns, device_ns of every step that has programs, by step."""
     work = device_frame(record)

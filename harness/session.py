@@ -30,7 +30,7 @@ from harness.rooms import room
 from harness.workload import Planned
 from harness.worktrees import search_path
 
-# One compute thread per process: two OpenMP threads beside another busy process collapse 10-40x (FACTS 4).
+# One compute thread per process: two OpenMP threads beside another busy process collapse 10-40x.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone

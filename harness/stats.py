@@ -5,7 +5,7 @@ run may stop early is in stopping.py.
 
 **Model.** A block is one boot of each arm on the same seeded workload, run next to each other, and is the
 only unit of replication: requests of a boot, and rounds within it, share the boot's luck (pooling them gives
-24-71% false alarms, FACTS 3). For a metric that is always positive, block i gives
+24-71% false alarms; stats.md). For a metric that is always positive, block i gives
 
     d_i = log(after_i / before_i),    d_i = theta + e_i,    e_i independent, mean 0, one variance
 
@@ -150,7 +150,7 @@ def unpaired(
 
     Model: the two runs are independent samples with a mean and a variance each. What the machine did between
     the two times is in the change, and no number of blocks takes it out: such a comparison gave 4-10% false
-    alarms at a nominal 5% without drift, more with it (FACTS 3). So it is described, and carries no verdict.
+    alarms at a nominal 5% without drift, more with it (stats.md). So it is described, and carries no verdict.
     `blocks` is the smaller number of the two; `sd` is None, there being no pairs. Under two blocks on a side
     there is no interval. Source: Welch, "The generalization of 'Student's' problem", Biometrika 1947.
     """
@@ -198,7 +198,7 @@ def verdict(
     p_adjusted: float | None = None,
     alpha: float = ALPHA,
 ) -> Verdict | None:
-    """The decision rule of DESIGN 9, in its order; None with fewer than two blocks.
+    """The decision rule, in its order; None with fewer than two blocks.
 
     1. `same` if the whole interval lies inside ±margin (with the default alpha: two one-sided tests at 2.5%
        each). It can be said of a change that was detected; `detected` tells. It is not multiplicity-
@@ -357,7 +357,7 @@ def blocks_needed(
     sd · sqrt((n-1) / chi2(1 ∓ (1-confidence)/2; n-1)), and each end gives one number by `fixed_plan`. Uses
     the SD alone: a plan made from the observed effect repeats the luck of the run (Hoenig & Heisey, "The
     abuse of power", 2001). Not a reason to add blocks to this run: that is peeking, and gives 11-24% false
-    alarms (FACTS 3). Raises ValueError with fewer than two blocks.
+    alarms (stats.md). Raises ValueError with fewer than two blocks.
     """
     if blocks < 2:
         raise ValueError("the SD of one block is not known")

@@ -1,4 +1,4 @@
-"""A result as a person reads it: a sentence, then the parts of DESIGN 10, for a terminal, markdown or csv.
+"""A result as a person reads it: a sentence, then the same parts always, for a terminal, markdown or csv.
 
 Input is the object of `--format json` and nothing else, so that a stored summary prints the same.
 """
@@ -474,16 +474,17 @@ def narrowed(table: Table) -> Table:
     """The metric table with change, interval and verdict below each other in one column."""
     if table.columns[-1] != "verdict":
         return table
+    change = table.columns.index("interval") - 1
     named = {"floor": "floor "}  # under each other, a bare ±1.2% would be taken for the interval's
-    joined = [named.get(column, "") for column in table.columns[3:]]
+    joined = [named.get(column, "") for column in table.columns[change:]]
     rows = tuple(
         (
-            *row[:3],
-            "\n".join(name + cell for name, cell in zip(joined, row[3:], strict=True) if cell),
+            *row[:change],
+            "\n".join(name + cell for name, cell in zip(joined, row[change:], strict=True) if cell),
         )
         for row in table.rows
     )
-    return Table(table.title, (*table.columns[:3], "change"), rows, table.note, table.numbers)
+    return Table(table.title, table.columns[: change + 1], rows, table.note, table.numbers)
 
 
 def changed_settings(comparison: Mapping[str, Any]) -> str:

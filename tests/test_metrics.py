@@ -377,11 +377,6 @@ def test_steps_frame_keeps_stamps_exact_and_joins_the_device() -> None:
     assert empty.empty
 
 
-def test_copies_are_summed_by_direction() -> None:
-    assert records.copy_ns(EXAMPLE) == {"h2d": 4 * MS, "d2h": 3 * MS}
-    assert records.copy_ns(api.RoundRecord()) == {"h2d": 0, "d2h": 0}
-
-
 def test_the_stamps_of_an_engine_that_is_a_client_stand_in_place_of_the_load_generators() -> None:
     order = RunRound(
         round_id=1, target="", plan=[Planned(4, 0, "Hello", 3, False)], concurrency=1, interval_ns=0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -136,8 +137,8 @@ class VllmEngine(api.Engine):
             versions={
                 "python": platform.python_version(),
                 "vllm": vllm.__version__,
-                "torch": _version("torch"),
-                "transformers": _version("transformers"),
+                "torch": version("torch"),
+                "transformers": version("transformers"),
             },
             device={
                 "kind": current_platform.device_type,
@@ -231,12 +232,6 @@ def _check_device(kind: str) -> None:
 
 def _batch_invariant() -> bool:
     return os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1"
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)
 
 
 def _pids() -> dict[str, int]:

@@ -24,7 +24,6 @@ from harness.evaluation.client import Client
 from harness.session import Session
 
 OWN_TASKS = Path(__file__).with_name("tasks")
-DEFAULT_TASK = "offline-arithmetic"
 INSTALL = 'pip install "overlap-bench[eval]"'
 
 Say = Callable[[str], object]

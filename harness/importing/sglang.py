@@ -132,7 +132,7 @@ def _told(document: Mapping[str, Any], said: Document) -> dict[str, float]:
 
 
 def _requests(said: Document) -> list[Sent]:
-    """None where the file was written without details. Times count from each request's own send."""
+    """Empty where the file was written without details. Times count from each request's own send."""
     if said.ttfts is None or said.itls is None or said.input_lens is None or said.output_lens is None:
         return []
     count = len(said.ttfts)

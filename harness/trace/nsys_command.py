@@ -31,7 +31,6 @@ from pathlib import Path
 
 from engines.tracing import WINDOW, WINDOW_DOMAIN
 
-GRAPH_TRACES = ("graph", "node")
 REPORT, EXPORT = ".nsys-rep", ".sqlite"
 RANGE = f"{WINDOW}@{WINDOW_DOMAIN}"
 BEGAN = "Capture range started"  # what nsys prints then

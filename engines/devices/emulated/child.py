@@ -61,7 +61,7 @@ class Child:
                 [
                     sys.executable,
                     "-m",
-                    "engines.devices.emulated.process",
+                    _PROCESS,
                     msgspec.json.encode(config).decode(),
                 ],
                 stdin=subprocess.DEVNULL,
