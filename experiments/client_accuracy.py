@@ -18,8 +18,6 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +26,7 @@ from urllib.request import Request, urlopen
 import pandas as pd
 
 from experiments.record import write_result
+from experiments.serving import serving
 
 TTFT_MS, ITL_MS = 50.0, 10.0
 TOKENS = 32
@@ -35,19 +34,6 @@ REQUESTS = {1: 24, 100: 400, 500: 1000, 1000: 2000}  # by concurrency
 GOALS = {1: "1", 100: "3", 500: "10", 1000: "28"}  # ms, of the TTFT
 VLLM = {1: "3.8", 100: "23.4", 500: "137", 1000: "294"}
 REPEATS = 5
-
-
-@contextmanager
-def mock() -> Iterator[str]:
-    """Its address."""
-    command = [sys.executable, "-m", "harness.serve.mock", "--port", "0"]
-    command += ["--ttft-ms", str(TTFT_MS), "--itl-ms", str(ITL_MS)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield server.stdout.readline().strip()
-        finally:
-            server.terminate()
 
 
 def measure(url: str, concurrency: int) -> dict[str, float]:
@@ -90,7 +76,7 @@ def measure(url: str, concurrency: int) -> dict[str, float]:
 def main() -> None:
     found: dict[int, list[dict[str, float]]] = {concurrency: [] for concurrency in REQUESTS}
     draw = random.Random(0)
-    with mock() as url:
+    with serving("harness.serve.mock", "--ttft-ms", str(TTFT_MS), "--itl-ms", str(ITL_MS)) as url:
         for _ in range(REPEATS):
             for concurrency in draw.sample(list(REQUESTS), len(REQUESTS)):
                 found[concurrency].append(measure(url, concurrency))

@@ -16,7 +16,6 @@ import json
 import random
 import socket
 import struct
-import subprocess
 import sys
 import urllib.request
 from collections import Counter
@@ -27,6 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from experiments.record import write_result
+from experiments.serving import serving
 
 ARMS = {"all optimizations": ["--variant", "all"], "output in a process": ["--variant", "offload-output"]}
 BLOCKS = 60  # of 16 tokens
@@ -144,17 +144,10 @@ def main() -> None:
     rows, data = [], {}
     for name, flags in ARMS.items():
         settings = [part for option in OPTIONS for part in ("--set", option)]
-        command = [sys.executable, "-m", "harness.cli", "serve", "--port", "0", "--device", given.device]
-        with subprocess.Popen([*command, *flags, *settings], stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
+        with serving("harness.cli", "serve", "--device", given.device, *flags, *settings) as url:
             began = perf_counter()
-            try:
-                url = server.stdout.readline().strip()
-                left, compared, right, found = asyncio.run(measure(url, given.clients))
-            finally:
-                server.terminate()
+            left, compared, right, found = asyncio.run(measure(url, given.clients))
             took = perf_counter() - began
-        assert server.returncode == 0
         cancelled = found['bench_requests_total{endpoint="completions",outcome="cancelled"}']
         rows.append(
             [

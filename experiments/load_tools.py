@@ -30,8 +30,6 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,6 +38,7 @@ import pandas as pd
 
 from engines.overlap.presets import PRESETS, save
 from experiments.record import write_result
+from experiments.serving import serving
 from harness.importing.run import bring
 
 TOKENS = 32
@@ -50,19 +49,6 @@ WARMUP = 4
 OURS = "ours"
 METRICS = {"TTFT": "ttft_ms_p50", "TPOT": "tpot_ms_p50", "ITL": "itl_chunk_ms_p50"}
 PATIENCE_S = 240
-
-
-@contextmanager
-def served(model: Path, device: str) -> Iterator[str]:
-    """Its address."""
-    command = [sys.executable, "-m", "harness.cli", "serve", "--port", "0", "--device", device]
-    command += ["--model", str(model)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield server.stdout.readline().strip()
-        finally:
-            server.terminate()
 
 
 def write_prompts(folder: Path, load: str, seed: int) -> None:
@@ -219,7 +205,7 @@ def main() -> None:
         model = Path(directory) / "model"
         model.mkdir()
         save(PRESETS["tiny-gpt2"], model)
-        with served(model, given.device) as url:
+        with serving("harness.cli", "serve", "--model", str(model), "--device", given.device) as url:
             for number in range(given.rounds):
                 for load in REQUESTS:
                     for tool in random.Random(f"{number} {load}").sample(list(pythons), len(pythons)):
