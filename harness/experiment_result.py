@@ -196,7 +196,8 @@ def _finding(reported: float | None, cell: Mapping[str, Any]) -> str:
         return ""
     low, high = cell["low"], cell["high"]
     if low <= reported <= high:
-        return "the interval holds it"
+        no_change = cell["shown"] == "change" and low <= 0 <= high
+        return "the interval holds it, and no change" if no_change else "the interval holds it"
     if cell["shown"] == "change" and reported * cell["value"] < 0 and (low > 0 or high < 0):
         return "the other way here"
     nearest = high if reported > high else low

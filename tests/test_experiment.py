@@ -16,7 +16,7 @@ import pytest
 import harness
 from harness import experiment_tables
 from harness.experiment_file import Claim, Column, Row
-from harness.experiment_result import Finished, _claim, cell
+from harness.experiment_result import Finished, _claim, _finding, cell
 from harness.store import read_manifest
 from tests.bench_command import installed, last_line, start
 from tests.test_tables import blocks, manifest
@@ -183,6 +183,13 @@ def test_how_a_reported_number_lies_to_what_was_measured(reported: float | None,
     found = claimed(reported)
     assert found["measured"]["value"] == pytest.approx(-0.1, abs=0.002)
     assert found["finding"] == finding
+
+
+def test_an_interval_that_holds_no_change_confirms_no_change() -> None:
+    wide = {"shown": "change", "value": 0.01, "low": -0.02, "high": 0.04}
+    assert _finding(0.01, wide) == "the interval holds it, and no change"
+    assert _finding(0.01, wide | {"low": 0.005}) == "the interval holds it"
+    assert _finding(0.01, wide | {"shown": "share"}) == "the interval holds it"
 
 
 def of(column: Column, **row: str) -> Any:
