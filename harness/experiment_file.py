@@ -63,7 +63,8 @@ class Boots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Blocks of boots: each arm on each workload. The workloads take turns within a boot.
 
     A workload has the options of the command line, and `idle_stops`: so many stop strings that no output
-    comes to, which is work of the host for each token.
+    comes to, which is work of the host for each token. `margin`: the largest change that counts as none, as
+    a fraction; the first claim must be beyond it, or just what is claimed could be called same.
     """
 
     arms: dict[str, ArmSettings]
@@ -71,6 +72,7 @@ class Boots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     options: Values = {}
     blocks: int = 6
     rounds: int = 2
+    margin: float = 0.01
     primary: str = "tpot_ms_p50"
     emulated: Scaled = Scaled()
 
@@ -241,6 +243,7 @@ def designs(
                 workload=_workload({**values, **scaled.workloads.get(workload, {})}),
                 blocks=boots.blocks if adjusted.blocks is None else adjusted.blocks,
                 rounds=adjusted.rounds or scaled.rounds or boots.rounds,
+                margin=boots.margin,
                 primary=boots.primary,
                 seed=adjusted.seed,
             )
@@ -321,9 +324,7 @@ def check(experiment: Experiment, engines: Engines, variants: Variants) -> None:
         api.pick(boots.primary, metrics.METRICS, "metric")
     for claim in experiment.claims:
         _check_claim(claim, experiment, known)
-    main = experiment.claims[0].change
-    if main and (main not in metrics.METRICS or metrics.METRICS[main].can_be_zero):
-        raise api.BadSetting(f"{main} can't carry a verdict, and the first claim gets one: put another first")
+    _check_first(experiment.claims[0], experiment)
     for table in experiment.tables:
         boots = api.pick(table.boots, experiment.boots, "boots")
         for workload in table.workloads:
@@ -344,6 +345,21 @@ def _check_claim(claim: Claim, experiment: Experiment, known: Mapping[str, str])
         api.pick(claim.change, known, "metric")
     else:
         _check_share(claim.share, claim.of, known)
+
+
+def _check_first(claim: Claim, experiment: Experiment) -> None:
+    """That a verdict on it could confirm what the source says."""
+    metric = claim.change
+    if metric and (metric not in metrics.METRICS or metrics.METRICS[metric].can_be_zero):
+        raise api.BadSetting(
+            f"{metric} can't carry a verdict, and the first claim gets one: put another first"
+        )
+    margin = experiment.boots[claim.boots].margin
+    if metric and claim.reported is not None and abs(claim.reported) <= margin:
+        raise api.BadSetting(
+            f"the claim of {100 * claim.reported:+.3g}% lies within the margin of {claim.boots}, "
+            f"{100 * margin:.3g}%, so just that could be called same: give {claim.boots} a smaller margin"
+        )
 
 
 def _check_cell(row: Row, column: Column, boots: Boots, known: Mapping[str, str]) -> None:

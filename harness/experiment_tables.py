@@ -57,7 +57,7 @@ def plan(experiment: Experiment, designs: Mapping[str, Mapping[str, Design]], ki
         note = "\n".join(
             [
                 f"{design.blocks} blocks of {design.rounds} rounds on each workload, in turn within a boot; "
-                f"primary metric {design.primary}.",
+                f"primary metric {design.primary}, margin {100 * design.margin:.3g}%.",
                 *(f"{name}: {_asked(each)}" for name, each in of_workload.items()),
             ]
         )
@@ -101,11 +101,17 @@ def parts(result: Mapping[str, Any]) -> Iterator[Table]:
 def claims(result: Mapping[str, Any]) -> Table:
     """What the sources say beside what was measured."""
     here = f"measured here ({result['device']})"
-    rows = tuple(
-        (each["says"], _where(each), text(each["measured"]), each["finding"]) for each in result["claims"]
-    )
+    rows = tuple((each["says"], _where(each), text(each["measured"]), _so(each)) for each in result["claims"])
     columns = ("the source says", "of", here, "so")
     return Table("The source says, measured here", columns, rows, CLAIMS_NOTE, numbers=())
+
+
+def _so(claim: Mapping[str, Any]) -> str:
+    """How a reported number lies to what was measured, and what could have been seen at all."""
+    found = [claim["finding"]] if claim["finding"] else []
+    if claim["detectable"] is not None:
+        found.append(f"a true change of {claim['detectable']:.2%} would be detected in 4 of 5 such runs")
+    return "; ".join(found)
 
 
 def _where(claim: Mapping[str, Any]) -> str:

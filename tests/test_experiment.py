@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 import harness
-from harness import experiment_tables
-from harness.experiment_file import Claim, Column, Row
+from harness import comparison, experiment_result, experiment_tables, stats
+from harness.experiment_file import Claim, Column, Experiment, Row
 from harness.experiment_result import Finished, _claim, _finding, cell
 from harness.store import read_manifest
 from tests.bench_command import installed, last_line, start
@@ -190,6 +192,29 @@ def test_an_interval_that_holds_no_change_confirms_no_change() -> None:
     assert _finding(0.01, wide) == "the interval holds it, and no change"
     assert _finding(0.01, wide | {"low": 0.005}) == "the interval holds it"
     assert _finding(0.01, wide | {"shown": "share"}) == "the interval holds it"
+
+
+def test_what_could_have_been_detected_stands_beside_the_first_claim() -> None:
+    plan = manifest()
+    experiment = msgspec.convert(
+        {
+            "name": "e", "title": "", "question": "", "sources": [], "tables": [],
+            "boots": {"b": {"arms": {}, "workloads": {"w": {}}}},
+            "claims": [
+                {"says": says, "boots": "b", "workload": "w", "before": "before", "arm": "after",
+                 "change": "tpot_ms_p50"}
+                for says in ("first", "second")
+            ],
+        },
+        type=Experiment,
+    )  # fmt: skip
+    found = experiment_result.result(experiment, "a-run", False, {("b", "w"): Finished(plan, blocks(0.9))})
+    first, second = found["claims"]
+    compared = comparison.result(plan, blocks(0.9))["comparisons"][0]["metrics"]["tpot_ms_p50"]
+    assert first["detectable"] == pytest.approx(np.expm1(stats.smallest_detectable(compared["sd"], 6)))
+    assert second["detectable"] is None
+    shown = [row[3] for row in experiment_tables.claims(found).rows]
+    assert shown == [f"a true change of {first['detectable']:.2%} would be detected in 4 of 5 such runs", ""]
 
 
 def of(column: Column, **row: str) -> Any:

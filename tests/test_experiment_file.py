@@ -54,6 +54,12 @@ def test_the_experiments_ship_with_the_package() -> None:
         ("stream_interval = 1", "stream_intervall = 1", "did you mean stream_interval?"),
         ("blocks = 6", "blocks = 3", "an experiment needs at least 4 blocks, not 3"),
         ("outputs = true }", 'outputs = true, value = "step_ms" }', "column outputs equal needs one of"),
+        ("blocks = 6", "blocks = 6\nmargin = 2.0", "--margin must lie between 0% and 100%, not 2"),
+        (
+            'change = "tpot_ms_p50"\n\n[[claims]]\nsays = "and',
+            'change = "tpot_ms_p50"\nreported = -0.01\n\n[[claims]]\nsays = "and',
+            "the claim of -1% lies within the margin of load, 1%",
+        ),
         ("blocks = 6", 'blocks = "six"', "Expected `int`, got `str`"),
         ("blocks = 6", "blocks = ", "is not TOML"),
         (
