@@ -31,6 +31,14 @@ def test_a_committed_experiment_names_only_what_there_is(name: str) -> None:
     assert all(boots.blocks >= 4 for boots in found.boots.values())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reported_number_is_quoted_from_its_source(name: str) -> None:
+    for claim in experiment_file.read(experiment_file.find(name)).claims:
+        percent = f"{abs(100 * (claim.reported or 0)):.3g}%"
+        times = f"{claim.reported:.3g} times" if claim.reported and claim.reported >= 1 else percent
+        assert claim.reported is None or percent in claim.says or times in claim.says
+
+
 def test_the_experiments_ship_with_the_package() -> None:
     project = tomllib.loads((experiment_file.folder().parent / "pyproject.toml").read_text())
     setuptools = project["tool"]["setuptools"]
