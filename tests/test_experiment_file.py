@@ -39,6 +39,13 @@ def test_a_reported_number_is_quoted_from_its_source(name: str) -> None:
         assert claim.reported is None or percent in claim.says or times in claim.says
 
 
+def test_what_pinning_per_call_costs_is_named_in_every_part_that_holds_it() -> None:
+    found = experiment_file.read(experiment_file.find("roseinfer-pinned-h2d"))
+    rows = [row for table in found.tables for row in table.rows if "pin-per-call" in (row.before, row.arm)]
+    assert len(rows) == 2
+    assert all("pinning per call" in row.label for row in rows)
+
+
 def test_the_experiments_ship_with_the_package() -> None:
     project = tomllib.loads((experiment_file.folder().parent / "pyproject.toml").read_text())
     setuptools = project["tool"]["setuptools"]
