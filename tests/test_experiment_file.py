@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import api
-from harness import experiment, experiment_file
+from harness import cli, experiment, experiment_file
 from harness.design import workload_order
 from harness.variants import load_variants
 from tests.test_cli import bench
@@ -44,6 +45,25 @@ def test_what_pinning_per_call_costs_is_named_in_every_part_that_holds_it() -> N
     rows = [row for table in found.tables for row in table.rows if "pin-per-call" in (row.before, row.arm)]
     assert len(rows) == 2
     assert all("pinning per call" in row.label for row in rows)
+
+
+def test_the_follow_up_reuses_buffers_for_rows_that_are_dirty_on_both_sides() -> None:
+    planned = experiment.plan("roseinfer-pinned-h2d", experiment.adjusted("emulated"))
+    claim = next(each for each in planned.experiment.claims if "follow-up" in each.says)
+    arms = {arm.name: arm.toggles for arm in planned.designs["follow-up"]["long"].arms}
+    before, after = arms[claim.before], arms[claim.arm]
+    assert {name for name in before if before[name] != after[name]} == {"h2d"}
+    assert before["tables"] == after["tables"] == "dirty-rows"
+
+
+def test_what_to_do_afterwards_can_be_done() -> None:
+    found = [experiment_file.read(experiment_file.find(name)) for name in NAMES]
+    lines = {each.name: " ".join(each.follow_up) for each in found}
+    assert "bench explain" in lines["roseinfer-pinned-h2d"]  # the tails of submit lag and queue wait
+    commands = {each.name or getattr(each.callback, "__name__", "") for each in cli.app.registered_commands}
+    for line in lines.values():
+        assert set(re.findall(r"bench (\w+)", line)) <= commands
+        assert set(re.findall(r"--variant ([\w-]+)", line)) <= load_variants().keys()
 
 
 def test_the_experiments_ship_with_the_package() -> None:
