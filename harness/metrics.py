@@ -79,6 +79,7 @@ METRICS: dict[str, Metric] = {
         Metric("failed_requests", "requests", "lower", True),
         Metric("step_ms", "ms", "lower", False),
         Metric("step_ms_matched", "ms", "lower", False),
+        Metric("decode_step_ms_mean", "ms", "lower", False),
         Metric("exposed_host_us", "us", "lower", True),
         Metric("device_busy", "", "higher", False),
         *(Metric(phase_metric(phase), "us", "lower", True) for phase in PHASES),
@@ -120,12 +121,19 @@ def _told(rounds: pd.DataFrame) -> dict[str, float]:
 
 
 def _step_metrics(steps: pd.DataFrame | None, device: pd.DataFrame | None) -> dict[str, float]:
-    names = ["step_ms", "exposed_host_us", "device_busy", *map(phase_metric, PHASES)]
+    names = [
+        "step_ms",
+        "decode_step_ms_mean",
+        "exposed_host_us",
+        "device_busy",
+        *map(phase_metric, PHASES),
+    ]
     if steps is None or steps.empty:
         return dict.fromkeys(names, np.nan)
     intervals = decode_intervals(steps)
     return {
         "step_ms": step_ms(intervals),
+        "decode_step_ms_mean": decode_step_ms_mean(steps),
         "exposed_host_us": exposed_host_us(intervals),
         "device_busy": np.nan if device is None else device_busy(steps, device),
         **phases_us(steps),
@@ -320,6 +328,20 @@ def exposed_host_us(intervals: pd.DataFrame) -> float:
 def step_ms(intervals: pd.DataFrame) -> float:
     """Median of decode_intervals, ms."""
     return float(intervals["interval_ns"].median()) / NS_PER_MS
+
+
+def decode_step_ms_mean(steps: pd.DataFrame) -> float:
+    """Mean over all decode steps of the time from the end of the step before it, of whatever kind, to its own
+    end, both on the device, ms.
+
+    These are the steps of phases_us, so that a phase over this is its share of the same time. step_ms is no
+    such whole: it is a median, and leaves out the decode steps behind a prefill.
+    """
+    ordered = steps.sort_values(["round", "step"])
+    ends = ordered["device_end_ns"]
+    before = ends.groupby(ordered["round"]).shift(fill_value=-1)
+    known = (ordered["kind"] == "decode") & (ends >= 0) & (before >= 0)
+    return _mean((ends - before)[known]) / NS_PER_MS
 
 
 def device_busy(steps: pd.DataFrame, device: pd.DataFrame) -> float:

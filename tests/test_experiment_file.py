@@ -40,6 +40,15 @@ def test_a_reported_number_is_quoted_from_its_source(name: str) -> None:
         assert claim.reported is None or percent in claim.says or times in claim.says
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_share_is_of_a_mean_over_the_same_steps(name: str) -> None:
+    """Phases are means over decode steps: a median, or a mean over requests, is no whole of theirs."""
+    found = experiment_file.read(experiment_file.find(name))
+    columns = [column for table in found.tables for column in table.columns]
+    wholes = {each.of for each in (*found.claims, *columns) if each.share.startswith("phase_")}
+    assert wholes <= {"decode_step_ms_mean"}
+
+
 def test_what_pinning_per_call_costs_is_named_in_every_part_that_holds_it() -> None:
     found = experiment_file.read(experiment_file.find("roseinfer-pinned-h2d"))
     rows = [row for table in found.tables for row in table.rows if "pin-per-call" in (row.before, row.arm)]
