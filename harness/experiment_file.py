@@ -230,6 +230,7 @@ def designs(
     found: dict[str, dict[str, Design]] = {}
     for name, boots in experiment.boots.items():
         scaled = boots.emulated if kind == "emulated" else Scaled()
+        blocks, rounds = _extent(boots, kind, adjusted)
         options = {**boots.options, **scaled.options, "device": adjusted.device}
         arms = tuple(
             _arm(each, settings, options, engines, variants) for each, settings in boots.arms.items()
@@ -241,8 +242,8 @@ def designs(
                 name=f"{experiment.name}-{workload}",
                 arms=arms,
                 workload=_workload({**values, **scaled.workloads.get(workload, {})}),
-                blocks=boots.blocks if adjusted.blocks is None else adjusted.blocks,
-                rounds=adjusted.rounds or scaled.rounds or boots.rounds,
+                blocks=blocks,
+                rounds=rounds,
                 margin=boots.margin,
                 primary=boots.primary,
                 seed=adjusted.seed,
@@ -281,8 +282,28 @@ def _workload(values: Mapping[str, Any]) -> Workload:
     return make_workload(plain)
 
 
-def scaling(experiment: Experiment) -> list[str]:
-    """How the emulated device's runs differ from the source's, one line each."""
+def _extent(boots: Boots, kind: str, adjusted: Adjusted) -> tuple[int, int]:
+    """Blocks, and rounds of a boot, on a device of that kind."""
+    scaled = boots.emulated.rounds if kind == "emulated" else None
+    return adjusted.blocks or boots.blocks, adjusted.rounds or scaled or boots.rounds
+
+
+def extents(experiment: Experiment, kind: str, adjusted: Adjusted) -> list[str]:
+    """How much is measured, one line for each boots, and where that is not what the file says."""
+    lines = []
+    for name, boots in experiment.boots.items():
+        blocks, rounds = _extent(boots, kind, adjusted)
+        line = f"{name}: {blocks} blocks of {rounds} round{'s' if rounds != 1 else ''}"
+        planned = _extent(boots, kind, Adjusted())
+        if (blocks, rounds) != planned:
+            line += f", asked for in place of the experiment's {planned[0]} of {planned[1]}"
+        lines.append(line)
+    return lines
+
+
+def scaling(experiment: Experiment, adjusted: Adjusted) -> list[str]:
+    """How the emulated device's runs differ from the source's, one line each; rounds that were asked for are
+    in the extents."""
     lines = []
     for name, boots in experiment.boots.items():
         scaled = boots.emulated
@@ -293,7 +314,7 @@ def scaling(experiment: Experiment) -> list[str]:
             for key, value in changes.items()
         ]
         changed += [f"{key} {_before(boots.options, key)} → {new}" for key, new in scaled.options.items()]
-        if scaled.rounds is not None:
+        if scaled.rounds is not None and adjusted.rounds is None:
             changed.append(f"rounds {boots.rounds} → {scaled.rounds}")
         if changed:
             why = f" ({scaled.why})" if scaled.why else ""

@@ -21,12 +21,14 @@ from harness.comparison import COUNTER, Block
 from harness.experiment_file import (
     EXTRA,
     SUBMIT_WALL,
+    Adjusted,
     Claim,
     Column,
     Experiment,
     Layout,
     Row,
     counter_as_shown,
+    extents,
     measured_in,
     scaling,
 )
@@ -109,8 +111,8 @@ def outputs_differ(runs: Runs) -> bool:
     )
 
 
-def result(experiment: Experiment, folder: str, scaled: bool, runs: Runs) -> dict[str, Any]:
-    """The object that `--format json` prints."""
+def result(experiment: Experiment, folder: str, kind: str, adjusted: Adjusted, runs: Runs) -> dict[str, Any]:
+    """The object that `--format json` prints. `kind`: the device that the workloads were chosen for."""
     claims = [_claim(claim, runs[claim.boots, claim.workload]) for claim in experiment.claims]
     main = experiment.claims[0]
     claims[0]["detectable"] = _detectable(main, runs[main.boots, main.workload])
@@ -125,7 +127,8 @@ def result(experiment: Experiment, folder: str, scaled: bool, runs: Runs) -> dic
         "title": experiment.title,
         "question": experiment.question,
         "sources": msgspec.to_builtins(experiment.sources),
-        "scaling": scaling(experiment) if scaled else [],
+        "extents": extents(experiment, kind, adjusted),
+        "scaling": scaling(experiment, adjusted) if kind == "emulated" else [],
         "claims": claims,
         "tables": [_table(layout, experiment, runs) for layout in experiment.tables],
         "outputs": _outputs(runs),

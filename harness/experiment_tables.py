@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness import tables
 from harness.cautions import percent
 from harness.design import Design
-from harness.experiment_file import Experiment, scaling
+from harness.experiment_file import Adjusted, Experiment, scaling
 from harness.tables import Table, markdown_table, number, terminal_table, with_unit
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def plan(experiment: Experiment, designs: Mapping[str, Mapping[str, Design]], ki
         facts += [("  reported", line) for line in source.reported]
     facts += [("claim", claim.says) for claim in experiment.claims]
     if kind == "emulated":
-        facts += [("scaled", line) for line in scaling(experiment)]
+        facts += [("scaled", line) for line in scaling(experiment, Adjusted())]
     facts += [("note", line) for line in experiment.notes]
     facts += [("afterwards", line) for line in experiment.follow_up]
     found = [Table(experiment.title, ("", experiment.name), tuple(facts), numbers=())]
@@ -154,6 +154,7 @@ def facts(result: Mapping[str, Any]) -> Iterator[str]:
     outputs = result["outputs"]
     if outputs["compared"]:
         yield f"Outputs: {outputs['identical']} of {outputs['compared']} identical."
+    yield from result["extents"]
     yield from result["scaling"]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import harness
 from harness import comparison, experiment_result, experiment_tables, stats
-from harness.experiment_file import Claim, Column, Experiment, Row
+from harness.experiment_file import Adjusted, Claim, Column, Experiment, Row
 from harness.experiment_result import Finished, _claim, _finding, cell
 from harness.store import read_manifest
 from tests.bench_command import installed, last_line, start
@@ -145,6 +145,7 @@ def test_outputs_that_differ_fail_the_experiment(environment: dict[str, str], tm
     ).end()
     assert code == 1, stderr
     assert "Outputs: 48 of 96 identical." in stdout
+    assert "clocks: 4 blocks of 1 round, asked for in place of the experiment's 4 of 2" in stdout
 
 
 def test_an_experiment_that_can_not_run_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
@@ -208,7 +209,9 @@ def test_what_could_have_been_detected_stands_beside_the_first_claim() -> None:
         },
         type=Experiment,
     )  # fmt: skip
-    found = experiment_result.result(experiment, "a-run", False, {("b", "w"): Finished(plan, blocks(0.9))})
+    found = experiment_result.result(
+        experiment, "a-run", "emulated", Adjusted(), {("b", "w"): Finished(plan, blocks(0.9))}
+    )
     first, second = found["claims"]
     compared = comparison.result(plan, blocks(0.9))["comparisons"][0]["metrics"]["tpot_ms_p50"]
     assert first["detectable"] == pytest.approx(np.expm1(stats.smallest_detectable(compared["sd"], 6)))

@@ -169,8 +169,24 @@ def test_only_the_emulated_device_is_scaled() -> None:
     largest = {kind: planned.designs["output"]["largest"] for kind, planned in asked.items()}
     assert largest["cuda"].workload.concurrency == 1024
     assert largest["emulated"].workload.concurrency == 128
-    (line,) = experiment_file.scaling(asked["emulated"].experiment)
+    (line,) = experiment_file.scaling(asked["emulated"].experiment, experiment_file.Adjusted())
     assert "largest: concurrency 1024 → 128" in line
+
+
+@pytest.mark.parametrize("kind", experiment_file.KINDS)
+def test_blocks_and_rounds_that_were_asked_for_are_said(kind: str) -> None:
+    asked = experiment.adjusted(kind, blocks=4, rounds=2)
+    planned = experiment.plan("sglang-launch-done", asked)
+    design = planned.designs["ways"]["host-bound"]
+    assert (design.blocks, design.rounds) == (4, 2)
+    files = {"emulated": "12 of 4", "cuda": "12 of 10"}[kind]
+    said = f"ways: 4 blocks of 2 rounds, asked for in place of the experiment's {files}"
+    assert experiment_file.extents(planned.experiment, kind, asked) == [said]
+    assert "rounds 10 →" not in "".join(experiment_file.scaling(planned.experiment, asked))
+    plain = experiment_file.Adjusted(device=kind)
+    (line,) = experiment_file.extents(planned.experiment, kind, plain)
+    assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds"
+    assert "rounds 10 → 4" in "".join(experiment_file.scaling(planned.experiment, plain))
 
 
 def test_designs_of_the_same_boots_differ_in_their_workload_alone() -> None:
