@@ -3,7 +3,8 @@ measured, the conclusion. Pure: frames in, plain data out.
 
 A cell is a text, or `{"shown", "value", "low", "high", "unit"}`: "value" and "share" are means over blocks,
 "change" and "delta" effects of paired blocks (stats.py), each with its interval; "percentiles" has a list of
-values and no interval. A share and a change are fractions.
+values and no interval. Values and percentiles are geometric means where a change would be a ratio, so that
+the change is that of the levels beside it. A share and a change are fractions.
 """
 
 from __future__ import annotations
@@ -308,30 +309,36 @@ def _value(run: Finished, name: str, arm: str) -> dict[str, Any]:
     values = run.of(name, arm)
     if values is None:
         return NONE
-    return _one_sample("value", values, unit_of(name))
+    return _one_sample("value", values, _scale(name, values), unit_of(name))
 
 
-def _one_sample(shown: str, values: Sequence[float], unit: str) -> dict[str, Any]:
-    """Mean over blocks with its t interval."""
-    found = stats.effect([0.0] * len(values), values, "difference")
-    return {"shown": shown, "value": found.delta, "low": found.low, "high": found.high, "unit": unit}
+def _scale(name: str, *series: Sequence[float]) -> stats.Scale:
+    """As comparison.scale_of, for counters too."""
+    can_be_zero = name in metrics.METRICS and metrics.METRICS[name].can_be_zero
+    return "ratio" if min(map(min, series)) > 0 and not can_be_zero else "difference"
+
+
+def _one_sample(shown: str, values: Sequence[float], scale: stats.Scale, unit: str) -> dict[str, Any]:
+    """Mean over blocks with its t interval; of the logarithms where the scale is that of ratios."""
+    nothing = 1.0 if scale == "ratio" else 0.0
+    found = stats.effect([nothing] * len(values), values, scale)
+    low, high = (None if each is None else nothing + each for each in (found.low, found.high))
+    return {"shown": shown, "value": found.after, "low": low, "high": high, "unit": unit}
 
 
 def _percentiles(run: Finished, names: Sequence[str], arm: str) -> dict[str, Any]:
-    found = [run.of(name, arm) for name in names]
-    if any(values is None for values in found):
+    found = [_value(run, name, arm) for name in names]
+    if NONE in found:
         return NONE
-    means = [float(np.mean(values)) for values in found if values is not None]
-    return {"shown": "percentiles", "value": means, "low": None, "high": None, "unit": unit_of(names[0])}
+    levels = [each["value"] for each in found]
+    return {"shown": "percentiles", "value": levels, "low": None, "high": None, "unit": unit_of(names[0])}
 
 
 def _change(run: Finished, name: str, before: str, arm: str) -> dict[str, Any]:
     first, second = run.of(name, before), run.of(name, arm)
     if not before or before == arm or first is None or second is None:
         return NONE
-    positive = min(*first, *second) > 0
-    can_be_zero = name in metrics.METRICS and metrics.METRICS[name].can_be_zero
-    effect = stats.effect(first, second, "ratio" if positive and not can_be_zero else "difference")
+    effect = stats.effect(first, second, _scale(name, first, second))
     shown, value = ("delta", effect.delta) if effect.change is None else ("change", effect.change)
     return {"shown": shown, "value": value, "low": effect.low, "high": effect.high, "unit": unit_of(name)}
 
@@ -343,4 +350,4 @@ def _share(run: Finished, part: str, whole: str, arm: str) -> dict[str, Any]:
         return NONE
     factor = US[unit_of(part)] / US[unit_of(whole)]
     shares = [factor * one / other for one, other in zip(parts, wholes, strict=True)]
-    return _one_sample("share", shares, "")
+    return _one_sample("share", shares, "difference", "")

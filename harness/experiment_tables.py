@@ -24,7 +24,11 @@ CLAIMS_NOTE = (
     "The first line is what the experiment decides, the others are descriptive. What a source measured on "
     "its hardware and what is measured here never become one number."
 )
-CELLS_NOTE = "± and [ ]: 95% over blocks."
+CELLS_NOTE = (
+    "Levels are means over blocks, geometric where a change is in percent. [ ]: 95% interval over blocks; ±: "
+    "half its width."
+)
+LEVELS = {"value", "percentiles", "share"}
 CSV_COLUMNS = ("table", "row", "column", "shown", "value", "low", "high", "unit")
 
 # ---------------------------------------------------------------------------------------------------------
@@ -91,7 +95,7 @@ def parts(result: Mapping[str, Any]) -> Iterator[Table]:
     for each in result["tables"]:
         rows = tuple(tuple(map(text, row)) for row in each["rows"])
         shown = {cell["shown"] for row in each["rows"] for cell in row if isinstance(cell, Mapping)}
-        note = " ".join(filter(None, [each["note"], CELLS_NOTE if shown & {"value", "share"} else ""]))
+        note = " ".join(filter(None, [each["note"], CELLS_NOTE if shown & LEVELS else ""]))
         columns = tuple(each["columns"])
         texts = [all(isinstance(row[number], str) for row in each["rows"]) for number in range(len(columns))]
         right = tuple(name for name, only in zip(columns, texts, strict=True) if not only)

@@ -230,7 +230,7 @@ def test_cells_from_stored_blocks() -> None:
     assert change["low"] < change["value"] < change["high"] < 0
     share = of(Column(title="", share="phase_output_us", of="decode_step_ms_mean", arm="before"))
     assert share["value"] == pytest.approx(1 / 4000, rel=0.01)  # 1 us of a step of 4 ms
-    assert of(Column(title="", value="copies", arm="before"))["value"] == 7
+    assert of(Column(title="", value="copies", arm="before"))["value"] == pytest.approx(7)
     several = of(Column(title="", percentiles=["p50", "p95"], arm="before"), metric="tpot_ms")
     assert several["value"] == pytest.approx([4, 4], rel=0.01)
     wall = of(Column(title="", percentiles=["p50", "p95"], arm="before"), metric="submit_wall_s")
@@ -241,6 +241,22 @@ def test_cells_from_stored_blocks() -> None:
     assert of(Column(title="", change="tpot_ms_p50"), arm="before") == {"shown": "none"}
     assert of(Column(title="", reported=True), reported="4 ms") == "4 ms"
     assert of(Column(title="", option="num_requests")) == "64"
+
+
+@pytest.mark.parametrize("metric", ["tpot_ms_p50", "throughput_tok_s", "copies", "exposed_host_us"])
+def test_a_change_is_that_of_the_levels_beside_it(metric: str) -> None:
+    run = Finished(manifest(), blocks(0.9, noise=0.3))
+    before, after = (
+        cell(run, Row(label="", arm=arm), Column(title="", value=metric)) for arm in ("before", "after")
+    )
+    change = cell(run, Row(label="", before="before", arm="after"), Column(title="", change=metric))
+    if change["shown"] == "change":
+        assert after["value"] / before["value"] - 1 == pytest.approx(change["value"])
+    else:
+        assert after["value"] - before["value"] == pytest.approx(change["value"])
+    levels = cell(run, Row(label="", metric=metric, arm="after"), Column(title="", percentiles=["p50"]))
+    assert levels["value"] == [pytest.approx(after["value"])]
+    assert after["low"] * (1 - 1e-9) <= after["value"] <= after["high"] * (1 + 1e-9)
 
 
 def test_how_cells_are_printed() -> None:
