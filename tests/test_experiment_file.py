@@ -49,6 +49,15 @@ def test_a_share_is_of_a_mean_over_the_same_steps(name: str) -> None:
     assert wholes <= {"decode_step_ms_mean"}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_counter_is_called_a_mean_over_decode_steps(name: str) -> None:
+    """Counters are of a round, and their steps include the prefills."""
+    for table in experiment_file.read(experiment_file.find(name)).tables:
+        if any(column.value == "launch_lag_us" for column in table.columns):
+            assert "decode step" not in table.title
+            assert "prefills included" in table.note
+
+
 def test_what_pinning_per_call_costs_is_named_in_every_part_that_holds_it() -> None:
     found = experiment_file.read(experiment_file.find("roseinfer-pinned-h2d"))
     rows = [row for table in found.tables for row in table.rows if "pin-per-call" in (row.before, row.arm)]
