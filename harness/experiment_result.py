@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness import cautions, comparison, metrics, stats, store, tables
+from harness import cautions, comparison, metrics, stats, store, tables, tail
 from harness.comparison import COUNTER, Block
 from harness.experiment_file import (
     EXTRA,
@@ -149,13 +149,12 @@ def _outputs(runs: Runs) -> Outputs:
 
 
 def _warnings(experiment: Experiment, runs: Runs) -> list[str]:
-    """The first claim's own, then under what each run was measured; what holds for all is said once."""
-    main = experiment.claims[0]
+    """Those of the claims, the first one first, then under what each run was measured; what holds for all is
+    said once."""
     lines: list[tuple[str, str]] = []
-    if main.before:
-        run = runs[main.boots, main.workload]
-        compared = comparison.of_pair(_deciding_by(main, run), run.blocks, main.before, main.arm)
-        lines += [(main.workload, line) for line in compared["warnings"]]
+    for claim in experiment.claims:
+        found = _of_claim(claim, runs[claim.boots, claim.workload], claim is experiment.claims[0])
+        lines += [(claim.workload, line) for line in found]
     for (_, workload), run in runs.items():
         values = comparison.measured(
             run.manifest.design,
@@ -169,6 +168,37 @@ def _warnings(experiment: Experiment, runs: Runs) -> list[str]:
     return [
         line if everywhere <= set(where) else f"{', '.join(dict.fromkeys(where))}: {line}"
         for line, where in by_line.items()
+    ]
+
+
+def _of_claim(claim: Claim, run: Finished, first: bool) -> list[str]:
+    """What a reader must know of what was measured for a claim; the first one has a verdict."""
+    before, after = run.of(claim.change, claim.before), run.of(claim.change, claim.arm)
+    if before is None or after is None:
+        return cautions.few_blocks(len(run.blocks)) if first else []
+    manifest = _deciding_by(claim, run).pair(claim.before, claim.arm)
+    values = {claim.change: {claim.before: before, claim.arm: after}}
+    effect = stats.effect(before, after, _scale(claim.change, before, after))
+    order = cautions.of_order(manifest, run.blocks, values, effect, judged=first)
+    if first:
+        return [*cautions.of_decision(manifest, effect), *order, *_few_requests(claim, run)]
+    named = [f"{claim.change}, {claim.before} → {claim.arm}: {line}" for line in order]
+    return [*named, *_few_requests(claim, run)]
+
+
+def _few_requests(claim: Claim, run: Finished) -> list[str]:
+    """That a high percentile is made of few requests. It is each boot's own, so other boots do not help."""
+    name, _, level = claim.change.rpartition("_p")
+    needed = tail.NEEDED_SAMPLES.get(int(level)) if name in metrics.DISTRIBUTIONS else None
+    if needed is None or name.startswith(("itl", "client_lag")):  # these have many samples a request
+        return []
+    requests = [block.of(arm, "requests") for block in run.blocks for arm in (claim.before, claim.arm)]
+    fewest = min(int((each["error"] == "").sum()) for each in requests)
+    if fewest >= needed:
+        return []
+    return [
+        f"{claim.change} is made of {fewest} requests in a boot, where P{level} wants {needed}: so few that "
+        "single slow ones decide it"
     ]
 
 
