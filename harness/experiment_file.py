@@ -420,12 +420,13 @@ def measured_in(row: Row, column: Column) -> Iterator[str]:
 
 
 SUBMIT_WALL = "submit_wall_s"  # from the first send of a round to the end of its last
-EXTRA = {SUBMIT_WALL: "s"}
+DECODE_STEP = "decode_step_ms_mean"  # metrics.decode_step_ms_mean: what the phases have shares of
+EXTRA = {SUBMIT_WALL: "s", DECODE_STEP: "ms"}
 
 
 def quantity_names(engines: Engines) -> dict[str, str]:
-    """What a cell can show, with its unit: every metric, the submit wall, and the engines' counters, per
-    step; those in ns as us."""
+    """What a cell can show, with its unit: every metric, EXTRA, and the engines' counters, per step; those in
+    ns as us."""
     counters = [name for spec in engines.values() for toggle in spec.toggles for name in toggle.counters]
     units = {name: metric.unit for name, metric in metrics.METRICS.items()}
     return units | EXTRA | dict(map(counter_as_shown, counters))

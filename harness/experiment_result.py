@@ -20,6 +20,7 @@ import numpy as np
 from harness import cautions, comparison, metrics, stats, store, tables, tail
 from harness.comparison import COUNTER, Block
 from harness.experiment_file import (
+    DECODE_STEP,
     EXTRA,
     SUBMIT_WALL,
     Adjusted,
@@ -75,6 +76,8 @@ class Finished:
         by_round = requests.groupby("round")
         walls = by_round["submitted_ns"].max() - by_round["sent_ns"].min()
         found[SUBMIT_WALL] = float(walls.mean()) / metrics.NS_PER_S
+        if len(steps):
+            found[DECODE_STEP] = metrics.decode_step_ms_mean(steps)
         for column in rounds.columns:
             if column.startswith(COUNTER) and rounds[column].notna().any():
                 name, unit = counter_as_shown(column.removeprefix(COUNTER))

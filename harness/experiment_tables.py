@@ -114,7 +114,7 @@ def _so(claim: Mapping[str, Any]) -> str:
     """How a reported number lies to what was measured, and what could have been seen at all."""
     found = [claim["finding"]] if claim["finding"] else []
     if claim["detectable"] is not None:
-        found.append(f"a true change of {claim['detectable']:.2%} would be detected in 4 of 5 such runs")
+        found.append(f"a true change of {100 * claim['detectable']:.2g}% would be seen in 4 of 5 such runs")
     return "; ".join(found)
 
 

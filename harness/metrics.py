@@ -79,7 +79,6 @@ METRICS: dict[str, Metric] = {
         Metric("failed_requests", "requests", "lower", True),
         Metric("step_ms", "ms", "lower", False),
         Metric("step_ms_matched", "ms", "lower", False),
-        Metric("decode_step_ms_mean", "ms", "lower", False),
         Metric("exposed_host_us", "us", "lower", True),
         Metric("device_busy", "", "higher", False),
         *(Metric(phase_metric(phase), "us", "lower", True) for phase in PHASES),
@@ -121,19 +120,12 @@ def _told(rounds: pd.DataFrame) -> dict[str, float]:
 
 
 def _step_metrics(steps: pd.DataFrame | None, device: pd.DataFrame | None) -> dict[str, float]:
-    names = [
-        "step_ms",
-        "decode_step_ms_mean",
-        "exposed_host_us",
-        "device_busy",
-        *map(phase_metric, PHASES),
-    ]
+    names = ["step_ms", "exposed_host_us", "device_busy", *map(phase_metric, PHASES)]
     if steps is None or steps.empty:
         return dict.fromkeys(names, np.nan)
     intervals = decode_intervals(steps)
     return {
         "step_ms": step_ms(intervals),
-        "decode_step_ms_mean": decode_step_ms_mean(steps),
         "exposed_host_us": exposed_host_us(intervals),
         "device_busy": np.nan if device is None else device_busy(steps, device),
         **phases_us(steps),

@@ -253,7 +253,10 @@ def test_what_could_have_been_detected_stands_beside_the_first_claim() -> None:
     assert first["detectable"] == pytest.approx(np.expm1(stats.smallest_detectable(compared["sd"], 6)))
     assert second["detectable"] is None
     shown = [row[3] for row in experiment_tables.claims(found).rows]
-    assert shown == [f"a true change of {first['detectable']:.2%} would be detected in 4 of 5 such runs", ""]
+    assert shown == [
+        f"a true change of {100 * first['detectable']:.2g}% would be seen in 4 of 5 such runs",
+        "",
+    ]
 
 
 def of(column: Column, **row: str) -> Any:
