@@ -42,8 +42,8 @@ def collect(
 ) -> list[str]:
     """Every line that applies, the weightiest for the verdict first."""
     found = [
-        *_decision(manifest, primary),
-        *_order(manifest, blocks, values, primary),
+        *of_decision(manifest, primary),
+        *of_order(manifest, blocks, values, primary),
         *circumstances(manifest, blocks, values),
     ]
     return list(dict.fromkeys(found))
@@ -66,20 +66,22 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: Values) -
 
 def of_several(manifest: Manifest, blocks: Sequence[Block], values: Values) -> list[str]:
     """The lines of a run of several arms as a whole: those of no single pair of them."""
-    return [*_few(len(blocks)), *circumstances(manifest, blocks, values)]
+    return [*few_blocks(len(blocks)), *circumstances(manifest, blocks, values)]
 
 
-def _few(blocks: int) -> list[str]:
+def few_blocks(blocks: int) -> list[str]:
+    """That there are too few for a narrow interval, or for any."""
     if blocks == 1:
         return ["one block: numbers, no interval and no verdict; --blocks 6 gives both"]
     return [f"too few blocks: {blocks}; the interval is wide, 6 is the default"] if blocks < 6 else []
 
 
-def _decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
+def of_decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
+    """What there is to say of the number of blocks and of a verdict that was not reached."""
     if primary is None:
         return []
     design = manifest.design
-    lines = _few(primary.blocks)
+    lines = few_blocks(primary.blocks)
     if primary.sd is None:
         if any(arm.stays for arm in design.arms):
             return [
@@ -99,9 +101,15 @@ def _decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
     return lines
 
 
-def _order(
-    manifest: Manifest, blocks: Sequence[Block], values: Values, primary: stats.Effect | None
+def of_order(
+    manifest: Manifest,
+    blocks: Sequence[Block],
+    values: Values,
+    primary: stats.Effect | None,
+    judged: bool = True,
 ) -> list[str]:
+    """What the order of the arms and of the blocks did to the primary. Where it is not judged, but described,
+    a position effect must be seen to be told: a margin means nothing there."""
     design = manifest.design
     if primary is None or primary.scale != "ratio" or primary.sd is None:
         return []
@@ -111,11 +119,12 @@ def _order(
     found = stats.position(differences, [manifest.after_first[block.number] for block in blocks])
     if found is None:
         lines.append("every block ran in the same order: an effect of running second can't be told apart")
-    elif found.weakens(design.margin):
+    elif found.weakens(design.margin) and (judged or found.seen):
         where = "" if found.low is None else f" [{percent(found.low)}, {percent(found.high)}]"
+        beyond = ", more than half the margin" if judged else ""
         lines.append(
-            f"weakened by a position effect: the arm that ran second was at {percent(found.change)}{where}, "
-            "more than half the margin"
+            f"weakened by a position effect: the arm that ran second was at {percent(found.change)}{where}"
+            f"{beyond}"
         )
     if stats.sign_flip_disagrees(differences):
         p = stats.sign_flip(differences)

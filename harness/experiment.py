@@ -181,5 +181,5 @@ def show(folder: Path) -> Outcome:
             manifest = readable(folder / name)
             blocks, _ = finished(folder / name, manifest)
             runs[boots, workload] = experiment_result.Finished(manifest, blocks)
-    result = experiment_result.result(kept.experiment, folder.name, kept.kind == "emulated", runs)
+    result = experiment_result.result(kept.experiment, folder.name, kept.kind, kept.adjusted, runs)
     return Outcome(result, experiment_result.outputs_differ(runs), folder)

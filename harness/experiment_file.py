@@ -63,7 +63,8 @@ class Boots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Blocks of boots: each arm on each workload. The workloads take turns within a boot.
 
     A workload has the options of the command line, and `idle_stops`: so many stop strings that no output
-    comes to, which is work of the host for each token.
+    comes to, which is work of the host for each token. `margin`: the largest change that counts as none, as
+    a fraction; the first claim must be beyond it, or just what is claimed could be called same.
     """
 
     arms: dict[str, ArmSettings]
@@ -71,6 +72,7 @@ class Boots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     options: Values = {}
     blocks: int = 6
     rounds: int = 2
+    margin: float = 0.01
     primary: str = "tpot_ms_p50"
     emulated: Scaled = Scaled()
 
@@ -228,6 +230,7 @@ def designs(
     found: dict[str, dict[str, Design]] = {}
     for name, boots in experiment.boots.items():
         scaled = boots.emulated if kind == "emulated" else Scaled()
+        blocks, rounds = _extent(boots, kind, adjusted)
         options = {**boots.options, **scaled.options, "device": adjusted.device}
         arms = tuple(
             _arm(each, settings, options, engines, variants) for each, settings in boots.arms.items()
@@ -239,8 +242,9 @@ def designs(
                 name=f"{experiment.name}-{workload}",
                 arms=arms,
                 workload=_workload({**values, **scaled.workloads.get(workload, {})}),
-                blocks=boots.blocks if adjusted.blocks is None else adjusted.blocks,
-                rounds=adjusted.rounds or scaled.rounds or boots.rounds,
+                blocks=blocks,
+                rounds=rounds,
+                margin=boots.margin,
                 primary=boots.primary,
                 seed=adjusted.seed,
             )
@@ -278,8 +282,28 @@ def _workload(values: Mapping[str, Any]) -> Workload:
     return make_workload(plain)
 
 
-def scaling(experiment: Experiment) -> list[str]:
-    """How the emulated device's runs differ from the source's, one line each."""
+def _extent(boots: Boots, kind: str, adjusted: Adjusted) -> tuple[int, int]:
+    """Blocks, and rounds of a boot, on a device of that kind."""
+    scaled = boots.emulated.rounds if kind == "emulated" else None
+    return adjusted.blocks or boots.blocks, adjusted.rounds or scaled or boots.rounds
+
+
+def extents(experiment: Experiment, kind: str, adjusted: Adjusted) -> list[str]:
+    """How much is measured, one line for each boots, and where that is not what the file says."""
+    lines = []
+    for name, boots in experiment.boots.items():
+        blocks, rounds = _extent(boots, kind, adjusted)
+        line = f"{name}: {blocks} blocks of {rounds} round{'s' if rounds != 1 else ''}"
+        planned = _extent(boots, kind, Adjusted())
+        if (blocks, rounds) != planned:
+            line += f", asked for in place of the experiment's {planned[0]} of {planned[1]}"
+        lines.append(line)
+    return lines
+
+
+def scaling(experiment: Experiment, adjusted: Adjusted) -> list[str]:
+    """How the emulated device's runs differ from the source's, one line each; rounds that were asked for are
+    in the extents."""
     lines = []
     for name, boots in experiment.boots.items():
         scaled = boots.emulated
@@ -290,7 +314,7 @@ def scaling(experiment: Experiment) -> list[str]:
             for key, value in changes.items()
         ]
         changed += [f"{key} {_before(boots.options, key)} → {new}" for key, new in scaled.options.items()]
-        if scaled.rounds is not None:
+        if scaled.rounds is not None and adjusted.rounds is None:
             changed.append(f"rounds {boots.rounds} → {scaled.rounds}")
         if changed:
             why = f" ({scaled.why})" if scaled.why else ""
@@ -321,9 +345,7 @@ def check(experiment: Experiment, engines: Engines, variants: Variants) -> None:
         api.pick(boots.primary, metrics.METRICS, "metric")
     for claim in experiment.claims:
         _check_claim(claim, experiment, known)
-    main = experiment.claims[0].change
-    if main and (main not in metrics.METRICS or metrics.METRICS[main].can_be_zero):
-        raise api.BadSetting(f"{main} can't carry a verdict, and the first claim gets one: put another first")
+    _check_first(experiment.claims[0], experiment)
     for table in experiment.tables:
         boots = api.pick(table.boots, experiment.boots, "boots")
         for workload in table.workloads:
@@ -344,6 +366,21 @@ def _check_claim(claim: Claim, experiment: Experiment, known: Mapping[str, str])
         api.pick(claim.change, known, "metric")
     else:
         _check_share(claim.share, claim.of, known)
+
+
+def _check_first(claim: Claim, experiment: Experiment) -> None:
+    """That a verdict on it could confirm what the source says."""
+    metric = claim.change
+    if metric and (metric not in metrics.METRICS or metrics.METRICS[metric].can_be_zero):
+        raise api.BadSetting(
+            f"{metric} can't carry a verdict, and the first claim gets one: put another first"
+        )
+    margin = experiment.boots[claim.boots].margin
+    if metric and claim.reported is not None and abs(claim.reported) <= margin:
+        raise api.BadSetting(
+            f"the claim of {100 * claim.reported:+.3g}% lies within the margin of {claim.boots}, "
+            f"{100 * margin:.3g}%, so just that could be called same: give {claim.boots} a smaller margin"
+        )
 
 
 def _check_cell(row: Row, column: Column, boots: Boots, known: Mapping[str, str]) -> None:
@@ -383,12 +420,13 @@ def measured_in(row: Row, column: Column) -> Iterator[str]:
 
 
 SUBMIT_WALL = "submit_wall_s"  # from the first send of a round to the end of its last
-EXTRA = {SUBMIT_WALL: "s"}
+DECODE_STEP = "decode_step_ms_mean"  # metrics.decode_step_ms_mean: what the phases have shares of
+EXTRA = {SUBMIT_WALL: "s", DECODE_STEP: "ms"}
 
 
 def quantity_names(engines: Engines) -> dict[str, str]:
-    """What a cell can show, with its unit: every metric, the submit wall, and the engines' counters, per
-    step; those in ns as us."""
+    """What a cell can show, with its unit: every metric, EXTRA, and the engines' counters, per step; those in
+    ns as us."""
     counters = [name for spec in engines.values() for toggle in spec.toggles for name in toggle.counters]
     units = {name: metric.unit for name, metric in metrics.METRICS.items()}
     return units | EXTRA | dict(map(counter_as_shown, counters))

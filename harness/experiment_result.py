@@ -3,7 +3,8 @@ measured, the conclusion. Pure: frames in, plain data out.
 
 A cell is a text, or `{"shown", "value", "low", "high", "unit"}`: "value" and "share" are means over blocks,
 "change" and "delta" effects of paired blocks (stats.py), each with its interval; "percentiles" has a list of
-values and no interval. A share and a change are fractions.
+values and no interval. Values and percentiles are geometric means where a change would be a ratio, so that
+the change is that of the levels beside it. A share and a change are fractions.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness import cautions, comparison, metrics, stats, store, tables
+from harness import cautions, comparison, metrics, stats, store, tables, tail
 from harness.comparison import COUNTER, Block
 from harness.experiment_file import (
+    DECODE_STEP,
     EXTRA,
     SUBMIT_WALL,
+    Adjusted,
     Claim,
     Column,
     Experiment,
     Layout,
     Row,
     counter_as_shown,
+    extents,
     measured_in,
     scaling,
 )
@@ -72,6 +76,8 @@ class Finished:
         by_round = requests.groupby("round")
         walls = by_round["submitted_ns"].max() - by_round["sent_ns"].min()
         found[SUBMIT_WALL] = float(walls.mean()) / metrics.NS_PER_S
+        if len(steps):
+            found[DECODE_STEP] = metrics.decode_step_ms_mean(steps)
         for column in rounds.columns:
             if column.startswith(COUNTER) and rounds[column].notna().any():
                 name, unit = counter_as_shown(column.removeprefix(COUNTER))
@@ -109,9 +115,11 @@ def outputs_differ(runs: Runs) -> bool:
     )
 
 
-def result(experiment: Experiment, folder: str, scaled: bool, runs: Runs) -> dict[str, Any]:
-    """The object that `--format json` prints."""
+def result(experiment: Experiment, folder: str, kind: str, adjusted: Adjusted, runs: Runs) -> dict[str, Any]:
+    """The object that `--format json` prints. `kind`: the device that the workloads were chosen for."""
     claims = [_claim(claim, runs[claim.boots, claim.workload]) for claim in experiment.claims]
+    main = experiment.claims[0]
+    claims[0]["detectable"] = _detectable(main, runs[main.boots, main.workload])
     described = [each for run in runs.values() for each in run.manifest.descriptions.values()]
     kinds = sorted({each.device["kind"] for each in described})
     return {
@@ -123,7 +131,8 @@ def result(experiment: Experiment, folder: str, scaled: bool, runs: Runs) -> dic
         "title": experiment.title,
         "question": experiment.question,
         "sources": msgspec.to_builtins(experiment.sources),
-        "scaling": scaling(experiment) if scaled else [],
+        "extents": extents(experiment, kind, adjusted),
+        "scaling": scaling(experiment, adjusted) if kind == "emulated" else [],
         "claims": claims,
         "tables": [_table(layout, experiment, runs) for layout in experiment.tables],
         "outputs": _outputs(runs),
@@ -143,13 +152,12 @@ def _outputs(runs: Runs) -> Outputs:
 
 
 def _warnings(experiment: Experiment, runs: Runs) -> list[str]:
-    """The first claim's own, then under what each run was measured; what holds for all is said once."""
-    main = experiment.claims[0]
+    """Those of the claims, the first one first, then under what each run was measured; what holds for all is
+    said once."""
     lines: list[tuple[str, str]] = []
-    if main.before:
-        run = runs[main.boots, main.workload]
-        compared = comparison.of_pair(_deciding_by(main, run), run.blocks, main.before, main.arm)
-        lines += [(main.workload, line) for line in compared["warnings"]]
+    for claim in experiment.claims:
+        found = _of_claim(claim, runs[claim.boots, claim.workload], claim is experiment.claims[0])
+        lines += [(claim.workload, line) for line in found]
     for (_, workload), run in runs.items():
         values = comparison.measured(
             run.manifest.design,
@@ -163,6 +171,37 @@ def _warnings(experiment: Experiment, runs: Runs) -> list[str]:
     return [
         line if everywhere <= set(where) else f"{', '.join(dict.fromkeys(where))}: {line}"
         for line, where in by_line.items()
+    ]
+
+
+def _of_claim(claim: Claim, run: Finished, first: bool) -> list[str]:
+    """What a reader must know of what was measured for a claim; the first one has a verdict."""
+    before, after = run.of(claim.change, claim.before), run.of(claim.change, claim.arm)
+    if before is None or after is None:
+        return cautions.few_blocks(len(run.blocks)) if first else []
+    manifest = _deciding_by(claim, run).pair(claim.before, claim.arm)
+    values = {claim.change: {claim.before: before, claim.arm: after}}
+    effect = stats.effect(before, after, _scale(claim.change, before, after))
+    order = cautions.of_order(manifest, run.blocks, values, effect, judged=first)
+    if first:
+        return [*cautions.of_decision(manifest, effect), *order, *_few_requests(claim, run)]
+    named = [f"{claim.change}, {claim.before} → {claim.arm}: {line}" for line in order]
+    return [*named, *_few_requests(claim, run)]
+
+
+def _few_requests(claim: Claim, run: Finished) -> list[str]:
+    """That a high percentile is made of few requests. It is each boot's own, so other boots do not help."""
+    name, _, level = claim.change.rpartition("_p")
+    needed = tail.NEEDED_SAMPLES.get(int(level)) if name in metrics.DISTRIBUTIONS else None
+    if needed is None or name.startswith(("itl", "client_lag")):  # these have many samples a request
+        return []
+    requests = [block.of(arm, "requests") for block in run.blocks for arm in (claim.before, claim.arm)]
+    fewest = min(int((each["error"] == "").sum()) for each in requests)
+    if fewest >= needed:
+        return []
+    return [
+        f"{claim.change} is made of {fewest} requests in a boot, where P{level} wants {needed}: so few that "
+        "single slow ones decide it"
     ]
 
 
@@ -187,7 +226,20 @@ def _claim(claim: Claim, run: Finished) -> dict[str, Any]:
         "reported": claim.reported,
         "measured": cell,
         "finding": _finding(claim.reported, cell),
+        "detectable": None,
     }
+
+
+def _detectable(claim: Claim, run: Finished) -> float | None:
+    """The smallest true change that such a run detects in 4 of 5 cases, by the spread of its blocks, as a
+    fraction; None for a share."""
+    before, after = run.of(claim.change, claim.before), run.of(claim.change, claim.arm)
+    if before is None or after is None:
+        return None
+    effect = stats.effect(before, after)
+    if effect.sd is None:
+        return None
+    return stats.as_change(stats.smallest_detectable(effect.sd, effect.blocks), effect.scale)
 
 
 def _finding(reported: float | None, cell: Mapping[str, Any]) -> str:
@@ -196,7 +248,8 @@ def _finding(reported: float | None, cell: Mapping[str, Any]) -> str:
         return ""
     low, high = cell["low"], cell["high"]
     if low <= reported <= high:
-        return "the interval holds it"
+        no_change = cell["shown"] == "change" and low <= 0 <= high
+        return "the interval holds it, and no change" if no_change else "the interval holds it"
     if cell["shown"] == "change" and reported * cell["value"] < 0 and (low > 0 or high < 0):
         return "the other way here"
     nearest = high if reported > high else low
@@ -289,30 +342,36 @@ def _value(run: Finished, name: str, arm: str) -> dict[str, Any]:
     values = run.of(name, arm)
     if values is None:
         return NONE
-    return _one_sample("value", values, unit_of(name))
+    return _one_sample("value", values, _scale(name, values), unit_of(name))
 
 
-def _one_sample(shown: str, values: Sequence[float], unit: str) -> dict[str, Any]:
-    """Mean over blocks with its t interval."""
-    found = stats.effect([0.0] * len(values), values, "difference")
-    return {"shown": shown, "value": found.delta, "low": found.low, "high": found.high, "unit": unit}
+def _scale(name: str, *series: Sequence[float]) -> stats.Scale:
+    """As comparison.scale_of, for counters too."""
+    can_be_zero = name in metrics.METRICS and metrics.METRICS[name].can_be_zero
+    return "ratio" if min(map(min, series)) > 0 and not can_be_zero else "difference"
+
+
+def _one_sample(shown: str, values: Sequence[float], scale: stats.Scale, unit: str) -> dict[str, Any]:
+    """Mean over blocks with its t interval; of the logarithms where the scale is that of ratios."""
+    nothing = 1.0 if scale == "ratio" else 0.0
+    found = stats.effect([nothing] * len(values), values, scale)
+    low, high = (None if each is None else nothing + each for each in (found.low, found.high))
+    return {"shown": shown, "value": found.after, "low": low, "high": high, "unit": unit}
 
 
 def _percentiles(run: Finished, names: Sequence[str], arm: str) -> dict[str, Any]:
-    found = [run.of(name, arm) for name in names]
-    if any(values is None for values in found):
+    found = [_value(run, name, arm) for name in names]
+    if NONE in found:
         return NONE
-    means = [float(np.mean(values)) for values in found if values is not None]
-    return {"shown": "percentiles", "value": means, "low": None, "high": None, "unit": unit_of(names[0])}
+    levels = [each["value"] for each in found]
+    return {"shown": "percentiles", "value": levels, "low": None, "high": None, "unit": unit_of(names[0])}
 
 
 def _change(run: Finished, name: str, before: str, arm: str) -> dict[str, Any]:
     first, second = run.of(name, before), run.of(name, arm)
     if not before or before == arm or first is None or second is None:
         return NONE
-    positive = min(*first, *second) > 0
-    can_be_zero = name in metrics.METRICS and metrics.METRICS[name].can_be_zero
-    effect = stats.effect(first, second, "ratio" if positive and not can_be_zero else "difference")
+    effect = stats.effect(first, second, _scale(name, first, second))
     shown, value = ("delta", effect.delta) if effect.change is None else ("change", effect.change)
     return {"shown": shown, "value": value, "low": effect.low, "high": effect.high, "unit": unit_of(name)}
 
@@ -324,4 +383,4 @@ def _share(run: Finished, part: str, whole: str, arm: str) -> dict[str, Any]:
         return NONE
     factor = US[unit_of(part)] / US[unit_of(whole)]
     shares = [factor * one / other for one, other in zip(parts, wholes, strict=True)]
-    return _one_sample("share", shares, "")
+    return _one_sample("share", shares, "difference", "")

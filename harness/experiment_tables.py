@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness import tables
 from harness.cautions import percent
 from harness.design import Design
-from harness.experiment_file import Experiment, scaling
+from harness.experiment_file import Adjusted, Experiment, scaling
 from harness.tables import Table, markdown_table, number, terminal_table, with_unit
 
 if TYPE_CHECKING:
@@ -24,7 +24,11 @@ CLAIMS_NOTE = (
     "The first line is what the experiment decides, the others are descriptive. What a source measured on "
     "its hardware and what is measured here never become one number."
 )
-CELLS_NOTE = "± and [ ]: 95% over blocks."
+CELLS_NOTE = (
+    "Levels are means over blocks, geometric where a change is in percent. [ ]: 95% interval over blocks; ±: "
+    "half its width."
+)
+LEVELS = {"value", "percentiles", "share"}
 CSV_COLUMNS = ("table", "row", "column", "shown", "value", "low", "high", "unit")
 
 # ---------------------------------------------------------------------------------------------------------
@@ -47,7 +51,7 @@ def plan(experiment: Experiment, designs: Mapping[str, Mapping[str, Design]], ki
         facts += [("  reported", line) for line in source.reported]
     facts += [("claim", claim.says) for claim in experiment.claims]
     if kind == "emulated":
-        facts += [("scaled", line) for line in scaling(experiment)]
+        facts += [("scaled", line) for line in scaling(experiment, Adjusted())]
     facts += [("note", line) for line in experiment.notes]
     facts += [("afterwards", line) for line in experiment.follow_up]
     found = [Table(experiment.title, ("", experiment.name), tuple(facts), numbers=())]
@@ -57,7 +61,7 @@ def plan(experiment: Experiment, designs: Mapping[str, Mapping[str, Design]], ki
         note = "\n".join(
             [
                 f"{design.blocks} blocks of {design.rounds} rounds on each workload, in turn within a boot; "
-                f"primary metric {design.primary}.",
+                f"primary metric {design.primary}, margin {100 * design.margin:.3g}%.",
                 *(f"{name}: {_asked(each)}" for name, each in of_workload.items()),
             ]
         )
@@ -91,7 +95,7 @@ def parts(result: Mapping[str, Any]) -> Iterator[Table]:
     for each in result["tables"]:
         rows = tuple(tuple(map(text, row)) for row in each["rows"])
         shown = {cell["shown"] for row in each["rows"] for cell in row if isinstance(cell, Mapping)}
-        note = " ".join(filter(None, [each["note"], CELLS_NOTE if shown & {"value", "share"} else ""]))
+        note = " ".join(filter(None, [each["note"], CELLS_NOTE if shown & LEVELS else ""]))
         columns = tuple(each["columns"])
         texts = [all(isinstance(row[number], str) for row in each["rows"]) for number in range(len(columns))]
         right = tuple(name for name, only in zip(columns, texts, strict=True) if not only)
@@ -101,11 +105,17 @@ def parts(result: Mapping[str, Any]) -> Iterator[Table]:
 def claims(result: Mapping[str, Any]) -> Table:
     """What the sources say beside what was measured."""
     here = f"measured here ({result['device']})"
-    rows = tuple(
-        (each["says"], _where(each), text(each["measured"]), each["finding"]) for each in result["claims"]
-    )
+    rows = tuple((each["says"], _where(each), text(each["measured"]), _so(each)) for each in result["claims"])
     columns = ("the source says", "of", here, "so")
     return Table("The source says, measured here", columns, rows, CLAIMS_NOTE, numbers=())
+
+
+def _so(claim: Mapping[str, Any]) -> str:
+    """How a reported number lies to what was measured, and what could have been seen at all."""
+    found = [claim["finding"]] if claim["finding"] else []
+    if claim["detectable"] is not None:
+        found.append(f"a true change of {100 * claim['detectable']:.2g}% would be seen in 4 of 5 such runs")
+    return "; ".join(found)
 
 
 def _where(claim: Mapping[str, Any]) -> str:
@@ -148,6 +158,7 @@ def facts(result: Mapping[str, Any]) -> Iterator[str]:
     outputs = result["outputs"]
     if outputs["compared"]:
         yield f"Outputs: {outputs['identical']} of {outputs['compared']} identical."
+    yield from result["extents"]
     yield from result["scaling"]
 
 

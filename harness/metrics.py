@@ -322,6 +322,20 @@ def step_ms(intervals: pd.DataFrame) -> float:
     return float(intervals["interval_ns"].median()) / NS_PER_MS
 
 
+def decode_step_ms_mean(steps: pd.DataFrame) -> float:
+    """Mean over all decode steps of the time from the end of the step before it, of whatever kind, to its own
+    end, both on the device, ms.
+
+    These are the steps of phases_us, so that a phase over this is its share of the same time. step_ms is no
+    such whole: it is a median, and leaves out the decode steps behind a prefill.
+    """
+    ordered = steps.sort_values(["round", "step"])
+    ends = ordered["device_end_ns"]
+    before = ends.groupby(ordered["round"]).shift(fill_value=-1)
+    known = (ordered["kind"] == "decode") & (ends >= 0) & (before >= 0)
+    return _mean((ends - before)[known]) / NS_PER_MS
+
+
 def device_busy(steps: pd.DataFrame, device: pd.DataFrame) -> float:
     """Union of executing programs over wall time, from the start of a round's first decode step on the
     device to the end of its last, rounds pooled; copies do not count."""

@@ -288,6 +288,11 @@ class Position:
     low: float | None
     high: float | None
 
+    @property
+    def seen(self) -> bool:
+        """Whether the interval leaves 0 out."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
     def weakens(self, margin: float) -> bool:
         """Above half the margin the order, not the change, may have made the verdict."""
         return abs(self.change) > margin / 2

@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 import harness
-from harness import experiment_tables
-from harness.experiment_file import Claim, Column, Row
-from harness.experiment_result import Finished, _claim, cell
+from harness import comparison, experiment_result, experiment_tables, stats
+from harness.comparison import Block
+from harness.experiment_file import Adjusted, Claim, Column, Experiment, Row
+from harness.experiment_result import Finished, _claim, _finding, cell
 from harness.store import read_manifest
 from tests.bench_command import installed, last_line, start
-from tests.test_tables import blocks, manifest
+from tests.test_tables import block, blocks, manifest, side
 
 OWN = """
 title = "Two paces of a clock"
@@ -143,6 +146,7 @@ def test_outputs_that_differ_fail_the_experiment(environment: dict[str, str], tm
     ).end()
     assert code == 1, stderr
     assert "Outputs: 48 of 96 identical." in stdout
+    assert "clocks: 4 blocks of 1 round, asked for in place of the experiment's 4 of 2" in stdout
 
 
 def test_an_experiment_that_can_not_run_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
@@ -185,6 +189,76 @@ def test_how_a_reported_number_lies_to_what_was_measured(reported: float | None,
     assert found["finding"] == finding
 
 
+def test_an_interval_that_holds_no_change_confirms_no_change() -> None:
+    wide = {"shown": "change", "value": 0.01, "low": -0.02, "high": 0.04}
+    assert _finding(0.01, wide) == "the interval holds it, and no change"
+    assert _finding(0.01, wide | {"low": 0.005}) == "the interval holds it"
+    assert _finding(0.01, wide | {"shown": "share"}) == "the interval holds it"
+
+
+def found_by(claims: list[dict[str, str]], measured: dict[str, list[Block]]) -> dict[str, Any]:
+    """The result of such an experiment, with those blocks by workload; a claim is one of tpot_ms_p50 on
+    workload w where it does not say otherwise."""
+    usual = {"says": "", "boots": "b", "workload": "w", "before": "before", "arm": "after"}
+    experiment = msgspec.convert(
+        {
+            "name": "e", "title": "", "question": "", "sources": [], "tables": [],
+            "boots": {"b": {"arms": {}, "workloads": {name: {} for name in measured}}},
+            "claims": [
+                {**usual, **({} if "share" in claim else {"change": "tpot_ms_p50"}), **claim}
+                for claim in claims
+            ],
+        },
+        type=Experiment,
+    )  # fmt: skip
+    runs = {("b", name): Finished(manifest(len(found)), found) for name, found in measured.items()}
+    return experiment_result.result(experiment, "a-run", "emulated", Adjusted(), runs)
+
+
+def test_a_position_effect_is_told_of_every_claim() -> None:
+    weak = [
+        block(number, {"before": side(4), "after": side(3.6 if number % 2 else 3.8)}) for number in range(6)
+    ]
+    found = found_by([{"workload": "w"}, {"workload": "v"}], {"w": blocks(0.9), "v": weak})
+    (line,) = [line for line in found["warnings"] if "position effect" in line]
+    assert line.startswith("v: tpot_ms_p50, before → after: weakened by a position effect: the arm that ran")
+    assert "margin" not in line  # of what has no verdict
+    judged = found_by([{}], {"w": weak})["warnings"]
+    assert [line for line in judged if "more than half the margin" in line]
+
+
+def test_a_share_of_few_blocks_is_said_to_be_one() -> None:
+    share = {"before": "", "share": "phase_output_us", "of": "decode_step_ms_mean"}
+    few = "too few blocks: 4; the interval is wide, 6 is the default"
+    assert few in found_by([share], {"w": blocks(0.9, 4)})["warnings"]
+    assert few not in found_by([share], {"w": blocks(0.9, 6)})["warnings"]
+    assert few in found_by([{}], {"w": blocks(0.9, 4)})["warnings"]
+
+
+def test_a_high_percentile_of_few_requests_is_said_to_be_one() -> None:
+    found = found_by([{}, {"change": "ttft_ms_p99"}], {"w": blocks(0.9)})["warnings"]
+    assert (
+        "ttft_ms_p99 is made of 12 requests in a boot, where P99 wants 368: so few that single slow ones "
+        "decide it"
+    ) in found
+    plain = found_by([{}, {"change": "ttft_ms_p50"}, {"change": "itl_token_ms_p99"}], {"w": blocks(0.9)})
+    assert not [line for line in plain["warnings"] if "requests in a boot" in line]
+
+
+def test_what_could_have_been_detected_stands_beside_the_first_claim() -> None:
+    plan = manifest()
+    found = found_by([{"says": "first"}, {"says": "second"}], {"w": blocks(0.9)})
+    first, second = found["claims"]
+    compared = comparison.result(plan, blocks(0.9))["comparisons"][0]["metrics"]["tpot_ms_p50"]
+    assert first["detectable"] == pytest.approx(np.expm1(stats.smallest_detectable(compared["sd"], 6)))
+    assert second["detectable"] is None
+    shown = [row[3] for row in experiment_tables.claims(found).rows]
+    assert shown == [
+        f"a true change of {100 * first['detectable']:.2g}% would be seen in 4 of 5 such runs",
+        "",
+    ]
+
+
 def of(column: Column, **row: str) -> Any:
     return cell(finished(), Row(label="", **row), column)
 
@@ -193,9 +267,9 @@ def test_cells_from_stored_blocks() -> None:
     change = of(Column(title="", change="tpot_ms_p50"), before="before", arm="after")
     assert change["shown"] == "change"
     assert change["low"] < change["value"] < change["high"] < 0
-    share = of(Column(title="", share="phase_output_us", of="step_ms", arm="before"))
+    share = of(Column(title="", share="phase_output_us", of="decode_step_ms_mean", arm="before"))
     assert share["value"] == pytest.approx(1 / 4000, rel=0.01)  # 1 us of a step of 4 ms
-    assert of(Column(title="", value="copies", arm="before"))["value"] == 7
+    assert of(Column(title="", value="copies", arm="before"))["value"] == pytest.approx(7)
     several = of(Column(title="", percentiles=["p50", "p95"], arm="before"), metric="tpot_ms")
     assert several["value"] == pytest.approx([4, 4], rel=0.01)
     wall = of(Column(title="", percentiles=["p50", "p95"], arm="before"), metric="submit_wall_s")
@@ -206,6 +280,24 @@ def test_cells_from_stored_blocks() -> None:
     assert of(Column(title="", change="tpot_ms_p50"), arm="before") == {"shown": "none"}
     assert of(Column(title="", reported=True), reported="4 ms") == "4 ms"
     assert of(Column(title="", option="num_requests")) == "64"
+
+
+@pytest.mark.parametrize("metric", ["tpot_ms_p50", "throughput_tok_s", "copies", "exposed_host_us"])
+def test_a_change_is_that_of_the_levels_beside_it(metric: str) -> None:
+    run = Finished(manifest(), blocks(0.9, noise=0.3))
+
+    def shown(column: Column, **row: str) -> Any:
+        return cell(run, Row(label="", **row), column)
+
+    before, after = (shown(Column(title="", value=metric), arm=arm) for arm in ("before", "after"))
+    change = shown(Column(title="", change=metric), before="before", arm="after")
+    if change["shown"] == "change":
+        assert after["value"] / before["value"] - 1 == pytest.approx(change["value"])
+    else:
+        assert after["value"] - before["value"] == pytest.approx(change["value"])
+    levels = shown(Column(title="", percentiles=["p50"]), metric=metric, arm="after")
+    assert levels["value"] == [pytest.approx(after["value"])]
+    assert after["low"] * (1 - 1e-9) <= after["value"] <= after["high"] * (1 + 1e-9)
 
 
 def test_how_cells_are_printed() -> None:

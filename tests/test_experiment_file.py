@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import api
-from harness import experiment, experiment_file
+from harness import cli, experiment, experiment_file
 from harness.design import workload_order
 from harness.variants import load_variants
 from tests.test_cli import bench
@@ -29,6 +30,58 @@ def test_a_committed_experiment_names_only_what_there_is(name: str) -> None:
     found = experiment_file.read(experiment_file.find(name))
     experiment_file.check(found, api.find_engines(), load_variants())
     assert all(boots.blocks >= 4 for boots in found.boots.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reported_number_is_quoted_from_its_source(name: str) -> None:
+    for claim in experiment_file.read(experiment_file.find(name)).claims:
+        percent = f"{abs(100 * (claim.reported or 0)):.3g}%"
+        times = f"{claim.reported:.3g} times" if claim.reported and claim.reported >= 1 else percent
+        assert claim.reported is None or percent in claim.says or times in claim.says
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_share_is_of_a_mean_over_the_same_steps(name: str) -> None:
+    """Phases are means over decode steps: a median, or a mean over requests, is no whole of theirs."""
+    found = experiment_file.read(experiment_file.find(name))
+    columns = [column for table in found.tables for column in table.columns]
+    wholes = {each.of for each in (*found.claims, *columns) if each.share.startswith("phase_")}
+    assert wholes <= {"decode_step_ms_mean"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_counter_is_called_a_mean_over_decode_steps(name: str) -> None:
+    """Counters are of a round, and their steps include the prefills."""
+    for table in experiment_file.read(experiment_file.find(name)).tables:
+        if any(column.value == "launch_lag_us" for column in table.columns):
+            assert "decode step" not in table.title
+            assert "prefills included" in table.note
+
+
+def test_what_pinning_per_call_costs_is_named_in_every_part_that_holds_it() -> None:
+    found = experiment_file.read(experiment_file.find("roseinfer-pinned-h2d"))
+    rows = [row for table in found.tables for row in table.rows if "pin-per-call" in (row.before, row.arm)]
+    assert len(rows) == 2
+    assert all("pinning per call" in row.label for row in rows)
+
+
+def test_the_follow_up_reuses_buffers_for_rows_that_are_dirty_on_both_sides() -> None:
+    planned = experiment.plan("roseinfer-pinned-h2d", experiment.adjusted("emulated"))
+    claim = next(each for each in planned.experiment.claims if "follow-up" in each.says)
+    arms = {arm.name: arm.toggles for arm in planned.designs["follow-up"]["long"].arms}
+    before, after = arms[claim.before], arms[claim.arm]
+    assert {name for name in before if before[name] != after[name]} == {"h2d"}
+    assert before["tables"] == after["tables"] == "dirty-rows"
+
+
+def test_what_to_do_afterwards_can_be_done() -> None:
+    found = [experiment_file.read(experiment_file.find(name)) for name in NAMES]
+    lines = {each.name: " ".join(each.follow_up) for each in found}
+    assert "bench explain" in lines["roseinfer-pinned-h2d"]  # the tails of submit lag and queue wait
+    commands = {each.name or getattr(each.callback, "__name__", "") for each in cli.app.registered_commands}
+    for line in lines.values():
+        assert set(re.findall(r"bench (\w+)", line)) <= commands
+        assert set(re.findall(r"--variant ([\w-]+)", line)) <= load_variants().keys()
 
 
 def test_the_experiments_ship_with_the_package() -> None:
@@ -54,6 +107,12 @@ def test_the_experiments_ship_with_the_package() -> None:
         ("stream_interval = 1", "stream_intervall = 1", "did you mean stream_interval?"),
         ("blocks = 6", "blocks = 3", "an experiment needs at least 4 blocks, not 3"),
         ("outputs = true }", 'outputs = true, value = "step_ms" }', "column outputs equal needs one of"),
+        ("blocks = 6", "blocks = 6\nmargin = 2.0", "--margin must lie between 0% and 100%, not 2"),
+        (
+            'change = "tpot_ms_p50"\n\n[[claims]]\nsays = "and',
+            'change = "tpot_ms_p50"\nreported = -0.01\n\n[[claims]]\nsays = "and',
+            "the claim of -1% lies within the margin of load, 1%",
+        ),
         ("blocks = 6", 'blocks = "six"', "Expected `int`, got `str`"),
         ("blocks = 6", "blocks = ", "is not TOML"),
         (
@@ -119,8 +178,24 @@ def test_only_the_emulated_device_is_scaled() -> None:
     largest = {kind: planned.designs["output"]["largest"] for kind, planned in asked.items()}
     assert largest["cuda"].workload.concurrency == 1024
     assert largest["emulated"].workload.concurrency == 128
-    (line,) = experiment_file.scaling(asked["emulated"].experiment)
+    (line,) = experiment_file.scaling(asked["emulated"].experiment, experiment_file.Adjusted())
     assert "largest: concurrency 1024 → 128" in line
+
+
+@pytest.mark.parametrize("kind", experiment_file.KINDS)
+def test_blocks_and_rounds_that_were_asked_for_are_said(kind: str) -> None:
+    asked = experiment.adjusted(kind, blocks=4, rounds=2)
+    planned = experiment.plan("sglang-launch-done", asked)
+    design = planned.designs["ways"]["host-bound"]
+    assert (design.blocks, design.rounds) == (4, 2)
+    files = {"emulated": "12 of 4", "cuda": "12 of 10"}[kind]
+    said = f"ways: 4 blocks of 2 rounds, asked for in place of the experiment's {files}"
+    assert experiment_file.extents(planned.experiment, kind, asked) == [said]
+    assert "rounds 10 →" not in "".join(experiment_file.scaling(planned.experiment, asked))
+    plain = experiment_file.Adjusted(device=kind)
+    (line,) = experiment_file.extents(planned.experiment, kind, plain)
+    assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds"
+    assert "rounds 10 → 4" in "".join(experiment_file.scaling(planned.experiment, plain))
 
 
 def test_designs_of_the_same_boots_differ_in_their_workload_alone() -> None:

@@ -297,6 +297,8 @@ def test_step_metrics_by_hand() -> None:
     values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
     # Pairs of decode steps: 1-2 (10 ms, all execution) and 4-5 (16 ms, 13 of them execution).
     assert values["step_ms"] == pytest.approx(13)
+    # Every decode step, behind whatever: 1, 2, 4 and 5 took 10, 10, 14 and 16 ms.
+    assert metrics.decode_step_ms_mean(steps) == pytest.approx(12.5)
     assert values["exposed_host_us"] == pytest.approx(1500)
     # From 20 (step 1 starts) to 90 (step 5 ends), idle 40-50, 74-76, 80-81.
     assert values["device_busy"] == pytest.approx((70 - 13) / 70)

@@ -3,8 +3,8 @@
 Before (`pageable`), each array becomes a new tensor in pageable memory and is copied with
 non_blocking=True, which from pageable memory is a wish: the driver first stages the bytes. After (`pinned`),
 lists are written through numpy views into preallocated pinned buffers, from which the device copies by
-itself. `pin-per-call` and `packed` take the change apart: a pinned source without the preallocation, and one
-copy in place of one per array.
+itself. `pin-per-call` and `packed` stand beside the change: a pinned source without the preallocation, which
+costs a pinned block and a second copy on the host for each array; and one copy in place of one per array.
 
 Claim: roseinfer's blog post on pinned host buffers, HF gpt2 with paged attention and CUDA graphs, one run a
 side: 3042 -> 3210 tokens/s (+5.5%), TPOT p50 12.51 -> 11.77 ms (-5.9%).
