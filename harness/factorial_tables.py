@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 NOTE = (
     "Alone: the others at their before. With the others: the others at their after. On average: over all "
     "settings of the others; of two toggles (×), half of what the change of one differs by between the "
-    "other's after and before, so 0 where each gives the same in any company. Verdicts are at 5% over all "
-    "main effects and pairs together (Holm), margin ±{margin:.3g}%; all else is descriptive. Intervals: "
-    "{confidence}%, t over blocks."
+    "other's after and before, so 0 where each gives the same in any company. Weaker (stronger) together: "
+    "both give less (more) gain than each without the other comes to; same together: all of that difference, "
+    "not half, is within the margin. Verdicts are at 5% over all main effects and pairs together (Holm), "
+    "margin ±{margin:.3g}%; all else is descriptive. Intervals: {confidence}%, t over blocks."
 )
 CSV_COLUMNS = ("change", "ci_low", "ci_high", "sd", "p", "p_adjusted", "verdict")
 

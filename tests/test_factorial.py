@@ -19,7 +19,7 @@ from rich.console import Console
 import harness
 from engines import api
 from engines.overlap import SPEC
-from harness import comparison, factorial, factorial_run, factorial_tables, stats, store
+from harness import comparison, factorial, factorial_run, factorial_tables, metrics, stats, store
 from harness.comparison import Block
 from harness.design import Design
 from harness.factorial_design import make_factorial
@@ -144,6 +144,31 @@ def test_neither_order_nor_unit_matters(count: int, random: Any, unit: float) ->
         assert (found.change, found.low, found.p) == pytest.approx(
             (again.change, again.low, again.p), abs=1e-9
         )
+
+
+@pytest.mark.parametrize(
+    ("both", "noise", "verdict"),
+    [
+        (0.88, 0.001, "weaker together"),  # of 0.90 each: AB is +4.2%, and nothing got slower
+        (0.75, 0.001, "stronger together"),
+        (0.81, 0.001, "same together"),
+        (0.81 * 1.015, 0.001, "weaker together"),  # half of it is within the margin of 1%, the whole is not
+        (0.81, 0.1, "undecided"),
+    ],
+)
+@pytest.mark.parametrize("metric", ["tpot_ms_p50", "throughput_tok_s"])
+def test_an_interaction_is_judged_by_whether_gains_add_up(
+    both: float, noise: float, verdict: str, metric: str
+) -> None:
+    values = np.array([1.0, 0.9, 0.9, both]) * np.exp(np.random.default_rng(1).normal(0, noise, (6, 4)))
+    kind = metrics.METRICS[metric]
+    values = values if kind.better == "lower" else 1 / values
+    settings = np.array([[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])
+    *_, contrast = factorial.plan("ab", settings).contrasts
+    p = factorial.estimate(values, contrast.weights).p
+    assert contrast.term == ("a", "b")
+    assert p is not None
+    assert factorial.judge(contrast, values, 0.01, kind, p) == verdict
 
 
 # -- settings that are left out ---------------------------------------------------------------------------
@@ -291,7 +316,7 @@ def test_each_effect_alone_with_the_others_and_on_average() -> None:
     assert effects["together"]["change"] == pytest.approx(0.9 * 0.97 - 1, abs=0.002)
     h2d, output, both = effects["effects"]
     assert h2d["change"] == pytest.approx((0.95 * 0.97) ** 0.5 - 1, abs=0.002)
-    assert [row["verdict"] for row in (h2d, output)] == ["faster", "faster"]
+    assert [row["verdict"] for row in (h2d, output, both)] == ["faster", "faster", "weaker together"]
     assert both["effect"] == ["h2d", "output"]
     assert both["ci_low"] < (0.97 / 0.95) ** 0.5 - 1 < both["ci_high"]
     assert both["p_adjusted"] >= both["p"]
