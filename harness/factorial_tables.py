@@ -34,7 +34,9 @@ def conclusion(result: Mapping[str, Any]) -> str:
     blocks = f"{first['blocks']} block{'s' if first['blocks'] != 1 else ''}"
     mains = [row for row in effects["effects"] if len(row["effect"]) == 1]
     each = ", ".join(f"{row['effect'][0]} {_change(row)} ({row['verdict'] or 'no verdict'})" for row in mains)
-    said = f"On average over the settings of the others, {primary} changes by: {each}"
+    assumed = " and ".join(taken_for_none(mains))
+    taking = f", taking {assumed} for none" if assumed else ""
+    said = f"On average over the settings of the others{taking}, {primary} changes by: {each}"
     if effects["together"] is not None:
         said += f"; by all together {_change(effects['together'])}"
     said += f"; over {blocks} on the {result['device']} device."
@@ -42,6 +44,11 @@ def conclusion(result: Mapping[str, Any]) -> str:
     if differ:
         said += f" OUTPUTS DIFFER in {', '.join(differ)}."
     return said
+
+
+def taken_for_none(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The effects that these hold besides themselves, with settings left out: none was told apart."""
+    return list(dict.fromkeys(label(each) for row in rows for each in row["assumes"]))
 
 
 def _differ(outputs: Mapping[str, Any]) -> bool:

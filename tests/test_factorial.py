@@ -382,8 +382,10 @@ def test_what_is_left_out_and_what_it_costs_is_said() -> None:
     for part in (
         "Left out", "output=deferred means something only with schedule=serial", "Can't be told apart",
         "schedule × output schedule, output", "schedule* ", "as if the effects below",
+        "settings of the others, taking schedule × output for none, tpot_ms_p50 changes by: schedule −",
     ):  # fmt: skip
         assert part in said, part
+    assert "for none, tpot" not in shown(found())
 
 
 # -- whole runs -------------------------------------------------------------------------------------------
