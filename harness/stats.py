@@ -42,6 +42,7 @@ CHECK_BLOCKS = 8  # below this a sign-flip test is too coarse to disagree with a
 Differences = npt.NDArray[np.float64]
 Scale = Literal["ratio", "difference"]
 Verdict = Literal["same", "faster", "slower", "better", "worse", "undecided"]
+CHANGES = ("faster", "slower", "better", "worse")  # the verdicts that call a difference one
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
 NOTE = (
     "Each point is a run of its own, and its verdict is at 5% by itself: of twenty points without a change, "
-    "one is called one. Points were measured one after the other: only what is in one row was interleaved."
+    "one is called one. Points were measured one after the other: only what is in one row was interleaved. "
+    "Intervals: {confidence}%, t over blocks{own}."
 )
+OWN = ", each at the level of the look at which its point stopped"
 
 
 def conclusion(result: Mapping[str, Any]) -> str:
@@ -48,9 +50,11 @@ def parts(result: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def changes_table(result: Mapping[str, Any]) -> Table:
-    """Per point the primary before and after, its change, and the verdict."""
+    """Per point the primary before and after, its change, and the verdict. Where points may stop early, each
+    interval says its confidence."""
     names = [axis["name"] for axis in result["axes"]]
     primaries = dict.fromkeys(each["primary"] for each in result["comparisons"])
+    mixed = len({each["confidence"] for each in result["comparisons"]}) > 1
     rows = []
     for each in result["comparisons"]:
         row = each["metrics"][each["primary"]]
@@ -60,12 +64,13 @@ def changes_table(result: Mapping[str, Any]) -> Table:
                 tables.number(row["before"]),
                 tables.number(row["after"]),
                 tables.difference(row),
-                tables.interval(row),
+                tables.interval(row) + (f" at {tables.confidence(each)}%" if mixed else ""),
                 tables.verdict(row, primary=True),
             )
         )
     title = f"Change of {', '.join(primaries)}, margin ±{100 * result['comparisons'][0]['margin']:.3g}%"
-    return Table(title, (*names, "before", "after", "change", "interval", "verdict"), tuple(rows), NOTE)
+    note = NOTE.format(confidence=tables.confidences(result["comparisons"]), own=OWN if mixed else "")
+    return Table(title, (*names, "before", "after", "change", "interval", "verdict"), tuple(rows), note)
 
 
 def levels_table(result: Mapping[str, Any]) -> Table:

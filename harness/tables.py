@@ -242,6 +242,12 @@ def confidence(comparison: Mapping[str, Any]) -> str:
     return f"{100 * comparison['confidence']:.4g}"
 
 
+def confidences(comparisons: Sequence[Mapping[str, Any]]) -> str:
+    """The same of several, "97.45 to 99.75" where runs that may stop early stopped at different looks."""
+    every = sorted(comparisons, key=lambda each: float(each["confidence"]))
+    return " to ".join(dict.fromkeys(map(confidence, (every[0], every[-1]))))
+
+
 def chosen(comparison: Mapping[str, Any]) -> list[str]:
     """Names of the metrics to print, each once."""
     metrics = comparison["metrics"]

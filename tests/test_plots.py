@@ -185,8 +185,8 @@ def a_a(seed: int, blocks: int, noise: float) -> dict[str, Any]:
     row = comparison.metric_row("tpot_ms_p50", [1.0], effect)
     arm: dict[str, Any] = {"toggles": {}}
     return {
-        "variant": "aa", "before": arm, "after": arm, "blocks": blocks, "primary": "tpot_ms_p50",
-        "metrics": {"tpot_ms_p50": row},
+        "variant": "aa", "before": arm, "after": arm, "blocks": blocks, "confidence": 0.95,
+        "primary": "tpot_ms_p50", "metrics": {"tpot_ms_p50": row},
     }  # fmt: skip
 
 
@@ -293,8 +293,29 @@ def test_gains_have_the_intervals_of_the_result(swept: dict[str, Any]) -> None:
     bars = [each for each in axes.containers if len(each[0].get_xdata())]
     drawn_ends = [each.lines[2][0].get_segments()[0][:, 1] for each in bars]
     assert np.allclose(drawn_ends, [(100 * row["ci_low"], 100 * row["ci_high"]) for row in rows])
-    labels = [text.get_text() for text in axes.figure.legends[0].get_texts()]
-    assert "margin, ±1%" in labels
+    assert legend_of(axes) == ["margin, ±1%", "change, 95% interval", "called a change"]
+    assert filled(axes) == [True, True]
+
+
+def test_a_gain_that_is_undecided_for_whatever_reason_is_hollow(swept: dict[str, Any]) -> None:
+    words = (comparison.ONE_BOOT, "undecided", "same", None, "slower", "worse")
+    points = []
+    for place, word in enumerate(words):
+        row = swept["comparisons"][0]["metrics"]["tpot_ms_p50"] | {"verdict": word}
+        points.append(
+            swept["comparisons"][0] | {"at": {"concurrency": str(place)}, "metrics": {"tpot_ms_p50": row}}
+        )
+    axes = plots.gains(swept | {"comparisons": points}).axes[0]
+    assert filled(axes) == [False, False, False, False, True, True]
+
+
+def test_gains_that_stopped_at_different_looks_have_different_confidences(swept: dict[str, Any]) -> None:
+    points = [
+        each | {"confidence": level}
+        for each, level in zip(swept["comparisons"], (0.9975, 0.9745), strict=True)
+    ]
+    axes = drawn(lambda width: plots.gains(swept | {"comparisons": points}, width=width)).axes[0]
+    assert "change, 97.45 to 99.75% interval" in legend_of(axes)
 
 
 def test_other_axes_are_panels(swept: dict[str, Any]) -> None:
@@ -336,6 +357,10 @@ def test_what_these_plots_cannot_draw_is_one_line(factored: dict[str, Any], swep
         (lambda: plots.against(swept, "goodput_req_s"), "was measured at no point"),
         (lambda: plots.funnel(swept["comparisons"]), "is no A/A: a funnel takes runs of bench aa"),
         (lambda: plots.funnel([]), "there is no A/A comparison"),
+        (
+            lambda: plots.funnel([a_a(1, 8, 0.01), a_a(2, 8, 0.01) | {"confidence": 0.9975}]),
+            "aa could stop early, its intervals are of 99.75%: a funnel takes runs of a fixed number",
+        ),
     ):
         with pytest.raises(api.BadSetting, match=reason.replace("?", r"\?")):
             draw()

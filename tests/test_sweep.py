@@ -166,6 +166,17 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     assert "| 8 |" in sweep_tables.to_markdown(result)
 
 
+def test_points_that_stopped_at_different_looks_say_their_confidence(tmp_path: Path) -> None:
+    result, _ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
+    assert "Intervals: 95%, t over blocks." in sweep_tables.changes_table(result).note
+    first, last = result["comparisons"]
+    mixed = result | {"comparisons": [first | {"confidence": 0.9975}, last | {"confidence": 0.995}]}
+    table = sweep_tables.changes_table(mixed)
+    column = table.columns.index("interval")
+    assert [row[column].partition("] ")[2] for row in table.rows] == ["at 99.75%", "at 99.5%"]
+    assert "Intervals: 99.5 to 99.75%, t over blocks, each at the level of the look" in table.note
+
+
 def test_a_sweep_from_python(tmp_path: Path) -> None:
     found = harness.load_sweep(stored_sweep(tmp_path / "a-sweep"))
     assert found.axes == ("concurrency",)
