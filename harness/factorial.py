@@ -117,6 +117,17 @@ def plan(factors: Sequence[str], settings: Floats) -> Plan:
     return Plan(contrasts, aliased)
 
 
+def declared(factors: Sequence[Factor], arms: Sequence[Arm]) -> list[Contrast]:
+    """The effects that carry verdicts on the primary."""
+    planned = plan([each.toggle for each in factors], levels(factors, arms))
+    return [each for each in planned.contrasts if len(each.term) <= JUDGED_ORDER]
+
+
+def label(term: Sequence[str]) -> str:
+    """ "h2d", "h2d × output"."""
+    return " × ".join(term)
+
+
 def _matrix(columns: Mapping[Term, Floats], chosen: Sequence[Term]) -> Floats:
     return np.stack([columns[term] for term in chosen], axis=1)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import tables
 from harness.cautions import percent
+from harness.factorial import label
 from harness.tables import Table
 
 if TYPE_CHECKING:
@@ -137,11 +138,6 @@ def settings_table(result: Mapping[str, Any]) -> Table:
     identical, compared = (sum(each[name] for each in outputs) for name in ("identical", "compared"))
     note = f"Outputs: {identical} of {compared} requests have the tokens of the first setting."
     return Table("Settings", (*names, primary, "change", "interval"), rows, note, numbers=(primary, "change"))
-
-
-def label(effect: Sequence[str]) -> str:
-    """ "h2d", "h2d × output"."""
-    return " × ".join(effect)
 
 
 def to_markdown(result: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from engines import api
 from engines.overlap import SPEC
 from harness import comparison, factorial, factorial_run, factorial_tables, metrics, stats, store
 from harness.comparison import Block
-from harness.design import Design
+from harness.design import Design, orders
 from harness.factorial_design import make_factorial
 from harness.settings import Asked
 from harness.store import Manifest
@@ -61,7 +61,7 @@ def planned(toggles: str, blocks: int = 6, **asked: Any) -> Manifest:
     return msgspec.structs.replace(
         manifest(blocks),
         design=found,
-        orders=[list(range(len(found.arms)))] * blocks,
+        orders=[orders(0, number, len(found.arms)) for number in range(blocks)],
         descriptions={arm.name: described() for arm in found.arms},
     )
 
@@ -354,6 +354,46 @@ def test_a_factorial_as_it_is_printed() -> None:
     wheres = [line["where"] for line in lines if line["metric"] == "tpot_ms_p50"]
     assert wheres == ["alone"] * 2 + ["with_others"] * 2 + ["average"] * 3 + ["together"]
     assert json.loads(msgspec.json.encode(result)) == result
+
+
+def moved(blocks: int = 6, place: float = 0.0, drift: float = 0.0, plan: Manifest | None = None) -> str:
+    """The warnings of a factorial in which running last, against first, and a block, against the one before,
+    change TPOT by so much."""
+    plan = plan or planned("h2d,output", blocks)
+    random = np.random.default_rng(2)
+
+    def at(number: int, arm: int, tpot_ms: float) -> float:
+        ran = plan.drawn[number].index(arm) / (len(TPOT) - 1)
+        return tpot_ms * float(np.exp(place * ran + drift * number + random.normal(0, 0.001)))
+
+    found = [
+        block(number, {name: side(at(number, arm, tpot)) for arm, (name, tpot) in enumerate(TPOT.items())})
+        for number in range(blocks)
+    ]
+    return "\n".join(comparison.result(plan, found)["factorial"]["warnings"])
+
+
+def test_position_and_drift_are_checked() -> None:
+    quiet = moved()
+    for word in ("weakened", "drift", "sign-flip", "same order"):
+        assert word not in quiet
+    weakened = moved(place=0.02)
+    assert "weakened by a position effect: the arm that ran last was at +2." in weakened
+    assert "of that, the orders drawn leave at most 0." in weakened
+    assert "drift: all arms moved by +5." in moved(drift=0.01)
+    one_order = msgspec.structs.replace(planned("h2d,output"), orders=[[0, 1, 2, 3]] * 6)
+    assert "every block ran in the same order: an effect of running early" in moved(plan=one_order)
+
+
+def test_an_effect_that_one_block_hides_is_named() -> None:
+    plan = planned("h2d,output", 8)
+    found = []
+    for number in range(8):
+        far = 1.2 if number == 7 else 1.004 + 1e-4 * number  # of h2d; all in one direction
+        tpot = {"before": 4.0, "h2d": 4.0 * far, "output": 3.6, "h2d+output": 3.6 * far}
+        found.append(block(number, {name: side(each) for name, each in tpot.items()}))
+    said = "\n".join(comparison.result(plan, found)["factorial"]["warnings"])
+    assert "the sign-flip test disagrees with the t test on h2d (p = 0.008): look at single blocks" in said
 
 
 def test_one_block_has_effects_and_no_verdict() -> None:

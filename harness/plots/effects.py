@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from engines import api
 from harness import tables
 from harness.cautions import percent
-from harness.factorial_tables import label, taken_for_none
+from harness.factorial import label
+from harness.factorial_tables import taken_for_none
 from harness.plots import style
 
 ROW, APART = 0.62, 0.24  # inches of a row; of it, how far apart its marks stand
