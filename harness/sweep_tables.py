@@ -74,14 +74,17 @@ def changes_table(result: Mapping[str, Any]) -> Table:
 
 
 def levels_table(result: Mapping[str, Any]) -> Table:
-    """Per point what was reached: the mean batch, TPOT, throughput and latency, before → after."""
+    """Per point what was asked, the requests of a round, and what was reached: the mean batch, TPOT,
+    throughput and latency, before → after."""
     names = [axis["name"] for axis in result["axes"]]
     rows = []
     for each in result["comparisons"]:
         measured = [each["mechanism"].get("mean_batch"), *(each["metrics"].get(name) for name in LEVELS)]
-        rows.append((*(each["at"][name] for name in names), *map(_sides, measured), str(each["blocks"])))
-    columns = (*names, "batch", *LEVELS, "blocks")
-    return Table("Levels, before → after", columns, tuple(rows), "batch: mean over decode steps", numbers=())
+        asked = (*(each["at"][name] for name in names), str(each["requests"]))
+        rows.append((*asked, *map(_sides, measured), str(each["blocks"])))
+    columns = (*names, "requests", "batch", *LEVELS, "blocks")
+    note = "requests: asked in each round; batch: mean over decode steps"
+    return Table("Levels, before → after", columns, tuple(rows), note, numbers=())
 
 
 def _sides(row: Mapping[str, Any] | None) -> str:

@@ -166,6 +166,22 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     assert "| 8 |" in sweep_tables.to_markdown(result)
 
 
+def test_points_of_different_length_say_so(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    planned = sweep.read(folder)
+    first = planned.points[0]
+    workload = msgspec.structs.replace(first.design.workload, num_requests=16)
+    design = msgspec.structs.replace(first.design, workload=workload)
+    shorter = msgspec.structs.replace(first, design=design)
+    points = (shorter, *planned.points[1:])
+    store.write_json(folder / store.SWEEP_FILE, msgspec.structs.replace(planned, points=points))
+    run = folder / "run-0"
+    store.write_manifest(run, msgspec.structs.replace(store.read_manifest(run), design=design))
+    table = sweep_tables.levels_table(sweep_run.result(folder)[0])
+    column = table.columns.index("requests")
+    assert [row[column] for row in table.rows] == ["16", "64"]
+
+
 def test_points_that_stopped_at_different_looks_say_their_confidence(tmp_path: Path) -> None:
     result, _ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
     assert "Intervals: 95%, t over blocks." in sweep_tables.changes_table(result).note
