@@ -19,7 +19,7 @@ from rich.console import Console
 import harness
 from engines import api
 from engines.overlap import SPEC
-from harness import comparison, factorial, factorial_run, factorial_tables, metrics, stats, store
+from harness import comparison, factorial, factorial_run, factorial_tables, metrics, stats, store, tables
 from harness.comparison import Block
 from harness.design import Design, orders
 from harness.factorial_design import make_factorial
@@ -354,6 +354,20 @@ def test_a_factorial_as_it_is_printed() -> None:
     wheres = [line["where"] for line in lines if line["metric"] == "tpot_ms_p50"]
     assert wheres == ["alone"] * 2 + ["with_others"] * 2 + ["average"] * 3 + ["together"]
     assert json.loads(msgspec.json.encode(result)) == result
+
+
+def test_a_narrow_terminal_has_each_company_of_an_effect() -> None:
+    result = found()
+    table = factorial_tables.effects_table(result)
+    narrow = tables.narrowed(table)
+    assert narrow.columns == ("toggle", "alone", "with the others", "on average")
+    for row, kept in zip(table.rows, narrow.rows, strict=True):
+        assert kept == (*row[:3], "\n".join(row[3:]))
+    text = io.StringIO()
+    Console(file=text, width=80).print(*tables.terminal_table(table, 80), sep="\n")
+    assert max(map(len, text.getvalue().splitlines())) <= 80
+    for word in ("h2d × output", "weaker together", "descriptive"):
+        assert word in text.getvalue()
 
 
 def moved(blocks: int = 6, place: float = 0.0, drift: float = 0.0, plan: Manifest | None = None) -> str:

@@ -166,6 +166,24 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     assert "| 8 |" in sweep_tables.to_markdown(result)
 
 
+def test_a_narrow_terminal_has_the_values_of_both_axes(tmp_path: Path) -> None:
+    result, _ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
+    axes = [*result["axes"], {"name": "variant", "values": ["overlap"]}]
+    points = [each | {"at": each["at"] | {"variant": "overlap"}} for each in result["comparisons"]]
+    both = result | {"axes": axes, "comparisons": points}
+    table = tables.narrowed(sweep_tables.changes_table(both))
+    assert table.columns == ("concurrency", "variant", "before", "after", "change")
+    row = points[0]["metrics"]["tpot_ms_p50"]
+    assert table.rows[0] == (
+        "1", "overlap", tables.number(row["before"]), tables.number(row["after"]),
+        f"{tables.difference(row)}\n{tables.interval(row)}\nfaster",
+    )  # fmt: skip
+    text = io.StringIO()
+    Console(file=text, width=80).print(*tables.terminal_table(sweep_tables.changes_table(both), 80), sep="\n")
+    assert max(map(len, text.getvalue().splitlines())) <= 80
+    assert "overlap" in text.getvalue()
+
+
 def test_points_of_different_length_say_so(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
     planned = sweep.read(folder)
