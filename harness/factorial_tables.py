@@ -6,15 +6,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness import tables
 from harness.cautions import percent
 from harness.factorial import label
-from harness.tables import Table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from harness.tables import Page, Table
 
 NOTE = (
     "Alone: the others at their before. With the others: the others at their after. On average: over all "
@@ -64,6 +61,12 @@ def _by_setting(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _change(row: Mapping[str, Any] | None) -> str:
     return "–" if row is None else f"{percent(row['change'])} {tables.interval(row)}".rstrip()
+
+
+def page(result: Mapping[str, Any]) -> Page:
+    """All of it; the warnings are those of the run as a whole."""
+    warnings = result["factorial"]["warnings"]
+    return Page(conclusion(result), (tables.stopped(result),), tuple(parts(result)), warnings)
 
 
 def parts(result: Mapping[str, Any]) -> Iterator[Table]:
@@ -138,28 +141,6 @@ def settings_table(result: Mapping[str, Any]) -> Table:
     identical, compared = (sum(each[name] for each in outputs) for name in ("identical", "compared"))
     note = f"Outputs: {identical} of {compared} requests have the tokens of the first setting."
     return Table("Settings", (*names, primary, "change", "interval"), rows, note, numbers=(primary, "change"))
-
-
-def to_markdown(result: Mapping[str, Any]) -> str:
-    lines = [f"**{conclusion(result)}**", "", tables.stopped(result), ""]
-    for table in parts(result):
-        lines += tables.markdown_table(table)
-    if result["factorial"]["warnings"]:
-        lines += ["### Warnings", "", *(f"- {line}" for line in result["factorial"]["warnings"]), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
-    """Renderables for a rich console of that width."""
-    from rich.text import Text
-
-    yield Text(conclusion(result), style="bold")
-    yield Text(tables.stopped(result))
-    for table in parts(result):
-        yield from tables.terminal_table(table, width)
-    if result["factorial"]["warnings"]:
-        yield Text("Warnings", style="bold")
-        yield from (Text(f"• {line}") for line in result["factorial"]["warnings"])
 
 
 def to_csv(result: Mapping[str, Any]) -> str:

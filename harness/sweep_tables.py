@@ -6,14 +6,11 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness import tables
 from harness.sweep import label
-from harness.tables import Table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from harness.tables import Page, Table
 
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
 NOTE = (
@@ -40,6 +37,10 @@ def conclusion(result: Mapping[str, Any]) -> str:
     differ = [point for point, each in outputs.items() if each["identical"] < each["compared"]]
     found = f"{points} {where}: {', '.join(said)}." if said else f"{points} {where}."
     return found + (f" OUTPUTS DIFFER at {'; '.join(differ)}." if differ else "")
+
+
+def page(result: Mapping[str, Any]) -> Page:
+    return Page(conclusion(result), (tables.stopped(result),), tuple(parts(result)), warnings(result))
 
 
 def parts(result: Mapping[str, Any]) -> Iterator[Table]:
@@ -114,28 +115,6 @@ def warnings(result: Mapping[str, Any]) -> list[str]:
                 f"{kind}: at {len(lines)} points, {', '.join(lines)}; --format json has the numbers"
             )
     return common
-
-
-def to_markdown(result: Mapping[str, Any]) -> str:
-    lines = [f"**{conclusion(result)}**", "", tables.stopped(result), ""]
-    for table in parts(result):
-        lines += tables.markdown_table(table)
-    if warnings(result):
-        lines += ["### Warnings", "", *(f"- {line}" for line in warnings(result)), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
-    """Renderables for a rich console of that width."""
-    from rich.text import Text
-
-    yield Text(conclusion(result), style="bold")
-    yield Text(tables.stopped(result))
-    for table in parts(result):
-        yield from tables.terminal_table(table, width)
-    if warnings(result):
-        yield Text("Warnings", style="bold")
-        yield from (Text(f"• {line}") for line in warnings(result))
 
 
 def to_csv(result: Mapping[str, Any]) -> str:

@@ -305,7 +305,7 @@ def found(noise: float = 0.001, **last: Any) -> dict[str, Any]:
 
 def shown(result: dict[str, Any]) -> str:
     text = io.StringIO()
-    Console(file=text, width=120).print(*factorial_tables.to_terminal(result, 120), sep="\n")
+    Console(file=text, width=120).print(*tables.terminal_page(factorial_tables.page(result), 120), sep="\n")
     return " ".join(text.getvalue().split())
 
 
@@ -349,7 +349,7 @@ def test_a_factorial_as_it_is_printed() -> None:
     ):  # fmt: skip
         assert part in said, part
     assert said.count("emulated device: these are times of CPU cores") == 1
-    assert "| h2d × output |" in factorial_tables.to_markdown(result)
+    assert "| h2d × output |" in tables.markdown_page(factorial_tables.page(result))
     lines = list(csv.DictReader(io.StringIO(factorial_tables.to_csv(result))))
     wheres = [line["where"] for line in lines if line["metric"] == "tpot_ms_p50"]
     assert wheres == ["alone"] * 2 + ["with_others"] * 2 + ["average"] * 3 + ["together"]

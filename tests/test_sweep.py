@@ -154,7 +154,7 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
         "Sweep over concurrency: 2 points on the emulated device: tpot_ms_p50 faster in 2."
     )
     text = io.StringIO()
-    Console(file=text, width=120).print(*sweep_tables.to_terminal(result, 120), sep="\n")
+    Console(file=text, width=120).print(*tables.terminal_page(sweep_tables.page(result), 120), sep="\n")
     said = " ".join(text.getvalue().split())
     row = result["comparisons"][1]["metrics"]["tpot_ms_p50"]
     levels = f"{tables.number(row['before'])} → {tables.number(row['after'])}"
@@ -163,7 +163,7 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     assert said.count("emulated device: these are times") == 1
     lines = list(csv.DictReader(io.StringIO(sweep_tables.to_csv(result))))
     assert {line["concurrency"] for line in lines} == {"1", "8"}
-    assert "| 8 |" in sweep_tables.to_markdown(result)
+    assert "| 8 |" in tables.markdown_page(sweep_tables.page(result))
 
 
 def test_a_narrow_terminal_has_the_values_of_both_axes(tmp_path: Path) -> None:
