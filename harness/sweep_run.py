@@ -11,7 +11,7 @@ from typing import Any
 from engines import api
 from harness import store, sweep
 from harness.machine import guess_device
-from harness.settings import Asked
+from harness.settings import Asked, spelled
 from harness.sweep import Axis, Point, Sweep
 from harness.variants import load_variants
 
@@ -77,7 +77,7 @@ def _measure_all(folder: Path, planned: Sweep, say: Say) -> None:
         found = sweep.run_of(point, list(sweep.runs_in(folder)))
         if found is not None and sweep.is_done(found[0]):
             continue
-        say(f"point {number + 1} of {count}: {sweep.label(point.at)}")
+        say(f"point {number + 1} of {count}: {spelled(point.at)}")
         try:
             if found is None:
                 runs.measure(point.design, folder, on_stderr)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness import tables
-from harness.sweep import label
+from harness.settings import spelled
 from harness.tables import Page, Table
 
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
@@ -33,7 +33,7 @@ def conclusion(result: Mapping[str, Any]) -> str:
         if each["after"] is not None
     )
     said = [f"{name} {word or 'without a verdict'} in {count}" for (name, word), count in verdicts.items()]
-    outputs = {label(each["at"]): each["outputs"] for each in comparisons}
+    outputs = {spelled(each["at"]): each["outputs"] for each in comparisons}
     differ = [point for point, each in outputs.items() if each["identical"] < each["compared"]]
     found = f"{points} {where}: {', '.join(said)}." if said else f"{points} {where}."
     return found + (f" OUTPUTS DIFFER at {'; '.join(differ)}." if differ else "")
@@ -99,7 +99,7 @@ def _sides(row: Mapping[str, Any] | None) -> str:
 def warnings(result: Mapping[str, Any]) -> list[str]:
     """Those of every point once. Of the others, whose numbers differ from point to point, each kind once with
     its points; one that is of a single point is told in full."""
-    found = {label(each["at"]): each["warnings"] for each in result["comparisons"]}
+    found = {spelled(each["at"]): each["warnings"] for each in result["comparisons"]}
     common = [line for line in next(iter(found.values())) if all(line in lines for lines in found.values())]
     kinds: dict[str, dict[str, str]] = {}
     for name, lines in found.items():

@@ -13,6 +13,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from engines import api
 from harness import metrics, stats, tables
 from harness.plots import style
+from harness.settings import spelled
 
 BESIDE = 3  # panels in a row, at most
 STRETCHED = 8  # largest over smallest value of the axis, from which it is logarithmic
@@ -43,7 +44,7 @@ def series(result: Mapping[str, Any], axis: str | None = None) -> tuple[str, lis
         if len(where) == 1:
             (name,) = where.values()
         else:
-            name = " ".join(f"{name}={value}" for name, value in where.items())
+            name = spelled(where)
         grouped.setdefault(name, []).append(each)
     found = []
     for name, points in grouped.items():
