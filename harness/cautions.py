@@ -147,7 +147,7 @@ def _order_of_factorial(
     elif found.weakens(design.margin):
         share = max(abs(float(places.mean(axis=0) @ weights)) for weights in judged.values())
         lines.append(
-            f"{_weakened(found, 'last')}; of that, the orders drawn leave at most "
+            f"{_weakened(found, 'last')}; of that, the orders drawn leave up to "
             f"{share * abs(found.change):.2%} in an effect"
         )
     disagree = [
