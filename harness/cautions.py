@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness import stats
 from harness.design import ALPHA
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from harness.comparison import Block
 
+Floats = NDArray[np.float64]
 Values = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
 
 STEAL = 0.01  # share of all CPU time that another virtual machine took
@@ -23,6 +25,7 @@ OTHERS = 0.05  # share of all CPU time that processes used that are not the run'
 SUBMIT_LAG_MS = 1.0
 LATE_READ = 0.5  # of the gap between two chunks
 CLOCK_MOVED_US = 100
+ONE_ORDER = "every block ran in the same order"
 SKIPPED = {
     "short": "conversations under 4 tokens",
     "long": "conversations too long for vLLM's limits or the context",
@@ -64,9 +67,16 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: Values) -
     return list(dict.fromkeys(found))
 
 
-def of_several(manifest: Manifest, blocks: Sequence[Block], values: Values) -> list[str]:
-    """The lines of a run of several arms as a whole: those of no single pair of them."""
-    return [*few_blocks(len(blocks)), *circumstances(manifest, blocks, values)]
+def of_factorial(
+    manifest: Manifest, blocks: Sequence[Block], values: Values, judged: Mapping[str, Floats]
+) -> list[str]:
+    """The lines of a factorial as a whole: those of no single pair of its arms. `judged`: of each effect that
+    carries a verdict, the weights of the arms."""
+    return [
+        *few_blocks(len(blocks)),
+        *_order_of_factorial(manifest, blocks, values, judged),
+        *circumstances(manifest, blocks, values),
+    ]
 
 
 def few_blocks(blocks: int) -> list[str]:
@@ -118,24 +128,62 @@ def of_order(
     lines = []
     found = stats.position(differences, [manifest.after_first[block.number] for block in blocks])
     if found is None:
-        lines.append("every block ran in the same order: an effect of running second can't be told apart")
+        lines.append(f"{ONE_ORDER}: an effect of running second can't be told apart")
     elif found.weakens(design.margin) and (judged or found.seen):
-        where = "" if found.low is None else f" [{percent(found.low)}, {percent(found.high)}]"
-        beyond = ", more than half the margin" if judged else ""
-        lines.append(
-            f"weakened by a position effect: the arm that ran second was at {percent(found.change)}{where}"
-            f"{beyond}"
-        )
+        lines.append(_weakened(found, "second", ", more than half the margin" if judged else ""))
     if stats.sign_flip_disagrees(differences):
         p = stats.sign_flip(differences)
         lines.append(f"the sign-flip test (p = {p:.3f}) disagrees with the t test: look at single blocks")
-    drift = stats.drift(before, after)
-    if drift is not None and abs(drift.change) > design.margin and drift.p < ALPHA:
+    return [*lines, *_drift(stats.drift(before, after), design.margin, "both arms")]
+
+
+def _order_of_factorial(
+    manifest: Manifest, blocks: Sequence[Block], values: Values, judged: Mapping[str, Floats]
+) -> list[str]:
+    """The same of effects that are contrasts of a block's arms. Each holds as much of a position effect as
+    the orders that were drawn leave in it."""
+    if len(blocks) < 2:
+        return []
+    design = manifest.design
+    per_arm = [values[design.primary][arm.name] for arm in design.arms]
+    logs = np.log(per_arm).T
+    places = np.array([np.argsort(manifest.drawn[block.number]) for block in blocks]) / (len(per_arm) - 1)
+    lines = []
+    found = stats.position_of_several(logs, places)
+    if found is None:
+        lines.append(f"{ONE_ORDER}: an effect of running early or late can't be told apart")
+    elif found.weakens(design.margin):
+        share = max(abs(float(places.mean(axis=0) @ weights)) for weights in judged.values())
         lines.append(
-            f"drift: both arms moved by {percent(drift.change)} from the first block to the last; the change "
-            "between them is not biased by it"
+            f"{_weakened(found, 'last')}; of that, the orders drawn leave up to "
+            f"{share * abs(found.change):.2%} in an effect"
         )
-    return lines
+    disagree = [
+        f"{name} (p = {stats.sign_flip(logs @ weights):.3f})"
+        for name, weights in judged.items()
+        if stats.sign_flip_disagrees(logs @ weights)
+    ]
+    if disagree:
+        lines.append(
+            f"the sign-flip test disagrees with the t test on {', '.join(disagree)}: look at single blocks"
+        )
+    return [*lines, *_drift(stats.drift(*per_arm), design.margin, "all arms")]
+
+
+def _weakened(found: stats.Position, ran: str, beyond: str = ", more than half the margin") -> str:
+    where = "" if found.low is None else f" [{percent(found.low)}, {percent(found.high)}]"
+    return (
+        f"weakened by a position effect: the arm that ran {ran} was at {percent(found.change)}{where}{beyond}"
+    )
+
+
+def _drift(found: stats.Drift | None, margin: float, arms: str) -> list[str]:
+    if found is None or abs(found.change) <= margin or found.p >= ALPHA:
+        return []
+    return [
+        f"drift: {arms} moved by {percent(found.change)} from the first block to the last; the change "
+        "between them is not biased by it"
+    ]
 
 
 def _noise(blocks: Sequence[Block]) -> list[str]:

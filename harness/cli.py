@@ -24,7 +24,7 @@ from harness.settings import Asked, make_design, parse_fraction, parse_goodput
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from harness.tables import Table
+    from harness.tables import Page, Table
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED = 1, 3
@@ -390,7 +390,7 @@ def _show_traces(files: Sequence[Path], format: Format) -> None:
             found = trace_file.read(file, progress)
             analysed.append((found, analysis.analyse(found, progress)))
     result = report.result(analysed[0], analysed[1] if len(files) == 2 else None)
-    _print(result, format, report.to_csv, report.to_markdown, report.to_terminal)
+    _print_page(result, format, report.to_csv, report.page)
 
 
 @app.command()
@@ -404,7 +404,7 @@ def explain(
     from harness import explain_tables
 
     found = records.explain(run)
-    _print(found, format, explain_tables.to_csv, explain_tables.to_markdown, explain_tables.to_terminal)
+    _print_page(found, format, explain_tables.to_csv, explain_tables.page)
 
 
 @app.command()
@@ -536,9 +536,7 @@ def _show(result: Mapping[str, Any], form: Format, gate: str | None = None) -> N
     from harness import factorial_tables, tables
 
     if "factorial" in result:
-        _print(
-            result, form, factorial_tables.to_csv, factorial_tables.to_markdown, factorial_tables.to_terminal
-        )
+        _print_page(result, form, factorial_tables.to_csv, factorial_tables.page)
     elif gate is None:
         _print(result, form, tables.to_csv, tables.to_markdown, tables.to_terminal)
     else:
@@ -549,6 +547,24 @@ def _show(result: Mapping[str, Any], form: Format, gate: str | None = None) -> N
             lambda result: tables.gate_markdown(result, gate),
             lambda result, width: tables.gate_terminal(result, gate, width),
         )
+
+
+def _print_page(
+    result: Mapping[str, Any],
+    form: Format,
+    to_csv: Callable[[Mapping[str, Any]], str],
+    page: Callable[[Mapping[str, Any]], Page],
+) -> None:
+    """Print an object that is one page."""
+    from harness.tables import markdown_page, terminal_page
+
+    _print(
+        result,
+        form,
+        to_csv,
+        lambda result: markdown_page(page(result)),
+        lambda result, width: terminal_page(page(result), width),
+    )
 
 
 def _print(
@@ -695,7 +711,7 @@ def sweep(
     elif not asked.nothing or over or resume is not None:
         raise api.BadSetting(f"{folder} is measured: with it, only --format means something")
     result, outputs_differ = sweep_run.result(folder)
-    _print(result, format, sweep_tables.to_csv, sweep_tables.to_markdown, sweep_tables.to_terminal)
+    _print_page(result, format, sweep_tables.to_csv, sweep_tables.page)
     raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
 
 
@@ -913,7 +929,7 @@ def eval_(
     arms = evaluate.scoring(engines, design.arms)
     found = evaluate.evaluate(design.name, arms, names, limit, num_fewshot, out, _say)
     _say(f"written to {found.folder}")
-    _print(found.result, format, shown.to_csv, shown.to_markdown, shown.to_terminal)
+    _print_page(found.result, format, shown.to_csv, shown.page)
     raise typer.Exit(OUTPUTS_DIFFER if found.answers_differ else 0)
 
 

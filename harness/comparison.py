@@ -97,9 +97,12 @@ def _effects_of(
     design = manifest.design
     values = measured(design, per_block)
     found = factorial.analyse(planned.factors, design.arms, values, design.primary, design.margin)
+    judged = {
+        factorial.label(each.term): each.weights for each in factorial.declared(planned.factors, design.arms)
+    }
     return found | {
         "left_out": [{"name": each.name, "reason": each.reason} for each in planned.left_out],
-        "warnings": cautions.of_several(manifest, blocks, values),
+        "warnings": cautions.of_factorial(manifest, blocks, values, judged),
     }
 
 

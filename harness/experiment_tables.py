@@ -14,6 +14,7 @@ from harness import tables
 from harness.cautions import percent
 from harness.design import Design
 from harness.experiment_file import Adjusted, Experiment, scaling
+from harness.settings import spelled
 from harness.tables import Table, markdown_table, number, terminal_table, with_unit
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def plan(experiment: Experiment, designs: Mapping[str, Mapping[str, Design]], ki
     found = [Table(experiment.title, ("", experiment.name), tuple(facts), numbers=())]
     for boots, of_workload in designs.items():
         design = next(iter(of_workload.values()))
-        arms = tuple((arm.name, _settings(arm.toggles), arm.options.model) for arm in design.arms)
+        arms = tuple((arm.name, spelled(arm.toggles), arm.options.model) for arm in design.arms)
         note = "\n".join(
             [
                 f"{design.blocks} blocks of {design.rounds} rounds on each workload, in turn within a boot; "
@@ -69,10 +70,6 @@ def plan(experiment: Experiment, designs: Mapping[str, Mapping[str, Design]], ki
     return found
 
 
-def _settings(values: Mapping[str, object]) -> str:
-    return " ".join(f"{name}={value}" for name, value in values.items())
-
-
 def _asked(design: Design) -> str:
     """What of a workload is not the default."""
     import msgspec
@@ -82,7 +79,7 @@ def _asked(design: Design) -> str:
     asked = msgspec.structs.asdict(design.workload)
     stops = len(asked.pop("stop"))
     plain = {name: value for name, value in asked.items() if value != getattr(DEFAULT, name)}
-    return _settings({**plain, **({"idle_stops": stops} if stops else {})}) or "the default"
+    return spelled({**plain, **({"idle_stops": stops} if stops else {})}) or "the default"
 
 
 # ---------------------------------------------------------------------------------------------------------

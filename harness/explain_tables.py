@@ -5,22 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.explain import SHOWN_CAUSES
-from harness.tables import (
-    Table,
-    changed_settings,
-    confidence,
-    interval,
-    markdown_table,
-    number,
-    prediction_line,
-    terminal_table,
-)
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from harness.tables import Page, Table, changed_settings, confidence, interval, number, prediction_line
 
 CSV_COLUMNS = ("before", "after", "delta", "ci_low", "ci_high", "share_before", "share_after")
 STEP_NOTE = (
@@ -51,10 +39,16 @@ def conclusion(found: Mapping[str, Any]) -> str:
     )
 
 
+def page(found: Mapping[str, Any]) -> Page:
+    return Page(conclusion(found), (changed_settings(found),), tuple(tables(found)), found["warnings"])
+
+
 def tables(found: Mapping[str, Any]) -> Iterator[Table]:
     """In the order in which they are read."""
     yield step_table(found)
     yield tail_table(found)
+    if found["prediction"] is not None:
+        yield Table("Prediction", (), (), prediction_line(found["prediction"]))
 
 
 def step_table(found: Mapping[str, Any]) -> Table:
@@ -126,17 +120,6 @@ def _delta(row: Mapping[str, Any]) -> str:
     return f"{row['delta']:+,.1f}".replace("-", "−")
 
 
-def to_markdown(found: Mapping[str, Any]) -> str:
-    lines = [f"**{conclusion(found)}**", "", changed_settings(found), ""]
-    for table in tables(found):
-        lines += markdown_table(table)
-    if found["prediction"] is not None:
-        lines += ["### Prediction", "", prediction_line(found["prediction"]), ""]
-    if found["warnings"]:
-        lines += ["### Warnings", "", *(f"- {line}" for line in found["warnings"]), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 def to_csv(found: Mapping[str, Any]) -> str:
     """One line per part of the step, unrounded."""
     text = io.StringIO()
@@ -146,19 +129,3 @@ def to_csv(found: Mapping[str, Any]) -> str:
         start = (found["run"], found["device"], found["variant"], name)
         writer.writerow((*start, *(row[column] for column in CSV_COLUMNS)))
     return text.getvalue()
-
-
-def to_terminal(found: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
-    """Renderables for a rich console of that width."""
-    from rich.text import Text
-
-    yield Text(conclusion(found), style="bold")
-    yield Text(changed_settings(found))
-    for table in tables(found):
-        yield from terminal_table(table, width)
-    if found["prediction"] is not None:
-        yield Text("Prediction", style="bold")
-        yield Text(prediction_line(found["prediction"]) + "\n")
-    if found["warnings"]:
-        yield Text("Warnings", style="bold")
-        yield from (Text(f"• {line}") for line in found["warnings"])

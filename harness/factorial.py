@@ -10,7 +10,9 @@ block. With y the metric in a block at setting s, and x_A(s) = -1 at the before 
   y at A's before).
 - The effect of {A, B}, the **interaction**, is half the difference between A's effect at B's after and A's
   effect at B's before; so A's effect is A + AB where B is at its after, and A - AB where it is not. Likewise
-  half the difference of two interactions for three factors, and so on.
+  half the difference of two interactions for three factors, and so on. The whole difference, 2 AB, is that
+  between both together and what each gives without the other: of two factors, log y(both) - log y(A alone) -
+  log y(B alone) + log y(none).
 
 Source: Box, Hunter & Hunter, "Statistics for Experimenters", 2nd ed. 2005, ch. 5, on the log scale, so that
 effects multiply and are shown as exp(effect) - 1.
@@ -22,6 +24,14 @@ A main effect of a full design uses every boot: its variance is 4/2^k of a boot'
 **Families.** Of the primary metric, main effects and interactions of two factors were declared by asking for
 the design; they carry verdicts at Holm-adjusted levels. Higher interactions, the effect of a factor alone or
 with all others, and every other metric are descriptive.
+
+**What a verdict on an interaction says.** No setting became faster or slower by it: it is of whether gains
+add up. With a gain in the direction that is better for the metric (what makes it worse is a gain below zero),
+
+- `stronger together`: both give more than each without the other comes to; `weaker together`: less. Two
+  factors of -10% each, and -12% for both, are weaker together: 0.88 / 0.90^2 = 1.086, so AB is +4.2%.
+- `same together`: the interval of the whole difference, 2 AB, lies within the margin.
+- `undecided`: neither.
 
 **Settings that are left out** (they mean nothing) leave fewer equations than effects. Effects are taken in by
 their order, main effects first, as long as each is new: the rest is aliased, it can't be told from a sum of
@@ -46,6 +56,7 @@ from harness.design import ALPHA, Arm, Factor
 Floats = NDArray[np.float64]
 Term = tuple[str, ...]  # the factors of an effect, in the order of their declaration
 JUDGED_ORDER = 2  # up to here an effect of the primary carries a verdict
+TOGETHER = {"better": "stronger together", "worse": "weaker together", "same": "same together"}
 NOTHING = 1e-9  # of an alias: what rounding leaves of zero
 
 
@@ -106,6 +117,17 @@ def plan(factors: Sequence[str], settings: Floats) -> Plan:
     return Plan(contrasts, aliased)
 
 
+def declared(factors: Sequence[Factor], arms: Sequence[Arm]) -> list[Contrast]:
+    """The effects that carry verdicts on the primary."""
+    planned = plan([each.toggle for each in factors], levels(factors, arms))
+    return [each for each in planned.contrasts if len(each.term) <= JUDGED_ORDER]
+
+
+def label(term: Sequence[str]) -> str:
+    """ "h2d", "h2d × output"."""
+    return " × ".join(term)
+
+
 def _matrix(columns: Mapping[Term, Floats], chosen: Sequence[Term]) -> Floats:
     return np.stack([columns[term] for term in chosen], axis=1)
 
@@ -150,6 +172,20 @@ def estimate(values: Floats, weights: Floats, alpha: float = ALPHA) -> stats.Eff
     of one number per block."""
     contrasts = np.log(values) @ weights
     return stats.effect(np.ones(len(contrasts)).tolist(), np.exp(contrasts).tolist(), "ratio", alpha)
+
+
+def judge(
+    contrast: Contrast, values: Floats, margin: float, kind: metrics.Metric, p_adjusted: float
+) -> str | None:
+    """The verdict on an effect of a metric of that kind: of stats.verdict for a factor; for more of them,
+    whether their gains add up (see the module), by the whole difference and not by half of it. None with
+    fewer than two blocks."""
+    if len(contrast.term) == 1:
+        effect = estimate(values, contrast.weights)
+        return stats.verdict(effect, margin, kind.better, kind.is_time, p_adjusted)
+    whole = estimate(values, 2 * contrast.weights)
+    found = stats.verdict(whole, margin, kind.better, is_time=False, p_adjusted=p_adjusted)
+    return TOGETHER.get(found, found) if found is not None else None
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -221,8 +257,7 @@ def _effects(planned: Plan, values: Floats, metric: str, margin: float | None) -
         row["assumes"] = [list(other) for other in each.assumes]
         if margin is not None and each.term in adjusted:
             p = adjusted[each.term]
-            verdict = stats.verdict(effects[each.term], margin, kind.better, kind.is_time, p)
-            row |= {"p_adjusted": p, "verdict": verdict}
+            row |= {"p_adjusted": p, "verdict": judge(each, values, margin, kind, p)}
         rows.append(row)
     return rows
 

@@ -6,21 +6,20 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness import tables
 from harness.cautions import percent
-from harness.tables import Table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from harness.factorial import label
+from harness.tables import Page, Table
 
 NOTE = (
     "Alone: the others at their before. With the others: the others at their after. On average: over all "
     "settings of the others; of two toggles (×), half of what the change of one differs by between the "
-    "other's after and before, so 0 where each gives the same in any company. Verdicts are at 5% over all "
-    "main effects and pairs together (Holm), margin ±{margin:.3g}%; all else is descriptive. Intervals: "
-    "{confidence}%, t over blocks."
+    "other's after and before, so 0 where each gives the same in any company. Weaker (stronger) together: "
+    "both give less (more) gain than each without the other comes to; same together: all of that difference, "
+    "not half, is within the margin. Verdicts are at 5% over all main effects and pairs together (Holm), "
+    "margin ±{margin:.3g}%; all else is descriptive. Intervals: {confidence}%, t over blocks."
 )
 CSV_COLUMNS = ("change", "ci_low", "ci_high", "sd", "p", "p_adjusted", "verdict")
 
@@ -33,7 +32,9 @@ def conclusion(result: Mapping[str, Any]) -> str:
     blocks = f"{first['blocks']} block{'s' if first['blocks'] != 1 else ''}"
     mains = [row for row in effects["effects"] if len(row["effect"]) == 1]
     each = ", ".join(f"{row['effect'][0]} {_change(row)} ({row['verdict'] or 'no verdict'})" for row in mains)
-    said = f"On average over the settings of the others, {primary} changes by: {each}"
+    assumed = " and ".join(taken_for_none(mains))
+    taking = f", taking {assumed} for none" if assumed else ""
+    said = f"On average over the settings of the others{taking}, {primary} changes by: {each}"
     if effects["together"] is not None:
         said += f"; by all together {_change(effects['together'])}"
     said += f"; over {blocks} on the {result['device']} device."
@@ -41,6 +42,11 @@ def conclusion(result: Mapping[str, Any]) -> str:
     if differ:
         said += f" OUTPUTS DIFFER in {', '.join(differ)}."
     return said
+
+
+def taken_for_none(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The effects that these hold besides themselves, with settings left out: none was told apart."""
+    return list(dict.fromkeys(label(each) for row in rows for each in row["assumes"]))
 
 
 def _differ(outputs: Mapping[str, Any]) -> bool:
@@ -55,6 +61,12 @@ def _by_setting(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _change(row: Mapping[str, Any] | None) -> str:
     return "–" if row is None else f"{percent(row['change'])} {tables.interval(row)}".rstrip()
+
+
+def page(result: Mapping[str, Any]) -> Page:
+    """All of it; the warnings are those of the run as a whole."""
+    warnings = result["factorial"]["warnings"]
+    return Page(conclusion(result), (tables.stopped(result),), tuple(parts(result)), warnings)
 
 
 def parts(result: Mapping[str, Any]) -> Iterator[Table]:
@@ -129,33 +141,6 @@ def settings_table(result: Mapping[str, Any]) -> Table:
     identical, compared = (sum(each[name] for each in outputs) for name in ("identical", "compared"))
     note = f"Outputs: {identical} of {compared} requests have the tokens of the first setting."
     return Table("Settings", (*names, primary, "change", "interval"), rows, note, numbers=(primary, "change"))
-
-
-def label(effect: Sequence[str]) -> str:
-    """ "h2d", "h2d × output"."""
-    return " × ".join(effect)
-
-
-def to_markdown(result: Mapping[str, Any]) -> str:
-    lines = [f"**{conclusion(result)}**", "", tables.stopped(result), ""]
-    for table in parts(result):
-        lines += tables.markdown_table(table)
-    if result["factorial"]["warnings"]:
-        lines += ["### Warnings", "", *(f"- {line}" for line in result["factorial"]["warnings"]), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
-    """Renderables for a rich console of that width."""
-    from rich.text import Text
-
-    yield Text(conclusion(result), style="bold")
-    yield Text(tables.stopped(result))
-    for table in parts(result):
-        yield from tables.terminal_table(table, width)
-    if result["factorial"]["warnings"]:
-        yield Text("Warnings", style="bold")
-        yield from (Text(f"• {line}") for line in result["factorial"]["warnings"])
 
 
 def to_csv(result: Mapping[str, Any]) -> str:

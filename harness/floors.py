@@ -172,7 +172,7 @@ def beside(comparison: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
     row = rows.get(comparison["primary"], {})
     lines = list(shown.remarks)
     floor, change = row.get("floor"), row.get("change")
-    called = not lines and row.get("verdict") not in (None, "same", "undecided")
+    called = not lines and row.get("verdict") in stats.CHANGES
     if called and floor is not None and change is not None and abs(change) < floor:
         lines.append(
             f"{comparison['primary']} is called {row['verdict']}, and its change is smaller than what equal "

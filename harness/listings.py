@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engines import api
+from harness.settings import spelled
 from harness.variants import Variant
 
 if TYPE_CHECKING:
@@ -35,12 +36,12 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec]) -> RenderableT
     spec = api.pick(each.engine, engines, "engine")
     for name in each.changes:
         facts.add_row(name, spec.toggle(name).changes)
-    facts.add_row("before", _settings(each.before))
-    facts.add_row("after", _settings(each.after))
+    facts.add_row("before", spelled(each.before))
+    facts.add_row("after", spelled(each.after))
     if each.workload:
-        facts.add_row("workload", _settings(each.workload))
+        facts.add_row("workload", spelled(each.workload))
     if each.options:
-        facts.add_row("options", _settings(each.options))
+        facts.add_row("options", spelled(each.options))
     for device, verdict in each.expect.items():
         facts.add_row(f"expected on {device}", verdict)
     return Group(Text(each.name, style="bold"), facts)
@@ -78,7 +79,3 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
-
-
-def _settings(values: Mapping[str, object]) -> str:
-    return " ".join(f"{name}={value}" for name, value in values.items())

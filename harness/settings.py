@@ -53,6 +53,11 @@ def parse_changes(texts: Sequence[str], flag: str) -> dict[str, str]:
     return changes
 
 
+def spelled(values: Mapping[str, object]) -> str:
+    """ "concurrency=8 variant=overlap"."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
 def make_arms(
     engines: Mapping[str, api.EngineSpec],
     variant: Variant | None,

@@ -42,6 +42,7 @@ CHECK_BLOCKS = 8  # below this a sign-flip test is too coarse to disagree with a
 Differences = npt.NDArray[np.float64]
 Scale = Literal["ratio", "difference"]
 Verdict = Literal["same", "faster", "slower", "better", "worse", "undecided"]
+CHANGES = ("faster", "slower", "better", "worse")  # the verdicts that call a difference one
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +283,8 @@ def sign_flip_disagrees(differences: Sequence[float] | Differences, alpha: float
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The effect of running second within a block, as a fraction; with its interval where it has one."""
+    """The effect of running last within a block, against running first, as a fraction; with its interval
+    where it has one."""
 
     change: float
     low: float | None
@@ -309,37 +311,51 @@ def position(
     into theta by pi · mean(x), hence the rule of half the margin. Source: the 2x2 crossover, Jones &
     Kenward, "Design and Analysis of Cross-Over Trials", ch. 2.
     """
-    values, first = np.asarray(differences, float), np.asarray(after_first, bool)
-    ran_second, ran_first = values[~first], values[first]
-    if not len(ran_second) or not len(ran_first):
-        return None
-    half = float(ran_second.mean() - ran_first.mean()) / 2
-    freedom = len(values) - 2
-    if freedom < 1:
-        return Position(float(np.expm1(half)), None, None)
-    squares = float(
-        ((ran_second - ran_second.mean()) ** 2).sum() + ((ran_first - ran_first.mean()) ** 2).sum()
+    values, first = np.asarray(differences, float), np.asarray(after_first, float)
+    return position_of_several(
+        np.stack([np.zeros_like(values), values], axis=1), np.stack([first, 1 - first], axis=1), alpha
     )
-    error = (squares / freedom * (1 / len(ran_second) + 1 / len(ran_first))) ** 0.5 / 2
+
+
+def position_of_several(logs: Differences, places: Differences, alpha: float = ALPHA) -> Position | None:
+    """Effect of running last of several arms, from the log of each value and its arm's place, 0 for the
+    first to run to 1 for the last: float64 [blocks, arms]. None where every block ran in one order.
+
+    Model: log y = block + arm + pi · place + e, by least squares: with the means of blocks and arms taken out
+    of both, pi = sum(place · log y) / sum(place^2), on (blocks-1)(arms-1) - 1 degrees of freedom. Of two arms
+    it is `position`. A contrast of the arms holds pi · mean over blocks of (weights · places) of it. Source:
+    row-column designs, op. cit. ch. 5.
+    """
+    if not np.ptp(places, axis=0).any():
+        return None
+    x, y = (
+        each - each.mean(axis=0) - each.mean(axis=1, keepdims=True) + each.mean() for each in (places, logs)
+    )
+    squares = float((x**2).sum())
+    slope = float((x * y).sum()) / squares
+    freedom = (len(x) - 1) * (x.shape[1] - 1) - 1
+    if freedom < 1:
+        return Position(float(np.expm1(slope)), None, None)
+    error = (float(((y - slope * x) ** 2).sum()) / freedom / squares) ** 0.5
     reach = float(distributions.t.ppf(1 - alpha / 2, freedom)) * error
-    return Position(*(float(np.expm1(each)) for each in (half, half - reach, half + reach)))
+    return Position(*(float(np.expm1(each)) for each in (slope, slope - reach, slope + reach)))
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far both arms moved together from the first block to the last, as a fraction, and its p."""
+    """How far all arms moved together from the first block to the last, as a fraction, and its p."""
 
     change: float
     p: float
 
 
-def drift(before: Sequence[float], after: Sequence[float]) -> Drift | None:
-    """Least-squares slope of (log before + log after)/2 over the block number, times n-1; None under 3.
+def drift(*arms: Sequence[float]) -> Drift | None:
+    """Least-squares slope of the arms' mean log over the block number, times n-1; None under 3 blocks.
 
-    A drift common to both arms cancels in d_i and does not bias the effect; it says that the machine was
-    not in one state, so that the level of both numbers is not to be quoted.
+    A drift common to all arms cancels in d_i and does not bias the effect; it says that the machine was
+    not in one state, so that the level of all numbers is not to be quoted.
     """
-    level = (np.log(np.asarray(before, float)) + np.log(np.asarray(after, float))) / 2
+    level = np.log(np.asarray(arms, float)).mean(axis=0)
     n = len(level)
     if n < 3:
         return None

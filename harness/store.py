@@ -94,17 +94,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         greedy = self.design.workload.temperature == 0
         return greedy and all(each.deterministic for each in self.descriptions.values())
 
+    @property
+    def drawn(self) -> list[list[int]]:
+        """The order of each block: its arms by number, the first to run first."""
+        given = range(len(self.design.arms))
+        return self.orders or [[*given[::-1]] if turned else [*given] for turned in self.after_first]
+
     def pair(self, before: str, after: str) -> Manifest:
         """The same run with these two of its arms alone, as a before and an after."""
         arms = {arm.name: arm for arm in self.design.arms}
         names = list(arms)
         first, second = names.index(before), names.index(after)
-        given = range(len(names))
-        drawn = self.orders or [[*given[::-1]] if turned else [*given] for turned in self.after_first]
         return msgspec.structs.replace(
             self,
             design=msgspec.structs.replace(self.design, arms=(arms[before], arms[after])),
-            after_first=[order.index(second) < order.index(first) for order in drawn],
+            after_first=[order.index(second) < order.index(first) for order in self.drawn],
             orders=[],
             descriptions={name: each for name, each in self.descriptions.items() if name in (before, after)},
         )

@@ -23,7 +23,7 @@ from engines import api
 from harness import store
 from harness.design import Design
 from harness.machine import Code, Machine
-from harness.settings import PLANTED, Asked, make_design, parse_typed
+from harness.settings import PLANTED, Asked, make_design, parse_typed, spelled
 from harness.store import Manifest
 from harness.variants import Variant
 from harness.workload import Workload
@@ -102,13 +102,13 @@ def make_points(
             design = make_design(asked_at(asked, at), engines, variants, guess_device)
             points.append(Point(at=at, design=with_places_filled(design, asked, at)))
         except api.BadSetting as error:
-            raise api.BadSetting(f"{label(at)}: {error}") from error
+            raise api.BadSetting(f"{spelled(at)}: {error}") from error
     if len(points) > MOST_POINTS:
         raise api.BadSetting(f"--over spans {len(points)} points, more than {MOST_POINTS}")
     for number, point in enumerate(points):
         for other in points[:number]:
             if other.design == point.design:
-                raise api.BadSetting(f"{label(other.at)} and {label(point.at)} are the same run")
+                raise api.BadSetting(f"{spelled(other.at)} and {spelled(point.at)} are the same run")
     return tuple(points)
 
 
@@ -181,11 +181,6 @@ def with_places_filled(design: Design, asked: Asked, at: Mapping[str, str]) -> D
         return design
     count = max(workload.num_requests, PLACES_FILLED * places)
     return msgspec.structs.replace(design, workload=msgspec.structs.replace(workload, num_requests=count))
-
-
-def label(at: Mapping[str, str]) -> str:
-    """ "concurrency=8 variant=overlap"."""
-    return " ".join(f"{name}={value}" for name, value in at.items())
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 from engines import api
 from harness import store, sweep
 from harness.machine import guess_device
-from harness.settings import Asked
+from harness.settings import Asked, spelled
 from harness.sweep import Axis, Point, Sweep
 from harness.variants import load_variants
 
@@ -77,7 +77,7 @@ def _measure_all(folder: Path, planned: Sweep, say: Say) -> None:
         found = sweep.run_of(point, list(sweep.runs_in(folder)))
         if found is not None and sweep.is_done(found[0]):
             continue
-        say(f"point {number + 1} of {count}: {sweep.label(point.at)}")
+        say(f"point {number + 1} of {count}: {spelled(point.at)}")
         try:
             if found is None:
                 runs.measure(point.design, folder, on_stderr)
@@ -92,8 +92,8 @@ def _measure_all(folder: Path, planned: Sweep, say: Say) -> None:
 
 def result(folder: Path) -> tuple[dict[str, Any], bool]:
     """The object that `--format json` prints: a comparison for each finished point, with `at` (the value of
-    each axis) and `run`; and whether outputs differ that must not. Raises StoreError where nothing is
-    finished."""
+    each axis), `run`, and `requests` (asked in each round: a closed loop of more places has more); and
+    whether outputs differ that must not. Raises StoreError where nothing is finished."""
     from harness import across_runs
     from harness import measure as runs
 
@@ -108,7 +108,8 @@ def result(folder: Path) -> tuple[dict[str, Any], bool]:
         summary = across_runs.result(*found)
         device = summary["device"]
         differ = differ or runs.outputs_differ(found[1], summary)
-        comparisons += [{"at": point.at, "run": found[1].run, **each} for each in summary["comparisons"]]
+        start = {"at": point.at, "run": found[1].run, "requests": point.design.workload.num_requests}
+        comparisons += [{**start, **each} for each in summary["comparisons"]]
     if not comparisons:
         raise store.StoreError(f"{folder} has no finished point; go on with bench sweep --resume {folder}")
     done, most = len({each["run"] for each in comparisons}), len(planned.points)

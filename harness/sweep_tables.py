@@ -6,20 +6,19 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness import tables
-from harness.sweep import label
-from harness.tables import Table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from harness.settings import spelled
+from harness.tables import Page, Table
 
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
 NOTE = (
     "Each point is a run of its own, and its verdict is at 5% by itself: of twenty points without a change, "
-    "one is called one. Points were measured one after the other: only what is in one row was interleaved."
+    "one is called one. Points were measured one after the other: only what is in one row was interleaved. "
+    "Intervals: {confidence}%, t over blocks{own}."
 )
+OWN = ", each at the level of the look at which its point stopped"
 
 
 def conclusion(result: Mapping[str, Any]) -> str:
@@ -34,10 +33,14 @@ def conclusion(result: Mapping[str, Any]) -> str:
         if each["after"] is not None
     )
     said = [f"{name} {word or 'without a verdict'} in {count}" for (name, word), count in verdicts.items()]
-    outputs = {label(each["at"]): each["outputs"] for each in comparisons}
+    outputs = {spelled(each["at"]): each["outputs"] for each in comparisons}
     differ = [point for point, each in outputs.items() if each["identical"] < each["compared"]]
     found = f"{points} {where}: {', '.join(said)}." if said else f"{points} {where}."
     return found + (f" OUTPUTS DIFFER at {'; '.join(differ)}." if differ else "")
+
+
+def page(result: Mapping[str, Any]) -> Page:
+    return Page(conclusion(result), (tables.stopped(result),), tuple(parts(result)), warnings(result))
 
 
 def parts(result: Mapping[str, Any]) -> Iterator[Table]:
@@ -48,9 +51,11 @@ def parts(result: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def changes_table(result: Mapping[str, Any]) -> Table:
-    """Per point the primary before and after, its change, and the verdict."""
+    """Per point the primary before and after, its change, and the verdict. Where points may stop early, each
+    interval says its confidence."""
     names = [axis["name"] for axis in result["axes"]]
     primaries = dict.fromkeys(each["primary"] for each in result["comparisons"])
+    mixed = len({each["confidence"] for each in result["comparisons"]}) > 1
     rows = []
     for each in result["comparisons"]:
         row = each["metrics"][each["primary"]]
@@ -60,23 +65,27 @@ def changes_table(result: Mapping[str, Any]) -> Table:
                 tables.number(row["before"]),
                 tables.number(row["after"]),
                 tables.difference(row),
-                tables.interval(row),
+                tables.interval(row) + (f" at {tables.confidence(each)}%" if mixed else ""),
                 tables.verdict(row, primary=True),
             )
         )
     title = f"Change of {', '.join(primaries)}, margin ±{100 * result['comparisons'][0]['margin']:.3g}%"
-    return Table(title, (*names, "before", "after", "change", "interval", "verdict"), tuple(rows), NOTE)
+    note = NOTE.format(confidence=tables.confidences(result["comparisons"]), own=OWN if mixed else "")
+    return Table(title, (*names, "before", "after", "change", "interval", "verdict"), tuple(rows), note)
 
 
 def levels_table(result: Mapping[str, Any]) -> Table:
-    """Per point what was reached: the mean batch, TPOT, throughput and latency, before → after."""
+    """Per point what was asked, the requests of a round, and what was reached: the mean batch, TPOT,
+    throughput and latency, before → after."""
     names = [axis["name"] for axis in result["axes"]]
     rows = []
     for each in result["comparisons"]:
         measured = [each["mechanism"].get("mean_batch"), *(each["metrics"].get(name) for name in LEVELS)]
-        rows.append((*(each["at"][name] for name in names), *map(_sides, measured), str(each["blocks"])))
-    columns = (*names, "batch", *LEVELS, "blocks")
-    return Table("Levels, before → after", columns, tuple(rows), "batch: mean over decode steps", numbers=())
+        asked = (*(each["at"][name] for name in names), str(each["requests"]))
+        rows.append((*asked, *map(_sides, measured), str(each["blocks"])))
+    columns = (*names, "requests", "batch", *LEVELS, "blocks")
+    note = "requests: asked in each round; batch: mean over decode steps"
+    return Table("Levels, before → after", columns, tuple(rows), note, numbers=())
 
 
 def _sides(row: Mapping[str, Any] | None) -> str:
@@ -90,7 +99,7 @@ def _sides(row: Mapping[str, Any] | None) -> str:
 def warnings(result: Mapping[str, Any]) -> list[str]:
     """Those of every point once. Of the others, whose numbers differ from point to point, each kind once with
     its points; one that is of a single point is told in full."""
-    found = {label(each["at"]): each["warnings"] for each in result["comparisons"]}
+    found = {spelled(each["at"]): each["warnings"] for each in result["comparisons"]}
     common = [line for line in next(iter(found.values())) if all(line in lines for lines in found.values())]
     kinds: dict[str, dict[str, str]] = {}
     for name, lines in found.items():
@@ -106,28 +115,6 @@ def warnings(result: Mapping[str, Any]) -> list[str]:
                 f"{kind}: at {len(lines)} points, {', '.join(lines)}; --format json has the numbers"
             )
     return common
-
-
-def to_markdown(result: Mapping[str, Any]) -> str:
-    lines = [f"**{conclusion(result)}**", "", tables.stopped(result), ""]
-    for table in parts(result):
-        lines += tables.markdown_table(table)
-    if warnings(result):
-        lines += ["### Warnings", "", *(f"- {line}" for line in warnings(result)), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
-    """Renderables for a rich console of that width."""
-    from rich.text import Text
-
-    yield Text(conclusion(result), style="bold")
-    yield Text(tables.stopped(result))
-    for table in parts(result):
-        yield from tables.terminal_table(table, width)
-    if warnings(result):
-        yield Text("Warnings", style="bold")
-        yield from (Text(f"• {line}") for line in warnings(result))
 
 
 def to_csv(result: Mapping[str, Any]) -> str:

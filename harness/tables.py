@@ -59,6 +59,16 @@ class Table:
     numbers: tuple[str, ...] = ("before", "after", "change")
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All that is printed of a result: its sentence, the lines under it, tables, warnings."""
+
+    conclusion: str
+    lines: tuple[str, ...]
+    tables: tuple[Table, ...]
+    warnings: Sequence[str]
+
+
 # ---------------------------------------------------------------------------------------------------------
 # What is said
 
@@ -242,6 +252,12 @@ def confidence(comparison: Mapping[str, Any]) -> str:
     return f"{100 * comparison['confidence']:.4g}"
 
 
+def confidences(comparisons: Sequence[Mapping[str, Any]]) -> str:
+    """The same of several, "97.45 to 99.75" where runs that may stop early stopped at different looks."""
+    every = sorted(comparisons, key=lambda each: float(each["confidence"]))
+    return " to ".join(dict.fromkeys(map(confidence, (every[0], every[-1]))))
+
+
 def chosen(comparison: Mapping[str, Any]) -> list[str]:
     """Names of the metrics to print, each once."""
     metrics = comparison["metrics"]
@@ -400,20 +416,31 @@ def gate_terminal(result: Mapping[str, Any], said: str, width: int) -> Iterator[
 # Where it is said
 
 
+def pages(result: Mapping[str, Any]) -> Iterator[Page]:
+    """One for each comparison."""
+    for each in result["comparisons"]:
+        lines = (changed_settings(each), stopped(result), *remarks(each))
+        yield Page(conclusion(result, each), lines, tuple(parts(each)), each["warnings"])
+
+
 def to_markdown(result: Mapping[str, Any]) -> str:
-    lines: list[str] = []
-    for comparison in result["comparisons"]:
-        lines += [f"**{conclusion(result, comparison)}**", "", changed_settings(comparison), ""]
-        lines += [line + "\n" for line in (stopped(result), *remarks(comparison))]
-        for table in parts(comparison):
-            lines += markdown_table(table)
-        if comparison["warnings"]:
-            lines += ["### Warnings", "", *(f"- {line}" for line in comparison["warnings"]), ""]
+    return "\n".join(map(markdown_page, pages(result)))
+
+
+def markdown_page(page: Page) -> str:
+    bold = page.conclusion.replace("\n", "**\n\n**")
+    lines = [f"**{bold}**", "", *(f"{line}\n" for line in page.lines)]
+    for table in page.tables:
+        lines += markdown_table(table)
+    if page.warnings:
+        lines += ["### Warnings", "", *(f"- {line}" for line in page.warnings)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def markdown_table(table: Table) -> list[str]:
-    """Its lines, the title and an empty last one included."""
+    """Its lines, the title and an empty last one included; of one without rows the title and the note."""
+    if not table.rows:
+        return [f"### {table.title}", "", table.note, ""]
     rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
     rows = [table.columns, tuple(rulers), *table.rows]
     note = [table.note, ""] if table.note else []
@@ -438,17 +465,20 @@ def to_csv(result: Mapping[str, Any]) -> str:
 
 def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """Renderables for a rich console of that width."""
+    for page in pages(result):
+        yield from terminal_page(page, width)
+
+
+def terminal_page(page: Page, width: int) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    for comparison in result["comparisons"]:
-        yield Text(conclusion(result, comparison), style="bold")
-        yield Text(changed_settings(comparison))
-        yield from (Text(line) for line in (stopped(result), *remarks(comparison)))
-        for table in parts(comparison):
-            yield from terminal_table(table, width)
-        if comparison["warnings"]:
-            yield Text("Warnings", style="bold")
-            yield from (Text(f"• {line}") for line in comparison["warnings"])
+    yield Text(page.conclusion, style="bold")
+    yield from (Text(line) for line in page.lines)
+    for table in page.tables:
+        yield from terminal_table(table, width)
+    if page.warnings:
+        yield Text("Warnings", style="bold")
+        yield from (Text(f"• {line}") for line in page.warnings)
 
 
 def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
@@ -456,6 +486,10 @@ def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    if not table.rows:
+        yield Text(table.title, style="bold")
+        yield Text(table.note + "\n", style="dim")
+        return
     shown = narrowed(table) if width < NARROW else table
     rich_table = RichTable(
         title=shown.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, title_style="bold"

@@ -19,9 +19,9 @@ from rich.console import Console
 import harness
 from engines import api
 from engines.overlap import SPEC
-from harness import comparison, factorial, factorial_run, factorial_tables, stats, store
+from harness import comparison, factorial, factorial_run, factorial_tables, metrics, stats, store, tables
 from harness.comparison import Block
-from harness.design import Design
+from harness.design import Design, orders
 from harness.factorial_design import make_factorial
 from harness.settings import Asked
 from harness.store import Manifest
@@ -61,7 +61,7 @@ def planned(toggles: str, blocks: int = 6, **asked: Any) -> Manifest:
     return msgspec.structs.replace(
         manifest(blocks),
         design=found,
-        orders=[list(range(len(found.arms)))] * blocks,
+        orders=[orders(0, number, len(found.arms)) for number in range(blocks)],
         descriptions={arm.name: described() for arm in found.arms},
     )
 
@@ -144,6 +144,31 @@ def test_neither_order_nor_unit_matters(count: int, random: Any, unit: float) ->
         assert (found.change, found.low, found.p) == pytest.approx(
             (again.change, again.low, again.p), abs=1e-9
         )
+
+
+@pytest.mark.parametrize(
+    ("both", "noise", "verdict"),
+    [
+        (0.88, 0.001, "weaker together"),  # of 0.90 each: AB is +4.2%, and nothing got slower
+        (0.75, 0.001, "stronger together"),
+        (0.81, 0.001, "same together"),
+        (0.81 * 1.015, 0.001, "weaker together"),  # half of it is within the margin of 1%, the whole is not
+        (0.81, 0.1, "undecided"),
+    ],
+)
+@pytest.mark.parametrize("metric", ["tpot_ms_p50", "throughput_tok_s"])
+def test_an_interaction_is_judged_by_whether_gains_add_up(
+    both: float, noise: float, verdict: str, metric: str
+) -> None:
+    values = np.array([1.0, 0.9, 0.9, both]) * np.exp(np.random.default_rng(1).normal(0, noise, (6, 4)))
+    kind = metrics.METRICS[metric]
+    values = values if kind.better == "lower" else 1 / values
+    settings = np.array([[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])
+    *_, contrast = factorial.plan("ab", settings).contrasts
+    p = factorial.estimate(values, contrast.weights).p
+    assert contrast.term == ("a", "b")
+    assert p is not None
+    assert factorial.judge(contrast, values, 0.01, kind, p) == verdict
 
 
 # -- settings that are left out ---------------------------------------------------------------------------
@@ -280,7 +305,7 @@ def found(noise: float = 0.001, **last: Any) -> dict[str, Any]:
 
 def shown(result: dict[str, Any]) -> str:
     text = io.StringIO()
-    Console(file=text, width=120).print(*factorial_tables.to_terminal(result, 120), sep="\n")
+    Console(file=text, width=120).print(*tables.terminal_page(factorial_tables.page(result), 120), sep="\n")
     return " ".join(text.getvalue().split())
 
 
@@ -291,7 +316,7 @@ def test_each_effect_alone_with_the_others_and_on_average() -> None:
     assert effects["together"]["change"] == pytest.approx(0.9 * 0.97 - 1, abs=0.002)
     h2d, output, both = effects["effects"]
     assert h2d["change"] == pytest.approx((0.95 * 0.97) ** 0.5 - 1, abs=0.002)
-    assert [row["verdict"] for row in (h2d, output)] == ["faster", "faster"]
+    assert [row["verdict"] for row in (h2d, output, both)] == ["faster", "faster", "weaker together"]
     assert both["effect"] == ["h2d", "output"]
     assert both["ci_low"] < (0.97 / 0.95) ** 0.5 - 1 < both["ci_high"]
     assert both["p_adjusted"] >= both["p"]
@@ -324,11 +349,65 @@ def test_a_factorial_as_it_is_printed() -> None:
     ):  # fmt: skip
         assert part in said, part
     assert said.count("emulated device: these are times of CPU cores") == 1
-    assert "| h2d × output |" in factorial_tables.to_markdown(result)
+    assert "| h2d × output |" in tables.markdown_page(factorial_tables.page(result))
     lines = list(csv.DictReader(io.StringIO(factorial_tables.to_csv(result))))
     wheres = [line["where"] for line in lines if line["metric"] == "tpot_ms_p50"]
     assert wheres == ["alone"] * 2 + ["with_others"] * 2 + ["average"] * 3 + ["together"]
     assert json.loads(msgspec.json.encode(result)) == result
+
+
+def test_a_narrow_terminal_has_each_company_of_an_effect() -> None:
+    result = found()
+    table = factorial_tables.effects_table(result)
+    narrow = tables.narrowed(table)
+    assert narrow.columns == ("toggle", "alone", "with the others", "on average")
+    for row, kept in zip(table.rows, narrow.rows, strict=True):
+        assert kept == (*row[:3], "\n".join(row[3:]))
+    text = io.StringIO()
+    Console(file=text, width=80).print(*tables.terminal_table(table, 80), sep="\n")
+    assert max(map(len, text.getvalue().splitlines())) <= 80
+    for word in ("h2d × output", "weaker together", "descriptive"):
+        assert word in text.getvalue()
+
+
+def moved(blocks: int = 6, place: float = 0.0, drift: float = 0.0, plan: Manifest | None = None) -> str:
+    """The warnings of a factorial in which running last, against first, and a block, against the one before,
+    change TPOT by so much."""
+    plan = plan or planned("h2d,output", blocks)
+    random = np.random.default_rng(2)
+
+    def at(number: int, arm: int, tpot_ms: float) -> float:
+        ran = plan.drawn[number].index(arm) / (len(TPOT) - 1)
+        return tpot_ms * float(np.exp(place * ran + drift * number + random.normal(0, 0.001)))
+
+    found = [
+        block(number, {name: side(at(number, arm, tpot)) for arm, (name, tpot) in enumerate(TPOT.items())})
+        for number in range(blocks)
+    ]
+    return "\n".join(comparison.result(plan, found)["factorial"]["warnings"])
+
+
+def test_position_and_drift_are_checked() -> None:
+    quiet = moved()
+    for word in ("weakened", "drift", "sign-flip", "same order"):
+        assert word not in quiet
+    weakened = moved(place=0.02)
+    assert "weakened by a position effect: the arm that ran last was at +2." in weakened
+    assert "of that, the orders drawn leave up to 0." in weakened
+    assert "drift: all arms moved by +5." in moved(drift=0.01)
+    one_order = msgspec.structs.replace(planned("h2d,output"), orders=[[0, 1, 2, 3]] * 6)
+    assert "every block ran in the same order: an effect of running early" in moved(plan=one_order)
+
+
+def test_an_effect_that_one_block_hides_is_named() -> None:
+    plan = planned("h2d,output", 8)
+    found = []
+    for number in range(8):
+        far = 1.2 if number == 7 else 1.004 + 1e-4 * number  # of h2d; all in one direction
+        tpot = {"before": 4.0, "h2d": 4.0 * far, "output": 3.6, "h2d+output": 3.6 * far}
+        found.append(block(number, {name: side(each) for name, each in tpot.items()}))
+    said = "\n".join(comparison.result(plan, found)["factorial"]["warnings"])
+    assert "the sign-flip test disagrees with the t test on h2d (p = 0.008): look at single blocks" in said
 
 
 def test_one_block_has_effects_and_no_verdict() -> None:
@@ -357,8 +436,10 @@ def test_what_is_left_out_and_what_it_costs_is_said() -> None:
     for part in (
         "Left out", "output=deferred means something only with schedule=serial", "Can't be told apart",
         "schedule × output schedule, output", "schedule* ", "as if the effects below",
+        "settings of the others, taking schedule × output for none, tpot_ms_p50 changes by: schedule −",
     ):  # fmt: skip
         assert part in said, part
+    assert "for none, tpot" not in shown(found())
 
 
 # -- whole runs -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import matplotlib.pyplot
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import harness
@@ -184,8 +185,8 @@ def a_a(seed: int, blocks: int, noise: float) -> dict[str, Any]:
     row = comparison.metric_row("tpot_ms_p50", [1.0], effect)
     arm: dict[str, Any] = {"toggles": {}}
     return {
-        "variant": "aa", "before": arm, "after": arm, "blocks": blocks, "primary": "tpot_ms_p50",
-        "metrics": {"tpot_ms_p50": row},
+        "variant": "aa", "before": arm, "after": arm, "blocks": blocks, "confidence": 0.95,
+        "primary": "tpot_ms_p50", "metrics": {"tpot_ms_p50": row},
     }  # fmt: skip
 
 
@@ -213,7 +214,32 @@ def test_effects_are_those_of_the_result(factored: dict[str, Any]) -> None:
     ends = sorted(tuple(bars.lines[2][0].get_segments()[0][:, 0]) for bars in axes.containers)
     expected = sorted((100 * row["ci_low"], 100 * row["ci_high"]) for row in rows)
     assert np.allclose(ends, expected)
-    assert len({line[0].get_marker() for line in axes.containers}) == 3  # told apart without colour
+    assert len({line[0].get_marker() for line in axes.containers}) == 4  # told apart without colour
+
+
+def legend_of(axes: Axes) -> list[str]:
+    (legend,) = axes.figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def filled(axes: Axes) -> list[bool]:
+    """Of each mark with an interval, from the first drawn to the last."""
+    return [line[0].get_markerfacecolor() != "white" for line in axes.containers if len(line[0].get_xdata())]
+
+
+def test_only_what_carries_a_verdict_is_filled_and_decides(factored: dict[str, Any]) -> None:
+    axes = plots.effects(factored).axes[0]
+    assert filled(axes) == [True, False, False] * 2 + [True, False]  # a pair, and all against none
+    assert "on average over the settings of the others (decides)" in legend_of(axes)
+    axes = plots.effects(factored, "latency_ms_p50").axes[0]
+    assert not any(filled(axes))
+    assert not any("decides" in each for each in legend_of(axes))
+    plan = test_factorial.planned("h2d,output,gc", blocks=2)
+    tpot = {arm.name: 4.0 + number for number, arm in enumerate(plan.design.arms)}
+    result = comparison.result(plan, test_factorial.measured(plan, tpot))
+    axes = drawn(lambda width: plots.effects(result, width=width)).axes[0]
+    assert filled(axes)[-3:] == [True, False, False]  # a pair, all three, and all against none
+    assert "on average over the settings of the others, no verdict" in legend_of(axes)
 
 
 def test_a_wide_interval_does_not_press_the_effects_together() -> None:
@@ -224,17 +250,17 @@ def test_a_wide_interval_does_not_press_the_effects_together() -> None:
     rows = result["factorial"]["metrics"]["tpot_ms_p50"]["effects"]
     assert axes.get_xlim()[1] < 100 * max(row["ci_high"] for row in rows)
     assert axes.get_xlim()[1] > 100 * max(abs(row["change"]) for row in rows)
-    (legend,) = axes.figure.legends
-    assert "an interval without an end goes on" in [text.get_text() for text in legend.get_texts()]
+    assert "an interval without an end goes on" in legend_of(axes)
 
 
 def test_what_was_left_out_has_no_mark() -> None:
     plan = test_factorial.planned("schedule,output=inline:deferred")
     tpot = {"before": 4.0, "schedule": 3.6, "output": 3.8}
     result = comparison.result(plan, test_factorial.measured(plan, tpot))
-    axes = plots.effects(result).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["schedule", "output"]
+    axes = drawn(lambda width: plots.effects(result, width=width)).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["schedule*", "output*"]
     assert len(axes.containers) == 4  # alone and on average
+    assert "*: taking schedule × output for none" in legend_of(axes)
 
 
 def test_levels_of_a_sweep_start_at_zero_and_log_axes_say_so(swept: dict[str, Any]) -> None:
@@ -267,8 +293,29 @@ def test_gains_have_the_intervals_of_the_result(swept: dict[str, Any]) -> None:
     bars = [each for each in axes.containers if len(each[0].get_xdata())]
     drawn_ends = [each.lines[2][0].get_segments()[0][:, 1] for each in bars]
     assert np.allclose(drawn_ends, [(100 * row["ci_low"], 100 * row["ci_high"]) for row in rows])
-    labels = [text.get_text() for text in axes.figure.legends[0].get_texts()]
-    assert "margin, ±1%" in labels
+    assert legend_of(axes) == ["margin, ±1%", "change, 95% interval", "called a change"]
+    assert filled(axes) == [True, True]
+
+
+def test_a_gain_that_is_undecided_for_whatever_reason_is_hollow(swept: dict[str, Any]) -> None:
+    words = (comparison.ONE_BOOT, "undecided", "same", None, "slower", "worse")
+    points = []
+    for place, word in enumerate(words):
+        row = swept["comparisons"][0]["metrics"]["tpot_ms_p50"] | {"verdict": word}
+        points.append(
+            swept["comparisons"][0] | {"at": {"concurrency": str(place)}, "metrics": {"tpot_ms_p50": row}}
+        )
+    axes = plots.gains(swept | {"comparisons": points}).axes[0]
+    assert filled(axes) == [False, False, False, False, True, True]
+
+
+def test_gains_that_stopped_at_different_looks_have_different_confidences(swept: dict[str, Any]) -> None:
+    points = [
+        each | {"confidence": level}
+        for each, level in zip(swept["comparisons"], (0.9975, 0.9745), strict=True)
+    ]
+    axes = drawn(lambda width: plots.gains(swept | {"comparisons": points}, width=width)).axes[0]
+    assert "change, 97.45 to 99.75% interval" in legend_of(axes)
 
 
 def test_other_axes_are_panels(swept: dict[str, Any]) -> None:
@@ -310,6 +357,10 @@ def test_what_these_plots_cannot_draw_is_one_line(factored: dict[str, Any], swep
         (lambda: plots.against(swept, "goodput_req_s"), "was measured at no point"),
         (lambda: plots.funnel(swept["comparisons"]), "is no A/A: a funnel takes runs of bench aa"),
         (lambda: plots.funnel([]), "there is no A/A comparison"),
+        (
+            lambda: plots.funnel([a_a(1, 8, 0.01), a_a(2, 8, 0.01) | {"confidence": 0.9975}]),
+            "aa could stop early, its intervals are of 99.75%: a funnel takes runs of a fixed number",
+        ),
     ):
         with pytest.raises(api.BadSetting, match=reason.replace("?", r"\?")):
             draw()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -223,6 +224,41 @@ def test_position_by_hand() -> None:
     assert stats.position([0.0, 0.02], [True, False]) == stats.Position(
         pytest.approx(math.expm1(0.01)), None, None
     )
+
+
+@untimed
+@given(st.lists(st.tuples(st.floats(-1, 1), st.booleans()), min_size=3, max_size=12))
+def test_the_position_of_two_arms_has_the_pooled_interval(drawn: list[tuple[float, bool]]) -> None:
+    values, first = (np.array(each) for each in zip(*drawn, strict=True))
+    found = stats.position(values, first)
+    if first.all() or not first.any():
+        assert found is None
+        return
+    assert found is not None
+    sides = (values[~first], values[first])
+    half = (sides[0].mean() - sides[1].mean()) / 2
+    freedom = len(values) - 2
+    pooled = sum(((each - each.mean()) ** 2).sum() for each in sides) / freedom
+    error = (pooled * sum(1 / len(each) for each in sides)) ** 0.5 / 2
+    reach = scipy_stats.t.ppf(0.975, freedom) * error
+    assert (found.change, found.low, found.high) == pytest.approx(
+        (math.expm1(half), math.expm1(half - reach), math.expm1(half + reach)), abs=1e-9
+    )
+
+
+@untimed
+@given(st.integers(2, 5), st.floats(-0.2, 0.2), st.randoms(use_true_random=False))
+def test_the_effect_of_a_place_comes_out_whatever_arms_and_blocks_are(
+    arms: int, effect: float, random: Any
+) -> None:
+    orders = [random.sample(range(arms), arms) for _ in range(4)]
+    orders.append(orders[0][::-1])  # so that not all are one
+    places = np.argsort(orders) / (arms - 1)
+    levels = np.random.default_rng(arms).normal(size=(5, 1)) + np.random.default_rng(9).normal(size=arms)
+    found = stats.position_of_several(levels + effect * places, places)
+    assert found is not None
+    assert found.change == pytest.approx(math.expm1(effect), abs=1e-9)
+    assert stats.position_of_several(levels, np.repeat(places[:1], 5, axis=0)) is None
 
 
 def test_drift_by_hand() -> None:

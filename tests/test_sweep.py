@@ -154,7 +154,7 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
         "Sweep over concurrency: 2 points on the emulated device: tpot_ms_p50 faster in 2."
     )
     text = io.StringIO()
-    Console(file=text, width=120).print(*sweep_tables.to_terminal(result, 120), sep="\n")
+    Console(file=text, width=120).print(*tables.terminal_page(sweep_tables.page(result), 120), sep="\n")
     said = " ".join(text.getvalue().split())
     row = result["comparisons"][1]["metrics"]["tpot_ms_p50"]
     levels = f"{tables.number(row['before'])} → {tables.number(row['after'])}"
@@ -163,7 +163,52 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     assert said.count("emulated device: these are times") == 1
     lines = list(csv.DictReader(io.StringIO(sweep_tables.to_csv(result))))
     assert {line["concurrency"] for line in lines} == {"1", "8"}
-    assert "| 8 |" in sweep_tables.to_markdown(result)
+    assert "| 8 |" in tables.markdown_page(sweep_tables.page(result))
+
+
+def test_a_narrow_terminal_has_the_values_of_both_axes(tmp_path: Path) -> None:
+    result, _ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
+    axes = [*result["axes"], {"name": "variant", "values": ["overlap"]}]
+    points = [each | {"at": each["at"] | {"variant": "overlap"}} for each in result["comparisons"]]
+    both = result | {"axes": axes, "comparisons": points}
+    table = tables.narrowed(sweep_tables.changes_table(both))
+    assert table.columns == ("concurrency", "variant", "before", "after", "change")
+    row = points[0]["metrics"]["tpot_ms_p50"]
+    assert table.rows[0] == (
+        "1", "overlap", tables.number(row["before"]), tables.number(row["after"]),
+        f"{tables.difference(row)}\n{tables.interval(row)}\nfaster",
+    )  # fmt: skip
+    text = io.StringIO()
+    Console(file=text, width=80).print(*tables.terminal_table(sweep_tables.changes_table(both), 80), sep="\n")
+    assert max(map(len, text.getvalue().splitlines())) <= 80
+    assert "overlap" in text.getvalue()
+
+
+def test_points_of_different_length_say_so(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    planned = sweep.read(folder)
+    first = planned.points[0]
+    workload = msgspec.structs.replace(first.design.workload, num_requests=16)
+    design = msgspec.structs.replace(first.design, workload=workload)
+    shorter = msgspec.structs.replace(first, design=design)
+    points = (shorter, *planned.points[1:])
+    store.write_json(folder / store.SWEEP_FILE, msgspec.structs.replace(planned, points=points))
+    run = folder / "run-0"
+    store.write_manifest(run, msgspec.structs.replace(store.read_manifest(run), design=design))
+    table = sweep_tables.levels_table(sweep_run.result(folder)[0])
+    column = table.columns.index("requests")
+    assert [row[column] for row in table.rows] == ["16", "64"]
+
+
+def test_points_that_stopped_at_different_looks_say_their_confidence(tmp_path: Path) -> None:
+    result, _ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
+    assert "Intervals: 95%, t over blocks." in sweep_tables.changes_table(result).note
+    first, last = result["comparisons"]
+    mixed = result | {"comparisons": [first | {"confidence": 0.9975}, last | {"confidence": 0.995}]}
+    table = sweep_tables.changes_table(mixed)
+    column = table.columns.index("interval")
+    assert [row[column].partition("] ")[2] for row in table.rows] == ["at 99.75%", "at 99.5%"]
+    assert "Intervals: 99.5 to 99.75%, t over blocks, each at the level of the look" in table.note
 
 
 def test_a_sweep_from_python(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.api import BadSetting
+from harness.tables import markdown_page
 from harness.trace import analysis, events, intervals, report, trace_file
 from harness.trace.analysis import Part
 from harness.trace.events import Trace
@@ -686,7 +687,7 @@ def test_each_value_is_a_line_of_csv(tmp_path: Path) -> None:
 
 
 def test_markdown_has_a_table_for_each_part_with_rows(tmp_path: Path) -> None:
-    text = report.to_markdown(two(tmp_path))
+    text = markdown_page(report.page(two(tmp_path)))
     assert "| device |  | before | after | change |" in text
     assert "| 0 | window_ms |" in text
     assert "### Ranges\n\nNone in the trace.\n" in text

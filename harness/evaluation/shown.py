@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from harness import tables
 from harness.evaluation.accuracy import APART
-from harness.tables import Table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from harness.tables import Page, Table
 
 COLUMNS = ("task", "metric", "items", "before", "after", "delta", "low", "high", "p", "differ")
 MOST_ROWS = 24
@@ -109,18 +106,6 @@ def to_csv(result: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-def to_markdown(result: Mapping[str, Any]) -> str:
-    lines = [f"**{conclusion(result)}**", "", tables.changed_settings(result), ""]
-    lines += tables.markdown_table(accuracies(result))
-    if result["warnings"]:
-        lines += ["### Warnings", "", *(f"- {line}" for line in result["warnings"]), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
-    from rich.text import Text
-
-    yield Text(conclusion(result), style="bold")
-    yield Text(tables.changed_settings(result))
-    yield from tables.terminal_table(accuracies(result), width)
-    yield from (Text(f"• {line}") for line in result["warnings"])
+def page(result: Mapping[str, Any]) -> Page:
+    lines = (tables.changed_settings(result),)
+    return Page(conclusion(result), lines, (accuracies(result),), result["warnings"])

@@ -11,38 +11,45 @@ from matplotlib.figure import Figure
 from engines import api
 from harness import tables
 from harness.cautions import percent
-from harness.factorial_tables import label
+from harness.factorial import label
+from harness.factorial_tables import taken_for_none
 from harness.plots import style
 
 ROW, APART = 0.62, 0.24  # inches of a row; of it, how far apart its marks stand
 REACH = 4  # times the largest change: an interval that goes beyond would press all else onto the zero line
 BLUE, ORANGE = style.ARMS["after"].colour, style.ARMS["before"].colour
-# Where the others stand: the mark, its colour, whether it is filled, and its place in the row.
+# Where the others stand: the mark, its colour, whether it is filled (only what carries a verdict), and its
+# place in the row.
 COMPANY = {
     "alone": ("o", ORANGE, False, -1),
     "average": ("D", BLUE, True, 0),
+    "described": ("D", BLUE, False, 0),
     "with_others": ("^", style.INK, False, 1),
+    "together": ("s", BLUE, False, 0),
 }
 NAMES = {
     "alone": "alone: the others at their before",
     "average": "on average over the settings of the others (decides)",
+    "described": "on average over the settings of the others, no verdict",
     "with_others": "with the others at their after",
+    "together": "all at their after, against all at their before",
 }
 
 
 def effects(result: Mapping[str, Any], metric: str | None = None, width: float = style.WIDTH) -> Figure:
     """Main effects in their three companies, interactions, and all toggles together, on one metric of a
-    factorial's result (None: the primary): change in percent with its interval, and the margin."""
+    factorial's result (None: the primary): change in percent with its interval, and the margin. Filled marks
+    carry a verdict; a * stands at effects that hold others besides themselves, with settings left out."""
     if "factorial" not in result:
         raise api.BadSetting(f"{result['run']} is no factorial, so it has no effects")
     first, found = result["comparisons"][0], result["factorial"]
     name = metric or first["primary"]
     chosen = api.pick(name, found["metrics"], "metric of this factorial")
     rows = [_companies(chosen, row) for row in chosen["effects"]]
-    names = [label(row["effect"]) for row in chosen["effects"]]
+    names = [label(row["effect"]) + ("*" if row["assumes"] else "") for row in chosen["effects"]]
     if chosen["together"] is not None:
         names.append("all, against none")
-        rows.append({"average": chosen["together"]})
+        rows.append({"together": chosen["together"]})
     with style.drawing():
         made, axes = style.figure(width, 1.5 + sum(ROW if len(row) > 1 else 0.6 * ROW for row in rows))
         margin = 100 * first["margin"]
@@ -55,9 +62,13 @@ def effects(result: Mapping[str, Any], metric: str | None = None, width: float =
                 _mark(axes, place, company, values, NAMES[company] if company not in shown else None)
                 shown.add(company)
             if width >= style.WIDE:
-                _say(axes, place, row["average"])
+                _say(axes, place, next(iter(row.values())))
         if _cut(axes, rows, margin):
             axes.plot([], [], " ", label="an interval without an end goes on")
+        assumed = taken_for_none(chosen["effects"])
+        if assumed:
+            more = f" and {len(assumed) - 1} more" if len(assumed) > 1 else ""
+            axes.plot([], [], " ", label=f"*: taking {assumed[0]}{more} for none")
         axes.set_yticks(places, names)
         axes.set_ylim(places[-1] + 0.55, places[0] - 0.75)
         axes.tick_params(axis="y", length=0)
@@ -73,10 +84,11 @@ def effects(result: Mapping[str, Any], metric: str | None = None, width: float =
 
 
 def _companies(chosen: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What is drawn in the row of an effect; an interaction has no company."""
+    """What is drawn in the row of an effect, the effect first; an interaction has no company."""
     name, *more = row["effect"]
     ends = {} if more else {each: chosen[each][name] for each in ("alone", "with_others")}
-    return {"average": row} | {each: values for each, values in ends.items() if values is not None}
+    average = "described" if row["verdict"] is None else "average"
+    return {average: row} | {each: values for each, values in ends.items() if values is not None}
 
 
 def _cut(axes: Axes, rows: list[dict[str, Mapping[str, Any]]], margin: float) -> bool:

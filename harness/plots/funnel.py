@@ -9,6 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from engines import api
+from harness import tables
+from harness.design import ALPHA
 from harness.plots import style
 
 
@@ -18,6 +20,10 @@ def funnel(
     """The change of each A/A comparison over the half-width of its interval (as log ratios, in percent). The
     lines are where the two are equal: an honest 95% interval leaves one point in twenty outside them, on
     either side alike, whatever the number of blocks. `metric` None: the primary of each.
+
+    That holds for a number of blocks that was fixed beforehand. A run that may stop early has wider
+    intervals, at its look's level, and stops there because of what they hold: of those that stopped at a
+    look, no known share is expected outside. So such runs raise BadSetting.
 
     The usual funnel has the standard error in place of the half-width, and lines that only hold for many
     blocks; with few, t makes each run's own half-width the exact one. Source of the plot: Sterne & Egger,
@@ -49,7 +55,7 @@ def funnel(
         axes.set_xlabel("half-width of the 95% interval (%)")
         axes.set_ylabel(f"change of {name} (%)")
         runs = f"{len(kept)} run{'s' if len(kept) != 1 else ''} of an arm against itself"
-        axes.set_title(f"{runs}: {outside} outside, {0.05 * len(kept):.2g} expected")
+        axes.set_title(f"{runs}: {outside} outside, {ALPHA * len(kept):.2g} expected")
         style.legend_below(made, axes)
     return made
 
@@ -59,6 +65,12 @@ def _point(comparison: Mapping[str, Any], metric: str | None) -> tuple[float, fl
     Raises BadSetting where the arms are not equal."""
     if comparison["after"] is None or comparison["after"] != comparison["before"]:
         raise api.BadSetting(f"{comparison['variant']} is no A/A: a funnel takes runs of bench aa")
+    if comparison["confidence"] != 1 - ALPHA:
+        raise api.BadSetting(
+            f"{comparison['variant']} could stop early, its intervals are of "
+            f"{tables.confidence(comparison)}%: a funnel takes runs of a fixed number of blocks, as "
+            "bench aa --blocks 8 makes"
+        )
     row = api.pick(metric or comparison["primary"], comparison["metrics"], "metric of this run")
     if row["change"] is None or row["ci_low"] is None:
         return None

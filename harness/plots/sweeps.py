@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from engines import api
-from harness import metrics, tables
+from harness import metrics, stats, tables
 from harness.plots import style
+from harness.settings import spelled
 
 BESIDE = 3  # panels in a row, at most
 STRETCHED = 8  # largest over smallest value of the axis, from which it is logarithmic
@@ -43,7 +44,7 @@ def series(result: Mapping[str, Any], axis: str | None = None) -> tuple[str, lis
         if len(where) == 1:
             (name,) = where.values()
         else:
-            name = " ".join(f"{name}={value}" for name, value in where.items())
+            name = spelled(where)
         grouped.setdefault(name, []).append(each)
     found = []
     for name, points in grouped.items():
@@ -136,7 +137,8 @@ def gains(
     width: float = style.WIDTH,
 ) -> Figure:
     """The change of a metric (None: the primary) at each value of the axis, with its interval, and the
-    margin. Filled marks are points whose verdict is a change; each is judged by itself."""
+    margin. Filled marks are points whose verdict is a change; each is judged by itself, and where points may
+    stop early each interval has its own confidence."""
     chosen, found = series(result, axis)
     first = result["comparisons"][0]
     name = metric or first["primary"]
@@ -155,10 +157,15 @@ def gains(
                     _gain(panel, place, row)
             _along(panel, chosen, each.places)
             panel.set_title(each.name)
-        panels[0].errorbar(
-            [], [], yerr=[], color=style.ARMS["after"].colour, marker="s", linestyle="none", capsize=2.5,
-            label=f"change, {tables.confidence(first)}% interval; filled: called a change",
-        )  # fmt: skip
+        colour = style.ARMS["after"].colour
+        for face, label in (
+            ("white", f"change, {tables.confidences(result['comparisons'])}% interval"),
+            (colour, "called a change"),
+        ):
+            panels[0].errorbar(
+                [], [], yerr=[], color=colour, marker="s", linestyle="none", capsize=2.5,
+                markerfacecolor=face, label=label,
+            )  # fmt: skip
         low = min(panel.get_ylim()[0] for panel in panels)
         high = max(panel.get_ylim()[1] for panel in panels)
         for panel in panels:
@@ -174,10 +181,9 @@ def _gain(axes: Axes, place: float, row: Mapping[str, Any]) -> None:
     spread = None
     if row["ci_low"] is not None:
         spread = [[change - 100 * row["ci_low"]], [100 * row["ci_high"] - change]]
-    called = row["verdict"] not in (None, "same", "undecided")
     axes.errorbar(
         place, change, yerr=spread, color=colour, marker="s", linestyle="none", capsize=2.5,
-        markerfacecolor=colour if called else "white",
+        markerfacecolor=colour if row["verdict"] in stats.CHANGES else "white",
     )  # fmt: skip
 
 

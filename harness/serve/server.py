@@ -23,6 +23,7 @@ from harness.serve.app import App, Rules
 from harness.serve.engine_process import EngineProcess
 from harness.serve.listening import address_of, allow_connections, bind
 from harness.session import RunFailed
+from harness.settings import spelled
 
 SHUTTING_DOWN = "the server is shutting down"
 KEEP_ALIVE_S = 75  # of an idle connection: a client's pool must not find it closed in mid-benchmark
@@ -53,9 +54,9 @@ def serve(arm: Arm, host: str, port: int, rules: Rules, grace_s: float) -> None:
 
 def describe(description: api.Description) -> str:
     """What is served, in a line."""
-    toggles = " ".join(f"{name}={choice}" for name, choice in description.toggles.items())
     device = description.device
-    return f"{description.model['name']} by {description.engine} on {device['kind']}: {toggles}"
+    where = f"{description.model['name']} by {description.engine} on {device['kind']}"
+    return f"{where}: {spelled(description.toggles)}"
 
 
 class _Server(uvicorn.Server):

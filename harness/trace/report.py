@@ -15,15 +15,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness import tables
 from harness.cautions import percent
 from harness.trace.analysis import Part
 from harness.trace.events import Trace
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 SCHEMA_VERSION = 1
 SHOWN = 15  # rows of a ranked table; all of them are in json and csv
@@ -181,27 +178,8 @@ def shortened(name: str) -> str:
     return f"{name[:half]}…{name[-half:]}"
 
 
-def to_markdown(result: Mapping[str, Any]) -> str:
-    lines = ["**" + headline(result).replace("\n", "**\n\n**") + "**", ""]
-    for table in parts(result):
-        lines += tables.markdown_table(table) if table.rows else [f"### {table.title}", "", table.note, ""]
-    lines += ["### Warnings", "", *(f"- {line}" for line in result["warnings"])]
-    return "\n".join(lines) + "\n"
-
-
-def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
-    """Renderables for a rich console of that width."""
-    from rich.text import Text
-
-    yield Text(headline(result) + "\n", style="bold")
-    for table in parts(result):
-        if table.rows:
-            yield from tables.terminal_table(table, width)
-        else:
-            yield Text(table.title, style="bold")
-            yield Text(table.note + "\n", style="dim")
-    yield Text("Warnings", style="bold")
-    yield from (Text(f"• {line}") for line in result["warnings"])
+def page(result: Mapping[str, Any]) -> tables.Page:
+    return tables.Page(headline(result), (), tuple(parts(result)), result["warnings"])
 
 
 def to_csv(result: Mapping[str, Any]) -> str:
