@@ -195,7 +195,7 @@ def test_blocks_and_rounds_that_were_asked_for_are_said(kind: str) -> None:
     plain = experiment_file.Adjusted(device=kind)
     (line,) = experiment_file.extents(planned.experiment, kind, plain)
     assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds"
-    assert "rounds 10 → 4" in "".join(experiment_file.scaling(planned.experiment, plain))
+    assert "rounds 10 → 8" in "".join(experiment_file.scaling(planned.experiment, plain))
 
 
 def test_designs_of_the_same_boots_differ_in_their_workload_alone() -> None:
