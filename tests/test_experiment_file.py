@@ -188,7 +188,7 @@ def test_blocks_and_rounds_that_were_asked_for_are_said(kind: str) -> None:
     planned = experiment.plan("sglang-launch-done", asked)
     design = planned.designs["ways"]["host-bound"]
     assert (design.blocks, design.rounds) == (4, 2)
-    files = {"emulated": "12 of 4", "cuda": "12 of 10"}[kind]
+    files = {"emulated": "8 of 8", "cuda": "8 of 10"}[kind]
     said = f"ways: 4 blocks of 2 rounds, asked for in place of the experiment's {files}"
     assert experiment_file.extents(planned.experiment, kind, asked) == [said]
     assert "rounds 10 →" not in "".join(experiment_file.scaling(planned.experiment, asked))
