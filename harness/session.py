@@ -182,9 +182,8 @@ class Session:
         command = [arm.python or sys.executable, "-m", "engines.host", msgspec.json.encode(config).decode()]
         role = f"engine host of {arm.name}"
         worktree = self._worktrees.get(arm.name)
-        plain = (
-            "cmd" in arm.toggles
-        )  # a server is started as its command says, its threads are its own affair
+        # A server is started as its command says: its threads are its own affair.
+        plain = "cmd" in arm.toggles
         return self._start(role, command, environment(arm.env, worktree, plain), stem), address
 
     def _check_origin(self, ready: api.Ready) -> None:
