@@ -3,7 +3,8 @@
 A pair is one `bench aa --plant 3%` and one `--plant 0%`, of 8 blocks each, about 4 minutes together. Later
 calls add to the pairs of earlier ones. The mean TPOT is the primary: in closed loop its rounds spread less
 than those of the median. `python -m experiments.plants PAIRS host` plants at the host instead, where overlap
-absorbs it. results/reference/plants_4_rounds.md is an earlier series with 4 rounds a boot, not the default 10.
+absorbs it. results/reference/plants_4_rounds.md is an earlier series, with 4 rounds a boot instead of the
+default.
 """
 
 from __future__ import annotations
