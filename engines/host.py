@@ -20,6 +20,7 @@ import zmq
 from engines import api
 
 PR_SET_PDEATHSIG = 1
+ORPHANED = signal.SIGRTMIN  # one that no engine's own processes use for something else
 
 
 class Sink:
@@ -110,9 +111,18 @@ def origin(engine: api.Engine) -> str:
     return getattr(sys.modules.get(type(engine).__module__), "__file__", None) or ""
 
 
-def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process when its parent goes, however it goes; exit where it is gone already."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, leave_none: bool = False) -> None:
+    """SIGKILL for this process when its parent goes, however it goes; exit where it is gone already.
+
+    With `leave_none`, for all in its process group that it leads: what an engine starts (vLLM's core, its
+    workers) does not follow a killed parent by itself, and would keep the card's memory. That goes through a
+    handler, which waits for a call into C to end.
+    """
+    deadly = signal.SIGKILL
+    if leave_none and os.getpgrp() == os.getpid():
+        deadly = ORPHANED
+        signal.signal(ORPHANED, lambda *_: os.killpg(0, signal.SIGKILL))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, deadly)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -120,7 +130,7 @@ def die_with_parent(parent: int) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to answer; it stops the host
     config = msgspec.json.decode(sys.argv[1], type=api.HostConfig)
-    die_with_parent(config.parent)
+    die_with_parent(config.parent, leave_none=True)
     host = Host(config)
     try:
         host.serve()
