@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness.importing.result import NO_SCHEDULE, Result, Sent, in_words, understood
-from harness.metrics import NS_PER_MS
+from harness.importing.result import NO_SCHEDULE, NOT_TOLD, Result, Sent, in_words, understood
+from harness.metrics import NS_PER_MS, NS_PER_S
 from harness.store import NOT_RECORDED
 
 TOOL = "aiperf"
@@ -148,7 +148,7 @@ def read_records(lines: Sequence[Mapping[str, Any]]) -> Result:
     return Result(
         tool=TOOL,
         asked=in_words(requests=len(records)),
-        seconds=max(each.finished_ns for each in sent) / 1e9,
+        seconds=max(each.finished_ns for each in sent) / NS_PER_S,
         requests=sent,
         told={},
         lacks=[NO_SCHEDULE, f"model, workload and the tool's version (they stand in {AGGREGATES})"],
@@ -175,7 +175,7 @@ def _sent(record: Record, first: int) -> Sent:
     return Sent(
         sent_ns=start,
         chunk_ns=chunks,
-        chunk_tokens=[1 if tokens == len(chunks) else -1] * len(chunks),
+        chunk_tokens=[1 if tokens == len(chunks) else NOT_TOLD] * len(chunks),
         finished_ns=end,
         prompt_tokens=prompt,
         completion_tokens=tokens,

@@ -16,6 +16,7 @@ import msgspec
 
 from engines import api
 from harness.importing.result import NOT_TOLD, Result, Sent, in_words, ns, understood
+from harness.metrics import NS_PER_S
 from harness.store import NOT_RECORDED
 
 TOOL = "guidellm"
@@ -124,7 +125,7 @@ def read(document: Mapping[str, Any]) -> Result:
             **{name: config.strategy[name] for name in sorted(config.strategy)},
             data=config.requests.get("data"),
         ),
-        seconds=max(each.finished_ns for each in sent) / 1e9,
+        seconds=max(each.finished_ns for each in sent) / NS_PER_S,
         requests=sent,
         told={},
         lacks=lacks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,6 +38,40 @@ class Sent:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request of such lists. `failed` says why, where it did."""
+
+    ttft: float
+    gaps: Sequence[float]
+    prompt_tokens: int
+    completion_tokens: int
+    failed: str
+
+
+class Detailed(msgspec.Struct, kw_only=True):
+    """The lists, one entry a request, seconds, that vLLM's and SGLang's tools write when told to."""
+
+    input_lens: list[int] | None = None
+    output_lens: list[int] | None = None
+    ttfts: list[float] | None = None
+    itls: list[list[float]] | None = None
+    errors: list[str] | None = None
+
+    def rows(self, tool: str) -> Iterator[Row]:
+        """Nothing where the file was written without details. Raises BadSetting where the lists differ in
+        length."""
+        if self.ttfts is None or self.itls is None or self.input_lens is None or self.output_lens is None:
+            return
+        errors = self.errors or [""] * len(self.ttfts)
+        lists = (self.ttfts, self.itls, self.input_lens, self.output_lens, errors)
+        if len({len(each) for each in lists}) != 1:
+            raise uneven(tool)
+        for ttft, gaps, prompt, tokens, error in zip(*lists, strict=True):
+            reason = error.strip().splitlines()[-1] if error else "" if tokens else "no token"
+            yield Row(ttft, gaps, prompt, tokens, reason)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One benchmark by another tool: one boot of a server, one round.
@@ -65,6 +99,11 @@ def understood(document: Any, kind: type[T], tool: str) -> T:
         return msgspec.convert(document, type=kind, strict=False)
     except msgspec.ValidationError as error:
         raise api.BadSetting(f"no result of {tool} as it is known here: {error}") from error
+
+
+def uneven(tool: str) -> api.BadSetting:
+    """To raise where a file's lists of requests do not go together."""
+    return api.BadSetting(f"a result of {tool} was edited: its lists of requests differ in length")
 
 
 def aggregates(document: Mapping[str, Any], theirs: str, ours: str) -> dict[str, float]:

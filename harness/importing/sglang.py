@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from engines import api
 from harness.importing.result import (
     NO_SCHEDULE,
     NOT_TOLD,
+    Detailed,
     Result,
     Sent,
     aggregates,
@@ -40,7 +40,7 @@ class Server(msgspec.Struct):
     model_path: str = NOT_RECORDED
 
 
-class Document(msgspec.Struct):
+class Document(Detailed, kw_only=True):
     backend: str
     request_rate: float | str
     duration: float
@@ -60,11 +60,6 @@ class Document(msgspec.Struct):
     random_output_len: int | None = None
     random_range_ratio: float | None = None
     server_info: Server | None = None
-    input_lens: list[int] | None = None
-    output_lens: list[int] | None = None
-    ttfts: list[float] | None = None
-    itls: list[list[float]] | None = None
-    errors: list[str] | None = None
 
 
 def recognised(document: Mapping[str, Any]) -> bool:
@@ -133,29 +128,19 @@ def _told(document: Mapping[str, Any], said: Document) -> dict[str, float]:
 
 def _requests(said: Document) -> list[Sent]:
     """Empty where the file was written without details. Times count from each request's own send."""
-    if said.ttfts is None or said.itls is None or said.input_lens is None or said.output_lens is None:
-        return []
-    count = len(said.ttfts)
-    errors = said.errors or [""] * count
-    if {len(each) for each in (said.itls, said.input_lens, said.output_lens, errors)} != {count}:
-        raise api.BadSetting(f"a result of {TOOL} was edited: its lists of requests differ in length")
     found = []
-    for ttft, gaps, prompt, tokens, error in zip(
-        said.ttfts, said.itls, said.input_lens, said.output_lens, errors, strict=True
-    ):
-        if error or not tokens:
-            reason = error.strip().splitlines()[-1] if error else "no token"
-            found.append(Sent(sent_ns=0, error=reason))
+    for row in said.rows(TOOL):
+        if row.failed:
+            found.append(Sent(sent_ns=0, error=row.failed))
             continue
-        shared = said.backend in SHARED_ITL
-        chunks = list(_chunks(ttft, gaps, tokens, shared))
+        chunks = list(_chunks(row.ttft, row.gaps, row.completion_tokens, said.backend in SHARED_ITL))
         found.append(
             Sent(
                 sent_ns=0,
                 chunk_ns=[at for at, _ in chunks],
                 chunk_tokens=[held for _, held in chunks],
-                prompt_tokens=prompt,
-                completion_tokens=tokens,
+                prompt_tokens=row.prompt_tokens,
+                completion_tokens=row.completion_tokens,
             )
         )
     return found

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-import msgspec
-
 from engines import api
 from harness.importing.result import (
     NO_SCHEDULE,
     NOT_TOLD,
+    Detailed,
     Result,
     Sent,
     aggregates,
     in_words,
     ns,
     understood,
+    uneven,
 )
 from harness.store import NOT_RECORDED
 
@@ -32,7 +32,7 @@ DISTRIBUTIONS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_chunk_ms", "e
 E2EL = "latency_ms ends with the last chunk that holds a token (E2EL), not with the end of the stream"
 
 
-class Document(msgspec.Struct):
+class Document(Detailed, kw_only=True):
     """The keys that are looked at; the percentiles aside, whose names depend on what was asked for."""
 
     duration: float
@@ -53,12 +53,7 @@ class Document(msgspec.Struct):
     ramp_up_start_rps: float | None = None
     ramp_up_end_rps: float | None = None
     failed: int | None = None
-    input_lens: list[int] | None = None
-    output_lens: list[int] | None = None
-    ttfts: list[float] | None = None
-    itls: list[list[float]] | None = None
     start_times: list[float] | None = None
-    errors: list[str] | None = None
 
 
 def recognised(document: Mapping[str, Any]) -> bool:
@@ -122,31 +117,28 @@ def _told(document: Mapping[str, Any], said: Document) -> dict[str, float]:
 
 def _requests(said: Document) -> list[Sent]:
     """Empty where the file was saved without details."""
-    if said.ttfts is None or said.itls is None or said.input_lens is None or said.output_lens is None:
+    rows = list(said.rows(TOOL))
+    if not rows:
         return []
-    count = len(said.ttfts)
-    starts = said.start_times or [0.0] * count
-    errors = said.errors or [""] * count
-    if {len(each) for each in (said.itls, said.input_lens, said.output_lens, starts, errors)} != {count}:
-        raise api.BadSetting(f"a result of {TOOL} was edited: its lists of requests differ in length")
+    starts = said.start_times or [0.0] * len(rows)
+    if len(starts) != len(rows):
+        raise uneven(TOOL)
+    first = min(starts)
     found = []
-    first = min(starts, default=0.0)
-    for start, ttft, gaps, prompt, tokens, error in zip(
-        starts, said.ttfts, said.itls, said.input_lens, said.output_lens, errors, strict=True
-    ):
+    for start, row in zip(starts, rows, strict=True):
         sent = ns(start - first)
-        if error or not tokens:
-            reason = error.strip().splitlines()[-1] if error else "no token"
-            found.append(Sent(sent_ns=sent, finished_ns=sent, error=reason))
+        if row.failed:
+            found.append(Sent(sent_ns=sent, finished_ns=sent, error=row.failed))
             continue
-        chunks = [sent + ns(at) for at in accumulate(gaps, initial=ttft)]
+        chunks = [sent + ns(at) for at in accumulate(row.gaps, initial=row.ttft)]
+        tokens = row.completion_tokens
         found.append(
             Sent(
                 sent_ns=sent,
                 chunk_ns=chunks,
                 chunk_tokens=[1] * tokens if tokens == len(chunks) else [NOT_TOLD] * len(chunks),
                 finished_ns=chunks[-1],
-                prompt_tokens=prompt,
+                prompt_tokens=row.prompt_tokens,
                 completion_tokens=tokens,
             )
         )
