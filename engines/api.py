@@ -372,9 +372,8 @@ class EngineSpec:
     plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
     scores: bool = False  # whether EngineOptions.scoring means something to it
     settings: tuple[Setting, ...] = ()
-    defaults: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of EngineOptions, where this engine has its own
+    # Of EngineOptions, where this engine has its own.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     asks_text: bool = False  # prompts go to it as text unless --pretok is asked: it may name no tokenizer
 
     def toggle(self, name: str) -> Toggle:

@@ -29,9 +29,9 @@ def server() -> Iterator[SmallServer]:
 
 
 @contextmanager
-def started(url: str, **settings: str) -> Iterator[tuple[api.Engine, Collected]]:
+def started(url: str, *, model: str = "", **settings: str) -> Iterator[tuple[api.Engine, Collected]]:
     full = SPEC.check({"url": url, **settings})
-    built = engine.build(api.EngineOptions(model=""), full)
+    built = engine.build(api.EngineOptions(model=model), full)
     sink = Collected()
     try:
         built.start(sink)
@@ -157,14 +157,8 @@ def test_every_bad_reply_is_a_failed_request_and_the_others_are_served(server: S
 
 
 def test_a_wrong_path_says_so(server: SmallServer) -> None:
-    options = api.EngineOptions(model="small")
-    built = engine.build(options, SPEC.check({"url": f"{url(server)}/wrong"}))
-    sink = Collected()
-    built.start(sink)
-    try:
+    with started(f"{url(server)}/wrong", model="small") as (built, sink):
         assert failure(serve(built, sink, [api.Request(0, "Hello", 1)])) == "HTTP 404: Not Found"
-    finally:
-        built.stop()
     with pytest.raises(api.EngineError, match="GET /wrong/v1/models gives HTTP 404; name one with --model"):
         ask(f"{url(server)}/wrong", "Hello")
 
@@ -175,12 +169,8 @@ def test_a_server_that_is_not_there(server: SmallServer) -> None:
         there = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         with pytest.raises(api.EngineError, match=f"no server at {there}/v1: connection refused"):
             ask(there, "Hello")
-        built = engine.build(api.EngineOptions(model="small"), SPEC.check({"url": there}))
-        built.start(sink := Collected())
-        try:
+        with started(there, model="small") as (built, sink):
             message = failure(serve(built, sink, [api.Request(0, "Hello", 1)]))
-        finally:
-            built.stop()
         assert message == f"no server at {there}/v1: connection refused"
 
 
