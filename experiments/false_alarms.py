@@ -326,6 +326,78 @@ def warned(random: np.random.Generator) -> list[list[str]]:
     return rows
 
 
+def welch(first: Floats, second: Floats) -> Floats:
+    """Two-sided p of each row; as stats.unpaired."""
+    parts = [each.var(axis=1, ddof=1) / each.shape[1] for each in (first, second)]
+    freedom = (parts[0] + parts[1]) ** 2 / sum(
+        part**2 / (each.shape[1] - 1) for part, each in zip(parts, (first, second), strict=True)
+    )
+    t = np.abs(second.mean(axis=1) - first.mean(axis=1)) / np.sqrt(parts[0] + parts[1])
+    found: Floats = 2 * distributions.t.sf(t, freedom)
+    return found
+
+
+def shortcuts(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows: a shortcut, and how often it finds a difference between equal arms at a nominal 5%."""
+    rows = []
+
+    def told(name: str, rate: float) -> None:
+        rows.append([name, f"{rate:.1%}"])
+
+    some = runs // 20  # of those with many samples a run
+
+    # Boots differ by an SD of 1%, the requests of a boot by 10% of their time.
+    boots, requests = 0.01 * random.standard_normal((2, some, 5, 1)), 0.1
+    values = boots + requests * random.standard_normal((2, some, 5, 200))
+    told(
+        "requests as independent: 5 boots of 200, Welch", (welch(*values.reshape(2, some, -1)) < ALPHA).mean()
+    )
+    values += 0.005 * np.arange(10).reshape(2, 1, 5, 1)  # one arm after the other
+    found = welch(*values.reshape(2, some, -1))
+    told("the same, the machine slower by 0.5% with each boot", (found < ALPHA).mean())
+
+    # Boots differ by 0.6%, the rounds of a boot by 0.5%.
+    for rounds in (6, 20):
+        luck = 0.006 * random.standard_normal((2, runs, 1))
+        values = luck + 0.005 * random.standard_normal((2, runs, rounds))
+        told(f"{rounds} rounds of one boot as blocks, Welch", (welch(*values) < ALPHA).mean())
+
+    pairs = differences(normal, random, runs, MOST)
+    for name, looks in (
+        ("6 blocks, undecided ones topped up once, to 12", (6, 12)),
+        ("a look at 5% after every second block, 6 to 20", tuple(range(6, 21, 2))),
+        ("a look at 5% after every block, 6 to 20", tuple(range(6, 21))),
+    ):
+        plan = Until(rule="decided", looks=looks, levels=(ALPHA,) * len(looks))
+        told(name, sequential(pairs, plan, NEVER_SAME).detected)
+
+    for name, noise in NOISES.items():
+        if name != "extreme drift":
+            one, other = np.split(noise(random, runs, 16), 2, axis=1)
+            told(
+                f"two runs of 8 boots, one after the other, Welch; {name}", (welch(one, other) < ALPHA).mean()
+            )
+
+    for blocks in (6, 8, 20):
+        turns = np.resize([False, True, True, False], (1, blocks)).repeat(runs, axis=0)[:, :blocks]
+        turned = ordered(periodic, random, runs, blocks, turns)[0]
+        told(f"ABBA in place of a coin, period of 8 boots, {blocks} blocks",
+             fixed(turned, blocks, NEVER_SAME).detected)  # fmt: skip
+    return rows
+
+
+def other_rates(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows: what else stats.md says, and its rate."""
+    decided = stopping.until_decided(MOST)
+    heavy = SD * random.standard_t(3, (runs, MOST)) / 3**0.5
+    rows = [["until decided, heavy tails on a pair", sequential(heavy, decided, NEVER_SAME).detected]]
+    for sd in (0.005, 0.01, 0.02):
+        pairs = differences(normal, random, runs, 8) * (sd / SD) + np.log1p(0.01)
+        low, _ = intervals(pairs, 8, 0.10)
+        rows.append([f"a gate that fails above 0, true 1%, 8 blocks, pair SD {sd:.1%}", (low > 0).mean()])
+    return [[name, f"{rate:.1%}"] for name, rate in rows]
+
+
 def main() -> None:
     random = np.random.default_rng(2026)
     decided = stopping.until_decided(MOST)
@@ -341,6 +413,8 @@ def main() -> None:
         "savings": savings(RUNS, random),
         "warned": warned(random),
         "gates": gates(RUNS, random),
+        "shortcuts": shortcuts(RUNS, np.random.default_rng(2027)),
+        "other rates": other_rates(RUNS, np.random.default_rng(2028)),
     }
     write_result(
         "false_alarms",

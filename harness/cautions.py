@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,7 +120,7 @@ def of_order(
     judged: bool = True,
 ) -> list[str]:
     """What the order of the arms and of the blocks did to the primary. Where it is not judged, but described,
-    a position effect must be seen to be told: a margin means nothing there."""
+    a position effect is told alike, but weakens nothing: a margin means nothing there."""
     design = manifest.design
     if primary is None or primary.scale != "ratio" or primary.sd is None:
         return []
@@ -129,8 +130,10 @@ def of_order(
     found = stats.position(differences, [manifest.after_first[block.number] for block in blocks])
     if found is None:
         lines.append(f"{ONE_ORDER}: an effect of running second can't be told apart")
-    elif found.weakens(design.margin) and (judged or found.seen):
-        lines.append(_weakened(found, "second", ", more than half the margin" if judged else ""))
+    else:
+        weakened = judged and found.weakens(design.margin)
+        left = f"the orders drawn leave {percent(found.left)} of that in the change"
+        lines += _position(found, "second", left, weakened)
     if stats.sign_flip_disagrees(differences):
         p = stats.sign_flip(differences)
         lines.append(f"the sign-flip test (p = {p:.3f}) disagrees with the t test: look at single blocks")
@@ -152,12 +155,11 @@ def _order_of_factorial(
     found = stats.position_of_several(logs, places)
     if found is None:
         lines.append(f"{ONE_ORDER}: an effect of running early or late can't be told apart")
-    elif found.weakens(design.margin):
+    else:
         share = max(abs(float(places.mean(axis=0) @ weights)) for weights in judged.values())
-        lines.append(
-            f"{_weakened(found, 'last')}; of that, the orders drawn leave up to "
-            f"{share * abs(found.change):.2%} in an effect"
-        )
+        found = replace(found, left=share * abs(found.change))
+        left = f"the orders drawn leave up to {found.left:.2%} of that in an effect"
+        lines += _position(found, "last", left, found.weakens(design.margin))
     disagree = [
         f"{name} (p = {stats.sign_flip(logs @ weights):.3f})"
         for name, weights in judged.items()
@@ -170,19 +172,21 @@ def _order_of_factorial(
     return [*lines, *_drift(stats.drift(*per_arm), design.margin, "all arms")]
 
 
-def _weakened(found: stats.Position, ran: str, beyond: str = ", more than half the margin") -> str:
+def _position(found: stats.Position, ran: str, left: str, weakened: bool) -> list[str]:
+    """One that is neither seen nor large enough to matter is not told."""
+    if not (weakened or found.seen):
+        return []
     where = "" if found.low is None else f" [{percent(found.low)}, {percent(found.high)}]"
-    return (
-        f"weakened by a position effect: the arm that ran {ran} was at {percent(found.change)}{where}{beyond}"
-    )
+    was = f"position effect: the arm that ran {ran} was at {percent(found.change)}{where}; {left}"
+    return [f"weakened by a {was}, more than half the margin" if weakened else was]
 
 
 def _drift(found: stats.Drift | None, margin: float, arms: str) -> list[str]:
     if found is None or abs(found.change) <= margin or found.p >= ALPHA:
         return []
     return [
-        f"drift: {arms} moved by {percent(found.change)} from the first block to the last; the change "
-        "between them is not biased by it"
+        f"drift: {arms} moved by {percent(found.change)} from the first block to the last; what "
+        "the boots of a block share of that cancels in the change between them"
     ]
 
 

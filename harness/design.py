@@ -178,8 +178,9 @@ def _settings(arm: Arm) -> Arm:
 def order(seed: int, block: int) -> bool:
     """Whether the after arm runs first in `block`: one coin per block, independent of all others.
 
-    A fixed pattern such as ABBA resonates with periodic noise (up to 40% false alarms, by simulation); a coin
-    keeps 5% under every drift tried, and needs no balance to be unbiased.
+    A fixed pattern such as ABBA resonates with periodic noise (10 to 33% false alarms, by simulation); a coin
+    keeps 5% under every drift tried but one of two pair SDs per boot, and needs no balance to be unbiased
+    (stats.md).
     """
     return bool(_draw(seed, "order", block) & 1)
 

@@ -5,7 +5,7 @@ run may stop early is in stopping.py.
 
 **Model.** A block is one boot of each arm on the same seeded workload, run next to each other, and is the
 only unit of replication: requests of a boot, and rounds within it, share the boot's luck (pooling them gives
-24-71% false alarms; stats.md). For a metric that is always positive, block i gives
+26-72% false alarms; stats.md). For a metric that is always positive, block i gives
 
     d_i = log(after_i / before_i),    d_i = theta + e_i,    e_i independent, mean 0, one variance
 
@@ -13,7 +13,7 @@ and theta is estimated by the mean of the d_i with Student's t on n-1 degrees of
 the change as a fraction. For a metric that can be zero d_i = after_i - before_i, in the metric's unit.
 With d_i roughly normal the test holds its level from two blocks on; `sign_flip` checks what the normality
 buys. (Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM'13; Bulej et al., "Duet
-benchmarking", ICPE'20.)
+benchmarking", ICPE'20, who run the two at once.)
 
 **What an interval does not mean.** It is not the range of single blocks, not a range for one request, and
 says nothing about another machine, model or workload: it is where the mean change of *this* set-up lies,
@@ -25,7 +25,7 @@ margin.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
@@ -150,8 +150,9 @@ def unpaired(
     """Change and interval of two runs that were *not* interleaved: Welch's t, one value per block.
 
     Model: the two runs are independent samples with a mean and a variance each. What the machine did between
-    the two times is in the change, and no number of blocks takes it out: such a comparison gave 4-10% false
-    alarms at a nominal 5% without drift, more with it (stats.md). So it is described, and carries no verdict.
+    the two times is in the change, and no number of blocks takes it out: such a comparison keeps its 5% on a
+    machine that stands still, and gave 43% false alarms on one that wanders, 99% with a drift (stats.md). So
+    it is described, and carries no verdict.
     `blocks` is the smaller number of the two; `sd` is None, there being no pairs. Under two blocks on a side
     there is no interval. Source: Welch, "The generalization of 'Student's' problem", Biometrika 1947.
     """
@@ -254,10 +255,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def sign_flip(differences: Sequence[float] | Differences, seed: int = 0, draws: int = 20_000) -> float:
     """Two-sided p of the sign-flip test: the share of sign patterns whose |mean| is at least the observed.
 
-    Needs only that d_i is symmetric about 0 under H0, not that it is normal. Exact (all 2^n patterns) up to
-    EXACT_BLOCKS blocks, beyond that `draws` seeded patterns with the observed one counted in. With n blocks
-    no p below 2^(1-n) exists: under six blocks it can't reach 5%. Source: Fisher, "The Design of
-    Experiments", 1935, §21; Phipson & Smyth 2010 for counting the observed pattern.
+    Needs only that the d_i are independent and symmetric about 0 under H0, not normal. Exact (all 2^n
+    patterns) up to EXACT_BLOCKS blocks, beyond that `draws` seeded patterns with the observed one counted in.
+    With n blocks no p below 2^(1-n) exists: under six blocks it can't reach 5%. Source: Fisher, "The Design
+    of Experiments", 1935, §21; Phipson & Smyth 2010 for counting the observed pattern.
     """
     values = np.asarray(differences, float)
     n = len(values)
@@ -284,11 +285,12 @@ def sign_flip_disagrees(differences: Sequence[float] | Differences, alpha: float
 @dataclass(frozen=True, slots=True)
 class Position:
     """The effect of running last within a block, against running first, as a fraction; with its interval
-    where it has one."""
+    where it has one. `left`: what the orders that were drawn leave of it in the change between two arms."""
 
     change: float
     low: float | None
     high: float | None
+    left: float = 0.0
 
     @property
     def seen(self) -> bool:
@@ -296,8 +298,9 @@ class Position:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def weakens(self, margin: float) -> bool:
-        """Above half the margin the order, not the change, may have made the verdict."""
-        return abs(self.change) > margin / 2
+        """Where more than half the margin of it is in the change, the order may have made the verdict. How
+        large it is by itself does not tell: nothing of it is left where the orders came out even."""
+        return abs(self.left) > margin / 2
 
 
 def position(
@@ -308,13 +311,17 @@ def position(
     Model: d_i = theta + pi · x_i with x_i = +1 where the after arm ran second and -1 where it ran first, so
     pi = (mean of d where after ran second - mean of d where it ran first) / 2, with the pooled two-sample t
     interval on n-2 degrees of freedom. The coin does not balance the orders: with unequal counts pi leaks
-    into theta by pi · mean(x), hence the rule of half the margin. Source: the 2x2 crossover, Jones &
-    Kenward, "Design and Analysis of Cross-Over Trials", ch. 2.
+    into theta by pi · mean(x), which is `left`. Source: the 2x2 crossover, Jones & Kenward, "Design and
+    Analysis of Cross-Over Trials", ch. 2.
     """
     values, first = np.asarray(differences, float), np.asarray(after_first, float)
-    return position_of_several(
+    found = position_of_several(
         np.stack([np.zeros_like(values), values], axis=1), np.stack([first, 1 - first], axis=1), alpha
     )
+    if found is None:
+        return None
+    left = float(np.log1p(found.change) * (1 - 2 * first).mean())
+    return replace(found, left=float(np.expm1(left)))
 
 
 def position_of_several(logs: Differences, places: Differences, alpha: float = ALPHA) -> Position | None:
@@ -352,8 +359,9 @@ class Drift:
 def drift(*arms: Sequence[float]) -> Drift | None:
     """Least-squares slope of the arms' mean log over the block number, times n-1; None under 3 blocks.
 
-    A drift common to all arms cancels in d_i and does not bias the effect; it says that the machine was
-    not in one state, so that the level of all numbers is not to be quoted.
+    What both boots of a block share of it cancels in d_i; what moves between them is a position effect, which
+    the coin turns into noise. It says that the machine was not in one state, so that the level of all numbers
+    is not to be quoted.
     """
     level = np.log(np.asarray(arms, float)).mean(axis=0)
     n = len(level)
@@ -375,10 +383,10 @@ def blocks_needed(
     """How many blocks a fixed plan needs to detect a true change of `margin` with `power`, as a range.
 
     The SD of the d_i from `blocks` blocks is itself uncertain: its `confidence` interval is
-    sd · sqrt((n-1) / chi2(1 ∓ (1-confidence)/2; n-1)), and each end gives one number by `fixed_plan`. Uses
+    sd · sqrt((n-1) / chi2((1 ± confidence)/2; n-1)), and each end gives one number by `fixed_plan`. Uses
     the SD alone: a plan made from the observed effect repeats the luck of the run (Hoenig & Heisey, "The
-    abuse of power", 2001). Not a reason to add blocks to this run: that is peeking, and gives 11-24% false
-    alarms (stats.md). Raises ValueError with fewer than two blocks.
+    abuse of power", 2001). Not a reason to add blocks to this run: that is peeking, and gives 9 to 18%
+    false alarms (stats.md). Raises ValueError with fewer than two blocks.
     """
     if blocks < 2:
         raise ValueError("the SD of one block is not known")
@@ -412,9 +420,9 @@ def fixed_plan(sd: float, margin: float, power: float = 0.8, alpha: float = ALPH
 
 def smallest_detectable(sd: float, n: int, power: float = 0.8, alpha: float = ALPHA) -> float:
     """The smallest true change that n blocks of this SD detect with `power`, on the scale of the d_i: the
-    inverse of `fixed_plan`. A smaller true change is not excluded by an undecided run; it is only likelier
-    than not to go unseen. The SD is taken as known, so with few blocks this is an estimate as rough as the
-    SD. Raises ValueError with fewer than two blocks."""
+    inverse of `fixed_plan`. A smaller true change is seen less often, and is not excluded by an undecided
+    run. The SD is taken as known, so with few blocks this is an estimate as rough as the SD. Raises
+    ValueError with fewer than two blocks."""
     if n < 2:
         raise ValueError("one block has no SD")
     if sd == 0:

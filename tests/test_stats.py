@@ -218,9 +218,19 @@ def test_position_by_hand() -> None:
     found = stats.position(differences, first)
     assert found is not None
     assert found.change == pytest.approx(math.expm1(0.01))
-    assert found.weakens(0.01)
-    assert not found.weakens(0.03)
+    assert found.left == pytest.approx(0)  # the orders are even: none of it is in the change
+    assert not found.weakens(0.0001)
     assert stats.position(differences, [True] * 4) is None
+
+
+def test_uneven_orders_leave_a_part_of_the_position_effect_in_the_change() -> None:
+    first = [True, False, False, False]
+    differences = [0.02 - 0.01 if each else 0.02 + 0.01 for each in first]
+    found = stats.position(differences, first)
+    assert found is not None
+    assert found.left == pytest.approx(np.mean(differences) - 0.02, rel=0.01)
+    assert found.weakens(0.009)
+    assert not found.weakens(0.011)
     assert stats.position([0.0, 0.02], [True, False]) == stats.Position(
         pytest.approx(math.expm1(0.01)), None, None
     )

@@ -363,8 +363,15 @@ def test_a_server_at_a_url_is_one_boot_and_undecided() -> None:
     assert "undecided: one boot per side." in tables.conclusion(found, found["comparisons"][0])
 
 
-def test_a_position_effect_weakens() -> None:
-    plan = manifest()
+@pytest.mark.parametrize(
+    ("after_first", "said"),
+    [
+        ([True, False] * 3, "position effect: the arm that ran second was at +2.0%"),
+        ([True, False, False] * 2, "weakened by a position effect: the arm that ran second was at +2.0%"),
+    ],
+)
+def test_a_position_effect_weakens_by_what_the_orders_leave_of_it(after_first: list[bool], said: str) -> None:
+    plan = msgspec.structs.replace(manifest(), after_first=after_first)
     biased = [
         block(
             number,
@@ -375,7 +382,9 @@ def test_a_position_effect_weakens() -> None:
         )
         for number, first in enumerate(plan.after_first)
     ]
-    assert "weakened by a position effect" in warnings(comparison.result(plan, biased))
+    assert any(
+        line.startswith(said) for line in comparison.result(plan, biased)["comparisons"][0]["warnings"]
+    )
 
 
 def test_what_was_skipped_is_told_once_for_both_arms() -> None:
