@@ -176,12 +176,14 @@ def _block(
                 planned(one.workload, round_seed(one.seed, block, 0), each)
     with ExitStack() as stack:
         gpus = {arm.name: _gpu(booted[arm.name], stack) for arm in design.arms}
+        # Parked arms hold the card too.
+        own = {pid for each in booted.values() for pid in each.pids.values()} | {*session.pids.values()}
         for index in rounds_of(design, block):
             for number in workload_order(design.seed, block, index, len(designs)):
                 for position, arm in enumerate(arms_in_order(design, block, index)):
                     observe(RoundBegun(block, arm.name, index))
                     tables = _round(
-                        session, designs[number], block, index, booted[arm.name], gpus[arm.name], observe
+                        session, designs[number], block, index, booted[arm.name], gpus[arm.name], own, observe
                     )
                     tables["rounds"]["position"] = position
                     for name, table in tables.items():
@@ -231,7 +233,7 @@ def planned(workload: Workload, seed: int, booted: Booted) -> tuple[list[Planned
 
 def _round(
     session: Session, design: Design, block: int, index: int, booted: Booted, gpu: readings.Gpu | None,
-    observe: Observer,
+    own: set[int], observe: Observer,
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
     workload = design.workload if index >= 0 else warmup(design.workload)
     seed = round_seed(design.seed, block, index)
@@ -242,7 +244,7 @@ def _round(
     done = session.load(booted, asked, workload.concurrency, workload.interval_ns, observe)
     row = readings.between(start, readings.read(pids))
     if gpu is not None:
-        row |= gpu.read(set(pids.values()))
+        row |= gpu.read(own)
     record = session.collect(booted)
     if all(done.data.errors):
         raise api.EngineError(f"{booted.arm.name} served no request: {done.data.errors[0]}")

@@ -79,9 +79,10 @@ def test_times_of_a_captured_program_are_its_own_in_back_to_back_launches(device
 
 def test_threads_keep_to_the_stream_they_use(device: Device) -> None:
     forward, copy = device.stream("forward"), device.stream("copy")
+    source = device.pin(ints(4))  # a block pinned for the first time may wait for the device
     device.launch("slow", 300, stream=forward, step=0)
     busy = device.record(forward)
-    device.to_device(device.buffer("b"), device.pin(ints(4)), copy)
+    device.to_device(device.buffer("b"), source, copy)
     device.synchronize(device.record(copy))
     assert not device.done(busy)
     device.drain()

@@ -35,7 +35,9 @@ def cuda(request):
 def test_tokens_equal_generate(cuda, model, settings):
     device, chaos = cuda
     requests = some_requests(12)
-    tokens, _, _ = serve(device, settings, requests, model=model, max_batch_size=6, chaos=chaos)
+    tokens, _, _ = serve(
+        device, settings, requests, model=model, max_batch_size=6, max_context=128, chaos=chaos
+    )
     near_ties(model, requests, tokens)
 
 
@@ -43,8 +45,10 @@ def test_a_planted_delay_takes_as_long_as_asked(cuda):
     device, _ = cuda
     settings = SPEC.check({"schedule": "overlap", "launch": "inline", "graph": "on"})
     requests, ns = some_requests(6), 500_000
-    plain, _, _ = serve(device, settings, requests, max_batch_size=6)
-    delayed, _, record = serve(device, settings, requests, max_batch_size=6, plant_at="device", plant_ns=ns)
+    plain, _, _ = serve(device, settings, requests, max_batch_size=6, max_context=128)
+    delayed, _, record = serve(
+        device, settings, requests, max_batch_size=6, max_context=128, plant_at="device", plant_ns=ns
+    )
     assert delayed == plain
     mean = record.counters["planted_device_ns"] / record.steps.rows
     assert 0.8 * ns < mean < 1.5 * ns  # the clock may move, and events are 0.5 us fine
@@ -54,7 +58,7 @@ def test_every_decode_shape_is_captured_and_replayed(cuda):
     device, chaos = cuda
     settings = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})
     requests = some_requests(20)
-    tokens, _, record = serve(device, settings, requests, max_batch_size=8, chaos=chaos)
+    tokens, _, record = serve(device, settings, requests, max_batch_size=8, max_context=128, chaos=chaos)
     near_ties("tiny-gpt2", requests, tokens)
     prefills = record.counters["eager_launches"]
     assert record.counters["captured_launches"] == record.steps.rows - prefills

@@ -132,6 +132,9 @@ class CudaDevice:
         self._device = torch.device("cuda", torch.cuda.current_device())
         torch.set_float32_matmul_precision("highest")  # no TF32: tokens are compared with a reference
         torch.backends.cudnn.allow_tf32 = False
+        # cuDNN's attention builds a plan for each shape and thread at its first use, tens of ms of the host:
+        # every new prefill would pay it in the middle of a round, and a forward thread once more.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self._blocking = blocking_sync
         self._chaos = None if chaos is None else random.Random(chaos)
         self._thread = _Thread()
@@ -140,12 +143,13 @@ class CudaDevice:
         self._captured: dict[tuple[str, tuple[int, ...]], _Captured] = {}
         self._pool: Any = None
         self._capture_stream = torch.cuda.Stream(self._device)
-        # Addresses of pinned storages. None is ever taken out: torch's caching allocator keeps what it once
-        # pinned, so no pageable tensor can come to lie there. Tensor.is_pinned() would ask the driver.
+        # Addresses of pinned storages. Between captures torch's caching allocator keeps what it once pinned:
+        # no pageable tensor can come to lie there. Tensor.is_pinned() would ask the driver.
         self._pinned: set[int] = set()
         self._held: list[torch.Tensor] = []
         self._anchor = self._tightest_anchor()
         self._anchored_ns = perf_counter_ns()
+        self._round_anchor = self._anchor
         self._next_anchor: torch.cuda.Event | None = None
         self._spare = [self._timing_pair(external=False) for _ in range(_EAGER_PAIRS)]
         self._eager: deque[_Pair] = deque()
@@ -162,6 +166,7 @@ class CudaDevice:
             "memory": f"{properties.total_memory} bytes",
             "sync": "blocking" if blocking_sync else "spin",
             "chaos": "off" if chaos is None else str(chaos),
+            "attention": "without cuDNN",
         }
 
     # -- boot ----------------------------------------------------------------------------------------------
@@ -192,17 +197,19 @@ class CudaDevice:
         One pool for all: replays run on one stream, one after another, so they may share their temporaries;
         what has to last from one to the next is in the module's buffers, outside of the pool. Capture the
         largest batch first, then the others fit into its memory. The error mode is thread-local, so that
-        another thread's harmless CUDA call does not spoil a capture.
+        another thread's harmless CUDA call does not spoil a capture. Inference mode is for the program alone:
+        what torch keeps with a graph for its random numbers is written at each replay, outside of it.
         """
         self.drain()
+        # A capture empties the cache of pinned blocks: what is freed there may come back as pageable memory.
+        self._pinned = {each.untyped_storage().data_ptr() for each in self._held}
         run = self._program(program)
         side = self._capture_stream
-        with torch.inference_mode():
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UPS):
-                    run(*arguments)
-            side.synchronize()
-            first, second = (self._capture_once(run, arguments) for _ in range(2))
+        with torch.inference_mode(), torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                run(*arguments)
+        side.synchronize()
+        first, second = (self._capture_once(run, arguments) for _ in range(2))
         torch.cuda.synchronize(self._device)
         self._captured[program, arguments] = _Captured((first, second))
 
@@ -213,7 +220,8 @@ class CudaDevice:
             graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"
         ):
             pair.start.record()
-            run(*arguments)
+            with torch.inference_mode():
+                run(*arguments)
             pair.end.record()
         return _Replay(graph, pair, torch.cuda.Event())
 
@@ -354,7 +362,7 @@ class CudaDevice:
         self._read_all()
         self._rows.clear()
         self.counters = dict.fromkeys(_COUNTERS, 0)
-        self._anchor = self._tightest_anchor()
+        self._anchor = self._round_anchor = self._tightest_anchor()
         self._next_anchor = None
         self._anchored_ns = perf_counter_ns()
 
@@ -363,7 +371,18 @@ class CudaDevice:
         `work_rows_lost`."""
         self.drain()
         self._read_all()
-        return np.array(sorted(self._rows, key=lambda row: row[2]), dtype=np.int64).reshape(-1, 4)
+        rows = np.array(sorted(self._rows, key=lambda row: row[2]), dtype=np.int64).reshape(-1, 4)
+        return self._by_host_clock(rows)
+
+    def _by_host_clock(self, rows: np.ndarray) -> np.ndarray:
+        """Rows stretched so that device time ends with host time where the round does. Anchors hop by device
+        time alone, and the two clocks part by tens of us in a second."""
+        began, closing = self._round_anchor.ns, self._tightest_anchor()
+        by_device = self._anchor.ns + round(self._anchor.event.elapsed_time(closing.event) * 1e6)
+        if by_device > began:
+            stretch = (closing.ns - began) / (by_device - began)
+            rows[:, 2:] = began + np.rint((rows[:, 2:] - began) * stretch).astype(np.int64)
+        return rows
 
     def memory(self) -> MemoryUse:
         """Pinned: what torch's host allocator holds, in its powers of two, blocks in its cache included."""

@@ -21,6 +21,7 @@ from engines.devices.base import Device, Stream
 PROGRAM = "delay"
 TAG = 1 << 40  # added to the step of a delay's device work, which tells it from the step's own
 CALIBRATION_CYCLES = 10_000_000  # some ms
+CALIBRATIONS = 100  # at most
 
 
 @dataclass(slots=True)
@@ -88,9 +89,13 @@ class SpinKernel:
 
     def _measure(self) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(3):  # the first ones wake the clock up
+        found = 0.0
+        for _ in range(CALIBRATIONS):
             start.record()
             torch.cuda._sleep(CALIBRATION_CYCLES)
             end.record()
             end.synchronize()
-        return float(CALIBRATION_CYCLES / (start.elapsed_time(end) * 1e6))
+            before, found = found, CALIBRATION_CYCLES / (start.elapsed_time(end) * 1e6)
+            if abs(found - before) < 0.01 * found:  # until then the clock is still rising
+                break
+        return found
