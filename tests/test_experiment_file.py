@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import api
+from experiments import gpu_reference
 from harness import cli, experiment, experiment_file
 from harness.design import workload_order
 from harness.variants import load_variants
@@ -82,6 +83,16 @@ def test_what_to_do_afterwards_can_be_done() -> None:
     for line in lines.values():
         assert set(re.findall(r"bench (\w+)", line)) <= commands
         assert set(re.findall(r"--variant ([\w-]+)", line)) <= load_variants().keys()
+
+
+@pytest.mark.parametrize("name", gpu_reference.EXPERIMENTS)
+def test_a_reference_run_of_another_model_has_it_in_every_arm(name: str, tmp_path: Path) -> None:
+    model = gpu_reference.Model("llama-1b", "bfloat16", "tiny-llama")
+    planned = experiment.plan(
+        str(gpu_reference.experiment_of(name, model, tmp_path)), experiment.adjusted("cuda")
+    )
+    arms = [arm for designs in planned.designs.values() for each in designs.values() for arm in each.arms]
+    assert {(arm.options.model, arm.options.dtype) for arm in arms} == {("tiny-llama", "bfloat16")}
 
 
 def test_the_experiments_ship_with_the_package() -> None:

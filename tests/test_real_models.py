@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, T5Config
 from engines import api
 from engines.api import BadSetting
 from engines.overlap import SPEC
-from engines.overlap.presets import load_model, load_tokenizer
+from engines.overlap.presets import PRESETS, load_model, load_tokenizer
 from tests.serving import near_ties, serve, some_requests
 
 VOCABULARY = 512
@@ -223,3 +223,12 @@ def test_ids_beyond_the_vocabulary_are_answered_with_one_line(device):
     _, events, _ = serve(device, SETTINGS, requests)
     message = "the prompt has ids beyond the model's vocabulary, 0 to 4095"
     assert events == [api.Error(0, message), api.Error(1, message)]
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("gpt2", 124_439_808), ("llama-1b", 1_100_048_384)])
+def test_a_large_preset_has_the_shape_it_is_named_for(name: str, parameters: int) -> None:
+    """The published counts of GPT-2 and TinyLlama; no memory is taken for them."""
+    preset = PRESETS[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(preset.model_type, **preset.config))
+    assert model.num_parameters() == parameters

@@ -72,6 +72,22 @@ PRESETS = {
             **_INIT,
         },
     ),
+    "llama-1b": Preset(
+        summary="Llama, the 1.1B shape of TinyLlama (22 layers x 2048, vocabulary 32000), random weights",
+        model_type="llama",
+        config={
+            "num_hidden_layers": 22,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 2048,
+            "vocab_size": 32000,
+            "tie_word_embeddings": False,
+            **_INIT,
+            "initializer_range": 0.05,  # wide enough for it is not tied, and 0.2 overwhelms so many layers
+        },
+    ),
 }
 
 

@@ -1,0 +1,230 @@
+"""How far a decode step is from what the device could do: `python -m experiments.decode_limit [MODEL ...]`.
+
+A boot per model and dtype, all afters on (overlap, inline launch, packed, captured), batches in turn: prompts
+of PROMPT tokens, NEW new ones, a warm-up first. Four times per step, each over the steps of the last bucket:
+
+- floor: the bytes a step must move (each weight once, the keys and values of each token of the context once)
+  over the bandwidth of a large copy on the device, read and written bytes counted. On CUDA only: a CPU's
+  caches hold tiny models. An embedding table that is not the output layer's is read by rows, and left out.
+- bare: the same captured program launched back to back, nothing else; from start to start.
+- device: the program as the engine runs it, by events inside it (on the emulated device by its own clock).
+- step: from start to start in the engine. Less the device's part, that is the exposed host time; busy is the
+  device's share of it.
+
+MODEL is a preset or a folder; `gpt2:bfloat16` asks for a dtype. On the emulated device tiny-gpt2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from engines import api
+from engines.devices.base import Device
+from engines.overlap import SPEC
+from engines.overlap.engine import OverlapEngine
+from experiments.record import write_result
+from tests.serving import Collected
+
+AFTERS = {
+    "schedule": "overlap",
+    "launch": "inline",
+    "h2d": "packed",
+    "d2h": "event",
+    "graph": "on",
+}
+BATCHES = (1, 8, 64)
+PROMPT, NEW = 200, 184  # the last 128 steps have one bucket of blocks: contexts of 257 to 384 tokens
+EDGE = 8  # steps left out at each end of them
+REPLAYS = 200
+COPY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Programs in steady decode, ms."""
+
+    device: float  # mean
+    interval: float  # mean, from start to start
+
+    @property
+    def busy(self) -> float:
+        return self.device / self.interval
+
+    @property
+    def exposed_us(self) -> float:
+        return 1e3 * (self.interval - self.device)
+
+
+def steady(work: np.ndarray, steps: set[int] | None = None) -> Steady:
+    """Of int64 rows (kind, step, start, end), ns; of those steps alone."""
+    rows = work[work[:, 0] == 0]
+    if steps is not None:
+        rows = rows[np.isin(rows[:, 1], list(steps))]
+    rows = rows[np.argsort(rows[:, 2])][EDGE:-EDGE]
+    starts = rows[:, 2]
+    return Steady(
+        float((rows[:-1, 3] - starts[:-1]).mean()) / 1e6,
+        float(starts[-1] - starts[0]) / (len(rows) - 1) / 1e6,
+    )
+
+
+def watched(device: Device) -> dict[int, tuple[Any, ...]]:
+    """By step, the program that was launched and its arguments, from now on."""
+    seen: dict[int, tuple[Any, ...]] = {}
+    launch = device.launch
+
+    def launch_and_tell(program: str, *arguments: int, stream: Any, step: int) -> None:
+        seen[step] = (program, *arguments)
+        launch(program, *arguments, stream=stream, step=step)
+
+    device.launch = launch_and_tell  # type: ignore[method-assign]
+    return seen
+
+
+def serve(engine: OverlapEngine, sink: Collected, batch: int) -> np.ndarray:
+    """The device's work in one round."""
+    sink.events.clear()
+    engine.begin_round()
+    for row in range(batch):
+        prompt = [(row * 131 + place * 17) % 4000 + 1 for place in range(PROMPT)]
+        engine.submit(api.Request(row, prompt, NEW))
+    engine.run(lambda _: sum(isinstance(each, api.Finish) for each in sink.events) < batch)
+    record = engine.collect()
+    assert record.device_work is not None
+    return np.frombuffer(record.device_work.data, dtype=np.int64).reshape(-1, 4)
+
+
+def replayed(device: Device, program: str, *arguments: int) -> Steady:
+    """Back to back, on what the last step left in the buffers."""
+    device.begin_round()
+    stream, before = device.stream("forward"), None
+    for number in range(REPLAYS):
+        device.launch(program, *arguments, stream=stream, step=number)
+        recorded = device.record(stream)
+        if before is not None:
+            device.synchronize(before)  # one waits its turn while one runs; times are read two launches later
+        before = recorded
+    work = device.work()
+    assert not device.counters.get("work_rows_lost")
+    return steady(work)
+
+
+def bandwidth() -> float:
+    """Bytes read and written per second by a large copy on the card; best of ten."""
+    source, target = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    best = 0.0
+    for _ in range(10):
+        start.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        best = max(best, 2 * COPY_BYTES / (start.elapsed_time(end) / 1e3))
+    return best
+
+
+def weight_bytes(model: dict[str, Any], name: str, item: int) -> int:
+    """What a step reads of the weights."""
+    from transformers import AutoConfig
+
+    from engines.overlap.presets import PRESETS
+
+    preset = PRESETS.get(name)
+    config = (
+        AutoConfig.for_model(preset.model_type, **preset.config)
+        if preset is not None
+        else AutoConfig.from_pretrained(name)
+    )
+    by_rows = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    return int(model["parameters"] - by_rows) * item
+
+
+def one_boot(name: str, dtype: str, kind: str) -> list[dict[str, Any]]:
+    options = api.EngineOptions(
+        model=name,
+        dtype=dtype,
+        device=kind,
+        max_batch_size=max(BATCHES),
+        prefill_max_tokens=PROMPT * max(BATCHES),
+    )
+    engine, sink = OverlapEngine(options, SPEC.check(AFTERS)), Collected()
+    described = engine.start(sink)
+    try:
+        device = engine._device
+        assert device is not None
+        launches = watched(device)
+        item = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+        speed = bandwidth() if device.kind == "cuda" else None
+        found = []
+        for batch in BATCHES:
+            serve(engine, sink, batch)
+            launches.clear()
+            work = serve(engine, sink, batch)
+            last = launches[max(launches)]
+            of_last = {step for step, launched in launches.items() if launched == last}
+            context = PROMPT + NEW - len(of_last) / 2
+            moved = weight_bytes(described.model, name, item)
+            moved += int(batch * context * described.model["kv_bytes_per_token"])
+            in_engine, bare = steady(work, of_last), replayed(device, *last)
+            found.append(
+                {
+                    "model": name,
+                    "dtype": dtype,
+                    "batch": batch,
+                    "program": last,
+                    "bytes": moved,
+                    "floor_ms": moved / speed * 1e3 if speed else None,
+                    "bandwidth": speed,
+                    "bare_ms": bare.interval,
+                    "device_ms": in_engine.device,
+                    "step_ms": in_engine.interval,
+                    "busy": in_engine.busy,
+                    "exposed_us": in_engine.exposed_us,
+                }
+            )
+            print(found[-1], file=sys.stderr)
+        return found
+    finally:
+        engine.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL[:DTYPE]")
+    given = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    default = ["gpt2:bfloat16", "gpt2:float32"] if cuda else ["tiny-gpt2:float32"]
+    found = []
+    for asked in given.models or default:
+        name, _, dtype = asked.partition(":")
+        found += one_boot(name, dtype or "float32", "cuda" if cuda else "emulated")
+    write_result(
+        "decode_limit",
+        title="A decode step against the device's own limits, ms: "
+        + (torch.cuda.get_device_name() if cuda else "emulated device"),
+        header=["model", "batch", "floor", "bare replay", "device", "step", "busy", "exposed host"],
+        rows=[
+            [
+                f"{row['model']}, {row['dtype']}",
+                str(row["batch"]),
+                f"{row['floor_ms']:.3f}" if row["floor_ms"] is not None else "",
+                *(f"{row[name]:.3f}" for name in ("bare_ms", "device_ms", "step_ms")),
+                f"{row['busy']:.1%}",
+                f"{row['exposed_us']:.0f} us",
+            ]
+            for row in found
+        ],
+        data=found,
+    )
+
+
+if __name__ == "__main__":
+    main()

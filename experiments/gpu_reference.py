@@ -1,0 +1,166 @@
+"""The reference runs of one CUDA machine, part by part, for as long as there is:
+
+    python -m experiments.gpu_reference [PART ...] [--model gpt2:bfloat16] [--minutes 9] [--out FOLDER]
+
+Parts, in this order where none is named: `facts` (what small copies do, a decode step against the device's
+limits), the sources' experiments, `factorial`, `aa`. Each is a command of its own, its table and its log in
+FOLDER; a part for which no time is left is named and not begun, one that runs out of it is interrupted and
+shows the blocks it finished. Runs go under FOLDER/runs. Every experiment can be gone on with on the same
+machine: bench experiment run --resume.
+
+--model is a preset, with a dtype: gpt2:bfloat16, gpt2:float32, llama-1b:bfloat16. A large one is written to a
+folder once, for its random weights take a boot ten seconds to make.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from engines.overlap.presets import PRESETS, save
+from experiments.record import FOLDER as RECORDS
+from harness import experiment_file
+
+EXPERIMENTS = ("roseinfer-pinned-h2d", "sglang-launch-done", "vllm-output-processor")
+PARTS = ("facts", *EXPERIMENTS, "factorial", "aa")
+LARGE = ("llama-1b",)
+BENCH = (sys.executable, "-m", "harness.cli")
+BLOCKS = ("--blocks", "4")  # the fewest an experiment takes: a boot captures a hundred programs
+ROUNDS = {"roseinfer-pinned-h2d": "2", "sglang-launch-done": "2", "vllm-output-processor": "2"}
+LEAST_S = 60  # a part is not begun with less
+STOP_S = 30  # for bench to keep its blocks when it is interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is measured. `path` is what an engine is told."""
+
+    name: str
+    dtype: str
+    path: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}-{self.dtype}"
+
+
+def prepared(asked: str, models: Path) -> Model:
+    name, _, dtype = asked.partition(":")
+    path = name
+    if name in LARGE:
+        folder = models / name
+        if not folder.exists():
+            save(PRESETS[name], folder)
+        path = str(folder)
+    return Model(name, dtype or "float32", path)
+
+
+def experiment_of(name: str, model: Model, out: Path) -> Path:
+    """A copy of a committed experiment whose boots have this model; they are written for gpt2 in float32."""
+    text = experiment_file.find(name).read_text()
+    written = 'model = "gpt2"'
+    if written not in text:
+        raise SystemExit(f"{name} names no gpt2 to be replaced")
+    file = out / f"{name}.toml"
+    file.write_text(text.replace(written, f'model = "{model.path}", dtype = "{model.dtype}"'))
+    return file
+
+
+def commands(part: str, model: Model, out: Path) -> list[list[str]]:
+    runs = ["--out", str(out / "runs")]
+    said = ["--format", "markdown"]
+    asked = ["--device", "cuda", "--model", model.path, "--dtype", model.dtype]
+    if part == "facts":
+        limit = [sys.executable, "-m", "experiments.decode_limit", f"{model.path}:{model.dtype}"]
+        return [[sys.executable, "-m", "experiments.pageable_copies"], limit]
+    if part == "factorial":
+        return [
+            [
+                *BENCH,
+                "factorial",
+                "--toggles",
+                "h2d,sync,output",
+                *asked,
+                *BLOCKS,
+                "--rounds",
+                "2",
+                *runs,
+                *said,
+            ]
+        ]
+    if part == "aa":
+        return [[*BENCH, "aa", "--variant", "overlap", *asked, "--blocks", "8", *runs, *said]]
+    file = experiment_of(part, model, out)
+    size = [*BLOCKS, "--rounds", ROUNDS[part]]
+    return [[*BENCH, "experiment", "run", str(file), "--device", "cuda", *size, *runs, *said]]
+
+
+def run(command: list[str], seconds: float, table: Path, log: Path) -> str:
+    """How it ended; its output in `table`, what it said beside that in `log`."""
+    with table.open("a") as out, log.open("a") as said:
+        child = subprocess.Popen(command, stdout=out, stderr=said)
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGINT)
+            try:
+                child.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            return "interrupted"
+    return "done" if code == 0 else f"exit {code}"
+
+
+def show_unfinished(out: Path, table: Path, log: Path) -> None:
+    """The newest experiment's finished blocks, where each of its workloads has one."""
+    folders = sorted((out / "runs").glob("*"), key=lambda each: each.stat().st_mtime)
+    if folders:
+        command = [*BENCH, "experiment", "show", str(folders[-1]), "--format", "markdown"]
+        run(command, STOP_S, table, log)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--model", default="gpt2:bfloat16")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--out", type=Path, default=RECORDS / "gpu")
+    given = parser.parse_args()
+    unknown = set(given.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    ends = monotonic() + 60 * given.minutes
+    model = prepared(given.model, given.out / "models")
+    out = given.out / model.label
+    out.mkdir(parents=True, exist_ok=True)
+    failed = False
+    for part in given.parts or PARTS:
+        table, log = out / f"{part}.md", out / f"{part}.log"
+        for command in commands(part, model, out):
+            began, left = monotonic(), ends - monotonic()
+            if left < LEAST_S:
+                print(f"{part}: not begun, no time is left", flush=True)
+                break
+            ended = run(command, left - STOP_S, table, log)
+            if ended == "interrupted" and part in EXPERIMENTS:
+                show_unfinished(out, table, log)
+            print(f"{part}: {ended} in {monotonic() - began:.0f} s ({table})", flush=True)
+            failed = failed or ended.startswith("exit")
+        if part == "facts":
+            for name in ("pageable_copies", "decode_limit"):
+                if (RECORDS / f"{name}.json").exists():
+                    shutil.copy(RECORDS / f"{name}.json", out)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
