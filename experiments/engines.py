@@ -8,6 +8,11 @@ fresh, in an order drawn for the block, and serves each the same requests: promp
 1, 8 and 32 at a time in closed loop, after a warm-up. Each engine may use both cores and has one thread to
 compute with. PYTHON is an interpreter that has vLLM; without it vLLM is left out, which the table then says.
 How one is set up: engines/vllm/__init__.py. A block takes about two minutes.
+
+vLLM at batch 1 on two cores: often all 64 tokens of a request come at once, at its end; TPOT is near 0 then,
+and the latency alone tells. The main thread of its core waits for the worker in a loop of sched_yield, which
+takes the interpreter's lock back before the output thread gets it; with a sleep of 50 us in that loop
+(vllm/distributed/utils.py) every chunk comes when it is due.
 """
 
 from __future__ import annotations
@@ -93,6 +98,7 @@ def measure_side(session: Session, arm: Arm, block: int) -> dict[str, Any]:
         values, digests = serve(session, booted, batch, round_seed(0, block, index))
         found[str(batch)] = {
             "tpot_ms": values["tpot_ms_p50"],
+            "latency_ms": values["latency_ms_p50"],
             "throughput_tok_s": values["throughput_tok_s"],
             "digests": digests,
         }
@@ -103,10 +109,11 @@ def measure_side(session: Session, arm: Arm, block: int) -> dict[str, Any]:
 def row(side: str, boots: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[str]:
     cells = [side]
     for batch in map(str, BATCHES):
-        tpot, throughput = (
-            median(boot[batch][name] for boot in boots) for name in ("tpot_ms", "throughput_tok_s")
+        tpot, latency, throughput = (
+            median(boot[batch][name] for boot in boots)
+            for name in ("tpot_ms", "latency_ms", "throughput_tok_s")
         )
-        cells += [f"{tpot:.2f}", f"{throughput:,.0f}"]
+        cells += [f"{tpot:.2f}", f"{latency:.0f}", f"{throughput:,.0f}"]
     pairs = [
         pair
         for boot, other in zip(boots, ours, strict=True)
@@ -137,11 +144,11 @@ def main() -> None:
     left_out = "" if arguments.vllm else "; vLLM left out, for no interpreter that has it was given"
     write_result(
         "engines",
-        title="TPOT p50 in ms and tokens per second at batch 1, 8 and 32: one model folder (GPT-2 4 x 256, "
-        f"fp32), prompts and cores, median of {arguments.blocks} interleaved boots{left_out}",
+        title="Medians of TPOT and of latency in ms, and tokens per second, at batch 1, 8 and 32: one model "
+        f"folder (GPT-2 4 x 256, fp32), prompts and cores, {arguments.blocks} interleaved boots{left_out}",
         header=[
             "engine",
-            *(f"{what}, {batch}" for batch in BATCHES for what in ("TPOT", "tok/s")),
+            *(f"{what}, {batch}" for batch in BATCHES for what in ("TPOT", "latency", "tok/s")),
             "outputs as ours",
         ],
         rows=[row(side, boots[side], boots["ours"]) for side in sides],

@@ -2,11 +2,14 @@
 
     python -m experiments.load_tools --guidellm PYTHON --aiperf PYTHON [--rounds 5]
 
-`bench serve` with tiny-gpt2 stays up; each round every tool asks it for the same, in an order drawn for the
-round: one request at a time, then RATE requests a second. PYTHON is an interpreter that has the tool; one
-that is not given or does not have it is left out, which is said. The tools' files are read as `bench import`
-reads them, and what the tools print themselves stands beside it. A difference is of one round, tool
-less ours; the table has its median, and whether that is within 5% or 1 ms.
+`bench serve` with tiny-gpt2 stays up, and a mock server that answers after a known time and computes
+nothing; each round every tool asks each for the same, in an order drawn for the round: one request at a time,
+then RATE requests a second. PYTHON is an interpreter that has the tool; one that is not given or does not
+have it is left out, which is said. The tools' files are read as `bench import` reads them, and what the tools
+print themselves stands beside it. A difference is of one round, tool less ours; the table has its median, and
+whether that is within 5% or 1 ms. The last columns tell a server that was slower from a client that read
+later: what the server itself says of its TTFT, warming up included (of bench serve the mean, from /metrics;
+of the mock the median, from /lateness), and how much more than that the client read.
 
 Where they differ by definition:
 
@@ -18,7 +21,7 @@ Where they differ by definition:
   chunk that has text.
 - ITL, by chunk: guidellm tells none. aiperf's chunks that were read together are 0 ms apart.
 - All share the cores with the server, and aiperf is several processes: on few cores a client may slow what it
-  measures, which no definition corrects.
+  measures, which no definition corrects, and the server's own TTFT shows.
 """
 
 from __future__ import annotations
@@ -33,8 +36,10 @@ import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pandas as pd
+from prometheus_client.parser import text_string_to_metric_families
 
 from engines.overlap.presets import PRESETS, save
 from experiments.record import write_result
@@ -47,6 +52,8 @@ RATE = 10
 REQUESTS = {"1 at a time": 30, f"{RATE} a second": 80}
 WARMUP = 4
 OURS = "ours"
+SERVE, MOCK = "bench serve", "mock"
+MOCK_TTFT_MS, MOCK_ITL_MS = 50.0, 10.0
 METRICS = {"TTFT": "ttft_ms_p50", "TPOT": "tpot_ms_p50", "ITL": "itl_chunk_ms_p50"}
 PATIENCE_S = 240
 
@@ -99,6 +106,7 @@ def ask_ours(url: str, model: Path, load: str, folder: Path, _: str) -> dict[str
 def ask_guidellm(url: str, model: Path, load: str, folder: Path, python: str) -> dict[str, float]:
     profile = "concurrent,streams=1" if load == "1 at a time" else f"constant,rate={RATE}"
     backend = f"kind=openai_http,target={url},request_format=/v1/completions,http2=false,max_tokens={TOKENS}"
+    backend += ",extras.body.ignore_eos=true"
     command = [python, "-m", "guidellm", "run", "--disable-console", "--backend", backend]
     command += ["--profile", f"kind={profile}", "--constraint", f"kind=max_requests,count={REQUESTS[load]}"]
     command += ["--data", "kind=json_file,path=prompts.jsonl", "--output", "kind=json,path=guidellm.json"]
@@ -161,8 +169,32 @@ def version_of(tool: str, python: str | None) -> str | None:
     return done.stdout.strip()
 
 
-def row(load: str, tool: str, rounds: list[dict[str, float]], ours: list[dict[str, float]]) -> list[str]:
-    cells = [load, tool]
+def server_ttft_ms(server: str, url: str, before: tuple[float, float]) -> float:
+    """By the server's own word, of what it was asked since."""
+    if server == MOCK:
+        with urlopen(f"{url}/lateness") as reply:
+            late: float = json.load(reply)["first_token"]["p50"]
+        return MOCK_TTFT_MS + late / 1e3
+    seconds, count = (after - since for after, since in zip(since_start(server, url), before, strict=True))
+    return seconds / count * 1e3
+
+
+def since_start(server: str, url: str) -> tuple[float, float]:
+    """Seconds of all TTFTs of `bench serve`, and their count. The mock forgets what it counted."""
+    if server == MOCK:
+        with urlopen(Request(f"{url}/lateness", method="DELETE")):
+            return 0.0, 0.0
+    with urlopen(f"{url}/metrics") as reply:
+        families = text_string_to_metric_families(reply.read().decode())
+    found = {sample.name: sample.value for family in families for sample in family.samples}
+    name = "bench_time_to_first_token_seconds"
+    return found[f"{name}_sum"], found[f"{name}_count"]
+
+
+def row(
+    server: str, load: str, tool: str, rounds: list[dict[str, float]], ours: list[dict[str, float]]
+) -> list[str]:
+    cells = [server, load, tool]
     within = True
     for metric in METRICS.values():
         if metric not in rounds[0]:
@@ -174,11 +206,13 @@ def row(load: str, tool: str, rounds: list[dict[str, float]], ours: list[dict[st
         within = within and (abs(difference) <= 1 or abs(share) <= 0.05)
         cells += [f"{middle:.2f}", "" if tool == OURS else f"{difference:+.2f} ({share:+.1%})"]
     said = [median(each[name] for each in rounds) for name in ("said_ttft_ms", "said_itl_ms") if tool != OURS]
-    lag = median(each["client_lag_ms_p50"] for each in rounds) if tool == OURS else None
+    statistic = "ttft_ms_p50" if server == MOCK else "ttft_ms_mean"
     return [
         *cells,
         "" if tool == OURS else "yes" if within else "no",
-        f"client lag {lag:.2f}" if lag is not None else " / ".join(f"{each:.2f}" for each in said),
+        " / ".join(f"{each:.2f}" for each in said),
+        f"{median(each['server_ttft_ms'] for each in rounds):.2f}",
+        f"{median(each[statistic] - each['server_ttft_ms'] for each in rounds):+.2f}",
     ]
 
 
@@ -198,42 +232,60 @@ def main() -> None:
         version = version_of(tool, python)
         if version is not None:
             pythons[tool], versions[tool] = os.path.abspath(python), version
-    found: dict[str, dict[str, list[dict[str, float]]]] = {
-        load: {tool: [] for tool in pythons} for load in REQUESTS
+    found: dict[tuple[str, str], dict[str, list[dict[str, float]]]] = {
+        (server, load): {tool: [] for tool in pythons} for server in (SERVE, MOCK) for load in REQUESTS
     }
+    timing = ["--ttft-ms", str(MOCK_TTFT_MS), "--itl-ms", str(MOCK_ITL_MS)]
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "model"
         model.mkdir()
         save(PRESETS["tiny-gpt2"], model)
-        with serving("harness.cli", "serve", "--model", str(model), "--device", given.device) as url:
+        serve = ["serve", "--model", str(model), "--device", given.device]
+        with serving("harness.cli", *serve) as real, serving("harness.serve.mock", *timing) as mock:
+            urls = {SERVE: real, MOCK: mock}
             for number in range(given.rounds):
-                for load in REQUESTS:
-                    for tool in random.Random(f"{number} {load}").sample(list(pythons), len(pythons)):
+                for server, load in found:
+                    order = random.Random(f"{number} {server} {load}").sample(list(pythons), len(pythons))
+                    for tool in order:
+                        before = since_start(server, urls[server])
                         with tempfile.TemporaryDirectory(dir=directory) as folder:
                             write_prompts(Path(folder), load, number)
-                            ask = TOOLS[tool]
-                            found[load][tool].append(ask(url, model, load, Path(folder), pythons[tool]))
-                        read = {name: found[load][tool][-1].get(metric) for name, metric in METRICS.items()}
-                        print(f"round {number} {load}, {tool}: {read}", file=sys.stderr)
+                            read = TOOLS[tool](urls[server], model, load, Path(folder), pythons[tool])
+                        read["server_ttft_ms"] = server_ttft_ms(server, urls[server], before)
+                        found[server, load][tool].append(read)
+                        print(
+                            number,
+                            server,
+                            load,
+                            tool,
+                            {name: read.get(each) for name, each in METRICS.items()},
+                            file=sys.stderr,
+                        )
     named = {OURS: OURS, **{tool: f"{tool} {version}" for tool, version in versions.items()}}
     write_result(
         "load_tools",
-        title="bench serve (tiny-gpt2) as three clients read it: medians in ms, of "
-        f"{given.rounds} interleaved rounds",
+        title="One server as three clients read it (tiny-gpt2 by bench serve; a mock of "
+        f"{MOCK_TTFT_MS:.0f} and {MOCK_ITL_MS:.0f} ms): medians in ms, of {given.rounds} interleaved rounds",
         header=[
+            "server",
             "load",
             "client",
             *(cell for metric in METRICS for cell in (f"{metric} p50", "less ours")),
             "within 5% or 1 ms",
             "as it prints TTFT / ITL",
+            "server's own TTFT",
+            "client's beyond it",
         ],
         rows=[
-            [*cells[:1], named[tool], *cells[2:]]
-            for load, tools in found.items()
+            [*cells[:2], named[tool], *cells[3:]]
+            for (server, load), tools in found.items()
             for tool, rounds in tools.items()
-            for cells in [row(load, tool, rounds, tools[OURS])]
+            for cells in [row(server, load, tool, rounds, tools[OURS])]
         ],
-        data={"versions": versions, "rounds": found},
+        data={
+            "versions": versions,
+            "rounds": {f"{server}, {load}": tools for (server, load), tools in found.items()},
+        },
     )
 
 

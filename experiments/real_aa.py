@@ -1,13 +1,17 @@
 """An arm against itself on this machine's device: `python -m experiments.real_aa [RUNS]`, 20 by default.
 
-Each run is `bench aa` of 8 blocks with another seed, about 100 s. Later calls add to the runs of earlier
-ones. Of 20 runs, a method that holds 5% calls one a change, and more than three in 1.6% of cases.
+Each run is `bench aa` of 8 blocks with another seed, about 110 s. Later calls add to the runs of earlier
+ones. Of 20 runs, a method that holds 5% calls one a change, and more than three in 1.6% of cases. Drawn as a
+funnel beside the table.
 """
 
 from __future__ import annotations
 
-from experiments.record import write_result
+from typing import Any
+
+from experiments.record import FOLDER, write_result
 from experiments.repeated import CELLS, bench, cells, earlier, kept, wanted
+from harness import plots
 
 NAME = "real_aa"
 RUN = ("aa", "--variant", "overlap", "--set", "schedule=overlap", "--blocks", "8")
@@ -16,7 +20,8 @@ RUN = ("aa", "--variant", "overlap", "--set", "schedule=overlap", "--blocks", "8
 def main() -> None:
     runs = earlier(NAME)
     for _ in range(wanted(20)):
-        runs.append(kept(bench(*RUN, "--seed", str(len(runs)))))
+        run = bench(*RUN, "--seed", str(len(runs)))
+        runs.append({**kept(run), "comparison": primary_alone(run["comparison"])})
         alarms = sum(run["verdict"] not in ("same", "undecided") for run in runs)
         write_result(
             NAME,
@@ -25,6 +30,14 @@ def main() -> None:
             rows=[[str(seed), *cells(run)] for seed, run in enumerate(runs)],
             data=runs,
         )
+        plots.funnel([run["comparison"] for run in runs]).savefig(FOLDER / f"{NAME}.png", dpi=150)
+
+
+def primary_alone(comparison: dict[str, Any]) -> dict[str, Any]:
+    """What the funnel draws of a comparison."""
+    named = ("variant", "before", "after", "confidence", "blocks", "primary")
+    primary = comparison["primary"]
+    return {name: comparison[name] for name in named} | {"metrics": {primary: comparison["metrics"][primary]}}
 
 
 if __name__ == "__main__":
