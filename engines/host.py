@@ -50,6 +50,8 @@ class Host:
         self.replies.connect(config.replies)
         self.poller = zmq.Poller()
         self.poller.register(self.inbox, zmq.POLLIN)
+        self.parent = os.pidfd_open(config.parent)
+        self.poller.register(self.parent, zmq.POLLIN)
         self._decode = msgspec.msgpack.Decoder(api.ToHost).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -70,8 +72,12 @@ class Host:
 
     def pump(self, engine: api.Engine, timeout: float | None) -> bool:
         """Deliver waiting messages; False once the harness said stop. An empty inbox costs ~1 us."""
-        if timeout != 0 and not self.poller.poll(None if timeout is None else int(timeout * 1e3)):
-            return True
+        if timeout != 0:
+            ready = dict(self.poller.poll(None if timeout is None else int(timeout * 1e3)))
+            if not ready:
+                return True
+            if self.parent in ready:
+                leave_none()
         while True:
             try:
                 message = self._decode(self.inbox.recv(zmq.NOBLOCK))
@@ -111,26 +117,32 @@ def origin(engine: api.Engine) -> str:
     return getattr(sys.modules.get(type(engine).__module__), "__file__", None) or ""
 
 
-def die_with_parent(parent: int, leave_none: bool = False) -> None:
+def die_with_parent(parent: int, with_all: bool = False) -> None:
     """SIGKILL for this process when its parent goes, however it goes; exit where it is gone already.
 
-    With `leave_none`, for all in its process group that it leads: what an engine starts (vLLM's core, its
-    workers) does not follow a killed parent by itself, and would keep the card's memory. That goes through a
-    handler, which waits for a call into C to end.
+    `with_all`: and for what it started, by a handler. That a handler waits for the main thread to come back
+    to Python is no matter to a busy host; one that sleeps in `pump` sees its parent's end there, since a
+    signal that comes just before a thread falls asleep wakes nothing.
     """
-    deadly = signal.SIGKILL
-    if leave_none and os.getpgrp() == os.getpid():
-        deadly = ORPHANED
-        signal.signal(ORPHANED, lambda *_: os.killpg(0, signal.SIGKILL))
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, deadly)
+    if with_all:
+        signal.signal(ORPHANED, lambda *_: leave_none())
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ORPHANED if with_all else signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def leave_none() -> None:
+    """End this process, and with it what it started: vLLM's core and its workers do not follow a killed
+    parent by themselves, and would keep the card's memory. A harness gives each host a process group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to answer; it stops the host
     config = msgspec.json.decode(sys.argv[1], type=api.HostConfig)
-    die_with_parent(config.parent, leave_none=True)
+    die_with_parent(config.parent, with_all=True)
     host = Host(config)
     try:
         host.serve()

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engines.host import ORPHANED
 from harness import store
 from tests.bench_command import CLOCKWORK, Bench, installed, last_line, start
 
@@ -221,9 +222,18 @@ def test_ctrl_c_keeps_finished_blocks_and_leaves_no_process(
     assert bench.seen
 
 
-def test_a_killed_harness_takes_its_processes_along(environment: dict[str, str], tmp_path: Path) -> None:
-    """Also what an engine started, here the clock's sleep: it asked for no death signal itself."""
-    bench = in_second_block(environment, tmp_path)
+@pytest.mark.parametrize("heard", [True, False], ids=["signalled", "asleep"])
+def test_a_killed_harness_takes_its_processes_along(
+    environment: dict[str, str], tmp_path: Path, heard: bool
+) -> None:
+    """Also what an engine started, here the clock's sleep: it asked for no death signal itself. And where the
+    signal wakes no host, as it does when it comes just before the host falls asleep."""
+    if not heard:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {ORPHANED})  # which bench and its hosts inherit
+    try:
+        bench = in_second_block(environment, tmp_path)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {ORPHANED})
     for lifetime in (1001, 1002):
         bench.find(f"sleep {lifetime}")
     bench.popen.kill()
