@@ -9,9 +9,9 @@ fresh, in an order drawn for the block, and serves each the same requests: promp
 compute with. PYTHON is an interpreter that has vLLM; without it vLLM is left out, which the table then says.
 How one is set up: engines/vllm/__init__.py. A block takes about two minutes.
 
-vLLM at batch 1 on two cores: often all 64 tokens of a request come at once, at its end; TPOT is near 0 then,
-and the latency alone tells. The main thread of its core waits for the worker in a loop of sched_yield, which
-takes the interpreter's lock back before the output thread gets it; with a sleep of 50 us in that loop
+vLLM at batch 1 on two cores: in some boots all 64 tokens of a request come at once, at its end; TPOT is near
+0 then, and the latency alone tells. The main thread of its core waits for its worker in a sched_yield loop,
+which takes the interpreter's lock back before the output thread gets it; with a sleep of 50 us in that loop
 (vllm/distributed/utils.py) every chunk comes when it is due.
 """
 
