@@ -315,22 +315,19 @@ class Session:
             return
         by_signal = [child for child in dead if child.popen is not None and (child.popen.returncode or 0) < 0]
         child = (by_signal or [each for each in dead if each.popen is None] or dead)[0]
-        obituary = child.obituary()
-        explanation = "" if by_signal else self._explanation()
-        said = explanation or child.last_words()
+        if not by_signal:
+            self._raise_if_explained()
+        obituary, said = child.obituary(), child.last_words()
         if "ModuleNotFoundError" in said:
             raise api.BadSetting(f"the interpreter of the {child.role} lacks a package: {said}")
         raise RunFailed(f"{obituary}: {said}" if said else obituary, child.output())
 
-    def _explanation(self) -> str:
-        if not self._from_hosts.poll(EXPLAIN_MS):
-            return ""
-        message = msgspec.msgpack.decode(self._from_hosts.recv(), type=api.FromHost)
-        if isinstance(message, api.Failed):
-            if message.usage:
-                raise api.BadSetting(message.message)
-            return message.message
-        return ""
+    def _raise_if_explained(self) -> None:
+        """A host that fails says why and ends; which of the two is seen first is chance."""
+        if self._from_hosts.poll(EXPLAIN_MS):
+            message = msgspec.msgpack.decode(self._from_hosts.recv(), type=api.FromHost)
+            if isinstance(message, api.Failed):
+                raise self._failure(message)
 
     def _failure(self, message: api.Failed) -> Exception:
         if message.usage:
