@@ -50,6 +50,7 @@ class DeviceModule:
             "net": self.net,
             "slow": self.slow,
             "hold": self.hold,
+            "held_net": self.held_net,
             "fail": self.fail,
             "sum4": self.sum4,
         }
@@ -81,6 +82,10 @@ class DeviceModule:
         """Runs until the host opens the gate of that number. Emulated device only."""
         while not (self._gates / str(gate)).exists():
             time.sleep(0.001)
+
+    def held_net(self, gate: int) -> None:
+        self.hold(gate)
+        self.net()
 
     def fail(self) -> None:
         raise ValueError("the program\nis broken")

@@ -289,6 +289,30 @@ def test_an_uncaptured_program_waits_for_its_commands_idle(device: Device) -> No
     assert rows[0, 3] < issued  # it may have waited once more, between the last two commands
 
 
+def test_a_copy_that_comes_while_a_program_runs_is_done_while_it_waits_for_its_commands(
+    device: Device, gates: Gates
+) -> None:
+    """The look into the pipes that finds no command of the program may bring the copy. A host that waits for
+    that copy before it issues the rest would wait for ever."""
+    emulated, gate = cast(EmulatedDevice, device), gates.new()
+    stream, side = emulated.stream("forward"), emulated.stream("side")
+    program = emulated._programs["held_net"]
+    stream.submit(RECORD.pack(LAUNCH | 1 << 8, program, 7, 4, gate, 0, 0, 0))
+    time.sleep(0.1)  # it runs, up to the gate
+    device.to_device(device.buffer("b"), ints(9), side)
+    copied = device.record(side)
+    gates.open(gate)
+    deadline = time.monotonic() + 10
+    try:
+        while not device.done(copied):
+            assert time.monotonic() < deadline, "the copy waits for the program"
+            time.sleep(0.001)
+    finally:
+        for _ in range(4):
+            stream.submit(RECORD.pack(KERNEL, 0, 0, 0, 0, 0, 0, 0), kernels=0)
+        device.drain()
+
+
 def test_drain_leaves_every_stream_empty(device: Device, gates: Gates) -> None:
     gate = gates.new()
     hold(device, gate)

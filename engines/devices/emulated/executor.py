@@ -317,10 +317,12 @@ class Executor:
 
     def _receive_kernel(self, lane: _Lane) -> None:
         while not lane.queue:
-            if self._take(self._until_ready()):
-                raise RuntimeError("load or capture was called while a launch was being issued")
+            # First: what the last look into the pipes brought for other lanes is not looked for again, and
+            # the host may wait for it before it issues the rest.
             self._do_copies()
             self._publish()
+            if self._take(self._until_ready()):
+                raise RuntimeError("load or capture was called while a launch was being issued")
 
     # -- chaos ---------------------------------------------------------------------------------------------
 
