@@ -7,7 +7,7 @@ warned of, and get no verdict.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -156,18 +156,27 @@ def _asked(side: Side) -> Any:
 # Two arms of one run
 
 
-def finished(folder: Path, manifest: Manifest) -> tuple[list[Block], list[comparison.Values]]:
-    """The blocks that count, all up to where the run's own rule ended it, and the values of each. Raises
-    StoreError for a run that did not get there."""
+def measured(folder: Path, design: Design) -> Iterator[tuple[Block, comparison.Values]]:
+    """Each whole block of a run, finished or not, and its values. Raises StoreError."""
+    for number in store.finished_blocks(folder):
+        block = read_block(folder, number, design)
+        yield block, comparison.block_values(design, block)
+
+
+def finished(
+    folder: Path, manifest: Manifest, read: Iterable[tuple[Block, comparison.Values]] | None = None
+) -> tuple[list[Block], list[comparison.Values]]:
+    """The blocks that count, all up to where the run's own rule ended it, and the values of each. `read` is
+    what `measured` gives, where it was asked already. Raises StoreError for a run that did not get there."""
     design = manifest.design
     blocks: list[Block] = []
     values: list[comparison.Values] = []
     remedy = f"go on with bench run --resume {folder}"
-    for number in store.finished_blocks(folder):
-        if number != len(blocks):
+    for block, block_values in measured(folder, design) if read is None else read:
+        if block.number != len(blocks):
             raise store.StoreError(f"{folder} lacks block {len(blocks)}; {remedy}")
-        blocks.append(read_block(folder, number, design))
-        values.append(comparison.block_values(design, blocks[-1]))
+        blocks.append(block)
+        values.append(block_values)
         if comparison.reason_to_stop(design, values) is not None:
             return blocks, values
     most = "at most " if design.until is not None else ""
@@ -177,10 +186,12 @@ def finished(folder: Path, manifest: Manifest) -> tuple[list[Block], list[compar
     )
 
 
-def result(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The object that `bench run --format json` printed, made again from the blocks. Raises StoreError for a
-    run that is not finished."""
-    blocks, per_block = finished(folder, manifest)
+def result(
+    folder: Path, manifest: Manifest, read: Iterable[tuple[Block, comparison.Values]] | None = None
+) -> dict[str, Any]:
+    """The object that `bench run --format json` printed, made again from the blocks. `read` as of `finished`.
+    Raises StoreError for a run that is not finished."""
+    blocks, per_block = finished(folder, manifest, read)
     summary = comparison.result(manifest, blocks, per_block)
     return floors.beside_known(summary, manifest, floors.folder_of(folder))
 

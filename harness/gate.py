@@ -24,10 +24,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats as distributions
 
 from engines import api
-from harness import metrics, stats
+from harness import distributions, metrics, stats
 from harness.design import MAX_SECONDARIES, Design
 
 Verdict = Literal["pass", "fail", "undecided"]
@@ -157,7 +156,7 @@ def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit:
     sd = float(beyond.std(ddof=1))
     if sd == 0:
         return 0.0 if mean > 0 else 1.0
-    return float(distributions.t.sf(mean / (sd / n**0.5), n - 1))
+    return float(distributions.t_tail(mean / (sd / n**0.5), n - 1))
 
 
 def as_plain(judged: Mapping[str, Judged], limit: float, one_sided: float) -> dict[str, Any]:

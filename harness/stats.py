@@ -32,8 +32,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 from scipy import optimize
-from scipy import stats as distributions
 
+from harness import distributions
 from harness.design import ALPHA
 
 EXACT_BLOCKS = 12  # sign flips are enumerated up to here (4,096 of them), drawn beyond
@@ -136,7 +136,7 @@ def _effect(
 def half_width(sd: float, n: int, alpha: float = ALPHA) -> float:
     """Half of the t interval: t(1 - alpha/2; n-1) · sd / sqrt(n), on the scale of the d_i. It is also the
     smallest |mean| that n blocks of this SD would call a change."""
-    return float(distributions.t.ppf(1 - alpha / 2, n - 1) * sd / n**0.5)
+    return float(distributions.t_quantile(1 - alpha / 2, n - 1) * sd / n**0.5)
 
 
 def as_change(value: float, scale: Scale) -> float:
@@ -172,8 +172,8 @@ def unpaired(
                 part**2 / (len(each) - 1) for part, each in zip(parts, (first, second), strict=True)
             )
             freedom = sum(parts) ** 2 / weights
-            half = float(distributions.t.ppf(1 - alpha / 2, freedom)) * error
-            p = float(2 * distributions.t.sf(abs(mean) / error, freedom))
+            half = float(distributions.t_quantile(1 - alpha / 2, freedom)) * error
+            p = float(2 * distributions.t_tail(abs(mean) / error, freedom))
         else:
             half, p = 0.0, 1.0 if mean == 0 else 0.0
         low, high = mean - half, mean + half
@@ -185,7 +185,7 @@ def t_test(mean: float, sd: float, n: int) -> float:
     0 (or 1 where the mean is 0 too): the limit of the formula."""
     if sd == 0:
         return 1.0 if mean == 0 else 0.0
-    return float(2 * distributions.t.sf(abs(mean) / (sd / n**0.5), n - 1))
+    return float(2 * distributions.t_tail(abs(mean) / (sd / n**0.5), n - 1))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def position_of_several(logs: Differences, places: Differences, alpha: float = A
     if freedom < 1:
         return Position(float(np.expm1(slope)), None, None)
     error = (float(((y - slope * x) ** 2).sum()) / freedom / squares) ** 0.5
-    reach = float(distributions.t.ppf(1 - alpha / 2, freedom)) * error
+    reach = float(distributions.t_quantile(1 - alpha / 2, freedom)) * error
     return Position(*(float(np.expm1(each)) for each in (slope, slope - reach, slope + reach)))
 
 
@@ -369,8 +369,12 @@ def drift(*arms: Sequence[float]) -> Drift | None:
         return None
     if np.ptp(level) == 0:
         return Drift(0.0, 1.0)
-    line = distributions.linregress(np.arange(n), level)
-    return Drift(float(np.expm1(line.slope * (n - 1))), float(line.pvalue))
+    x, y = np.arange(n) - (n - 1) / 2, level - level.mean()
+    squares = float(x @ x)
+    slope = float(x @ y) / squares
+    error = (float(((y - slope * x) ** 2).sum()) / (n - 2) / squares) ** 0.5
+    p = 2 * float(distributions.t_tail(abs(slope) / error, n - 2)) if error > 0 else 0.0
+    return Drift(float(np.expm1(slope * (n - 1))), p)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -393,7 +397,7 @@ def blocks_needed(
     tail = (1 - confidence) / 2
     freedom = blocks - 1
     low, high = (
-        sd * (freedom / float(distributions.chi2.ppf(quantile, freedom))) ** 0.5
+        sd * (freedom / float(distributions.chi2_quantile(quantile, freedom))) ** 0.5
         for quantile in (1 - tail, tail)
     )
     return fixed_plan(low, margin, power, alpha), fixed_plan(high, margin, power, alpha)
@@ -441,8 +445,8 @@ def detection_power(target: float, n: int, alpha: float = ALPHA) -> float:
     T is noncentral with shift target · sqrt(n): the normal chance averaged over 200 equally likely values of
     the estimated SD (scipy's nct gives nan for small n).
     """
-    critical = float(distributions.t.ppf(1 - alpha / 2, n - 1))
+    critical = float(distributions.t_quantile(1 - alpha / 2, n - 1))
     quantiles = (np.arange(200) + 0.5) / 200
-    bar = critical * np.sqrt(distributions.chi2.ppf(quantiles, n - 1) / (n - 1))
+    bar = critical * np.sqrt(distributions.chi2_quantile(quantiles, n - 1) / (n - 1))
     shift = target * n**0.5
-    return float(np.mean(distributions.norm.sf(bar - shift) + distributions.norm.cdf(-bar - shift)))
+    return float(np.mean(distributions.normal_tail(bar - shift) + distributions.normal_tail(bar + shift)))

@@ -29,9 +29,9 @@ The rates of both under normal, heavy-tailed, drifting and periodic noise are in
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats as distributions
 
 from engines.api import BadSetting
+from harness import distributions
 from harness.design import Until
 
 FIRST_LOOK = 6
@@ -90,7 +90,7 @@ def levels(places: tuple[int, ...], alpha: float) -> tuple[float, ...]:
         ]
     )
     bar = float(np.quantile(largest, 1 - alpha))
-    return tuple(round(float(each), 6) for each in 2 * distributions.norm.sf(bar / weights))
+    return tuple(round(float(each), 6) for each in 2 * distributions.normal_tail(bar / weights))
 
 
 def as_normal(
@@ -101,13 +101,13 @@ def as_normal(
     sums = np.cumsum(differences, axis=1)
     squares = np.cumsum(differences**2, axis=1)
     normal = np.linspace(0, 8, 801)
-    tails = distributions.norm.sf(normal)
+    tails = distributions.normal_tail(normal)
     columns = []
     for n in places:
         mean = sums[:, n - 1] / n
         variance = np.maximum(squares[:, n - 1] - n * mean**2, 0) / (n - 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             statistic = np.abs(mean) / np.sqrt(variance / n)
-        student = distributions.t.isf(tails, n - 1)  # as unlikely as `normal`, point by point
+        student = -distributions.t_quantile(tails, n - 1)  # as unlikely as `normal`, point by point
         columns.append(np.interp(np.nan_to_num(statistic), student, normal))
     return np.stack(columns, axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from engines import api
-from harness import comparison, factorial_tables, metrics, store
-from harness.across_runs import read_block, readable, result
+from harness import comparison, factorial_tables, metrics
+from harness.across_runs import measured, readable, result
 from harness.comparison import Block
 from harness.design import Design
 from harness.store import Manifest
@@ -151,6 +151,7 @@ class Run:
     rounds: pd.DataFrame
     work: pd.DataFrame
     values: pd.DataFrame
+    read: Sequence[tuple[Block, comparison.Values]] = field(repr=False)  # what the frames were made from
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -160,7 +161,7 @@ class Run:
     def result(self) -> dict[str, Any]:
         """The object that `bench run --format json` prints, made again from the blocks. Raises StoreError for
         a run that is not finished: a verdict now would be peeking."""
-        return result(self.folder, self.manifest)
+        return result(self.folder, self.manifest, self.read)
 
     @property
     def effects(self) -> pd.DataFrame:
@@ -185,7 +186,8 @@ def load(run: str | Path) -> Run:
     """A stored run, finished or not: every whole block of it. Raises StoreError."""
     folder = Path(run)
     manifest = readable(folder)
-    blocks = [read_block(folder, number, manifest.design) for number in store.finished_blocks(folder)]
+    read = list(measured(folder, manifest.design))
+    blocks = [block for block, _ in read]
     return Run(
         folder,
         manifest,
@@ -193,7 +195,8 @@ def load(run: str | Path) -> Run:
         steps=_joined("steps", blocks, manifest.design),
         rounds=_joined("rounds", blocks, manifest.design),
         work=_joined("work", blocks, manifest.design),
-        values=_values(blocks, manifest.design),
+        values=_values(read, manifest.design),
+        read=read,
     )
 
 
@@ -234,9 +237,8 @@ def _as_floats(rounds: pd.DataFrame) -> pd.DataFrame:
 DERIVED = {"requests": _with_times, "steps": _with_phases, "rounds": _as_floats}
 
 
-def _values(blocks: Sequence[Block], design: Design) -> pd.DataFrame:
+def _values(read: Sequence[tuple[Block, comparison.Values]], design: Design) -> pd.DataFrame:
     rows: list[Mapping[str, Any]] = []
-    for block in blocks:
-        values = comparison.block_values(design, block)
+    for block, values in read:
         rows += [{"block": block.number, "arm": arm.name, **values[arm.name]} for arm in design.arms]
     return pd.DataFrame(rows).reindex(columns=["block", "arm", *metrics.METRICS])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from harness import stats
+from harness import distributions, stats
 
 untimed = settings(deadline=None, max_examples=50)  # a busy machine must not fail a test
 
@@ -46,8 +46,9 @@ def test_effect_agrees_with_the_paired_t_test_of_scipy(values: list[tuple[float,
         expected = scipy_stats.ttest_rel(np.log(after), np.log(before))
         interval = expected.confidence_interval(0.95)
         assert result.p == pytest.approx(expected.pvalue, rel=1e-6)
-        assert math.log1p(result.low or 0) == pytest.approx(interval.low, rel=1e-4, abs=1e-9)
-        assert math.log1p(result.high or 0) == pytest.approx(interval.high, rel=1e-4, abs=1e-9)
+        # Not the log of what is shown: near -100% it has no digits left.
+        assert result.low == pytest.approx(math.expm1(interval.low), rel=1e-4, abs=1e-9)
+        assert result.high == pytest.approx(math.expm1(interval.high), rel=1e-4, abs=1e-9)
 
 
 @untimed
@@ -278,6 +279,27 @@ def test_drift_by_hand() -> None:
     assert found.p < 1e-6
     assert stats.drift([1, 2], [1, 2]) is None
     assert stats.drift([5, 5, 5], [5, 5, 5]) == stats.Drift(0.0, 1.0)
+
+
+def test_drift_is_the_line_through_the_mean_logs() -> None:
+    before, after = [10.0, 12.0, 11.0, 13.0, 12.5], [20.0, 22.0, 19.0, 25.0, 24.0]
+    line = scipy_stats.linregress(np.arange(5), np.log([before, after]).mean(axis=0))
+    found = stats.drift(before, after)
+    assert found is not None
+    assert found.change == pytest.approx(math.expm1(4 * line.slope))
+    assert found.p == pytest.approx(line.pvalue)
+
+
+@pytest.mark.parametrize("freedom", [1, 2.5, 11])
+def test_distributions_are_those_of_scipy_stats(freedom: float) -> None:
+    chances = np.array([1e-12, 0.025, 0.5, 0.9, 0.975])
+    for ours, theirs in (
+        (distributions.t_quantile(chances, freedom), scipy_stats.t.ppf(chances, freedom)),
+        (distributions.t_tail(chances, freedom), scipy_stats.t.sf(chances, freedom)),
+        (distributions.chi2_quantile(chances[1:], freedom), scipy_stats.chi2.ppf(chances[1:], freedom)),
+        (distributions.normal_tail(chances), scipy_stats.norm.sf(chances)),
+    ):
+        assert ours == pytest.approx(theirs, rel=1e-9)
 
 
 @pytest.mark.parametrize(("sd", "expected"), [(0.005, 5), (0.01, 10), (0.02, 34), (0.03, 73)])
