@@ -42,6 +42,9 @@ def load(layers: int, hidden: int) -> OverlapModule:
         num_blocks=max(BATCHES) * BLOCKS + 1,
         block_size=16,
         decode_shapes=[[batch, BLOCKS] for batch in BATCHES],
+        prefix_cache=False,
+        families=["greedy"],
+        persistent_tables=False,
     )
     for batch in BATCHES:
         arrays = module._arrays[f"decode.{batch}.{BLOCKS}"]
