@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.serve import mock
+from harness.serve.mock_answers import Answer, StreamOptions
 from tests.bench_command import installed, start
 from tests.served import Server, serving, text_of
 
@@ -32,14 +33,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield found
 
 
-def answer(total: int, most: int, **options: bool) -> mock.Answer:
+def answer(total: int, most: int, **options: bool) -> Answer:
     """One that no connection waits for."""
-    return mock.Answer(
+    return Answer(
         connection=SimpleNamespace(),  # type: ignore[arg-type]
         name="cmpl-0",
         chat=False,
         streamed=True,
-        options=mock.StreamOptions(**options),
+        options=StreamOptions(**options),
         prompt_tokens=2,
         total=total,
         due_ns=0,

@@ -28,7 +28,7 @@ import sys
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from time import perf_counter_ns, time, time_ns
 from typing import Any
@@ -39,9 +39,8 @@ import msgspec
 from engines.api import BadSetting
 from harness.load_generator import ask_for_exact_timers, ask_for_short_slice
 from harness.serve.listening import address_of, allow_connections, bind
+from harness.serve.mock_answers import MODEL, Answer, Body, StreamOptions, prompt_tokens, refusal, reply
 
-MODEL = "mock"
-TOKEN = " token"  # every token's text
 DEFAULT_TOKENS = 16  # where a request does not say, as in OpenAI's completions
 SO_TIMESTAMPNS = 35  # of asm-generic/socket.h; Python has no name for it
 STAMP = struct.Struct("qq")  # struct timespec: seconds, nanoseconds
@@ -50,12 +49,6 @@ BACKLOG = 4096  # connections that wait to be accepted
 BURST = 64  # tokens sent before sockets are looked at again
 LONGEST_US = 200_000  # from here on lateness is only counted, and the worst of it kept
 PERCENTILES = (50, 90, 99)
-STATUS = {200: "OK", 400: "Bad Request", 404: "Not Found"}
-EVENT_STREAM = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-store\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n"
-)
-LAST = b"0\r\n\r\n"  # ends a chunked body
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +69,6 @@ def make_timing(ttft_ms: float, itl_ms: float, max_tokens_per_chunk: int) -> Tim
     if max_tokens_per_chunk < 1:
         raise BadSetting(f"--max-tokens-per-chunk must be at least 1, not {max_tokens_per_chunk}")
     return Timing(round(ttft_ms * 1e6), round(itl_ms * 1e6), max_tokens_per_chunk)
-
-
-class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
-
-
-class Body(msgspec.Struct):
-    """What a mock looks at in a request; everything else is taken as it comes."""
-
-    prompt: str | list[str | int | list[int]] = ""
-    messages: list[dict[str, Any]] = []
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
 
 
 class Lateness:
@@ -124,117 +101,6 @@ class Lateness:
                 found[name] = us
                 name, rank = next(ranks, ("", float("inf")))
         return found | {"max": round(self._worst_ns / 1e3, 1)}
-
-
-@dataclass(slots=True, eq=False)
-class Answer:
-    """One request being answered. `due_ns` is when its next token is due."""
-
-    connection: Connection
-    name: str
-    chat: bool
-    streamed: bool
-    options: StreamOptions
-    prompt_tokens: int
-    total: int  # tokens it will have
-    due_ns: int
-    most: int  # tokens of a chunk
-    created: int
-    made: int = 0  # tokens that came due
-    unsent: int = 0  # of these, those that wait for the others of their chunk
-    size: int = 1  # tokens of the chunk that is being made
-    headers: bytes = EVENT_STREAM  # until they were sent
-    _events: dict[int, bytes] = field(default_factory=dict)
-
-    def role(self) -> bytes:
-        """A chat's first event, which brings no token. It is sent at once, as servers do: a client that takes
-        it for a token reads a TTFT of nearly nothing."""
-        headers, self.headers = self.headers, b""
-        return headers + _framed(self._body({"delta": {"role": "assistant", "content": ""}}, None, None))
-
-    def token(self) -> bytes:
-        """One more token is due; what there is to send now, b"" where its chunk is not full yet."""
-        self.made += 1
-        self.unsent += 1
-        last = self.made == self.total
-        if not self.streamed:
-            return self._whole() if last else b""
-        if not last and self.unsent < self.size:
-            return b""
-        data = self.headers + (self._end() if last else self._middle())
-        self.headers = b""
-        self.unsent = 0
-        self.size = self.size % self.most + 1
-        return data
-
-    def _middle(self) -> bytes:
-        """A chunk like all others of its size, unless it counts."""
-        if self.options.continuous_usage_stats:
-            return _framed(self._body(self._text(self.unsent), None, self._usage()))
-        event = self._events.get(self.unsent)
-        if event is None:
-            event = self._events[self.unsent] = _framed(self._body(self._text(self.unsent), None, None))
-        return event
-
-    def _end(self) -> bytes:
-        """The last chunk and all that is behind it."""
-        usage = self._usage() if self.options.continuous_usage_stats else None
-        data = _framed(self._body(self._text(self.unsent), "length", usage))
-        if self.options.include_usage:
-            data += _framed(self._body(None, None, self._usage()))
-        return data + _framed(b"data: [DONE]\n\n") + LAST
-
-    def _text(self, tokens: int) -> dict[str, Any]:
-        text = TOKEN * tokens
-        return {"delta": {"content": text}} if self.chat else {"text": text}
-
-    def _body(
-        self, brought: dict[str, Any] | None, finish: str | None, usage: dict[str, int] | None
-    ) -> bytes:
-        """One event; `brought` None: one without a choice."""
-        choices = []
-        if brought is not None:
-            choices = [{"index": 0, **brought, "logprobs": None, "finish_reason": finish}]
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        body: dict[str, Any] = {**self._head(kind), "choices": choices}
-        if usage is not None or self.options.include_usage:
-            body["usage"] = usage
-        return b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-    def _whole(self) -> bytes:
-        text = TOKEN * self.total
-        brought = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choice = {"index": 0, **brought, "logprobs": None, "finish_reason": "length"}
-        kind = "chat.completion" if self.chat else "text_completion"
-        return _reply(200, {**self._head(kind), "choices": [choice], "usage": self._usage()})
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.name, "object": kind, "created": self.created, "model": MODEL}
-
-    def _usage(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.made,
-            "total_tokens": self.prompt_tokens + self.made,
-        }
-
-
-def _framed(data: bytes) -> bytes:
-    """One chunk of a chunked body."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def _reply(status: int, content: Any) -> bytes:
-    body = msgspec.json.encode(content)
-    return (
-        f"HTTP/1.1 {status} {STATUS[status]}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
-
-
-def _refusal(status: int, message: str) -> bytes:
-    kind = "invalid_request_error"
-    return _reply(status, {"error": {"message": message, "type": kind, "param": None, "code": None}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +167,7 @@ class Connection:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.send(_refusal(400, f"this is no HTTP/1.1: {error}"))
+            self.send(refusal(400, f"this is no HTTP/1.1: {error}"))
             self.close()
             return
         self.go_on()
@@ -471,16 +337,16 @@ class Mock:
                 return self._complete(connection, received)
             case ("GET", "/v1/models"):
                 entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "overlap-bench"}
-                connection.send(_reply(200, {"object": "list", "data": [entry]}))
+                connection.send(reply(200, {"object": "list", "data": [entry]}))
             case ("GET", "/health"):
-                connection.send(_reply(200, {"status": "ok"}))
+                connection.send(reply(200, {"status": "ok"}))
             case ("GET", "/lateness"):
-                connection.send(_reply(200, self._lateness()))
+                connection.send(reply(200, self._lateness()))
             case ("DELETE", "/lateness"):
                 self._forget_lateness()
-                connection.send(_reply(200, {}))
+                connection.send(reply(200, {}))
             case (method, path):
-                connection.send(_refusal(404, f"there is no {method} {path}"))
+                connection.send(refusal(404, f"there is no {method} {path}"))
         return None
 
     def _lateness(self) -> dict[str, Any]:
@@ -496,12 +362,12 @@ class Mock:
         try:
             body = msgspec.json.decode(received.body, type=Body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            connection.send(_refusal(400, str(error)))
+            connection.send(refusal(400, str(error)))
             return None
         asked = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
         total = DEFAULT_TOKENS if asked is None else asked
         if total < 1:
-            connection.send(_refusal(400, f"max_tokens must be at least 1, not {total}"))
+            connection.send(refusal(400, f"max_tokens must be at least 1, not {total}"))
             return None
         chat = received.path == "/v1/chat/completions"
         answer = Answer(
@@ -510,7 +376,7 @@ class Mock:
             chat=chat,
             streamed=body.stream,
             options=body.stream_options or StreamOptions(),
-            prompt_tokens=_prompt_tokens(body),
+            prompt_tokens=prompt_tokens(body),
             total=total,
             due_ns=received.arrived_ns + self._timing.ttft_ns,
             most=self._timing.max_tokens_per_chunk,
@@ -528,21 +394,6 @@ def _queue(queue: deque[Answer], answer: Answer) -> None:
         insort(queue, answer, key=lambda each: each.due_ns)
     else:
         queue.append(answer)
-
-
-def _prompt_tokens(body: Body) -> int:
-    """Ids, or words: a mock has no tokenizer."""
-    prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    tokens = 0
-    for each in [*prompt, *(str(message.get("content")) for message in body.messages)]:
-        match each:
-            case str():
-                tokens += len(each.split())
-            case int():
-                tokens += 1
-            case list():
-                tokens += len(each)
-    return tokens
 
 
 def run(timing: Timing, host: str, port: int) -> None:
