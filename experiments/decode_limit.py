@@ -1,4 +1,5 @@
-"""How far a decode step is from what the device could do: `python -m experiments.decode_limit [MODEL ...]`.
+"""How far a decode step is from what the device could do: `python -m experiments.decode_limit [MODEL ...]
+[--out FOLDER]`.
 
 A boot per model and dtype, all afters on (overlap, inline launch, packed, captured), batches in turn: prompts
 of PROMPT tokens, NEW new ones, a warm-up first. Four times per step, each over the steps of the last bucket:
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from engines import api
 from engines.devices.base import Device
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
-from experiments.record import write_result
+from experiments.record import FOLDER, write_result
 from tests.serving import Collected
 
 AFTERS = {
@@ -174,7 +176,7 @@ def one_boot(name: str, dtype: str, kind: str) -> list[dict[str, Any]]:
             in_engine, bare = steady(work, of_last), replayed(device, *last)
             found.append(
                 {
-                    "model": name,
+                    "model": Path(name).name,
                     "dtype": dtype,
                     "batch": batch,
                     "program": last,
@@ -199,6 +201,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", metavar="MODEL[:DTYPE]")
+    parser.add_argument("--out", type=Path, default=FOLDER)
     given = parser.parse_args()
     cuda = torch.cuda.is_available()
     default = ["gpt2:bfloat16", "gpt2:float32"] if cuda else ["tiny-gpt2:float32"]
@@ -223,6 +226,7 @@ def main() -> None:
             for row in found
         ],
         data=found,
+        folder=given.out,
     )
 
 

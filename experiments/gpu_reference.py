@@ -4,12 +4,12 @@
 
 Parts, in this order where none is named: `facts` (what small copies do, a decode step against the device's
 limits), the sources' experiments, `factorial`, `aa`. Each is a command of its own, its table and its log in
-FOLDER; a part for which no time is left is named and not begun, one that runs out of it is interrupted and
-shows the blocks it finished. Runs go under FOLDER/runs. Every experiment can be gone on with on the same
-machine: bench experiment run --resume.
+FOLDER; a part for which no time is left is named and not begun, one that runs out of it is interrupted, and
+an experiment then shows the blocks it finished. All ends within the minutes. Runs go under FOLDER/runs. Every
+experiment can be gone on with on the same machine: bench experiment run --resume.
 
---model is a preset, with a dtype: gpt2:bfloat16, gpt2:float32, llama-1b:bfloat16. A large one is written to a
-folder once, for its random weights take a boot ten seconds to make.
+--model is a preset, with a dtype: gpt2:bfloat16, gpt2:float32, llama-1b:bfloat16. A large one is written to
+the temporary folder once, gigabytes, for its random weights take a boot ten seconds to make.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from time import monotonic
 
 from engines.overlap.presets import PRESETS, save
@@ -30,11 +31,13 @@ from harness import experiment_file
 EXPERIMENTS = ("roseinfer-pinned-h2d", "sglang-launch-done", "vllm-output-processor")
 PARTS = ("facts", *EXPERIMENTS, "factorial", "aa")
 LARGE = ("llama-1b",)
+MODELS = Path(gettempdir()) / "overlap-bench-models"
 BENCH = (sys.executable, "-m", "harness.cli")
 BLOCKS = ("--blocks", "4")  # the fewest an experiment takes: a boot captures a hundred programs
 ROUNDS = {"roseinfer-pinned-h2d": "2", "sglang-launch-done": "2", "vllm-output-processor": "2"}
 LEAST_S = 60  # a part is not begun with less
-STOP_S = 30  # for bench to keep its blocks when it is interrupted
+STOP_S = 30  # for bench to keep its blocks when it is interrupted, and as long again to show them
+END_S = 2 * STOP_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,10 @@ def prepared(asked: str, models: Path) -> Model:
     if name in LARGE:
         folder = models / name
         if not folder.exists():
-            save(PRESETS[name], folder)
+            partial = folder.with_name(f"{name}.partial")  # an earlier one may have been killed half way
+            shutil.rmtree(partial, ignore_errors=True)
+            save(PRESETS[name], partial)
+            partial.rename(folder)
         path = str(folder)
     return Model(name, dtype or "float32", path)
 
@@ -77,8 +83,9 @@ def commands(part: str, model: Model, out: Path) -> list[list[str]]:
     said = ["--format", "markdown"]
     asked = ["--device", "cuda", "--model", model.path, "--dtype", model.dtype]
     if part == "facts":
+        copies = [sys.executable, "-m", "experiments.pageable_copies"]
         limit = [sys.executable, "-m", "experiments.decode_limit", f"{model.path}:{model.dtype}"]
-        return [[sys.executable, "-m", "experiments.pageable_copies"], limit]
+        return [[*each, "--out", str(out)] for each in (copies, limit)]
     if part == "factorial":
         return [
             [
@@ -139,26 +146,22 @@ def main() -> int:
     if unknown:
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     ends = monotonic() + 60 * given.minutes
-    model = prepared(given.model, given.out / "models")
+    model = prepared(given.model, MODELS)
     out = given.out / model.label
     out.mkdir(parents=True, exist_ok=True)
     failed = False
     for part in given.parts or PARTS:
         table, log = out / f"{part}.md", out / f"{part}.log"
         for command in commands(part, model, out):
-            began, left = monotonic(), ends - monotonic()
+            began, left = monotonic(), ends - END_S - monotonic()
             if left < LEAST_S:
                 print(f"{part}: not begun, no time is left", flush=True)
                 break
-            ended = run(command, left - STOP_S, table, log)
+            ended = run(command, left, table, log)
             if ended == "interrupted" and part in EXPERIMENTS:
                 show_unfinished(out, table, log)
             print(f"{part}: {ended} in {monotonic() - began:.0f} s ({table})", flush=True)
             failed = failed or ended.startswith("exit")
-        if part == "facts":
-            for name in ("pageable_copies", "decode_limit"):
-                if (RECORDS / f"{name}.json").exists():
-                    shutil.copy(RECORDS / f"{name}.json", out)
     return 1 if failed else 0
 
 

@@ -1,4 +1,5 @@
-"""What a small copy between host and card really does: `python -m experiments.pageable_copies`. CUDA only.
+"""What a small copy between host and card really does, on CUDA only:
+`python -m experiments.pageable_copies [--out FOLDER]`.
 
 Two questions, for pageable and pinned memory in both directions and by size, the call being the engine's own
 (Tensor.copy_ with non_blocking=True on a stream that is not the default one):
@@ -18,14 +19,16 @@ is done. The emulated device's --staging copy or sync is one of these; this says
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 import torch
 
-from experiments.record import write_result
+from experiments.record import FOLDER, write_result
 
 SIZES = (64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, (64 << 10) + 64, 256 << 10, 1 << 20, 16 << 20)
 REPEATS = 200
@@ -34,6 +37,11 @@ KERNELS = (1, 100)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device here: nothing can be learnt of pageable copies")
     stream = torch.cuda.Stream()
@@ -69,6 +77,7 @@ def main() -> None:
             *([name, "", "", f"{p50:.1f} / {p99:.1f}", "", ""] for name, (p50, p99) in calls.items()),
         ],
         data={"copies": data, "calls": calls, "torch": torch.__version__, "cuda": torch.version.cuda},
+        folder=given.out,
     )
 
 

@@ -14,7 +14,9 @@ from harness.machine import code, fingerprint
 FOLDER = Path(__file__).parents[1] / "results" / "reference"
 
 
-def write_result(name: str, *, title: str, header: list[str], rows: list[list[str]], data: Any) -> None:
+def write_result(
+    name: str, *, title: str, header: list[str], rows: list[list[str]], data: Any, folder: Path = FOLDER
+) -> None:
     """Write both files and print the table."""
     machine, revision = fingerprint(), code()
     when = time.strftime("%Y-%m-%d")
@@ -31,8 +33,8 @@ def write_result(name: str, *, title: str, header: list[str], rows: list[list[st
         + (", ".join(machine.gpus) or "no GPU")
         + f", Linux {machine.kernel}.",
     ]
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{name}.md").write_text("\n".join(lines) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
     content = {
         "title": title,
         "date": when,
@@ -42,5 +44,5 @@ def write_result(name: str, *, title: str, header: list[str], rows: list[list[st
         "rows": rows,
         "data": data,
     }
-    (FOLDER / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
     print("\n".join(lines))

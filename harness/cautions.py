@@ -299,7 +299,7 @@ def _set_up(manifest: Manifest) -> list[str]:
     elif manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
         lines.append(
             "outputs that differ do not fail this run: where tokens are sampled, or computed in half "
-            "precision, the last digit of a logit depends on the batch and can turn one"
+            "precision or on a GPU, the last digit of a logit depends on the batch and can turn one"
         )
     for arm in manifest.design.arms:
         if not arm.options.recorder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -94,7 +95,8 @@ class Gpu:
 
     def read(self, own: set[int]) -> dict[str, float]:
         """Clocks (MHz), temperature (C), power (W), throttle reasons (NVML's bit mask) and the number of
-        processes on the card that are not in `own`. What the card does not tell is left out."""
+        processes on the card that are not in `own`. What the card does not tell is left out, and so are its
+        processes where it knows them by other ids than this machine does, as in a container."""
         nvml, handle = self._nvml, self._handle
         asked: dict[str, Callable[[], Any]] = {
             "gpu_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
@@ -102,9 +104,6 @@ class Gpu:
             "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "gpu_power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
             "gpu_throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-            "gpu_other_processes": lambda: sum(
-                each.pid not in own for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            ),
         }
         values: dict[str, float] = {}
         for name, ask in asked.items():
@@ -112,6 +111,10 @@ class Gpu:
                 values[name] = float(ask())
             except nvml.NVMLError:
                 continue
+        with suppress(nvml.NVMLError):
+            running = {each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+            if running & own:
+                values["gpu_other_processes"] = float(len(running - own))
         return values
 
 

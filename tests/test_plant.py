@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import msgspec
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from engines import api
 from engines.devices.base import Device
 from engines.overlap import SPEC
-from engines.overlap.plant import TAG, compute_for
+from engines.overlap.plant import CALIBRATION_CYCLES, TAG, SpinKernel, compute_for
 from harness import plants, runner, tables
 from harness.design import Arm, Design
 from harness.settings import Asked, make_design
@@ -226,3 +228,23 @@ def test_a_delay_that_nobody_counted_is_told() -> None:
 def test_the_hooks_own_price_is_not_part_of_the_delay() -> None:
     assert plants.achieved(found(0, 1, None)) == pytest.approx(0.03)
     assert plants.achieved({"mechanism": {}}) is None
+
+
+def test_turns_with_another_process_on_the_card_are_not_taken_for_a_slow_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both arms calibrate beside each other: most spins take twice as long, and all of them alike."""
+    took = cycle([2.0] * 10 + [1.0])
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+        def record(self) -> None: ...
+        def synchronize(self) -> None: ...
+        def elapsed_time(self, end: Event) -> float:
+            return next(took)
+
+    spun: list[int] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", spun.append, raising=False)
+    SpinKernel()(3_000_000)  # ns; a calibration took 1 ms where the card was its own
+    assert spun[-1] == 3 * CALIBRATION_CYCLES

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from harness import readings
@@ -38,3 +40,22 @@ def test_a_round_gets_the_differences() -> None:
     assert row["cpu_ms.self"] > 0
     assert row["switches_voluntary.self"] >= 0
     assert row["load_1m"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("running", "others"),
+    [([1, 2], 0.0), ([1, 2, 3], 1.0), ([40_001, 40_002], None), ([], None)],
+    ids=["ours", "one more", "known by other ids", "not told"],
+)
+def test_processes_on_the_card_are_others_only_where_ours_are_among_them(
+    monkeypatch: pytest.MonkeyPatch, running: list[int], others: float | None
+) -> None:
+    """A container has process ids of its own, and NVML may tell the machine's: all would be others."""
+    card = object()
+    on_card = [SimpleNamespace(pid=pid) for pid in running]
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: card)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: on_card)
+    with readings.Gpu(0) as gpu:
+        assert gpu.read({1, 2, 9}).get("gpu_other_processes") == others

@@ -9,8 +9,9 @@ import pytest
 
 from engines import api
 from engines.overlap import SPEC
+from engines.overlap.engine import OverlapEngine
 from tests.conftest import CHAOS_SEED
-from tests.serving import column, generated, near_ties, sampled, serve, some_requests
+from tests.serving import Collected, column, generated, near_ties, sampled, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 
@@ -191,3 +192,14 @@ def test_a_request_that_cannot_run_is_answered_with_one_line(device, prompt, cou
     _, events, _ = serve(device, settings, [api.Request(3, prompt, count)])
     assert isinstance(events[0], api.Error)
     assert events[0].message.startswith(message)
+
+
+def test_tokens_are_promised_whatever_the_batch_in_fp32_and_never_on_a_card(device, monkeypatch):
+    promised = {}
+    for kind, dtype in (("emulated", "float32"), ("emulated", "bfloat16"), ("cuda", "float32")):
+        monkeypatch.setattr(device, "kind", kind)
+        options = api.EngineOptions(dtype=dtype, max_batch_size=1, max_context=32)
+        engine = OverlapEngine(options, {}, device=device)
+        promised[kind, dtype] = engine.start(Collected()).deterministic
+        engine.stop()
+    assert [each for each, equal in promised.items() if equal] == [("emulated", "float32")]

@@ -27,8 +27,9 @@ from engines.overlap.sampler import sample, sample_greedy
 from engines.overlap.scoring import score
 
 ATTENTION = "overlap-paged"
-# How far apart logits may be for their size: another order of summation, in each layer.
-LOGITS_APART = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
+# How far apart logits may be for their size: another order of summation, in each layer. Two attention kernels
+# put the 22 layers of llama-1b 0.07 apart in bf16.
+LOGITS_APART = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.01}
 
 
 @dataclass(slots=True)

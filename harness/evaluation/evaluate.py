@@ -292,7 +292,7 @@ def _warnings(arms: Sequence[Arm], asked: Sequence[Asked]) -> list[str]:
         )
     if not all(each.description.deterministic for each in asked):
         lines.append(
-            "answers that differ do not fail this: in half precision the last digit of a logit depends on "
-            "the batch, and can turn one"
+            "answers that differ do not fail this: in half precision, or on a GPU, the last digit of a logit "
+            "depends on the batch, and can turn one"
         )
     return lines
