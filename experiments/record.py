@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / "results" / "reference"
 
 def write_result(name: str, *, title: str, header: list[str], rows: list[list[str]], data: Any) -> None:
     """Write both files and print the table."""
-    machine, revision = fingerprint(), code()
+    machine, revision = fingerprint(), code(besides=("experiments", "tests"))
     when = time.strftime("%Y-%m-%d")
     lines = [
         f"# {title}",
