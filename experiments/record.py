@@ -18,7 +18,7 @@ def write_result(
     name: str, *, title: str, header: list[str], rows: list[list[str]], data: Any, folder: Path = FOLDER
 ) -> None:
     """Write both files and print the table."""
-    machine, revision = fingerprint(), code()
+    machine, revision = fingerprint(), code(besides=("experiments", "tests"))
     when = time.strftime("%Y-%m-%d")
     lines = [
         f"# {title}",

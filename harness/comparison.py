@@ -379,18 +379,20 @@ def offered_rate(requests: pd.DataFrame) -> float:
 
 
 def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
-    """Requests whose output is the same in both arms, by digest. `near_ties` is null: telling a near-tie
-    from a fault needs logits, which no engine hands out yet."""
+    """Requests whose output is the same in both arms, by digest; one that failed in both has none.
+    `near_ties` is null: telling a near-tie from a fault needs logits, which no engine hands out yet."""
     if len(design.arms) < 2:
         return {"compared": 0, "identical": 0, "near_ties": None}
     compared = identical = 0
     for block in blocks:
-        digests = [
-            block.of(arm.name, "requests").set_index(["round", "request"])["digest"] for arm in design.arms
-        ]
-        first, second = digests[0].align(digests[1], join="inner")
-        compared += len(first)
-        identical += int((first == second).sum())
+        before, after = (
+            block.of(arm.name, "requests").set_index(["round", "request"])[["digest", "error"]]
+            for arm in design.arms
+        )
+        before, after = before.align(after, join="inner", axis=0)
+        answered = (before["error"] == "") | (after["error"] == "")
+        compared += int(answered.sum())
+        identical += int((answered & (before["digest"] == after["digest"])).sum())
     return {"compared": compared, "identical": identical, "near_ties": None}
 
 

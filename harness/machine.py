@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,6 +17,7 @@ PACKAGES = (
     "overlap-bench", "torch", "transformers", "tokenizers", "numpy", "pandas", "pyarrow", "scipy", "pyzmq",
     "msgspec",
 )  # fmt: skip
+MEASURED_BY = ("engines", "harness", "pyproject.toml")  # what a run is made by
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +31,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
-    """The commit that runs, and a digest of what was changed on top of it ("" where nothing was)."""
+    """The commit that runs, and a digest of what was changed on top of it, files that git does not know yet
+    included ("" where nothing was)."""
 
     commit: str
     changes: str
@@ -83,10 +86,16 @@ def guess_device() -> str:
     return "cuda" if gpu_names() else "emulated"
 
 
-def code() -> Code:
-    """The commit of this checkout; empty where it was installed without git."""
+def code(besides: Sequence[str] = ()) -> Code:
+    """The commit of this checkout; empty where it was installed without git. `besides`: folders whose changes
+    count too."""
     commit = _git("rev-parse", "HEAD").strip()
-    difference = _git("diff", "HEAD", "--", "engines", "harness", "pyproject.toml") if commit else ""
+    if not commit:
+        return Code(commit="", changes="")
+    where = ("--", *MEASURED_BY, *besides)
+    difference = _git("diff", "HEAD", *where)
+    for path in _git("ls-files", "--others", "--exclude-standard", *where).splitlines():
+        difference += f"{path}\n{_git('hash-object', '--', path)}"
     changes = hashlib.blake2b(difference.encode(), digest_size=6).hexdigest() if difference else ""
     return Code(commit=commit, changes=changes)
 

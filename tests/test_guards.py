@@ -106,6 +106,30 @@ def test_a_row_that_changed_and_was_not_marked_gives_wrong_tokens(chaotic_device
     assert wrong_requests(chaotic_device, DIRTY_ROWS, SUCCESSORS) > 0
 
 
+def ids_read_late(device, gates: Gates) -> list[list[int]]:
+    """The ids of two steps, all of them read once both are on the host."""
+    load(device, gates)
+    batch = scheduler.Batch("decode", (), 2, 0, 1, {})
+    d2h, steps = (
+        BehindEvent(device, device.buffer("a", 0, 16)),
+        [Step(number, batch, None) for number in (0, 1)],
+    )
+    for step in steps:
+        device.launch("add", 1, stream=device.stream("forward"), step=step.number)
+        d2h.start(step)
+        d2h.wait_copy_done(step)
+    return [d2h.finish(step) for step in steps]
+
+
+def test_without_two_destinations_the_next_steps_ids_overwrite_those_not_read_yet(
+    device, tmp_path, monkeypatch
+):
+    gates = Gates(tmp_path)
+    assert ids_read_late(device, gates) == [[1, 1], [2, 2]]
+    monkeypatch.setattr(BehindEvent, "_destination", lambda self, step: self.ids[0][: step.batch.rows])
+    assert ids_read_late(device, gates) == [[2, 2], [2, 2]]
+
+
 def rows_on_device(device, choice: str, gates: Gates) -> list[list[int]]:
     """Two steps that each change a row of another slot, the second staged while the first one's copies are
     held back; the rows that the device ends up with."""

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from engines import api
 from harness import messages
-from harness.load_generator import LoadError, Round, digest, submission
+from harness.load_generator import LoadError, LoadGenerator, Round, digest, submission
 from harness.records import requests_frame
 from harness.workload import UNTIMED, Planned, Workload, plan
 
@@ -342,3 +342,45 @@ def test_an_event_for_nothing_in_flight_is_an_engines_mistake() -> None:
     round_.arrived(5, [finish(0)])
     with pytest.raises(LoadError, match="request 0 is not in flight"):
         round_.arrived(6, [api.Chunk(0, [1], "", [6])])
+
+
+def test_times_that_an_endpoint_knows_better_replace_those_of_the_message() -> None:
+    """It stamps its own send, and the kernel the arrival of a chunk; the message of either comes later."""
+    round_ = Round(order(1), started_ns=0)
+    round_.sent(0, 1, 2)
+    round_.arrived(50, [api.Chunk(0, [7], "x", [], arrived_ns=20, lag_ns=5)])
+    round_.arrived(60, [msgspec.structs.replace(finish(0), sent_ns=10, submitted_ns=11, arrived_ns=30)])
+    (exchange,) = round_.exchanges
+    assert (exchange.scheduled_ns, exchange.sent_ns, exchange.submitted_ns) == (0, 10, 11)
+    assert (exchange.chunk_ns, exchange.chunk_lag_ns, exchange.finished_ns) == ([20], [5], 30)
+
+
+def test_without_such_times_those_of_the_message_stand() -> None:
+    round_ = Round(order(1), started_ns=0)
+    round_.sent(0, 1, 2)
+    round_.arrived(50, [api.Chunk(0, [7], "x", [49])])
+    round_.arrived(60, [finish(0)])
+    (exchange,) = round_.exchanges
+    assert (exchange.sent_ns, exchange.submitted_ns) == (1, 2)
+    assert (exchange.chunk_ns, exchange.finished_ns) == ([50], 60)
+
+
+def test_what_a_round_that_was_given_up_left_behind_is_in_no_later_round(tmp_path: Path) -> None:
+    addresses = {name: f"ipc://{tmp_path}/{name}" for name in ("events", "inbox", "replies", "host")}
+    told = {name: addresses[name] for name in ("events", "inbox", "replies")}
+    generator = LoadGenerator(messages.LoadConfig(**told, stall_s=PATIENCE_MS / 1e3))
+    engine = Cadence(generator.context, addresses["host"], addresses["events"], 0.001)
+    try:
+        with generator.context.socket(zmq.PUSH) as late:
+            late.connect(addresses["events"])
+            late.send(msgspec.msgpack.encode([api.Chunk(99, [1], "", [6])]))
+            assert generator.events.poll(PATIENCE_MS)
+        engine.start()
+        asked = msgspec.structs.replace(order(3), target=addresses["host"])
+        round_ = generator.run(asked)
+        assert round_ is not None
+        assert [len(exchange.chunk_ns) for exchange in round_.exchanges] == [2, 2, 2]
+    finally:
+        engine.stopping.set()
+        engine.join()
+        generator.context.destroy(linger=0)

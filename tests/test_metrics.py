@@ -313,6 +313,12 @@ def test_rounds_do_not_run_into_each_other() -> None:
     assert metrics.device_busy(steps, pd.concat([first[1], second[1]])) == pytest.approx(1)
 
 
+def test_no_interval_spans_a_step_that_was_not_recorded() -> None:
+    stamps = [(0, 0, 0, 1), (0, 1, 1, 3), (0, 3, 6, 8)]
+    steps, _ = frames(record([(number, DECODE, 1, 0, 1) for number in (0, 1, 3)], stamps))
+    assert metrics.decode_intervals(steps)["interval_ns"].tolist() == [2 * MS]
+
+
 def test_steps_without_a_recorder_or_a_device() -> None:
     for steps in (None, records.steps_frame(api.RoundRecord()).assign(round=0)):
         values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)))

@@ -8,13 +8,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
+from engines.api import BadSetting
 from engines.host import ORPHANED
-from harness import store
+from harness import runner, store
 from tests.bench_command import CLOCKWORK, Bench, installed, last_line, start
+from tests.test_tables import described, manifest
 
 DEATH_LIMIT_S = 10
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
@@ -170,6 +174,14 @@ def test_an_engine_that_does_not_serve(
     assert last_line(stderr).startswith("bench: ")
     assert not list((tmp_path / "results").iterdir())  # no finished block: nothing to keep
     assert not bench.left()
+
+
+def test_arms_on_different_devices_are_never_compared() -> None:
+    plan = manifest()
+    kinds = {"before": "emulated", "after": "cuda"}
+    booted: Any = {name: SimpleNamespace(description=described(kind)) for name, kind in kinds.items()}
+    with pytest.raises(BadSetting, match=r"run on different devices \(cuda, emulated\): never compared"):
+        runner.described(plan, booted)
 
 
 @pytest.mark.parametrize(

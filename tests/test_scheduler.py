@@ -181,6 +181,20 @@ def test_one_that_waits_is_ended_without_ever_having_run():
     simulation.check_ended()
 
 
+def test_a_full_block_is_shared_only_once_the_device_has_its_last_token():
+    """The newest token is on the host before its keys and values are on the device."""
+    simulation = Simulation(ahead=0, prefix_cache=True)
+    prompt = [1] * (simulation.block_size - 1)
+    simulation.submit(Request(0, prompt, 8))
+    simulation.step()
+    (newest,) = simulation.live[0].tokens
+    simulation.submit(Request(1, [*prompt, newest, 2], 8))
+    while simulation.busy:
+        simulation.step()
+        simulation.check()
+    simulation.check_ended()
+
+
 class Books(RuleBasedStateMachine):
     """Anything that can happen to a scheduler, in any order; the books are checked after each."""
 

@@ -281,6 +281,28 @@ def test_outputs_are_compared_by_request() -> None:
     assert "OUTPUTS DIFFER in 72 of 72 requests" in tables.conclusion(found, found["comparisons"][0])
 
 
+def test_requests_that_failed_in_both_arms_have_no_equal_outputs() -> None:
+    measured = blocks(0.9)
+    for each in measured:
+        asked = each.tables["requests"]
+        asked.loc[asked["request"] < 2, ["error", "digest"]] = ["no room", "nothing"]
+        only_after = (asked["request"] == 2) & (asked["arm"] == "after")
+        asked.loc[only_after, ["error", "digest"]] = ["no room", "nothing"]
+    found = comparison.result(manifest(), measured)["comparisons"][0]
+    assert found["outputs"] == {"compared": 60, "identical": 54, "near_ties": None}
+
+
+def test_a_metric_that_one_block_lacks_is_compared_over_no_others() -> None:
+    """A mean over other blocks on one side would compare different things."""
+    measured = blocks(0.9)
+    asked = measured[2].tables["requests"]
+    asked.loc[asked["arm"] == "after", ["accepted_ns", "tokenized_ns"]] = -1
+    rows = comparison.result(manifest(), measured)["comparisons"][0]["metrics"]
+    assert rows["latency_ms_p50"]["after"] is not None
+    assert rows["queue_wait_ms_p50"]["before"] is not None
+    assert {rows["queue_wait_ms_p50"][name] for name in ("after", "change", "delta", "ci_low")} == {None}
+
+
 # -- sentences and warnings -------------------------------------------------------------------------------
 
 

@@ -1,0 +1,63 @@
+"""Which code a run says it was made by."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from harness import machine
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout of its own that holds this module and a file beside it."""
+    for folder in ("harness", "experiments"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(machine.__file__, tmp_path / "harness" / "machine.py")
+    (tmp_path / "harness" / "other.py").write_text("first\n")
+    (tmp_path / "experiments" / "an_experiment.py").write_text("first\n")
+    identity = ("-c", "user.name=example", "-c", "user.email=example@example.org")
+    for command in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "-m", "first")):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def of(checkout: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("checked_out", checkout / "harness" / "machine.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_code_that_differs_from_its_commit_says_so(checkout: Path) -> None:
+    found = of(checkout)
+    clean = found.code()
+    assert len(clean.commit) == 40
+    assert not clean.dirty
+    (checkout / "harness" / "other.py").write_text("second\n")
+    changed = found.code()
+    assert changed.commit == clean.commit
+    assert changed.dirty
+
+
+def test_a_file_that_git_does_not_know_yet_is_a_change_and_so_is_one_to_it(checkout: Path) -> None:
+    found = of(checkout)
+    seen = {found.code().changes}
+    for text in ("first\n", "second\n"):
+        (checkout / "harness" / "new.py").write_text(text)
+        seen.add(found.code().changes)
+    assert len(seen) == 3
+
+
+def test_what_an_experiment_is_made_by_counts_for_its_result_alone(checkout: Path) -> None:
+    found = of(checkout)
+    (checkout / "experiments" / "an_experiment.py").write_text("second\n")
+    assert not found.code().dirty
+    assert found.code(besides=("experiments",)).dirty
