@@ -236,13 +236,17 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile | None = None
 
 
+DEVICE_SAYS = ("kind", "name")  # at least
+MODEL_SAYS = ("name", "vocabulary", "context")
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is, once started."""
 
     engine: str
     versions: dict[str, str]
-    device: dict[str, str]  # at least "kind" ("cuda", "emulated", "cpu", "remote") and "name"
-    # At least "name", "vocabulary", "context"; "tokenizer" (a tokenizer.json), "eos" (an id) if it has them.
+    device: dict[str, str]  # DEVICE_SAYS: "kind" is "cuda", "emulated", "cpu" or "remote"
+    # MODEL_SAYS; "tokenizer" (a tokenizer.json), "eos" (an id) if it has them.
     model: dict[str, str | int]
     toggles: dict[str, str]
     deterministic: bool  # equal prompts give equal greedy tokens, whatever the batch

@@ -394,7 +394,11 @@ class LoadGenerator:
         round_.sent(due, sent, perf_counter_ns())
 
     def _take(self, message: bytes, stamp: int, round_: Round) -> None:
-        round_.arrived(stamp, self._decode_events(message))
+        try:
+            events = self._decode_events(message)
+        except msgspec.DecodeError as error:
+            raise LoadError(f"the engine sent what are no events: {error}") from None
+        round_.arrived(stamp, events)
 
     @contextmanager
     def _connected(self, address: str) -> Iterator[zmq.Socket[bytes]]:

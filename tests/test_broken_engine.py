@@ -1,0 +1,48 @@
+"""Engines that do not keep to engines/api.py: the run says which did what, and gives no numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench_command import installed, last_line, start
+
+ONE_ARM = (
+    *("run", "--engine", "broken", "--no-pretok", "--blocks", "1", "--rounds", "1"),
+    *("--num-requests", "4", "--max-new-tokens", "4", "--format", "json"),
+)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the broken engine is an installed distribution."""
+    where = tmp_path_factory.mktemp("site")
+    environment = installed(where)
+    information = where / "broken-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[bench.engines]\nbroken = tests.broken_engine:SPEC\n")
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        ("finishes twice", "the load generator gave up on before: the engine sent Finish(id=0, "),
+        ("chunks for nobody", "the load generator gave up on before: the engine sent Chunk(id=987654, "),
+        ("ids of text", "the load generator gave up on before: the engine sent what are no events: Expected"),
+        ("describes nothing", "the engine of before broke engines/api.py: Expected `object`, got `None`"),
+        ("describes no context", "the engine of before describes its model without context"),
+        ("counts in halves", "the engine of before broke engines/api.py: Expected `int`, got `float`"),
+    ],
+)
+def test_an_engine_that_breaks_the_contract_is_named_with_what_it_did(
+    environment: dict[str, str], tmp_path: Path, breaks: str, message: str
+) -> None:
+    bench = start(environment, tmp_path, *ONE_ARM, "--before", f"breaks={breaks}")
+    code, stdout, stderr = bench.end()
+    assert (code, stdout) == (4, "")
+    assert last_line(stderr).startswith(f"bench: {message}")
+    assert not list((tmp_path / "results").iterdir())
+    assert not bench.left()
