@@ -5,6 +5,7 @@ every process lives. One Session per run; everything it started is gone when it 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
+from time import perf_counter_ns
 from types import TracebackType
 from typing import TypeVar
 
@@ -23,7 +25,7 @@ import zmq
 
 import engines
 from engines import api
-from harness import messages, processes
+from harness import messages, processes, records
 from harness.design import Arm
 from harness.processes import Child
 from harness.rooms import room
@@ -34,6 +36,7 @@ from harness.worktrees import search_path
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
+NOTICE_S = 0.5  # how much later than an engine we may see that one of its processes is gone
 IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
 SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture that waits is no faster
 GIB = 1 << 30
@@ -85,6 +88,7 @@ class Session:
         self._alive: list[Child] = []
         self._boots = 0
         self._rounds = 0
+        self._began_ns = 0
         self._generator: Child | None = None
         self._loaded: Booted | None = None  # the engine of the latest round
 
@@ -228,11 +232,13 @@ class Session:
 
     def begin(self, booted: Booted) -> None:
         """Make the engine forget what it recorded."""
+        self._began_ns = perf_counter_ns()
         booted.inbox.send(msgspec.msgpack.encode(api.BeginRound()))
         self._host_says(api.Begun)
 
     def begin_profile(self, booted: Booted, steps: int) -> None:
         """The same, for a round that is profiled, with a window of so many steps."""
+        self._began_ns = perf_counter_ns()
         booted.inbox.send(msgspec.msgpack.encode(api.BeginProfile(steps)))
         self._host_says(api.Begun)
 
@@ -254,9 +260,12 @@ class Session:
         return self._load_says(messages.RoundDone, on_progress)
 
     def collect(self, booted: Booted) -> api.RoundRecord:
-        """What the engine recorded since `begin`."""
+        """What the engine recorded since `begin`. Raises RunFailed for records that can't be."""
         booted.inbox.send(msgspec.msgpack.encode(api.Collect()))
-        return self._host_says(api.Collected).record
+        record = self._host_says(api.Collected).record
+        if wrong := records.broken(record, self._began_ns, perf_counter_ns()):
+            raise RunFailed(f"the engine of {booted.arm.name} recorded what can't be: {wrong}")
+        return record
 
     # -- without a load generator --------------------------------------------------------------------------
 
@@ -366,7 +375,10 @@ class Session:
     def _failure(self, message: api.Failed) -> Exception:
         if message.usage:
             return api.BadSetting(message.message)
-        gone = [child for child in self._alive if child.popen is None and child.ended()]
+        own = [child for child in self._alive if child.popen is None]  # what engines started
+        if own:  # an engine sees the sockets of a process close before the kernel calls it ended
+            select.select([child.pidfd for child in own], [], [], NOTICE_S)
+        gone = [child for child in own if child.ended()]
         who = gone[0].obituary() if gone else f"the engine of {message.name} failed"
         return RunFailed(f"{who}: {message.message}", message.traceback)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+import numpy as np
+
 from engines import api
+from harness.records import STEP_COLUMNS
 from tests import clockwork_engine
 from tests.clockwork_engine import Clockwork
 
@@ -17,7 +22,17 @@ BREAKS = (
     "describes nothing",
     "describes no context",
     "counts in halves",
+    "loses a token",
+    "turns time back",
+    "is of another clock",
+    "stamps every other",
+    "short records",
+    "no such kind",
+    "ends before it starts",
+    "records another clock",
 )
+
+BAD_STEPS = BREAKS[-4:]
 
 SPEC = api.EngineSpec(
     name="broken",
@@ -48,6 +63,14 @@ class Sink:
                 return [event, api.Chunk(987654, event.token_ids, event.text, event.token_ns)]
             case "ids of text", api.Chunk():
                 return [api.Chunk(event.id, ["a"], event.text, event.token_ns)]  # type: ignore[list-item]
+            case "loses a token", api.Finish():
+                return [msgspec.structs.replace(event, completion_tokens=event.completion_tokens + 1)]
+            case "turns time back", api.Finish():
+                return [msgspec.structs.replace(event, tokenized_ns=event.accepted_ns - 1_000_000)]
+            case "is of another clock", api.Chunk():
+                return [msgspec.structs.replace(event, token_ns=[time.time_ns()])]
+            case "stamps every other", api.Chunk() if event.token_ids[0] % 2 == 0:
+                return [msgspec.structs.replace(event, token_ns=[])]
         return [event]
 
 
@@ -63,9 +86,29 @@ class Broken(Clockwork):
         return said
 
     def collect(self) -> api.RoundRecord:
-        if self.toggles["breaks"] == "counts in halves":
+        breaks = self.toggles["breaks"]
+        if breaks == "counts in halves":
             return api.RoundRecord(counters={"ticks": 0.5})  # type: ignore[dict-item]
-        return Clockwork.collect(self)
+        record = Clockwork.collect(self)
+        return msgspec.structs.replace(record, steps=table(breaks)) if breaks in BAD_STEPS else record
+
+
+def table(breaks: str) -> api.StepTable:
+    """One step, with what is wrong with it."""
+    now = time.perf_counter_ns()
+    start, end = {
+        "ends before it starts": (now, now - 1000),
+        "records another clock": (time.time_ns(), time.time_ns()),
+    }.get(breaks, (now - 1000, now))
+    values = dict.fromkeys(STEP_COLUMNS, -1) | {
+        "step": 1,
+        "batch": 1,
+        "launch.start": start,
+        "launch.end": end,
+    }
+    values["kind"] = len(api.STEP_KINDS) if breaks == "no such kind" else 1
+    data = np.array(list(values.values()), dtype=np.int64).tobytes()
+    return api.StepTable(list(values), 2 if breaks == "short records" else 1, data)
 
 
 def build(options: api.EngineOptions, toggles: Mapping[str, str]) -> Broken:
