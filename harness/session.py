@@ -294,10 +294,11 @@ class Session:
         engine made is looked at here, not in its own process."""
         message = self._from_hosts.recv()
         try:
-            return msgspec.msgpack.decode(message, type=api.FromHost)
+            heard: api.FromHost = msgspec.msgpack.decode(message, type=api.FromHost)
         except msgspec.ValidationError as error:
             said = msgspec.msgpack.decode(message)
             raise RunFailed(f"the engine of {said['name']} broke engines/api.py: {error}") from None
+        return heard
 
     def _load_says(self, kind: type[T], on_progress: OnProgress | None = None) -> T:
         while True:
