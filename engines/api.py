@@ -316,7 +316,8 @@ class Engine:
         return {}
 
     def stop(self) -> None:
-        """End every process and thread of the engine."""
+        """End every process and thread of the engine; also after a `start` or `run` that failed. What takes
+        longer than 5 seconds is killed."""
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -532,6 +533,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
     usage: bool
     traceback: str = ""
+    died: list[int] = []  # of Description.pids, what had ended before the engine was stopped
 
 
 FromHost = Ready | Begun | Collected | Gauges | Failed

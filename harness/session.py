@@ -5,13 +5,12 @@ every process lives. One Session per run; everything it started is gone when it 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
@@ -36,7 +35,6 @@ from harness.worktrees import search_path
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
-NOTICE_S = 0.5  # how much later than an engine we may see that one of its processes is gone
 IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
 SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture that waits is no faster
 GIB = 1 << 30
@@ -214,6 +212,7 @@ class Session:
                 continue
             child = processes.adopt(f"{ROLES.get(role, role)} of {arm.name}", pid)
             if child is None:
+                self._raise_if_explained()
                 raise RunFailed(f"the {ROLES.get(role, role)} of {arm.name} (pid {pid}) died at once")
             self._watch(child)
             children.append(child)
@@ -376,10 +375,7 @@ class Session:
     def _failure(self, message: api.Failed) -> Exception:
         if message.usage:
             return api.BadSetting(message.message)
-        own = [child for child in self._alive if child.popen is None]  # what engines started
-        if own:  # an engine sees the sockets of a process close before the kernel calls it ended
-            select.select([child.pidfd for child in own], [], [], NOTICE_S)
-        gone = [child for child in own if child.ended()]
+        gone = [child for child in self._alive if child.pid in message.died]
         who = gone[0].obituary() if gone else f"the engine of {message.name} failed"
         return RunFailed(f"{who}: {message.message}", message.traceback)
 
@@ -405,9 +401,13 @@ class Session:
 
 
 def private_bytes(booted: Mapping[str, Booted]) -> int:
-    """Memory that would be free without these engines."""
-    pids = [child.pid for each in booted.values() for child in each.children]
-    return sum(psutil.Process(pid).memory_full_info().uss for pid in pids)
+    """Memory that would be free without these engines. A process that is gone has none; that it died is told
+    by whoever waits for it next."""
+    total = 0
+    for child in (child for each in booted.values() for child in each.children):
+        with suppress(psutil.NoSuchProcess):  # a zombie is one too
+            total += psutil.Process(child.pid).memory_full_info().uss
+    return total
 
 
 def check_memory(booted: int, arms: int, taken: int, free: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -22,6 +22,8 @@ BREAKS = (
     "describes nothing",
     "describes no context",
     "counts in halves",
+    "starts half",
+    "returns early",
     "loses a token",
     "turns time back",
     "is of another clock",
@@ -78,12 +80,23 @@ class Sink:
 class Broken(Clockwork):
     def start(self, events: api.EventSink) -> api.Description:
         breaks = self.toggles["breaks"]
+        if breaks == "starts half":
+            raise ValueError("no hands")
         said = Clockwork.start(self, Sink(events, breaks))  # type: ignore[arg-type]
         if breaks == "describes nothing":
             return None  # type: ignore[return-value]
         if breaks == "describes no context":
             del said.model["context"]
         return said
+
+    def run(self, pump: Callable[[float | None], bool]) -> None:
+        if self.toggles["breaks"] != "returns early":
+            Clockwork.run(self, pump)
+
+    def stop(self) -> None:
+        if self.toggles["breaks"] == "starts half":
+            raise AttributeError("what start did not make")
+        Clockwork.stop(self)
 
     def collect(self) -> api.RoundRecord:
         breaks = self.toggles["breaks"]
