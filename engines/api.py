@@ -105,7 +105,9 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     id: int
     token_ids: list[int]
     text: str
-    token_ns: list[int]  # when the engine had each token on the host, as far as it tells
+    # When the engine had each token on the host: one per token, -1 where it can't tell. After a chunk without
+    # any, no chunk has them.
+    token_ns: list[int]
     tokens: int | None = None  # how many, where their ids are not known; -1: that is not known either
     arrived_ns: int = -1
     lag_ns: int = -1
@@ -119,7 +121,11 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """The end of one request; comes after its last chunk.
+    """The end of one request; comes after its last chunk, once.
+
+    Its stamps and `token_ns` are each -1 or in the order of their happening, after the request was sent and
+    before this arrives. A request whose records break that, or whose tokens are not `completion_tokens`,
+    counts as failed.
 
     The last three are of an engine that is itself the client of a server, as in Chunk: just before and just
     after the call that sent the request, and the arrival of the last byte.
@@ -128,7 +134,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     id: int
     reason: str  # "length", "eos", "stop", "cancelled"
     prompt_tokens: int
-    completion_tokens: int
+    completion_tokens: int  # as many as its chunks held
     accepted_ns: int  # the engine read the request
     tokenized_ns: int  # its prompt was token ids
     admitted_ns: int  # the scheduler gave it a place in a prefill
@@ -178,9 +184,10 @@ STEP_KINDS = ("prefill", "decode")
 class StepTable(msgspec.Struct, frozen=True):
     """Step records of one round as one int64 matrix, row-major; -1 means "did not happen".
 
-    Columns: "step", "kind" (index into STEP_KINDS), "batch" (requests), "tokens" (fed to the model),
-    "dropped" (rows whose result was not wanted any more), "preempted" (requests put back), and for each of
-    PHASES the stamps "<phase>.start" and "<phase>.end".
+    Columns, all of them: "step", "kind" (index into STEP_KINDS), "batch" (requests), "tokens" (fed to the
+    model), "dropped" (rows whose result was not wanted any more), "preempted" (requests put back), and for
+    each of PHASES the stamps "<phase>.start" and "<phase>.end". A round whose records can't be (a step number
+    twice, a phase that ends before it starts, stamps that are no perf_counter_ns of the round) fails the run.
     """
 
     columns: list[str]
@@ -236,13 +243,17 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile | None = None
 
 
+DEVICE_SAYS = ("kind", "name")  # at least
+MODEL_SAYS = ("name", "vocabulary", "context")
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is, once started."""
 
     engine: str
     versions: dict[str, str]
-    device: dict[str, str]  # at least "kind" ("cuda", "emulated", "cpu", "remote") and "name"
-    # At least "name", "vocabulary", "context"; "tokenizer" (a tokenizer.json), "eos" (an id) if it has them.
+    device: dict[str, str]  # DEVICE_SAYS: "kind" is "cuda", "emulated", "cpu" or "remote"
+    # MODEL_SAYS; "tokenizer" (a tokenizer.json), "eos" (an id) if it has them.
     model: dict[str, str | int]
     toggles: dict[str, str]
     deterministic: bool  # equal prompts give equal greedy tokens, whatever the batch
@@ -305,7 +316,8 @@ class Engine:
         return {}
 
     def stop(self) -> None:
-        """End every process and thread of the engine."""
+        """End every process and thread of the engine; also after a `start` or `run` that failed. What takes
+        longer than 5 seconds is killed."""
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -521,6 +533,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
     usage: bool
     traceback: str = ""
+    died: list[int] = []  # of Description.pids, what had ended before the engine was stopped
 
 
 FromHost = Ready | Begun | Collected | Gauges | Failed

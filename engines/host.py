@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 import msgspec
@@ -20,6 +22,7 @@ import zmq
 from engines import api
 
 PR_SET_PDEATHSIG = 1
+NOTICE_S = 0.2  # how much later than the engine the kernel may tell that a process has ended
 ORPHANED = signal.SIGRTMIN  # one that no engine's own processes use for something else
 
 
@@ -52,6 +55,9 @@ class Host:
         self.poller.register(self.inbox, zmq.POLLIN)
         self.parent = os.pidfd_open(config.parent)
         self.poller.register(self.parent, zmq.POLLIN)
+        self.stopped = False
+        self.pidfds: dict[int, int] = {}  # of the engine's other processes
+        self.died: list[int] = []
         self._decode = msgspec.msgpack.Decoder(api.ToHost).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -59,13 +65,31 @@ class Host:
         """Start the engine, run it until told to stop, end it."""
         engine = build_engine(self.config)
         try:
-            description = engine.start(Sink(self.config.events, self.context))
-            if engine.wake_fd is not None:
-                self.poller.register(engine.wake_fd, zmq.POLLIN)
-            self.say(api.Ready(self.config.name, description, origin(engine)))
-            engine.run(lambda timeout: self.pump(engine, timeout))
-        finally:
-            engine.stop()
+            self._serve(engine)
+        except BaseException:
+            self.died = self._ended()
+            with suppress(Exception):  # half started, `stop` may well break; the first failure is told
+                engine.stop()
+            raise
+        engine.stop()
+
+    def _serve(self, engine: api.Engine) -> None:
+        description = engine.start(Sink(self.config.events, self.context))
+        if engine.wake_fd is not None:
+            self.poller.register(engine.wake_fd, zmq.POLLIN)
+        self.say(api.Ready(self.config.name, description, origin(engine)))
+        for pid in set(description.pids.values()) - {os.getpid()}:
+            with suppress(OSError):
+                self.pidfds[pid] = os.pidfd_open(pid)
+        engine.run(lambda timeout: self.pump(engine, timeout))
+        if not self.stopped:
+            raise api.EngineError("its run returned before pump said stop")
+
+    def _ended(self) -> list[int]:
+        """The engine's processes that have ended; an engine sees the sockets of one close a moment before the
+        kernel calls it that."""
+        ended, _, _ = select.select(list(self.pidfds.values()), [], [], NOTICE_S if self.pidfds else 0)
+        return [pid for pid, descriptor in self.pidfds.items() if descriptor in ended]
 
     def say(self, message: api.FromHost) -> None:
         self.replies.send(self._encode(message))
@@ -99,6 +123,7 @@ class Host:
                 case api.ReadGauges():
                     self.say(api.Gauges(self.config.name, engine.gauges()))
                 case api.Stop():
+                    self.stopped = True
                     return False
 
     def close(self) -> None:
@@ -155,7 +180,7 @@ def main() -> int:
         message = str(error) if known else f"{type(error).__name__}: {error}"
         if lacking:
             message = f"{sys.executable} can't run the engine of {config.name}: {error}"
-        host.say(api.Failed(config.name, message, usage, traceback.format_exc()))
+        host.say(api.Failed(config.name, message, usage, traceback.format_exc(), host.died))
         return 1
     finally:
         host.close()

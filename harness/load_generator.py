@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 from time import perf_counter_ns
 
 import msgspec
@@ -40,6 +41,7 @@ LEAD_NS = 5_000_000  # from the round's set-up to its start, so that the first r
 SPIN_NS = 200_000
 PROGRESS_NS = 500_000_000
 SEND, ARRIVE = 0, 1  # NVTX ranges
+CLOCK_NS = 100_000  # stamps of one clock, one of which came through seconds as a float, may differ by less
 CONNECT_MS = 10_000  # a host that is ready answers at once; a dead one never
 
 
@@ -65,6 +67,7 @@ class Exchange:
     texts: list[str] = field(default_factory=list)  # of an engine that gives no token ids
     token_ids: list[int] = field(default_factory=list)
     token_ns: list[int] = field(default_factory=list)
+    misaligned: bool = False  # a chunk has stamps, and one before it has fewer than tokens
     finished_ns: int = -1
     finish: api.Finish | None = None
     error: str = ""
@@ -123,6 +126,8 @@ class Round:
                     exchange.chunk_ns.append(stamp_ns if event.arrived_ns < 0 else event.arrived_ns)
                     exchange.chunk_lag_ns.append(event.lag_ns)
                     if event.tokens is None:
+                        if event.token_ns and len(exchange.token_ns) != len(exchange.token_ids):
+                            exchange.misaligned = True
                         exchange.chunk_tokens.append(len(event.token_ids))
                         exchange.token_ids += event.token_ids
                     else:
@@ -178,9 +183,35 @@ def done(round_: Round) -> messages.RoundDone:
                 text_digest(exchange.texts) if exchange.texts else digest(exchange.token_ids)
                 for exchange in exchanges
             ],
-            errors=[exchange.error for exchange in exchanges],
+            errors=[exchange.error or broken(exchange) for exchange in exchanges],
         ),
     )
+
+
+def broken(exchange: Exchange) -> str:
+    """What can't be in the records of a request that came to its end, "" where nothing is. Metrics would be
+    made of it; so such a request counts as failed, with this as its cause. An engine that is itself a client
+    only passes on what a server says, which may count tokens that it does not send."""
+    finish = exchange.finish
+    if finish is None or finish.sent_ns >= 0:
+        return ""
+    told = len(exchange.token_ids)
+    if not exchange.texts and told != finish.completion_tokens:
+        return f"the engine sent {told} tokens, and says at the end that it was {finish.completion_tokens}"
+    if exchange.misaligned or (told and len(exchange.token_ns) > told):
+        return "the engine's token_ns are not one per token"
+    stamps = {
+        "accepted": finish.accepted_ns,
+        "tokenized": finish.tokenized_ns,
+        "admitted": finish.admitted_ns,
+        **{f"token {number}": stamp for number, stamp in enumerate(exchange.token_ns, 1)},
+    }
+    known = [("sent", exchange.sent_ns), *((name, stamp) for name, stamp in stamps.items() if stamp >= 0)]
+    known.append(("its end's arrival", exchange.finished_ns))
+    for (first, before), (second, after) in pairwise(known):
+        if after < before - CLOCK_NS:
+            return f"the engine's stamps are out of order: {second} comes before {first}"
+    return ""
 
 
 def _row(exchange: Exchange) -> tuple[int, ...]:
@@ -394,7 +425,11 @@ class LoadGenerator:
         round_.sent(due, sent, perf_counter_ns())
 
     def _take(self, message: bytes, stamp: int, round_: Round) -> None:
-        round_.arrived(stamp, self._decode_events(message))
+        try:
+            events = self._decode_events(message)
+        except msgspec.DecodeError as error:
+            raise LoadError(f"the engine sent what are no events: {error}") from None
+        round_.arrived(stamp, events)
 
     @contextmanager
     def _connected(self, address: str) -> Iterator[zmq.Socket[bytes]]:

@@ -17,6 +17,7 @@ Int64s = NDArray[np.int64]
 
 DEVICE_KINDS = ("program", "h2d", "d2h")  # by the number in api.DeviceWork
 DEVICE_COLUMNS = ("kind", "step", "start_ns", "end_ns")
+CLOCK_NS = 1_000_000_000  # a device's clock is converted; one that is off by more is another clock
 STEP_COLUMNS = (
     *("step", "kind", "batch", "tokens", "dropped", "preempted"),
     *(f"{phase}.{edge}" for phase in api.PHASES for edge in ("start", "end")),
@@ -51,6 +52,58 @@ def requests_frame(done: RoundDone) -> pd.DataFrame:
             "error": pd.Series(data.errors, dtype="str"),
         }
     )
+
+
+def broken(record: api.RoundRecord, began_ns: int, ended_ns: int) -> str:
+    """What can't be in the records of a round that was begun and collected at these times, "" where nothing
+    is. Metrics would be made of it."""
+    return _broken_steps(record.steps, began_ns, ended_ns) or _broken_work(
+        record.device_work, began_ns, ended_ns
+    )
+
+
+def _broken_steps(table: api.StepTable | None, began_ns: int, ended_ns: int) -> str:
+    if table is None:
+        return ""
+    if sorted(table.columns) != sorted(STEP_COLUMNS):
+        odd = sorted(set(table.columns) ^ set(STEP_COLUMNS))
+        return (
+            f"the columns of its steps are not those of StepTable: {', '.join(odd) or 'one is twice there'}"
+        )
+    if len(table.data) != table.rows * len(table.columns) * 8:
+        return f"its step records are {len(table.data)} bytes, which is not {table.rows} rows"
+    frame = pd.DataFrame(_matrix(table.data, len(table.columns)), columns=table.columns)
+    if not frame["kind"].between(0, len(api.STEP_KINDS) - 1).all():
+        return "a step's kind is no index into STEP_KINDS"
+    if not frame["step"].is_unique:
+        return "two steps have one number"
+    for phase in api.PHASES:
+        start, end = (frame[f"{phase}.{edge}"].to_numpy() for edge in ("start", "end"))
+        if wrong := _broken_span(f"{phase} of a step", start, end, began_ns, ended_ns):
+            return wrong
+    return ""
+
+
+def _broken_work(work: api.DeviceWork | None, began_ns: int, ended_ns: int) -> str:
+    if work is None:
+        return ""
+    if len(work.data) != work.rows * len(DEVICE_COLUMNS) * 8:
+        return f"its device work is {len(work.data)} bytes, which is not {work.rows} rows"
+    kind, _, start, end = _matrix(work.data, len(DEVICE_COLUMNS)).T
+    if not ((kind >= 0) & (kind < len(DEVICE_KINDS))).all():
+        return f"a kind of device work is none of 0 to {len(DEVICE_KINDS) - 1}"
+    return _broken_span("a piece of device work", start, end, began_ns, ended_ns)
+
+
+def _broken_span(what: str, start: Int64s, end: Int64s, began_ns: int, ended_ns: int) -> str:
+    """-1 for both: it did not happen."""
+    happened = (start != -1) | (end != -1)
+    start, end = start[happened], end[happened]
+    if (end < start).any():
+        return f"{what} ends before it starts"
+    if ((start < began_ns - CLOCK_NS) | (end > ended_ns + CLOCK_NS)).any():
+        return f"{what} lies outside of the round: its stamps are not perf_counter_ns"
+    return ""
 
 
 def steps_frame(record: api.RoundRecord) -> pd.DataFrame:

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
+from time import perf_counter_ns
 from types import TracebackType
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ import zmq
 
 import engines
 from engines import api
-from harness import messages, processes
+from harness import messages, processes, records
 from harness.design import Arm
 from harness.processes import Child
 from harness.rooms import room
@@ -85,6 +86,9 @@ class Session:
         self._alive: list[Child] = []
         self._boots = 0
         self._rounds = 0
+        self._began_ns = 0
+        self._generator: Child | None = None
+        self._loaded: Booted | None = None  # the engine of the latest round
 
     def __enter__(self) -> Session:
         self._left = ExitStack()
@@ -128,7 +132,8 @@ class Session:
     @property
     def pids(self) -> dict[str, int]:
         """The run's processes that are no engine's."""
-        return {"harness": os.getpid(), "load_generator": self._generator.pid}
+        load = {} if self._generator is None else {"load_generator": self._generator.pid}
+        return {"harness": os.getpid(), **load}
 
     # -- boots ---------------------------------------------------------------------------------------------
 
@@ -150,6 +155,7 @@ class Session:
         descriptions: dict[str, api.Description] = {}
         while len(descriptions) < len(arms):
             ready = self._host_says(api.Ready)
+            check_description(ready)
             self._check_origin(ready)
             descriptions[ready.name] = ready.description
         return {arm.name: self._joined(arm, *hosts[arm.name], descriptions[arm.name]) for arm in arms}
@@ -206,6 +212,7 @@ class Session:
                 continue
             child = processes.adopt(f"{ROLES.get(role, role)} of {arm.name}", pid)
             if child is None:
+                self._raise_if_explained()
                 raise RunFailed(f"the {ROLES.get(role, role)} of {arm.name} (pid {pid}) died at once")
             self._watch(child)
             children.append(child)
@@ -224,11 +231,13 @@ class Session:
 
     def begin(self, booted: Booted) -> None:
         """Make the engine forget what it recorded."""
+        self._began_ns = perf_counter_ns()
         booted.inbox.send(msgspec.msgpack.encode(api.BeginRound()))
         self._host_says(api.Begun)
 
     def begin_profile(self, booted: Booted, steps: int) -> None:
         """The same, for a round that is profiled, with a window of so many steps."""
+        self._began_ns = perf_counter_ns()
         booted.inbox.send(msgspec.msgpack.encode(api.BeginProfile(steps)))
         self._host_says(api.Begun)
 
@@ -238,6 +247,7 @@ class Session:
     ) -> messages.RoundDone:  # fmt: skip
         """Send one round's requests and wait for their end; meanwhile this process sleeps."""
         self._rounds += 1
+        self._loaded = booted
         order = messages.RunRound(
             round_id=self._rounds,
             target=booted.address,
@@ -249,9 +259,12 @@ class Session:
         return self._load_says(messages.RoundDone, on_progress)
 
     def collect(self, booted: Booted) -> api.RoundRecord:
-        """What the engine recorded since `begin`."""
+        """What the engine recorded since `begin`. Raises RunFailed for records that can't be."""
         booted.inbox.send(msgspec.msgpack.encode(api.Collect()))
-        return self._host_says(api.Collected).record
+        record = self._host_says(api.Collected).record
+        if wrong := records.broken(record, self._began_ns, perf_counter_ns()):
+            raise RunFailed(f"the engine of {booted.arm.name} recorded what can't be: {wrong}")
+        return record
 
     # -- without a load generator --------------------------------------------------------------------------
 
@@ -269,19 +282,29 @@ class Session:
     def _host_says(self, kind: type[T]) -> T:
         while True:
             self._wait(self._from_hosts)
-            message = msgspec.msgpack.decode(self._from_hosts.recv(), type=api.FromHost)
+            message = self._heard()
             if isinstance(message, api.Failed):
                 raise self._failure(message)
             if isinstance(message, kind):
                 return message
+
+    def _heard(self) -> api.FromHost:
+        """The next message of a host. Raises RunFailed for one that is not as engines/api.py says: what an
+        engine made is looked at here, not in its own process."""
+        message = self._from_hosts.recv()
+        try:
+            heard: api.FromHost = msgspec.msgpack.decode(message, type=api.FromHost)
+        except msgspec.ValidationError as error:
+            said = msgspec.msgpack.decode(message)
+            raise RunFailed(f"the engine of {said['name']} broke engines/api.py: {error}") from None
+        return heard
 
     def _load_says(self, kind: type[T], on_progress: OnProgress | None = None) -> T:
         while True:
             self._wait(self._from_load)
             message = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
             if isinstance(message, messages.LoadFailed):
-                self._wait_for_a_death()
-                raise RunFailed(f"the load generator gave up: {message.message}", message.traceback)
+                raise self._load_failure(message)
             if isinstance(message, messages.Progress) and on_progress is not None:
                 on_progress(message)
             if isinstance(message, kind):
@@ -297,24 +320,44 @@ class Session:
             if not ready and seconds is not None:
                 raise RunFailed(f"no engine said anything for {seconds:g} s, with requests in flight")
             if self._from_hosts in ready:  # nothing is expected of a host now, so this is a failure
-                message = msgspec.msgpack.decode(self._from_hosts.recv(), type=api.FromHost)
+                message = self._heard()
                 if isinstance(message, api.Failed):
                     raise self._failure(message)
             self._raise_if_dead()
 
-    def _wait_for_a_death(self) -> None:
-        """A load generator that loses its engine may say so before the kernel tells of the death."""
-        self._poller.poll(EXPLAIN_MS)
-        self._raise_if_dead()
+    def _load_failure(self, message: messages.LoadFailed) -> RunFailed:
+        """What the load generator says of the engine, and the last that engine printed. One that loses its
+        engine may say so before the kernel tells of the death, which is then raised. That the load generator
+        ends behind its last word is no death to tell of."""
+        others = [child for child in self._alive if child is not self._generator]
+        news = zmq.Poller()
+        for each in (self._from_hosts, *(child.pidfd for child in others)):
+            news.register(each, zmq.POLLIN)
+        news.poll(EXPLAIN_MS)
+        self._raise_if_explained(0)
+        self._raise_if_dead(others)
+        if self._loaded is None:
+            return RunFailed(f"the load generator gave up: {message.message}", message.traceback)
+        arm, (host, *_) = self._loaded.arm, self._loaded.children
+        said = host.last_words()
+        printed = f"; its host last printed: {said}" if said else ""
+        return RunFailed(
+            f"the load generator gave up on {arm.name}: {message.message}{printed}",
+            f"{message.traceback}\n{host.output()}",
+        )
 
-    def _raise_if_dead(self) -> None:
+    def _raise_if_dead(self, among: Sequence[Child] | None = None) -> None:
         """Name the process that died. A host that dies takes its device process along, never the other way
         round unseen: so a host that was killed comes first, and an engine may still say what it knows."""
-        dead = [child for child in self._alive if child.ended()]
+        dead = [child for child in (self._alive if among is None else among) if child.ended()]
         if not dead:
             return
         by_signal = [child for child in dead if child.popen is not None and (child.popen.returncode or 0) < 0]
         child = (by_signal or [each for each in dead if each.popen is None] or dead)[0]
+        if child is self._generator and self._from_load.poll(EXPLAIN_MS):
+            word = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
+            if isinstance(word, messages.LoadFailed):
+                raise self._load_failure(word)
         if not by_signal:
             self._raise_if_explained()
         obituary, said = child.obituary(), child.last_words()
@@ -322,17 +365,17 @@ class Session:
             raise api.BadSetting(f"the interpreter of the {child.role} lacks a package: {said}")
         raise RunFailed(f"{obituary}: {said}" if said else obituary, child.output())
 
-    def _raise_if_explained(self) -> None:
+    def _raise_if_explained(self, patience_ms: int = EXPLAIN_MS) -> None:
         """A host that fails says why and ends; which of the two is seen first is chance."""
-        if self._from_hosts.poll(EXPLAIN_MS):
-            message = msgspec.msgpack.decode(self._from_hosts.recv(), type=api.FromHost)
+        if self._from_hosts.poll(patience_ms):
+            message = self._heard()
             if isinstance(message, api.Failed):
                 raise self._failure(message)
 
     def _failure(self, message: api.Failed) -> Exception:
         if message.usage:
             return api.BadSetting(message.message)
-        gone = [child for child in self._alive if child.popen is None and child.ended()]
+        gone = [child for child in self._alive if child.pid in message.died]
         who = gone[0].obituary() if gone else f"the engine of {message.name} failed"
         return RunFailed(f"{who}: {message.message}", message.traceback)
 
@@ -358,9 +401,13 @@ class Session:
 
 
 def private_bytes(booted: Mapping[str, Booted]) -> int:
-    """Memory that would be free without these engines."""
-    pids = [child.pid for each in booted.values() for child in each.children]
-    return sum(psutil.Process(pid).memory_full_info().uss for pid in pids)
+    """Memory that would be free without these engines. A process that is gone has none; that it died is told
+    by whoever waits for it next."""
+    total = 0
+    for child in (child for each in booted.values() for child in each.children):
+        with suppress(psutil.NoSuchProcess):  # a zombie is one too
+            total += psutil.Process(child.pid).memory_full_info().uss
+    return total
 
 
 def check_memory(booted: int, arms: int, taken: int, free: int) -> None:
@@ -372,6 +419,19 @@ def check_memory(booted: int, arms: int, taken: int, free: int) -> None:
             f"{arms} arms at once need about {taken / booted * arms / GIB:.1f} GiB, and beside {booted} of "
             f"them {free / GIB:.1f} GiB are free: compare fewer, or a smaller model"
         )
+
+
+def check_description(ready: api.Ready) -> None:
+    """Raises RunFailed where an engine leaves out what its Description has to say at least."""
+    said = ready.description
+    for what, there, needed in (
+        ("device", said.device, api.DEVICE_SAYS),
+        ("model", said.model, api.MODEL_SAYS),
+    ):
+        if missing := [name for name in needed if name not in there]:
+            raise RunFailed(
+                f"the engine of {ready.name} describes its {what} without {' and '.join(missing)}"
+            )
 
 
 def check_interpreter(arm: Arm) -> None:

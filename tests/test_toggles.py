@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from engines import api
 from engines.overlap import SPEC
+from engines.overlap.toggles import d2h, h2d, launch, output, tables
 from engines.overlap.toggles import gc as gc_toggle
-from engines.overlap.toggles import tables
 from tests import serving
 from tests.serving import serve, some_requests
 
@@ -28,6 +28,12 @@ def steps_of(record: api.RoundRecord) -> list[dict[str, int]]:
     table = record.steps
     rows = np.frombuffer(table.data, dtype=np.int64).reshape(table.rows, -1)
     return [dict(zip(table.columns, row.tolist(), strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize(("toggle", "arguments"), [(d2h, 2), (h2d, 5), (launch, 2), (output, 6), (tables, 3)])
+def test_a_choice_that_nobody_wrote_is_not_measured_as_another(toggle, arguments):
+    with pytest.raises(KeyError, match="declared"):
+        toggle.choose("declared", *[None] * arguments)
 
 
 # -- tables ---------------------------------------------------------------------------------------------

@@ -95,4 +95,6 @@ class BehindEvent:
 
 
 def choose(choice: str, device: Device, sampled_ids: Buffer) -> DeviceToHost:
-    return Blocking(device, sampled_ids) if choice == "blocking" else BehindEvent(device, sampled_ids)
+    if choice == "blocking":
+        return Blocking(device, sampled_ids)
+    return {"event": BehindEvent}[choice](device, sampled_ids)

@@ -111,4 +111,6 @@ class ForwardThread:
 
 
 def choose(choice: str, forward: Forward, counters: dict[str, int]) -> Launch:
-    return ForwardThread(forward, counters) if choice == "thread" else Inline(forward)
+    if choice == "thread":
+        return ForwardThread(forward, counters)
+    return {"inline": Inline}[choice](forward)

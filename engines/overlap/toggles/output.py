@@ -271,4 +271,4 @@ def choose(
         return InProcess(events, model, vocabulary, interval, counters)
     if choice == "deferred":
         return Deferred(make_processor)
-    return Inline(make_processor, counters)
+    return {"inline": Inline}[choice](make_processor, counters)

@@ -104,4 +104,4 @@ class DirtyRows(Full):
 
 
 def choose(choice: str, slots: int, blocks: int, counters: dict[str, int]) -> Tables:
-    return Full(slots, blocks, counters) if choice == "full" else DirtyRows(slots, blocks, counters)
+    return {"full": Full, "dirty-rows": DirtyRows}[choice](slots, blocks, counters)

@@ -1,0 +1,128 @@
+"""The clockwork engine with one thing wrong: each choice of `breaks` is a way not to keep to the contract."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from engines import api
+from harness.records import STEP_COLUMNS
+from tests import clockwork_engine
+from tests.clockwork_engine import Clockwork
+
+BREAKS = (
+    "nothing",
+    "finishes twice",
+    "chunks for nobody",
+    "ids of text",
+    "describes nothing",
+    "describes no context",
+    "counts in halves",
+    "starts half",
+    "returns early",
+    "loses a token",
+    "turns time back",
+    "is of another clock",
+    "stamps every other",
+    "short records",
+    "no such kind",
+    "ends before it starts",
+    "records another clock",
+)
+
+BAD_STEPS = BREAKS[-4:]
+
+SPEC = api.EngineSpec(
+    name="broken",
+    summary="a clock with one thing wrong",
+    toggles=(
+        *clockwork_engine.SPEC.toggles,
+        api.Toggle("breaks", BREAKS, "what is wrong with it", "tests", {}),
+    ),
+    build="tests.broken_engine:build",
+)
+
+
+@dataclass(slots=True)
+class Sink:
+    """What the engine sends, with what is wrong with it."""
+
+    sink: api.EventSink
+    breaks: str
+
+    def send(self, events: list[api.Event]) -> None:
+        self.sink.send([wrong for event in events for wrong in self.wrong(event)])
+
+    def wrong(self, event: api.Event) -> list[api.Event]:
+        match self.breaks, event:
+            case "finishes twice", api.Finish():
+                return [event, event]
+            case "chunks for nobody", api.Chunk():
+                return [event, api.Chunk(987654, event.token_ids, event.text, event.token_ns)]
+            case "ids of text", api.Chunk():
+                return [api.Chunk(event.id, ["a"], event.text, event.token_ns)]  # type: ignore[list-item]
+            case "loses a token", api.Finish():
+                return [msgspec.structs.replace(event, completion_tokens=event.completion_tokens + 1)]
+            case "turns time back", api.Finish():
+                return [msgspec.structs.replace(event, tokenized_ns=event.accepted_ns - 1_000_000)]
+            case "is of another clock", api.Chunk():
+                return [msgspec.structs.replace(event, token_ns=[time.time_ns()])]
+            case "stamps every other", api.Chunk() if event.token_ids[0] % 2 == 0:
+                return [msgspec.structs.replace(event, token_ns=[])]
+        return [event]
+
+
+@dataclass(slots=True)
+class Broken(Clockwork):
+    def start(self, events: api.EventSink) -> api.Description:
+        breaks = self.toggles["breaks"]
+        if breaks == "starts half":
+            raise ValueError("no hands")
+        said = Clockwork.start(self, Sink(events, breaks))  # type: ignore[arg-type]
+        if breaks == "describes nothing":
+            return None  # type: ignore[return-value]
+        if breaks == "describes no context":
+            del said.model["context"]
+        return said
+
+    def run(self, pump: Callable[[float | None], bool]) -> None:
+        if self.toggles["breaks"] != "returns early":
+            Clockwork.run(self, pump)
+
+    def stop(self) -> None:
+        if self.toggles["breaks"] == "starts half":
+            raise AttributeError("what start did not make")
+        Clockwork.stop(self)
+
+    def collect(self) -> api.RoundRecord:
+        breaks = self.toggles["breaks"]
+        if breaks == "counts in halves":
+            return api.RoundRecord(counters={"ticks": 0.5})  # type: ignore[dict-item]
+        record = Clockwork.collect(self)
+        return msgspec.structs.replace(record, steps=table(breaks)) if breaks in BAD_STEPS else record
+
+
+def table(breaks: str) -> api.StepTable:
+    """One step, with what is wrong with it."""
+    now = time.perf_counter_ns()
+    start, end = {
+        "ends before it starts": (now, now - 1000),
+        "records another clock": (time.time_ns(), time.time_ns()),
+    }.get(breaks, (now - 1000, now))
+    values = dict.fromkeys(STEP_COLUMNS, -1) | {
+        "step": 1,
+        "batch": 1,
+        "launch.start": start,
+        "launch.end": end,
+    }
+    values["kind"] = len(api.STEP_KINDS) if breaks == "no such kind" else 1
+    data = np.array(list(values.values()), dtype=np.int64).tobytes()
+    return api.StepTable(list(values), 2 if breaks == "short records" else 1, data)
+
+
+def build(options: api.EngineOptions, toggles: Mapping[str, str]) -> Broken:
+    return Broken(options, toggles)

@@ -1,0 +1,63 @@
+"""Engines that do not keep to engines/api.py: the run says which did what, and gives no numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench_command import installed, last_line, start
+
+ONE_ARM = (
+    *("run", "--engine", "broken", "--no-pretok", "--blocks", "1", "--rounds", "1"),
+    *("--num-requests", "4", "--max-new-tokens", "4", "--format", "json"),
+)
+UNSERVED = "before served no request: the engine"
+RECORDED = "the engine of before recorded what can't be:"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the broken engine is an installed distribution."""
+    where = tmp_path_factory.mktemp("site")
+    environment = installed(where)
+    information = where / "broken-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[bench.engines]\nbroken = tests.broken_engine:SPEC\n")
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        ("finishes twice", "the load generator gave up on before: the engine sent Finish(id=0, "),
+        ("chunks for nobody", "the load generator gave up on before: the engine sent Chunk(id=987654, "),
+        ("ids of text", "the load generator gave up on before: the engine sent what are no events: Expected"),
+        ("describes nothing", "the engine of before broke engines/api.py: Expected `object`, got `None`"),
+        ("describes no context", "the engine of before describes its model without context"),
+        ("counts in halves", "the engine of before broke engines/api.py: Expected `int`, got `float`"),
+        ("starts half", "the engine of before failed: ValueError: no hands"),
+        ("returns early", "the engine of before failed: its run returned before pump said stop"),
+        ("loses a token", f"{UNSERVED} sent 4 tokens, and says at the end that it was 5"),
+        ("turns time back", f"{UNSERVED}'s stamps are out of order: tokenized comes before accepted"),
+        (
+            "is of another clock",
+            f"{UNSERVED}'s stamps are out of order: its end's arrival comes before token",
+        ),
+        ("stamps every other", f"{UNSERVED}'s token_ns are not one per token"),
+        ("short records", f"{RECORDED} its step records are 192 bytes, which is not 2 rows"),
+        ("no such kind", f"{RECORDED} a step's kind is no index into STEP_KINDS"),
+        ("ends before it starts", f"{RECORDED} launch of a step ends before it starts"),
+        ("records another clock", f"{RECORDED} launch of a step lies outside of the round"),
+    ],
+)
+def test_an_engine_that_breaks_the_contract_is_named_with_what_it_did(
+    environment: dict[str, str], tmp_path: Path, breaks: str, message: str
+) -> None:
+    bench = start(environment, tmp_path, *ONE_ARM, "--before", f"breaks={breaks}")
+    code, stdout, stderr = bench.end()
+    assert (code, stdout) == (4, "")
+    assert last_line(stderr).startswith(f"bench: {message}")
+    assert not list((tmp_path / "results").iterdir())
+    assert not bench.left()
