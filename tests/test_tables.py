@@ -463,6 +463,29 @@ def test_numbers(value: float | None, text: str) -> None:
     assert tables.number(value) == text
 
 
+@pytest.mark.parametrize(
+    ("delta", "low", "high", "text"),
+    [
+        (-1030.4, -2055.0, -3.121, ("−1,030 us", "[−2,055, −3.12]")),
+        (999.7, 0.0421, 31_000.0, ("+1,000 us", "[+0.0421, +31,000]")),
+    ],
+)
+def test_a_difference_of_thousands_is_written_out(
+    delta: float, low: float, high: float, text: tuple[str, str]
+) -> None:
+    row = {"change": None, "delta": delta, "unit": "us", "ci_low": low, "ci_high": high}
+    assert (tables.difference(row), tables.interval(row)) == text
+    assert tables.floor({**row, "floor": 1234.5}) == "±1,234"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [(-0.0042, "−0.42%"), (0.0587, "+5.9%"), (9.42, "+942.0%"), (336.252, "+33,625%")],
+)
+def test_percents(fraction: float, text: str) -> None:
+    assert tables.percent(fraction) == text
+
+
 def test_the_frames_here_have_the_columns_of_the_real_ones() -> None:
     done_columns: Sequence[str] = requests(4).columns
     empty = records.steps_frame(api.RoundRecord())
