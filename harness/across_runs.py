@@ -122,8 +122,8 @@ def check_two(folder: Path, manifest: Manifest) -> None:
     if len(others) > 1:
         sides = (shlex.quote(f"{folder}:{name}") for name in (first, others[0]))
         raise api.BadSetting(
-            f"{folder} has {1 + len(others)} arms, {', '.join((first, *others))}, and this takes a before and "
-            f"an after; of any two there is bench compare {' '.join(sides)}"
+            f"{folder} has {1 + len(others)} arms, and this takes a before and an after; of any two of "
+            f"{', '.join((first, *others))} there is bench compare {' '.join(sides)}"
         )
 
 
