@@ -47,6 +47,7 @@ app = typer.Typer(
     help="Does this overlap optimization really help, by how much, and how sure are we?",
     add_completion=False,
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # joins the lines of a docstring
     pretty_exceptions_enable=False,
 )
 WORKLOAD, ENGINE, DESIGN, OUTPUT = "Workload", "Engine, both arms", "Design", "Output"
@@ -940,8 +941,9 @@ def main() -> None:
         code = command.main(prog_name="bench", standalone_mode=False)
     except Interrupted as error:
         code = _complain(str(error), error, INTERRUPTED)
-    except CLICK_ERROR as error:  # what typer itself found wrong with the words
-        code = _complain(error.format_message(), error, USAGE)
+    except CLICK_ERROR as error:  # what typer itself found wrong with the words; nothing where it gave help
+        said = error.format_message()
+        code = _complain(said, error, USAGE) if said else USAGE
     except api.BadSetting as error:
         code = _complain("; ".join([str(error), *_notes(error)]), error, USAGE)
     except api.EngineError as error:
