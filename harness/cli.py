@@ -623,11 +623,12 @@ def variants(
     from harness import listings
     from harness.variants import load_variants
 
-    found = load_variants()
+    found, console = load_variants(), Console(highlight=False)
     if name is None:
-        Console(highlight=False).print(listings.variants(found))
+        console.print(listings.variants(found, console.width))
     else:
-        Console(highlight=False).print(listings.variant(api.pick(name, found, "variant"), api.find_engines()))
+        chosen = api.pick(name, found, "variant")
+        console.print(listings.variant(chosen, api.find_engines(), console.width))
 
 
 @app.command()
@@ -637,7 +638,8 @@ def engines() -> None:
 
     from harness import listings
 
-    Console(highlight=False).print(*listings.engines(api.find_engines()), sep="\n")
+    console = Console(highlight=False)
+    console.print(*listings.engines(api.find_engines(), console.width), sep="\n")
 
 
 @app.command()
@@ -648,7 +650,8 @@ def doctor() -> None:
     from harness import doctor as checks
     from harness import listings
 
-    Console(highlight=False).print(listings.checkup(checks.examine()))
+    console = Console(highlight=False)
+    console.print(listings.checkup(checks.examine(), console.width))
 
 
 # Two arms have a before and an after; here the toggles say what differs, and the blocks are fixed.

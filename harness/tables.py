@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import plants, stats
 from harness.cautions import percent
+from harness.columns import keep_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -505,6 +506,7 @@ def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
         rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in shown.rows:
         rich_table.add_row(*(Text(cell) for cell in row))
+    keep_words(rich_table, [shown.columns, *shown.rows], width)
     yield rich_table
     if shown.note:
         yield Text(shown.note + "\n", style="dim")

@@ -15,11 +15,12 @@ import pytest
 from rich.console import Console
 
 from engines import api
-from harness import comparison, metrics, records, store, tables
+from harness import comparison, listings, metrics, records, store, tables
 from harness.comparison import Block
 from harness.design import Arm, Design
 from harness.machine import Code, Machine
 from harness.store import Manifest
+from harness.variants import load_variants
 from harness.workload import Workload
 
 TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
@@ -428,6 +429,18 @@ def test_sixty_columns_break_no_name() -> None:
     lines = shown(result(), 60).splitlines()
     for name in ("throughput_tok_s", "submit_lag_ms_p99", "itl_token_ms_p99"):
         assert any(name in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_listing_breaks_no_name(width: int) -> None:
+    found = load_variants()
+    text = io.StringIO()
+    Console(file=text, width=width).print(listings.variants(found, width))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert {line.split()[0] for line in lines if line.strip()} >= set(found)
+    if width == 80:
+        assert {"interpreter", "bottleneck"} <= {word.strip(",:;") for line in lines for word in line.split()}
 
 
 def test_the_primary_comes_first_and_judged_ones_next() -> None:
