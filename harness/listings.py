@@ -56,8 +56,8 @@ def engines(found: Mapping[str, api.EngineSpec], width: int) -> Iterator[Rendera
             rows = [(each.name, ", ".join(each.choices), each.changes, each.source) for each in spec.toggles]
             yield _table(("toggle", "choices, the before first", "changes", "source"), rows, width)
         if spec.settings:
-            rows = [(each.name, each.default, each.says) for each in spec.settings]
-            yield _table(("setting", "default", "what it says"), rows, width)
+            settings = [(each.name, each.default, each.says) for each in spec.settings]
+            yield _table(("setting", "default", "what it says"), settings, width)
 
 
 def checkup(findings: Sequence[Finding], width: int) -> RenderableType:
