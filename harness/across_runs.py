@@ -7,6 +7,7 @@ warned of, and get no verdict.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -81,6 +82,7 @@ def find_sides(texts: Sequence[str]) -> list[Side]:
     if len(texts) == 1 and (":" not in texts[0] or Path(texts[0]).is_dir()):
         folder = Path(texts[0])
         manifest = readable(folder)
+        check_two(folder, manifest)
         if len(manifest.design.arms) == 2:
             return [Side(folder, manifest, arm) for arm in manifest.design.arms]
     if len(texts) < 2:
@@ -118,9 +120,10 @@ def check_two(folder: Path, manifest: Manifest) -> None:
     """Raises BadSetting for a run of several arms, where a before and an after are wanted."""
     first, *others = (arm.name for arm in manifest.design.arms)
     if len(others) > 1:
+        sides = (shlex.quote(f"{folder}:{name}") for name in (first, others[0]))
         raise api.BadSetting(
-            f"{folder} has {1 + len(others)} arms, and this takes a before and an after; of any two there is "
-            f"bench compare {folder}:{first} {folder}:{others[0]}"
+            f"{folder} has {1 + len(others)} arms, and this takes a before and an after; of any two of "
+            f"{', '.join((first, *others))} there is bench compare {' '.join(sides)}"
         )
 
 

@@ -105,7 +105,7 @@ def of_decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
     if verdict == "undecided" and primary.scale == "ratio":
         low, high = stats.blocks_needed(primary.sd, primary.blocks, design.margin)
         lines.append(
-            f"undecided: judged by the spread alone, {low} to {high} blocks would detect a change of "
+            f"undecided: judged by the spread alone, {low:,} to {high:,} blocks would detect a change of "
             f"{100 * design.margin:.3g}% in 4 of 5 runs; that is for a fresh run, more blocks for this one "
             "would be peeking"
         )
@@ -333,8 +333,8 @@ def _largest(frame: pd.DataFrame, column: str) -> float:
 
 
 def percent(fraction: float | None) -> str:
-    """A signed share, "−5.9%"; two decimals under 1%."""
+    """A signed share, "−5.9%"; two decimals under 1%, none from 1,000% on."""
     if fraction is None:
         return ""
-    digits = 2 if abs(fraction) < 0.01 else 1
-    return f"{fraction:+.{digits}%}".replace("-", "−")
+    digits = 2 if abs(fraction) < 0.01 else 1 if abs(fraction) < 10 else 0
+    return f"{fraction:+,.{digits}%}".replace("-", "−")

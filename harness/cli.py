@@ -47,6 +47,7 @@ app = typer.Typer(
     help="Does this overlap optimization really help, by how much, and how sure are we?",
     add_completion=False,
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # joins the lines of a docstring
     pretty_exceptions_enable=False,
 )
 WORKLOAD, ENGINE, DESIGN, OUTPUT = "Workload", "Engine, both arms", "Design", "Output"
@@ -622,11 +623,12 @@ def variants(
     from harness import listings
     from harness.variants import load_variants
 
-    found = load_variants()
+    found, console = load_variants(), Console(highlight=False)
     if name is None:
-        Console(highlight=False).print(listings.variants(found))
+        console.print(listings.variants(found, console.width))
     else:
-        Console(highlight=False).print(listings.variant(api.pick(name, found, "variant"), api.find_engines()))
+        chosen = api.pick(name, found, "variant")
+        console.print(listings.variant(chosen, api.find_engines(), console.width))
 
 
 @app.command()
@@ -636,7 +638,8 @@ def engines() -> None:
 
     from harness import listings
 
-    Console(highlight=False).print(*listings.engines(api.find_engines()), sep="\n")
+    console = Console(highlight=False)
+    console.print(*listings.engines(api.find_engines(), console.width), sep="\n")
 
 
 @app.command()
@@ -647,7 +650,8 @@ def doctor() -> None:
     from harness import doctor as checks
     from harness import listings
 
-    Console(highlight=False).print(listings.checkup(checks.examine()))
+    console = Console(highlight=False)
+    console.print(listings.checkup(checks.examine(), console.width))
 
 
 # Two arms have a before and an after; here the toggles say what differs, and the blocks are fixed.
@@ -940,8 +944,9 @@ def main() -> None:
         code = command.main(prog_name="bench", standalone_mode=False)
     except Interrupted as error:
         code = _complain(str(error), error, INTERRUPTED)
-    except CLICK_ERROR as error:  # what typer itself found wrong with the words
-        code = _complain(error.format_message(), error, USAGE)
+    except CLICK_ERROR as error:  # what typer itself found wrong with the words; nothing where it gave help
+        said = error.format_message()
+        code = _complain(said, error, USAGE) if said else USAGE
     except api.BadSetting as error:
         code = _complain("; ".join([str(error), *_notes(error)]), error, USAGE)
     except api.EngineError as error:

@@ -132,7 +132,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
                 f"a run that stops by what it finds needs two arms; give --blocks for {len(self.arms)}"
             )
         if not 0 < self.margin < 1:
-            raise api.BadSetting(f"--margin must lie between 0% and 100%, not {self.margin:.4g}")
+            raise api.BadSetting(f"--margin must be above 0% and below 100%, not {100 * self.margin:.4g}%")
         if len(self.secondaries) > MAX_SECONDARIES:
             raise api.BadSetting(f"at most {MAX_SECONDARIES} --secondary, not {len(self.secondaries)}")
         if self.primary in self.secondaries or len(set(self.secondaries)) < len(self.secondaries):
@@ -150,7 +150,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_plant(self, share: float) -> None:
         if not 0 <= share < 1:
-            raise api.BadSetting(f"--plant must lie between 0% and 100%, not {share:.4g}")
+            raise api.BadSetting(f"--plant must be at least 0% and below 100%, not {100 * share:.4g}%")
         if len(self.arms) != 2:
             raise api.BadSetting("--plant delays the after arm, and there is none; bench aa has one")
         if not self.arms[0].options.recorder:

@@ -62,7 +62,7 @@ def check(names: Sequence[str], limit: float) -> None:
     if len(set(names)) < len(names) or len(names) > MOST_METRICS:
         raise api.BadSetting(f"--metric takes up to {MOST_METRICS} different metrics")
     if not 0 < limit < 1:
-        raise api.BadSetting(f"--max-regression must lie between 0% and 100%, not {limit:.4g}")
+        raise api.BadSetting(f"--max-regression must be above 0% and below 100%, not {100 * limit:.4g}%")
 
 
 def gated(design: Design) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engines import api
+from harness.columns import keep_words
 from harness.settings import spelled
 from harness.variants import Variant
 
@@ -17,65 +18,62 @@ if TYPE_CHECKING:
     from harness.doctor import Finding
 
 
-def variants(found: Mapping[str, Variant]) -> RenderableType:
-    """One row per variant."""
-    table = _table("variant", "what it changes", "source", "expected")
+def variants(found: Mapping[str, Variant], width: int) -> RenderableType:
+    """One row per variant, for a terminal of `width` columns; so below."""
+    rows = []
     for name, each in found.items():
         expected = "\n".join(f"{device}: {verdict}" for device, verdict in each.expect.items())
-        table.add_row(name, each.title, each.source, expected)
+        rows.append((name, each.title, each.source, expected))
+    table = _table(("variant", "what it changes", "source", "expected"), rows, width)
     return Group(table, Text("bench variants NAME shows one in full; bench run --variant NAME measures it"))
 
 
-def variant(each: Variant, engines: Mapping[str, api.EngineSpec]) -> RenderableType:
+def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) -> RenderableType:
     """Everything about one: settings of both arms, what its toggles do, workload, claim, expectations."""
-    facts = _table("", "")
-    facts.show_header = False
-    facts.add_row("changes", each.title)
-    facts.add_row("source", each.source)
-    facts.add_row("claim", each.claim)
+    facts = []
+    facts.append(("changes", each.title))
+    facts.append(("source", each.source))
+    facts.append(("claim", each.claim))
     spec = api.pick(each.engine, engines, "engine")
     for name in each.changes:
-        facts.add_row(name, spec.toggle(name).changes)
-    facts.add_row("before", spelled(each.before))
-    facts.add_row("after", spelled(each.after))
+        facts.append((name, spec.toggle(name).changes))
+    facts.append(("before", spelled(each.before)))
+    facts.append(("after", spelled(each.after)))
     if each.workload:
-        facts.add_row("workload", spelled(each.workload))
+        facts.append(("workload", spelled(each.workload)))
     if each.options:
-        facts.add_row("options", spelled(each.options))
+        facts.append(("options", spelled(each.options)))
     for device, verdict in each.expect.items():
-        facts.add_row(f"expected on {device}", verdict)
-    return Group(Text(each.name, style="bold"), facts)
+        facts.append((f"expected on {device}", verdict))
+    return Group(Text(each.name, style="bold"), _table(("", ""), facts, width))
 
 
-def engines(found: Mapping[str, api.EngineSpec]) -> Iterator[RenderableType]:
+def engines(found: Mapping[str, api.EngineSpec], width: int) -> Iterator[RenderableType]:
     """Each engine with its toggles."""
     for spec in found.values():
         yield Text(f"{spec.name}: {spec.summary}" + (f" (needs {spec.needs})" if spec.needs else ""))
         if spec.toggles:
-            table = _table("toggle", "choices, the before first", "changes", "source")
-            for toggle in spec.toggles:
-                table.add_row(toggle.name, ", ".join(toggle.choices), toggle.changes, toggle.source)
-            yield table
+            rows = [(each.name, ", ".join(each.choices), each.changes, each.source) for each in spec.toggles]
+            yield _table(("toggle", "choices, the before first", "changes", "source"), rows, width)
         if spec.settings:
-            table = _table("setting", "default", "what it says")
-            for setting in spec.settings:
-                table.add_row(setting.name, setting.default, setting.says)
-            yield table
+            settings = [(each.name, each.default, each.says) for each in spec.settings]
+            yield _table(("setting", "default", "what it says"), settings, width)
 
 
-def checkup(findings: Sequence[Finding]) -> RenderableType:
+def checkup(findings: Sequence[Finding], width: int) -> RenderableType:
     """One line per finding, with a remedy where something would spoil a measurement."""
-    table = _table("", "", "found", "remedy")
-    for each in findings:
-        mark = Text("ok", style="green") if each.fine else Text("warn", style="yellow")
-        table.add_row(mark, each.what, each.found, each.remedy)
-    return table
+    fine, spoils = Text("ok", style="green"), Text("warn", style="yellow")
+    rows = [(fine if each.fine else spoils, each.what, each.found, each.remedy) for each in findings]
+    return _table(("", "", "found", "remedy"), rows, width)
 
 
-def _table(*columns: str) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
     from rich.box import SIMPLE_HEAD
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
     for column in columns:
         table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    keep_words(table, [columns, *([str(cell) for cell in row] for row in rows)], width)
     return table

@@ -324,6 +324,10 @@ def complete(
         defaults["pretok"] = False
     workload = make_workload(workload_values(defaults, of_variant, asked.workload))
     if workload.temperature > 0:  # the engine must know before it captures its programs
+        for flag, texts in (("--set", asked.both), ("--before", asked.before), ("--after", asked.after)):
+            wanted = parse_changes(texts, flag).get("sampling")
+            if wanted is not None and not parse_typed("sampling", wanted, bool):
+                raise api.BadSetting(f"{flag} sampling={wanted}: --temperature needs it on; leave one out")
         arms = tuple(
             msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, sampling=True))
             for arm in arms

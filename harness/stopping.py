@@ -56,7 +56,7 @@ def until_precise(precision: float, most: int) -> Until:
     """Stop at a half-width of `precision` (a fraction). Raises BadSetting where that means nothing."""
     _check(most, "--until-precision")
     if not 0 < precision < 1:
-        raise BadSetting(f"--until-precision must lie between 0% and 100%, not {precision:.4g}")
+        raise BadSetting(f"--until-precision must be above 0% and below 100%, not {100 * precision:.4g}%")
     places = tuple(range(FIRST_LOOK, most + 1))
     return Until(rule="precise", looks=places, levels=(PRECISION_ALPHA,) * len(places), precision=precision)
 

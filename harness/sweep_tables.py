@@ -118,13 +118,15 @@ def warnings(result: Mapping[str, Any]) -> list[str]:
 
 
 def to_csv(result: Mapping[str, Any]) -> str:
-    """One line per point and metric, every one that was measured, unrounded."""
+    """One line per point and metric, every one that was measured, unrounded; `confidence`, a fraction, is of
+    the interval."""
     names = [axis["name"] for axis in result["axes"]]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow((*names, "run", "device", "metric", *tables.CSV_COLUMNS))
+    writer.writerow((*names, "run", "device", "confidence", "metric", *tables.CSV_COLUMNS))
     for each in result["comparisons"]:
         for name, row in each["metrics"].items():
-            start = (*(each["at"][axis] for axis in names), each["run"], result["device"], name)
+            at = (each["at"][axis] for axis in names)
+            start = (*at, each["run"], result["device"], each["confidence"], name)
             writer.writerow((*start, *(row[column] for column in tables.CSV_COLUMNS)))
     return text.getvalue()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import plants, stats
 from harness.cautions import percent
+from harness.columns import keep_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -293,7 +294,7 @@ def _sides_table(
 
 
 def number(value: float | None) -> str:
-    """Four significant digits, no exponent; "–" for none."""
+    """Four significant digits, an exponent only under 0.001; "–" for none."""
     if value is None:
         return "–"
     if abs(value) >= 1000:
@@ -313,7 +314,7 @@ def difference(row: Mapping[str, Any]) -> str:
         return percent(row["change"])
     if row["delta"] is None:
         return "–"
-    return f"{row['delta']:+.3g} {row['unit']}".strip().replace("-", "−")
+    return f"{_signed(row['delta'])} {row['unit']}".strip()
 
 
 def interval(row: Mapping[str, Any]) -> str:
@@ -321,14 +322,20 @@ def interval(row: Mapping[str, Any]) -> str:
         return ""
     if row["change"] is not None:
         return f"[{percent(row['ci_low'])}, {percent(row['ci_high'])}]"
-    return f"[{row['ci_low']:+.3g}, {row['ci_high']:+.3g}]".replace("-", "−")
+    return f"[{_signed(row['ci_low'])}, {_signed(row['ci_high'])}]"
 
 
 def floor(row: Mapping[str, Any]) -> str:
     """What equal arms show, "±1.2%"."""
     if row["floor"] is None:
         return ""
-    return f"±{percent(row['floor'])[1:]}" if row["change"] is not None else f"±{row['floor']:.3g}"
+    return f"±{(percent if row['change'] is not None else _signed)(row['floor'])[1:]}"
+
+
+def _signed(value: float) -> str:
+    """Three significant digits with a sign; whole numbers from 1,000 on."""
+    text = f"{value:+,.0f}" if abs(value) >= 999.5 else f"{value:+.3g}"
+    return text.replace("-", "−")
 
 
 def verdict(row: Mapping[str, Any], primary: bool) -> str:
@@ -499,6 +506,7 @@ def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
         rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in shown.rows:
         rich_table.add_row(*(Text(cell) for cell in row))
+    keep_words(rich_table, [shown.columns, *shown.rows], width)
     yield rich_table
     if shown.note:
         yield Text(shown.note + "\n", style="dim")

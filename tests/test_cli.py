@@ -39,7 +39,13 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("run --variant pinned-h2d --max-batch-size 0", "--max-batch-size must be at least 1, not 0"),
         ("run --variant pinned-h2d --stream-interval -1", "--stream-interval must be at least 1, not -1"),
         ("run --variant pinned-h2d --interval-ms 0", "interval_ms must be above 0, not 0"),
-        ("run --variant pinned-h2d --margin 0%", "--margin must lie between 0% and 100%"),
+        ("run --variant pinned-h2d --margin 0%", "--margin must be above 0% and below 100%, not 0%"),
+        ("run --variant pinned-h2d --margin 1", "--margin must be above 0% and below 100%, not 100%"),
+        (
+            "run --variant overlap --temperature 1 --set sampling=off",
+            "--set sampling=off: --temperature ",
+        ),
+        ("run --engine overlap --temperature 1 --after sampling=off", "--after sampling=off: --temperature "),
         ("run --variant pinned-h2d --margin wide", "--margin needs a share such as 1% or 0.01, not 'wide'"),
         ("run --variant pinned-h2d --set h2d=pinned", "before and after are the same settings"),
         ("run --variant pinned-h2d --set sync=copy-done", "sync means something only with schedule=overlap"),
@@ -77,12 +83,15 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
             "run --variant pinned-h2d --until-decided --max-blocks 5",
             "needs --max-blocks from 6 to 100",
         ),
-        ("run --variant pinned-h2d --until-precision 0%", "--until-precision must lie between 0% and 100%"),
+        (
+            "run --variant pinned-h2d --until-precision 0%",
+            "must be above 0% and below 100%, not 0%",
+        ),
         ("run --variant pinned-h2d --until-precision tiny", "--until-precision needs a share such as 1%"),
         ("run --variant pinned-h2d --until-decided --until-precision 1%", "exclude each other"),
         ("run --engine overlap --until-decided", "needs two arms"),
         ("run --variant pinned-h2d --plant 3% --plant-at dvice", "did you mean device?"),
-        ("run --variant pinned-h2d --plant 200%", "--plant must lie between 0% and 100%"),
+        ("run --variant pinned-h2d --plant 200%", "--plant must be at least 0% and below 100%"),
         ("run --engine overlap --plant 3%", "--plant delays the after arm, and there is none"),
         ("aa --variant pinned-h2d --after h2d=packed", "an arm against itself has no --after"),
         ("aa", "say what to run"),
@@ -91,7 +100,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("rerun /nowhere/at/all", "/nowhere/at/all is no run folder"),
         ("gate /nowhere/at/all", "/nowhere/at/all is no run folder"),
         ("gate --variant overlap --on-undecided perhaps", "perhaps"),
-        ("gate --variant overlap --max-regression 0%", "--max-regression must lie between 0% and 100%"),
+        ("gate --variant overlap --max-regression 0%", "--max-regression must be above 0% and below 100%"),
         ("gate --variant overlap --metric submit_lag_ms_p99", "has no regression in percent"),
         ("report /nowhere/at/all", "/nowhere/at/all is no run folder"),
         ("report /nowhere/at/all -o report.pdf", "end report.pdf in .html or .md"),
@@ -117,6 +126,24 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert output.err.count("\n") == 1
     assert message in output.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", ["", "experiment"])
+def test_no_command_gives_help_and_no_empty_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    assert bench(monkeypatch, *arguments.split()) == 2
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "Usage: bench" in output.out
+
+
+def test_help_joins_the_lines_of_a_docstring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert bench(monkeypatch, "--help") == 0
+    assert "and with nsys its reports." in capsys.readouterr().out
 
 
 def test_debug_adds_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -268,7 +268,7 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
             "max_new_tokens needs a number, uniform",
         ),
         ({"variant": "pinned", "design": {"blocks": 0}}, "--blocks must be at least 1, not 0"),
-        ({"variant": "pinned", "design": {"margin": 1.5}}, "--margin must lie between 0% and 100%"),
+        ({"variant": "pinned", "design": {"margin": 1.5}}, "--margin must be above 0% and below 100%"),
         ({"variant": "pinned", "design": {"secondaries": tuple("abcdef")}}, "at most 5 --secondary"),
         ({"variant": "pinned", "design": {"secondaries": ("tpot_ms_p50",)}}, "named twice"),
     ],

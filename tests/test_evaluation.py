@@ -263,7 +263,7 @@ def test_bad_input_is_one_line(monkeypatch, capsys, tmp_path, arguments, message
 def test_without_lm_eval_the_line_that_adds_it_is_named(monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "find_spec", lambda name: None)
     assert bench(monkeypatch, "eval", "--variant", "copy-done") == 2
-    assert 'pip install "overlap-bench[eval]"' in capsys.readouterr().err
+    assert "pip install -e '.[eval]'" in capsys.readouterr().err
 
 
 def test_an_engine_that_cannot_score_is_refused(tmp_path: Path) -> None:

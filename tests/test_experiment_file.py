@@ -118,7 +118,7 @@ def test_the_experiments_ship_with_the_package() -> None:
         ("stream_interval = 1", "stream_intervall = 1", "did you mean stream_interval?"),
         ("blocks = 6", "blocks = 3", "an experiment needs at least 4 blocks, not 3"),
         ("outputs = true }", 'outputs = true, value = "step_ms" }', "column outputs equal needs one of"),
-        ("blocks = 6", "blocks = 6\nmargin = 2.0", "--margin must lie between 0% and 100%, not 2"),
+        ("blocks = 6", "blocks = 6\nmargin = 2.0", "--margin must be above 0% and below 100%, not 200%"),
         (
             'change = "tpot_ms_p50"\n\n[[claims]]\nsays = "and',
             'change = "tpot_ms_p50"\nreported = -0.01\n\n[[claims]]\nsays = "and',

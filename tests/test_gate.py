@@ -143,7 +143,7 @@ def test_a_metric_without_values_is_named() -> None:
         (("peak_concurrency",), 0.02, "has no regression in percent"),
         (("tpot_p50",), 0.02, "did you mean tpot_ms_p50?"),
         (("tpot_ms_p50",) * 2, 0.02, "up to 5 different metrics"),
-        (("tpot_ms_p50",), 0.0, "--max-regression must lie between 0% and 100%"),
+        (("tpot_ms_p50",), 0.0, "--max-regression must be above 0% and below 100%"),
     ],
 )
 def test_what_cannot_be_gated_is_refused(names: tuple[str, ...], limit: float, reason: str) -> None:

@@ -104,8 +104,8 @@ def test_equal_arms_may_be_compared_where_one_is_delayed() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"plant": 1.0}, "--plant must lie between 0% and 100%"),
-        ({"plant": -0.1}, "--plant must lie between 0% and 100%"),
+        ({"plant": 1.0}, "--plant must be at least 0% and below 100%"),
+        ({"plant": -0.1}, "--plant must be at least 0% and below 100%"),
         ({"arms": (arm("before"),)}, "bench aa has one"),
         ({"arms": (arm("before", recorder=False), arm("after"))}, "its recorder is off"),
     ],

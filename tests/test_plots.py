@@ -376,3 +376,15 @@ def test_a_run_of_several_arms_has_its_latencies_drawn(tmp_path: Path) -> None:
     assert len({look.marker for look in looks}) == len({str(look.line) for look in looks}) == 3
     with pytest.raises(api.BadSetting, match="has 3 arms"):
         plots.block_changes(run)
+
+
+@pytest.mark.parametrize("width", [style.WIDTH, 3.7])
+def test_what_is_said_beside_a_phase_stays_inside_the_figure(width: float) -> None:
+    row = {"before": 10_436.0, "after": 9_406.0, "change": None, "delta": -1030.4, "unit": "us",
+           "ci_low": -2056.2, "ci_high": -3.12}  # fmt: skip
+    metrics = {"phase_h2d_us": {**row, "before": 309.3, "after": 88.0}, "phase_wait_copy_done_us": row}
+    figure = plots.phases({"variant": "a", "after": {}, "metrics": metrics}, width)
+    figure.canvas.draw()
+    for axes in figure.axes:
+        for text in axes.texts:
+            assert text.get_window_extent().x1 <= figure.bbox.x1, text.get_text()

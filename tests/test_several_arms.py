@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,15 @@ def test_what_needs_a_before_and_an_after_says_so(tmp_path: Path) -> None:
             use()
     with pytest.raises(api.BadSetting, match=r"has 3 arms: say .*:before or .*:half or .*:all"):
         across_runs.compare([str(folder)] * 2)
+
+
+def test_the_compare_that_is_offered_for_several_arms_works_as_printed(tmp_path: Path) -> None:
+    folder = stored_three(tmp_path / "a run")
+    with pytest.raises(api.BadSetting, match="any two of before, half, all there is") as refused:
+        across_runs.compare([str(folder)])
+    command = str(refused.value).partition("there is bench compare ")[2]
+    (found,) = across_runs.compare(shlex.split(command)).result["comparisons"]
+    assert found["metrics"]["tpot_ms_p50"]["verdict"] == "faster"
 
 
 @pytest.mark.parametrize(

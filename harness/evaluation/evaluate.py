@@ -24,7 +24,7 @@ from harness.evaluation.client import Client
 from harness.session import Session
 
 OWN_TASKS = Path(__file__).with_name("tasks")
-INSTALL = 'pip install "overlap-bench[eval]"'
+INSTALL = "pip install -e '.[eval]'"
 
 Say = Callable[[str], object]
 Values = Mapping[tuple[str, str], Mapping[int, float]]  # (task, metric) → item → its value

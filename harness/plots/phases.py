@@ -61,7 +61,7 @@ def _bars(axes: Axes, rows: Mapping[str, Mapping[str, Any]], sides: Sequence[str
         axes.annotate(said, (longest, place), (4, 0), textcoords="offset points", va="center", size=8)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.margins(x=0.35 if full else 0.95)
+    axes.margins(x=0.6 if full else 1.5)
     axes.set_xlim(left=0)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
