@@ -161,7 +161,10 @@ def test_a_host_that_waits_for_messages_is_woken(tmp_path: Path) -> None:
         late.connect(host.config.inbox)
         stop = threading.Timer(PATIENCE_S, lambda: late.send(msgspec.msgpack.encode(api.Stop())))
         stop.start()
-        host.serve()
+        with pytest.raises(
+            api.EngineError, match="before pump said stop"
+        ):  # it was woken, and not told to stop
+            host.serve()
         stop.cancel()
         stop.join()
     assert Woken.went_on, "only the Stop that came much later ended the wait"

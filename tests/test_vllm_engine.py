@@ -54,6 +54,6 @@ def test_without_vllm_one_line_says_what_to_install() -> None:
     with pytest.raises(api.BadSetting) as refusal:
         build(api.EngineOptions(), SPEC.check({}))
     message = str(refusal.value)
-    assert message.startswith(f"{sys.executable} has no vLLM: pip install 'overlap-bench[vllm]'")
+    assert message.startswith(f"{sys.executable} has no vLLM: pip install -e '.[vllm]' ")
     assert "--set python=PATH" in message
     assert "\n" not in message
