@@ -438,13 +438,15 @@ def _rest(reason: str, settings: Settings) -> str:
 
 
 def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
-    """`among[name]`, or a BadSetting that offers the nearest name."""
+    """`among[name]`, or a BadSetting that offers the names that begin with it, or the nearest one."""
     if name in among:
         return among[name]
     from difflib import get_close_matches
 
-    near = get_close_matches(name, among, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]}?" if near else f"; there is {', '.join(among)}"
+    near = [each for each in among if name and each.startswith(name)]
+    near = near or get_close_matches(name, among, n=1, cutoff=0.5)
+    offer = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
+    hint = f"; did you mean {offer}?" if near else f"; there is {', '.join(among)}"
     raise BadSetting(f"unknown {what} '{name}'{hint}")
 
 

@@ -44,14 +44,14 @@ def load_sweep(sweep: str | Path) -> Sweep:
     return stored_sweep.load(sweep)
 
 
-def compare(*runs: str | Path) -> dict[str, Any]:
+def compare(*runs: str | Path | Run) -> dict[str, Any]:
     """The object of `bench compare RUN... --format json`: the two arms of one run, or the first of several
-    arms ("RUN", "RUN:before", "RUN:after") against each other one. Change and interval are fractions; the
-    metrics of a comparison are a frame by `pandas.DataFrame(comparison["metrics"]).T`. Raises BadSetting
-    where they can't be compared, and StoreError where a folder can't be read."""
+    arms ("RUN", "RUN:before", "RUN:after", or a loaded run) against each other one. Change and interval are
+    fractions; the metrics of a comparison are a frame by `pandas.DataFrame(comparison["metrics"]).T`. Raises
+    BadSetting where they can't be compared, and StoreError where a folder can't be read."""
     from harness import across_runs
 
-    return across_runs.compare([str(run) for run in runs]).result
+    return across_runs.compare([str(getattr(run, "folder", run)) for run in runs]).result
 
 
 if not TYPE_CHECKING:

@@ -85,9 +85,9 @@ def find_sides(texts: Sequence[str]) -> list[Side]:
         check_two(folder, manifest)
         if len(manifest.design.arms) == 2:
             return [Side(folder, manifest, arm) for arm in manifest.design.arms]
-    if len(texts) < 2:
-        raise api.BadSetting("compare needs two arms: RUN RUN, RUN:before RUN:after, or one RUN that has two")
     sides = [_side(text) for text in texts]
+    if len(sides) < 2:
+        raise api.BadSetting("compare needs two arms: RUN RUN, RUN:before RUN:after, or one RUN that has two")
     for left, right in combinations(sides, 2):
         if left.label == right.label and left.folder.resolve() == right.folder.resolve():
             raise api.BadSetting(f"{left.label} is given twice")
@@ -112,7 +112,9 @@ def readable(folder: Path) -> Manifest:
     """The manifest of a run that has at least one block. Raises StoreError."""
     manifest = store.read_manifest(folder)
     if not store.finished_blocks(folder) or not manifest.descriptions:
-        raise store.StoreError(f"{folder} has no finished block; go on with bench run --resume {folder}")
+        raise store.StoreError(
+            f"{folder} has no finished block; go on with {manifest.resumed_by} --resume {folder}"
+        )
     return manifest
 
 
@@ -174,7 +176,7 @@ def finished(
     design = manifest.design
     blocks: list[Block] = []
     values: list[comparison.Values] = []
-    remedy = f"go on with bench run --resume {folder}"
+    remedy = f"go on with {manifest.resumed_by} --resume {folder}"
     for block, block_values in measured(folder, design) if read is None else read:
         if block.number != len(blocks):
             raise store.StoreError(f"{folder} lacks block {len(blocks)}; {remedy}")

@@ -311,6 +311,9 @@ def rerun(
         raise api.BadSetting(
             f"{run} is imported from {manifest.imported.tool}: only that can measure it again"
         )
+    known = api.find_engines()
+    for arm in manifest.design.arms:
+        api.pick(arm.engine, known, "engine").check(arm.toggles)
     for line in measure.differences_from(manifest):
         sys.stderr.write(f"bench: than {manifest.run}, {line}\n")
     with _interruptible():
@@ -484,7 +487,7 @@ def _measure_gate(
     from harness.gate import DEFAULT_LIMIT
     from harness.machine import guess_device
     from harness.variants import load_variants
-    from harness.worktrees import resolve
+    from harness.worktrees import resolve, uncommitted
 
     if {"primary", "secondaries"} & set(asked.design):
         raise api.BadSetting("a gate is about its --metric; leave --primary and --secondary out")
@@ -505,6 +508,10 @@ def _measure_gate(
     design = make_design(asked, api.find_engines(), load_variants(), guess_device)
     if len(design.arms) < 2:
         raise api.BadSetting("a gate needs two arms: --variant, --after key=value, or --base-ref")
+    for ref in filter(None, refs or ()):
+        if changed := uncommitted(ref):
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            _say(f"{ref.name} is measured as it was committed, without your changes to {changed[0]}{more}")
 
     from harness import measure
     from harness.progress import on_stderr

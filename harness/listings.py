@@ -35,6 +35,8 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) ->
     facts.append(("source", each.source))
     facts.append(("claim", each.claim))
     spec = api.pick(each.engine, engines, "engine")
+    for settings in (each.before, each.after):
+        spec.check(settings)
     for name in each.changes:
         facts.append((name, spec.toggle(name).changes))
     facts.append(("before", spelled(each.before)))

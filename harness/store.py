@@ -95,6 +95,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return greedy and all(each.deterministic for each in self.descriptions.values())
 
     @property
+    def resumed_by(self) -> str:
+        """The command that goes on with it by --resume."""
+        return "bench run" if self.design.factorial is None else "bench factorial"
+
+    @property
     def drawn(self) -> list[list[int]]:
         """The order of each block: its arms by number, the first to run first."""
         given = range(len(self.design.arms))

@@ -34,6 +34,18 @@ def resolve(name: str, where: Path) -> Ref:
     return Ref(repository=str(repository), name=name, commit=found.stdout.strip())
 
 
+def uncommitted(ref: Ref) -> list[str]:
+    """The files that differ from the commit, where it is the one that stands in its repository's own folder:
+    a ref is measured as it was committed."""
+    repository = Path(ref.repository)
+    if _git(repository, "rev-parse", "HEAD").stdout.strip() != ref.commit:
+        return []
+    return [
+        line[3:]
+        for line in _git(repository, "status", "--porcelain", "--untracked-files=no").stdout.splitlines()
+    ]
+
+
 @contextmanager
 def checked_out(arms: Sequence[Arm]) -> Iterator[Mapping[str, Path]]:
     """A worktree for each arm that has a ref, by the arm's name; gone when this is left, however it is left.

@@ -33,7 +33,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("run --variant pinned-h2d --device cudda", "unknown device 'cudda'; did you mean cuda?"),
         ("run --variant pinned-h2d --dtype float23", "unknown dtype 'float23'; did you mean float32?"),
         ("run --variant pinned-h2d --arrival fixt", "unknown arrival 'fixt'; did you mean fixed?"),
-        ("run --variant pinned-h2d --primary tpot_ms", "unknown metric 'tpot_ms'; did you mean tpot_ms_p"),
+        ("run --variant pinned-h2d --primary ttft_m", "did you mean ttft_ms_mean, ttft_ms_p50, "),
         ("run --variant pinned-h2d --blocks 0", "--blocks must be at least 1, not 0"),
         ("run --variant pinned-h2d --num-requests -3", "num_requests must be at least 1, not -3"),
         ("run --variant pinned-h2d --max-batch-size 0", "--max-batch-size must be at least 1, not 0"),

@@ -63,6 +63,14 @@ def test_every_setting_is_valid_and_none_is_listed_twice():
 def test_a_name_like_no_other_is_answered_with_the_list():
     with pytest.raises(BadSetting, match="unknown engine 'zzz'; there is overlap"):
         pick("zzz", {"overlap": 1}, "engine")
+    with pytest.raises(BadSetting, match="unknown variant 'nope'; there is copy-done"):
+        pick("nope", {"copy-done": 1}, "variant")
+
+
+def test_the_beginning_of_names_is_answered_with_all_that_begin_so():
+    names = dict.fromkeys(("ttft_ms_p50", "tpot_ms_p50", "tpot_ms_p99"))
+    with pytest.raises(BadSetting, match=r"unknown metric 'tpot'; did you mean tpot_ms_p50 or tpot_ms_p99\?"):
+        pick("tpot", names, "metric")
 
 
 VARIANTS = tomllib.loads((files("engines") / "variants.toml").read_text())

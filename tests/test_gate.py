@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from engines import api
-from harness import gate, gate_run, store, tables
+from harness import gate, gate_run, store, tables, worktrees
 from harness.design import Design, Gate
 from harness.settings import Asked, make_design, make_gate
 from harness.stopping import until_decided, until_precise
@@ -378,6 +378,14 @@ def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: d
     refs = [each.ref for each in store.read_manifest(run).design.arms]
     assert [each.name for each in refs if each is not None] == ["base", "tidied"]
     assert_nothing_is_left(repository, environment)
+
+
+def test_a_ref_that_stands_in_the_folder_is_told_of_changes_that_are_not_committed(repository: Path) -> None:
+    refs = [worktrees.resolve(name, repository) for name in ("base", "HEAD")]
+    assert [worktrees.uncommitted(each) for each in refs] == [[], []]
+    engine = repository / "paced_engine.py"
+    engine.write_text(engine.read_text() + "# not committed\n")
+    assert [worktrees.uncommitted(each) for each in refs] == [[], ["paced_engine.py"]]
 
 
 @pytest.mark.parametrize(

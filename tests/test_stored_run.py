@@ -87,6 +87,16 @@ def test_compare_is_the_commands_json(
         printed = json.loads(capsys.readouterr().out)
         assert harness.compare(*runs) == printed
     assert printed["comparisons"][0]["metrics"]["tpot_ms_p50"]["verdict"] == "undecided"
+    assert harness.compare(stored_run.load(folder)) == harness.compare(folder)
+
+
+def test_a_run_whose_choices_are_no_more_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = (REFERENCE / "copy-done" / "manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(text.replace('"copy-done"', '"copied-done"'))
+    assert bench(monkeypatch, "rerun", str(tmp_path)) == 2
+    assert "unknown choice of sync 'copied-done'; did you mean copy-done?" in capsys.readouterr().err
 
 
 def test_the_result_is_what_the_run_printed(pinned: stored_run.Run) -> None:

@@ -51,7 +51,8 @@ def _refuse_without_tokenizer(workload: Workload) -> None:
     }
     for option, needed in needing.items():
         if needed:
-            raise BadSetting(f"{option} needs the engine's tokenizer, and the engine names none")
+            without = "; leave it out with --no-pretok" if option == "pretok" else ""
+            raise BadSetting(f"{option} needs the engine's tokenizer, and the engine names none{without}")
 
 
 def _from_trace(workload: Workload, path: str, seed: int, tokenizer: Tokenizer, context: int) -> Asked:
