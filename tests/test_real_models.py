@@ -218,6 +218,11 @@ def test_a_model_that_does_something_else_is_refused_by_name(device, tmp_path, t
     assert message in str(caught.value)
 
 
+def test_a_kv_cache_that_no_memory_holds_is_refused_with_its_size(device):
+    with pytest.raises(BadSetting, match="a KV cache of 1,000,000,000 blocks takes .* set num_blocks, or"):
+        serve(device, SETTINGS, [api.Request(0, [1, 2], 3)], num_blocks=10**9)
+
+
 def test_ids_beyond_the_vocabulary_are_answered_with_one_line(device):
     requests = [api.Request(0, [1, 4096], 3), api.Request(1, [-1], 3)]
     _, events, _ = serve(device, SETTINGS, requests)

@@ -9,6 +9,7 @@ host knows the ids. Nothing here knows of streams, copies or the host.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -158,6 +159,8 @@ class OverlapModule:
         window = getattr(config, "sliding_window", None)
         if window and window < max(max_blocks for _, max_blocks in decode_shapes) * block_size:
             raise BadSetting(f"{model} looks back {window} tokens only: set max_context to that or less")
+        kv_bytes_per_token = 2 * self.layers * kv_heads * width * torch_dtype.itemsize
+        _check_room(device, num_blocks, num_blocks * block_size * kv_bytes_per_token)
         keys, values = (self._zeros_per_layer(shape, torch_dtype) for _ in range(2))
         self.pages = Pages(keys, values, block_size)
         self.facts = {
@@ -165,7 +168,7 @@ class OverlapModule:
             "context": config.max_position_embeddings,
             "eos": _as_list(self.root.generation_config.eos_token_id),
             "parameters": sum(each.numel() for each in self.root.parameters()),
-            "kv_bytes_per_token": 2 * self.layers * kv_heads * width * torch_dtype.itemsize,
+            "kv_bytes_per_token": kv_bytes_per_token,
         }
 
         # One future token per request slot; the last entry is where padding rows write.
@@ -327,6 +330,19 @@ class OverlapModule:
 def _as_list(ids: int | list[int] | None) -> list[int]:
     """A configuration may name one end-of-text id, several, or none."""
     return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+
+
+def _check_room(device: torch.device, blocks: int, wanted: int) -> None:
+    """Raises BadSetting for a KV cache that no device of this size could hold, whatever else is on it."""
+    if device.type == "cuda":
+        there = torch.cuda.get_device_properties(device).total_memory
+    else:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wanted > there:
+        raise BadSetting(
+            f"a KV cache of {blocks:,} blocks takes {wanted / 2**30:,.0f} GiB, and the device has "
+            f"{there / 2**30:,.0f}: set num_blocks, or a smaller max_batch_size or max_context"
+        )
 
 
 def build(device: torch.device, **arguments: Any) -> OverlapModule:
