@@ -219,7 +219,7 @@ def test_a_model_that_does_something_else_is_refused_by_name(device, tmp_path, t
 
 
 def test_a_kv_cache_that_no_memory_holds_is_refused_with_its_size(device):
-    with pytest.raises(BadSetting, match="a KV cache of 1,000,000,000 blocks takes .* set num_blocks, or"):
+    with pytest.raises(BadSetting, match=r"a KV cache of 1,000,000,000 blocks takes .* set num_blocks, or"):
         serve(device, SETTINGS, [api.Request(0, [1, 2], 3)], num_blocks=10**9)
 
 
