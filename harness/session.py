@@ -151,13 +151,18 @@ class Session:
         return booted
 
     def _boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
-        hosts = {arm.name: self._start_host(arm) for arm in arms}
         descriptions: dict[str, api.Description] = {}
-        while len(descriptions) < len(arms):
-            ready = self._host_says(api.Ready)
-            check_description(ready)
-            self._check_origin(ready)
-            descriptions[ready.name] = ready.description
+        try:
+            hosts = {arm.name: self._start_host(arm) for arm in arms}
+            while len(descriptions) < len(arms):
+                ready = self._host_says(api.Ready)
+                check_description(ready)
+                self._check_origin(ready)
+                descriptions[ready.name] = ready.description
+        except KeyboardInterrupt as error:  # how long a start may take is not known here: perhaps one hangs
+            missing = [arm.name for arm in arms if arm.name not in descriptions]
+            error.add_note(f"{' and '.join(missing)} had not started yet")
+            raise
         return {arm.name: self._joined(arm, *hosts[arm.name], descriptions[arm.name]) for arm in arms}
 
     def shut(self, booted: Sequence[Booted]) -> None:

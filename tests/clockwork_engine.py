@@ -22,7 +22,9 @@ SPEC = api.EngineSpec(
     toggles=(
         api.Toggle("pace", ("slow", "fast"), "time between two tokens", "tests", {}),
         api.Toggle("tokens", ("counted", "shifted"), "which tokens come out", "tests", {}),
-        api.Toggle("boot", ("works", "breaks", "refuses", "lacks"), "whether it starts", "tests", {}),
+        api.Toggle(
+            "boot", ("works", "breaks", "refuses", "lacks", "hangs"), "whether it starts", "tests", {}
+        ),
         api.Toggle("service", ("all", "none"), "whether it serves requests", "tests", {}),
     ),
     build="clockwork_engine:build",
@@ -50,6 +52,8 @@ class Clockwork(api.Engine):
             raise api.BadSetting("it wants to be wound up first")
         if self.toggles["boot"] == "lacks":
             import mainspring  # noqa: F401
+        if self.toggles["boot"] == "hangs":
+            time.sleep(1000)
         self.events = events
         # A process to watch, as a device process is; the arms' differ, so that a test can tell them apart.
         seconds = {"slow": "1001", "fast": "1002"}[self.toggles["pace"]]

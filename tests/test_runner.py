@@ -220,6 +220,18 @@ def assert_death_is_told(bench: Bench, victim: psutil.Process, name: str) -> Non
     assert not bench.left()
 
 
+def test_ctrl_c_tells_which_engine_has_not_started(environment: dict[str, str], tmp_path: Path) -> None:
+    bench = start(environment, tmp_path, "run", *CLOCKWORK, "--after", "boot=hangs")
+    bench.find('"name":"after"')
+    bench.popen.send_signal(signal.SIGINT)
+    code, stdout, stderr = bench.end(DEATH_LIMIT_S)
+    assert (code, stdout) == (130, "")
+    assert last_line(stderr).startswith("bench: interrupted; ")
+    named, had = last_line(stderr).removeprefix("bench: interrupted; ").split(" had not started yet")
+    assert ("after" in named.split(" and "), had) == (True, "")  # `before` may just be starting too
+    assert not bench.left()
+
+
 def test_ctrl_c_keeps_finished_blocks_and_leaves_no_process(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
