@@ -29,24 +29,19 @@ def variants(found: Mapping[str, Variant], width: int) -> RenderableType:
 
 
 def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) -> RenderableType:
-    """Everything about one: settings of both arms, what its toggles do, workload, claim, expectations."""
-    facts = []
-    facts.append(("changes", each.title))
-    facts.append(("source", each.source))
-    facts.append(("claim", each.claim))
+    """Everything about one: settings of both arms, what its toggles do, workload, claim, expectations. Raises
+    BadSetting where its settings mean nothing."""
     spec = api.pick(each.engine, engines, "engine")
     for settings in (each.before, each.after):
         spec.check(settings)
-    for name in each.changes:
-        facts.append((name, spec.toggle(name).changes))
-    facts.append(("before", spelled(each.before)))
-    facts.append(("after", spelled(each.after)))
+    facts = [("changes", each.title), ("source", each.source), ("claim", each.claim)]
+    facts += [(name, spec.toggle(name).changes) for name in each.changes]
+    facts += [("before", spelled(each.before)), ("after", spelled(each.after))]
     if each.workload:
         facts.append(("workload", spelled(each.workload)))
     if each.options:
         facts.append(("options", spelled(each.options)))
-    for device, verdict in each.expect.items():
-        facts.append((f"expected on {device}", verdict))
+    facts += [(f"expected on {device}", verdict) for device, verdict in each.expect.items()]
     return Group(Text(each.name, style="bold"), _table(("", ""), facts, width))
 
 
