@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 from collections import Counter
@@ -281,7 +282,8 @@ def test_ctrl_c_ends_every_process_and_leaves_no_folder(tmp_path: Path, below_ns
     os.kill(running.popen.pid, signal.SIGINT)
     code, out, err = running.end()
     assert (code, out) == (130, "")
-    assert last_line(err).startswith("bench: interrupted")
+    # During a boot, as most often here, it says whose.
+    assert re.fullmatch("bench: interrupted(; [a-z ]+ had not started yet)?", last_line(err))
     assert running.left() == []
     assert not list((tmp_path / "results").iterdir())
 
