@@ -55,6 +55,17 @@ def test_steps_that_do_not_fit_are_counted_and_a_new_round_forgets_them(monkeypa
     assert (records.table().rows, records.lost) == (0, 0)
 
 
+def test_a_recv_of_a_step_that_never_came_is_not_left_to_the_next_round():
+    records = Recorder()
+    records.begin_round(0)
+    records.end(RECV, 0, records.begin(RECV, 0))  # nothing was there, and no step came of it
+    records.begin_round(0)
+    records.add_step(0, "decode", 1, 1, 0)
+    table = records.table()
+    row = dict(zip(table.columns, np.frombuffer(table.data, dtype=np.int64), strict=True))
+    assert row["recv.start"] == row["recv.end"] == -1
+
+
 # -- the window of a profiled round, and what is kept of it --------------------------------------------------
 
 

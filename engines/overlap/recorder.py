@@ -33,7 +33,10 @@ class Recorder:
         self.lost = 0
 
     def begin_round(self, next_step: int) -> None:
-        self._cells[: self._rows * WIDTH] = array("q", [-1]) * (self._rows * WIDTH)
+        # One row more than there are steps: a `recv` is of the step that may come, and none came after the
+        # last. What it left would count into that row's step of this round.
+        used = min(self._rows + 1, MOST_STEPS) * WIDTH
+        self._cells[:used] = array("q", [-1]) * used
         self._first = next_step
         self._rows = 0
         self.lost = 0
