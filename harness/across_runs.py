@@ -288,7 +288,7 @@ def _own_blocks(name: str, side: Side) -> list[Block]:
     found = []
     for number in store.finished_blocks(side.folder):
         block = read_block(side.folder, number, side.manifest.design)
-        own = {table: block.of(side.arm.name, table) for table in store.TABLES}
+        own = {table: block.of(side.arm.name, table) for table in store.TABLES if table != "divergences"}
         found.append(
             Block(
                 number,

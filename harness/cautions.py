@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import stats
+from harness import divergences, stats
 from harness.design import ALPHA
 from harness.store import Imported, Manifest
 
@@ -63,7 +63,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: Values) -
         *_clock(blocks),
         *_failures(blocks),
         *_skipped(manifest, blocks),
-        *_set_up(manifest),
+        *_set_up(manifest, blocks),
     ]
     return list(dict.fromkeys(found))
 
@@ -285,7 +285,7 @@ def _skipped(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
     return [f"skipped, over all rounds: {found}"] if found else []
 
 
-def _set_up(manifest: Manifest) -> list[str]:
+def _set_up(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
     lines = [] if manifest.imported is None else of_import(manifest.run, manifest.imported)
     kinds = {description.device["kind"] for description in manifest.descriptions.values()}
     if "emulated" in kinds:
@@ -297,14 +297,26 @@ def _set_up(manifest: Manifest) -> list[str]:
             "often, bench aa says"
         )
     elif manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
-        lines.append(
-            "outputs that differ do not fail this run: where tokens are sampled, or computed in half "
-            "precision or on a GPU, the last digit of a logit depends on the batch and can turn one"
-        )
+        lines.append(_differing_outputs(manifest, blocks))
     for arm in manifest.design.arms:
         if not arm.options.recorder:
             lines.append(f"recorder off in {arm.name}: it has no step records")
     return lines
+
+
+def _differing_outputs(manifest: Manifest, blocks: Sequence[Block]) -> str:
+    widest = divergences.widest_gap([block.tables["divergences"] for block in blocks])
+    if widest is None:
+        return (
+            "outputs that differ do not fail this run: where tokens are sampled, or computed in half "
+            "precision or on a GPU, the last digit of a logit depends on the batch and can turn one"
+        )
+    return (
+        "outputs that differ fail this run where no near-tie explains it: computed in half precision or on a "
+        "GPU, the last digit of a logit depends on the batch and can turn a token; by the model of "
+        f"{manifest.design.arms[0].name}, a token at which they part is up to {widest:.2g} less likely than "
+        f"the likeliest (in logits; a near-tie is below {divergences.tolerance(manifest.design):g})"
+    )
 
 
 def of_import(name: str, imported: Imported) -> list[str]:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from engines import api
-from harness import cautions, factorial, gate, metrics, prediction, stats
+from harness import cautions, divergences, factorial, gate, metrics, prediction, stats
 from harness.design import Arm, Design, Factorial, Until
 from harness.store import SCHEMA_VERSION, Manifest
 
@@ -380,7 +380,10 @@ def offered_rate(requests: pd.DataFrame) -> float:
 
 def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
     """Requests whose output is the same in both arms, by digest; one that failed in both has none.
-    `near_ties` is null: telling a near-tie from a fault needs logits, which no engine hands out yet."""
+    `near_ties`: how many of the others part at a tie of two tokens (divergences.py); null where none was
+    judged, for it takes an engine that scores."""
+    import pandas as pd
+
     if len(design.arms) < 2:
         return {"compared": 0, "identical": 0, "near_ties": None}
     compared = identical = 0
@@ -393,7 +396,13 @@ def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
         answered = (before["error"] == "") | (after["error"] == "")
         compared += int(answered.sum())
         identical += int((answered & (before["digest"] == after["digest"])).sum())
-    return {"compared": compared, "identical": identical, "near_ties": None}
+    parted = [block.of(design.arms[1].name, "divergences") for block in blocks]
+    found = [table[table["before"] == design.arms[0].name] for table in parted if len(table)]
+    return {
+        "compared": compared,
+        "identical": identical,
+        "near_ties": divergences.near_ties(design, pd.concat(found)) if found else None,
+    }
 
 
 def failures(design: Design, blocks: Sequence[Block]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness import comparison, experiment_file, experiment_result, measure, runner, store
+from harness import comparison, experiment_file, experiment_result, measure, runner, store, teacher_forcing
 from harness.across_runs import finished, readable
 from harness.design import Design
 from harness.experiment_file import FEWEST_BLOCKS, Adjusted, Experiment
@@ -156,6 +156,8 @@ def _measure(designs: Mapping[Path, Design], display: Display) -> None:
     path, design = next(iter(designs.items()))
     with display(path.parent, design) as observe:
         runner.run_together(runs, observe)
+        for path in runs:
+            teacher_forcing.judge(path, store.read_manifest(path), lambda line: observe(runner.Said(line)))
     for path in runs:
         manifest = store.read_manifest(path)
         store.write_summary(path, comparison.result(manifest, *finished(path, manifest)))

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness import cautions, comparison, metrics, stats, store, tables, tail
+from harness import cautions, comparison, divergences, metrics, stats, store, tables, tail
 from harness.comparison import COUNTER, Block
 from harness.experiment_file import (
     DECODE_STEP,
@@ -40,7 +40,7 @@ US = {"us": 1.0, "ms": 1e3, "s": 1e6}  # of shares
 NONE = {"shown": "none"}
 
 Cell = str | dict[str, Any]
-Outputs = dict[str, int]
+Outputs = dict[str, int | None]
 
 
 @dataclass(frozen=True)  # no slots: `values` is kept
@@ -93,26 +93,21 @@ class Finished:
         """Requests compared and identical; none where the arms' models differ."""
         alone = self.manifest.pair(before, after)
         if len({arm.options.model for arm in alone.design.arms}) > 1:
-            return {"compared": 0, "identical": 0}
-        found = comparison.outputs(alone.design, self.blocks)
-        return {name: found[name] or 0 for name in ("compared", "identical")}
+            return {"compared": 0, "identical": 0, "near_ties": None}
+        return comparison.outputs(alone.design, self.blocks)
 
     def all_outputs(self) -> Outputs:
         """Of every arm against the first."""
         first, *others = (arm.name for arm in self.manifest.design.arms)
-        found = [self.outputs(first, other) for other in others]
-        return {name: sum(each[name] for each in found) for name in ("compared", "identical")}
+        return _sum_of([self.outputs(first, other) for other in others])
 
 
 Runs = Mapping[tuple[str, str], Finished]  # by boots and workload
 
 
 def outputs_differ(runs: Runs) -> bool:
-    """Whether outputs differ that were promised to be equal, in any run."""
-    return any(
-        run.manifest.promises_outputs and (found := run.all_outputs())["identical"] < found["compared"]
-        for run in runs.values()
-    )
+    """Whether outputs differ that must not, in any run."""
+    return any(divergences.fails(run.all_outputs(), run.manifest.promises_outputs) for run in runs.values())
 
 
 def result(experiment: Experiment, folder: str, kind: str, adjusted: Adjusted, runs: Runs) -> dict[str, Any]:
@@ -147,8 +142,16 @@ def result(experiment: Experiment, folder: str, kind: str, adjusted: Adjusted, r
 
 
 def _outputs(runs: Runs) -> Outputs:
-    found = [run.all_outputs() for run in runs.values()]
-    return {name: sum(each[name] for each in found) for name in ("compared", "identical")}
+    return _sum_of([run.all_outputs() for run in runs.values()])
+
+
+def _sum_of(parts: Sequence[Outputs]) -> Outputs:
+    judged = [each["near_ties"] for each in parts if each["near_ties"] is not None]
+    return {
+        "compared": sum(each["compared"] or 0 for each in parts),
+        "identical": sum(each["identical"] or 0 for each in parts),
+        "near_ties": sum(judged) if judged else None,
+    }
 
 
 def _warnings(experiment: Experiment, runs: Runs) -> list[str]:
@@ -327,8 +330,8 @@ def cell(run: Finished, row: Row, column: Column) -> Cell:
             return _change(run, names[0], before, arm)
         case "share":
             return _share(run, names[0], names[1], arm)
-    found = run.outputs(before, arm) if before and before != arm else {"compared": 0}
-    return f"{found['identical']} of {found['compared']}" if found["compared"] else "–"
+    found = run.outputs(before, arm) if before and before != arm else None
+    return divergences.counts(found) if found and found["compared"] else "–"
 
 
 def unit_of(name: str) -> str:

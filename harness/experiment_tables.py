@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness import tables
+from harness import divergences, tables
 from harness.cautions import percent
 from harness.design import Design
 from harness.experiment_file import Adjusted, Experiment, scaling
@@ -155,6 +155,7 @@ def facts(result: Mapping[str, Any]) -> Iterator[str]:
     outputs = result["outputs"]
     if outputs["compared"]:
         yield f"Outputs: {outputs['identical']} of {outputs['compared']} identical."
+        yield from filter(None, [divergences.conclusion(outputs)])
     yield from result["extents"]
     yield from result["scaling"]
 

@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness import tables
+from harness import divergences, tables
 from harness.cautions import percent
 from harness.factorial import label
 from harness.tables import Page, Table
@@ -50,7 +50,7 @@ def taken_for_none(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _differ(outputs: Mapping[str, Any]) -> bool:
-    return bool(outputs["identical"] < outputs["compared"])
+    return divergences.unexplained(outputs) > 0
 
 
 def _by_setting(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -140,6 +140,8 @@ def settings_table(result: Mapping[str, Any]) -> Table:
     outputs = [each["outputs"] for each in result["comparisons"]]
     identical, compared = (sum(each[name] for each in outputs) for name in ("identical", "compared"))
     note = f"Outputs: {identical} of {compared} requests have the tokens of the first setting."
+    ties = sum(each["near_ties"] or 0 for each in outputs)
+    note += f" {ties} others differ at near-ties." if ties else ""
     return Table("Settings", (*names, primary, "change", "interval"), rows, note, numbers=(primary, "change"))
 
 

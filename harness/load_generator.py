@@ -178,6 +178,7 @@ def done(round_: Round) -> messages.RoundDone:
             chunk_tokens=_flat([exchange.chunk_tokens for exchange in exchanges]),
             chunk_lag_ns=_flat([exchange.chunk_lag_ns for exchange in exchanges]),
             token_ns=_flat([exchange.token_ns for exchange in exchanges]),
+            token_ids=_flat([exchange.token_ids for exchange in exchanges]),
             reasons=[exchange.finish.reason if exchange.finish else "" for exchange in exchanges],
             digests=[
                 text_digest(exchange.texts) if exchange.texts else digest(exchange.token_ids)
@@ -230,6 +231,7 @@ def _row(exchange: Exchange) -> tuple[int, ...]:
         finish.completion_tokens,
         len(exchange.chunk_ns),
         len(exchange.token_ns),
+        len(exchange.token_ids),
     )
 
 

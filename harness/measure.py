@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from engines.api import BadSetting
-from harness import floors, machine, runner, store
+from harness import divergences, floors, machine, runner, store, teacher_forcing
 from harness.comparison import Block, Values, block_values, check_metrics, reason_to_stop, result
 from harness.design import Design, order, orders
 from harness.store import Manifest
@@ -23,7 +23,8 @@ Display = Callable[[Path, Design], AbstractContextManager[runner.Observer]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished run. `outputs_differ`: tokens differ between the arms of engines that promise equal ones."""
+    """A finished run. `outputs_differ`: tokens differ between the arms of engines that promise equal ones, or
+    where no tie of two tokens explains it (divergences.py)."""
 
     result: dict[str, Any]
     outputs_differ: bool
@@ -62,6 +63,7 @@ def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
     try:
         with display(folder, design) as observe:
             manifest, done = runner.run(folder, manifest, observe, _rule(folder, design))
+            teacher_forcing.judge(folder, manifest, lambda line: observe(runner.Said(line)))
     except BaseException as error:
         kept = len(store.finished_blocks(folder))
         if kept:
@@ -75,9 +77,9 @@ def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
 
 
 def outputs_differ(manifest: Manifest, summary: Mapping[str, Any]) -> bool:
-    """Whether outputs differ that were promised to be equal."""
-    found = [each["outputs"] for each in summary["comparisons"]]
-    return manifest.promises_outputs and any(each["identical"] < each["compared"] for each in found)
+    """Whether outputs differ that must not."""
+    promised = manifest.promises_outputs
+    return any(divergences.fails(each["outputs"], promised) for each in summary["comparisons"])
 
 
 def differences_from(manifest: Manifest) -> list[str]:

@@ -22,6 +22,7 @@ REQUEST_COLUMNS = (
     "completion_tokens",
     "chunks",  # how many of the entries of chunk_ns and chunk_tokens are this request's
     "tokens",  # how many of the entries of token_ns are this request's
+    "ids",  # how many of the entries of token_ids are this request's
 )
 
 
@@ -82,7 +83,7 @@ class RequestTable(msgspec.Struct, frozen=True, kw_only=True):
     `rows` is an int64 matrix, row-major, with REQUEST_COLUMNS. Lists of different lengths lie flat, one
     request after the other, as int64: `chunk_ns` (arrival of each chunk at the client), `chunk_tokens` (its
     tokens; -1 where they can't be told), `chunk_lag_ns` (from its arrival to its reading; -1 where only the
-    latter is known), `token_ns` (when the engine had each token).
+    latter is known), `token_ns` (when the engine had each token), `token_ids` (none of text).
     """
 
     rows: bytes
@@ -90,6 +91,7 @@ class RequestTable(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: bytes
     chunk_lag_ns: bytes
     token_ns: bytes
+    token_ids: bytes
     reasons: list[str]  # "" for a request that failed
     # BLAKE2b-128, hexadecimal, of the token ids as little-endian int64, or of the text where there are none
     digests: list[str]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness.design import Design
 from harness.messages import Progress
-from harness.runner import BlockBegun, BlockDone, Happening, Observer, RoundBegun
+from harness.runner import BlockBegun, BlockDone, Happening, Observer, RoundBegun, Said
 
 Write = Callable[[str], object]
 
@@ -25,20 +25,29 @@ def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
     """Show a run's happenings while inside."""
     console = Console(stderr=True, highlight=False)
     console.print(f"bench: writing to {folder}", soft_wrap=True)
+
+    def say(line: str) -> None:
+        console.print(f"bench: {line}", soft_wrap=True)
+
     if not console.is_terminal:
-        yield Display(design, plain=lambda line: console.print(f"bench: {line}", soft_wrap=True))
+        yield Display(design, say, plain=say)
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield Display(design, redraw=lambda line: live.update(Text(line), refresh=True))
+        yield Display(design, say, redraw=lambda line: live.update(Text(line), refresh=True))
 
 
 class Display:
-    """Turns happenings into lines: `redraw` gets each state of one line, `plain` a line for each block."""
+    """Turns happenings into lines: `say` gets what a person should see, `redraw` each state of one line,
+    `plain` a line for each block."""
 
     def __init__(
-        self, design: Design, redraw: Write = lambda line: None, plain: Write = lambda line: None
+        self,
+        design: Design,
+        say: Write,
+        redraw: Write = lambda line: None,
+        plain: Write = lambda line: None,
     ) -> None:
-        self._design, self._redraw, self._plain = design, redraw, plain
+        self._design, self._say, self._redraw, self._plain = design, say, redraw, plain
         self._seconds: list[float] = []  # of finished blocks
         self._left = 0  # blocks not yet done
         self._block = self._round = ""
@@ -58,6 +67,8 @@ class Display:
             case Progress(finished=finished, total=total, tpot_ms=tpot):
                 live = f", TPOT {tpot:.2f} ms" if tpot is not None else ""
                 self._show(f"{self._round}, {finished} of {total} requests{live}")
+            case Said(line):
+                self._say(line)
             case BlockDone(block, seconds):
                 if block >= 0:
                     self._seconds.append(seconds)

@@ -30,13 +30,14 @@ def requests_frame(done: RoundDone) -> pd.DataFrame:
     request; scheduled_ns, sent_ns, submitted_ns (client); accepted_ns, tokenized_ns, admitted_ns (engine);
     chunk_ns, chunk_tokens, chunk_lag_ns (lists: arrival of each chunk at the client, its tokens, and how long
     it then lay unread; the last two -1 where not known); token_ns (list: when the engine had each token);
+    token_ids (list: the output, as far as it came as ids);
     finished_ns (arrival of the end); reason; prompt_tokens, completion_tokens (the engine's count); digest
     (of the token ids, or of the text); error ("" for a request that did not fail).
     """
     data = done.data
     rows = _matrix(data.rows, len(REQUEST_COLUMNS))
     columns = dict(zip(REQUEST_COLUMNS, rows.T, strict=True))
-    chunks, tokens = columns["chunks"], columns["tokens"]
+    chunks, tokens, ids = columns["chunks"], columns["tokens"], columns["ids"]
     return pd.DataFrame(
         {
             **{name: columns[name] for name in REQUEST_COLUMNS[: REQUEST_COLUMNS.index("finished_ns")]},
@@ -44,6 +45,7 @@ def requests_frame(done: RoundDone) -> pd.DataFrame:
             "chunk_tokens": _ragged(data.chunk_tokens, chunks),
             "chunk_lag_ns": _ragged(data.chunk_lag_ns, chunks),
             "token_ns": _ragged(data.token_ns, tokens),
+            "token_ids": _ragged(data.token_ids, ids),
             "finished_ns": columns["finished_ns"],
             "reason": pd.Series(data.reasons, dtype="str"),
             "prompt_tokens": columns["prompt_tokens"],

@@ -17,7 +17,7 @@ import msgspec
 from matplotlib.figure import Figure
 
 from engines import api
-from harness import plots, store, tables
+from harness import divergences, plots, store, tables
 from harness.across_runs import check_two
 from harness.design import Design
 from harness.plots import style
@@ -124,12 +124,13 @@ def _outputs(outputs: Mapping[str, Any]) -> str:
     if not outputs["compared"]:
         return "Outputs: none could be compared."
     counts = f"{outputs['identical']} of {outputs['compared']}"
-    return f"Outputs: {counts} requests have the same tokens in both arms."
+    said = f"Outputs: {counts} requests have the same tokens in both arms."
+    return f"{said} {divergences.conclusion(outputs)}".rstrip()
 
 
 def _tone(comparison: Mapping[str, Any]) -> str:
     outputs = comparison["outputs"]
-    if outputs["identical"] < outputs["compared"]:
+    if divergences.unexplained(outputs):
         return "bad"
     row = comparison["metrics"].get(comparison["primary"], {})
     return TONES.get(row.get("verdict") or "", "open")

@@ -24,7 +24,7 @@ import msgspec
 import pandas as pd
 
 from engines import api
-from harness import messages, metrics, readings, records, store
+from harness import divergences, messages, metrics, readings, records, store
 from harness.design import Arm, Design, orders, round_seed, workload_order
 from harness.session import Booted, Session
 from harness.store import Manifest
@@ -59,7 +59,14 @@ class BlockDone:
     seconds: float
 
 
-Happening = BlockBegun | RoundBegun | BlockDone | messages.Progress
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line that a person should see."""
+
+    line: str
+
+
+Happening = BlockBegun | RoundBegun | BlockDone | Said | messages.Progress
 Observer = Callable[[Happening], None]
 Enough = Callable[[int], bool]  # whether to stop after so many blocks; asked after each, in order
 
@@ -191,10 +198,17 @@ def _block(
                         table.insert(1, "round", index)
                         if index >= 0:
                             parts[number][name].append(table)
-    return [
-        {name: pd.concat(tables, ignore_index=True) for name, tables in each.items() if tables}
-        for each in parts
-    ]
+    arms = [arm.name for arm in design.arms]
+    return [_whole(arms, each) for each in parts]
+
+
+def _whole(arms: Sequence[str], parts: Mapping[str, Sequence[pd.DataFrame]]) -> dict[str, pd.DataFrame]:
+    """A block's tables from those of its rounds. Token ids are kept where the arms differ, and no others."""
+    tables = {name: pd.concat(each, ignore_index=True) for name, each in parts.items() if each}
+    if "requests" not in tables:  # all rounds were warm-ups
+        return tables
+    differing = divergences.find(tables["requests"], arms)
+    return tables | {"requests": tables["requests"].drop(columns="token_ids"), "divergences": differing}
 
 
 def arms_in_order(design: Design, block: int, index: int) -> list[Arm]:

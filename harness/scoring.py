@@ -1,4 +1,4 @@
-"""Asks a booted engine, outside of any measurement: nothing here is timed."""
+"""Asks a booted engine outside of any measurement, also what it makes of given tokens: nothing is timed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,21 @@ from dataclasses import dataclass
 import msgspec
 
 from engines import api
+from harness.design import Arm
 from harness.session import Booted, Session
 
 AHEAD = 4  # times a full batch: requests in flight, so that the engine's batches are full
+
+
+def to_score(arm: Arm) -> Arm:
+    """The arm as it is booted to score given tokens, behind prompts as long as the context."""
+    options = msgspec.structs.replace(
+        arm.options,
+        scoring=True,
+        sampling=False,
+        prefill_max_tokens=max(arm.options.prefill_max_tokens, arm.options.max_context),
+    )
+    return msgspec.structs.replace(arm, options=options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION = 1
-TABLES = ("requests", "steps", "rounds", "work")  # what a block may hold; a table without rows has no file
+# What a block may hold; a table without rows has no file.
+TABLES = ("requests", "steps", "rounds", "work", "divergences")
 NEEDED = ("requests", "rounds")
 COLUMNS = {  # without which a table can't be what the runner wrote
     "requests": (
@@ -37,6 +38,7 @@ COLUMNS = {  # without which a table can't be what the runner wrote
     ),
     "rounds": ("started_ns", "ended_ns"),
     "work": ("kind", "step", "start_ns", "end_ns"),
+    "divergences": ("request", "before", "agreed", "before_token", "after_token", "before_gap", "after_gap"),
 }  # fmt: skip
 Read = TypeVar("Read")
 PARTIAL = ".partial"
@@ -232,9 +234,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a parquet file. Raises StoreError."""
+    """Write or replace a parquet file, whole or not at all. Raises StoreError."""
+    partial = path.with_name(path.name + PARTIAL)
     try:
-        _to_parquet(path, table)
+        _to_parquet(partial, table)
+        os.replace(partial, path)
     except OSError as error:
         raise StoreError(f"can't write {path}: {_why(error)}") from error
 
@@ -325,29 +329,30 @@ def finished_blocks(folder: Path) -> list[int]:
 def read_block(folder: Path, block: int) -> dict[str, pd.DataFrame]:
     """Every table of one block; one that has no file is an empty frame. Raises StoreError where a file is
     missing, cut short or edited."""
+    return {name: read_table(folder, block, name) for name in TABLES}
+
+
+def read_table(folder: Path, block: int, name: str) -> pd.DataFrame:
+    """One of them."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    tables: dict[str, pd.DataFrame] = {}
-    for name in TABLES:
-        path = table_path(folder, block, name)
-        if not path.exists() and name not in NEEDED:
-            tables[name] = pd.DataFrame()
-            continue
-        try:
-            table = parquet.ParquetFile(path).read().to_pandas()
-        except (OSError, pa.ArrowException) as error:
-            raise StoreError(f"{path} is damaged or was edited: {_why(error)}") from error
-        missing = next((each for each in ("arm", "round", *COLUMNS[name]) if each not in table), None)
-        if missing:
-            raise StoreError(f"{path} was edited: it has no column '{missing}'")
-        stamps = (each for each in COLUMNS[name] if each.endswith("_ns"))
-        strange = next((each for each in stamps if not _integers(table[each])), None)
-        if strange:
-            raise StoreError(f"{path} was edited: its column '{strange}' holds something else than integers")
-        tables[name] = table
-    return tables
+    path = table_path(folder, block, name)
+    if not path.exists() and name not in NEEDED:
+        return pd.DataFrame()
+    try:
+        table = parquet.ParquetFile(path).read().to_pandas()
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"{path} is damaged or was edited: {_why(error)}") from error
+    missing = next((each for each in ("arm", "round", *COLUMNS[name]) if each not in table), None)
+    if missing:
+        raise StoreError(f"{path} was edited: it has no column '{missing}'")
+    stamps = (each for each in COLUMNS[name] if each.endswith("_ns"))
+    strange = next((each for each in stamps if not _integers(table[each])), None)
+    if strange:
+        raise StoreError(f"{path} was edited: its column '{strange}' holds something else than integers")
+    return table
 
 
 def _integers(column: pd.Series) -> bool:

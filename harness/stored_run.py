@@ -132,13 +132,27 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "start_ns": Column("int64", "ns", f"began on the device; {STAMP}"),
         "end_ns": Column("int64", "ns", "ended on the device"),
     },
+    "divergences": {  # a row for each output that is not the first arm's
+        **_KEY_COLUMNS,
+        "request": Column("int64", "", "number within the round"),
+        "before": Column("text", "", "name of the first arm"),
+        "agreed": Column("list", "", "token ids of the output that both arms agree on"),
+        "before_token": Column("int64", "", "the first arm's next token; -1 where its output ends"),
+        "after_token": Column("int64", "", "this arm's next token; -1 where its output ends"),
+        "before_gap": Column(
+            "float64",
+            "logits",
+            "from the likeliest token to the first arm's, as its model says; NaN: not asked",
+        ),
+        "after_gap": Column("float64", "logits", "from the likeliest token to this arm's"),
+    },
 }
 
 
 @dataclass(frozen=True)  # no slots: `result` is kept
 class Run:
-    """A stored run. The columns of `requests`, `steps`, `rounds` and `work` (what the device did) are in
-    COLUMNS; a frame that the engine has no records for has no rows.
+    """A stored run. The columns of `requests`, `steps`, `rounds`, `work` (what the device did) and
+    `divergences` (where outputs differ) are in COLUMNS; a frame that there are no records for has no rows.
 
     `values` has one row per block and arm and one float64 column per metric of metrics.METRICS, in its unit:
     what intervals and verdicts are made from. NaN where a block has no such value.
@@ -150,6 +164,7 @@ class Run:
     steps: pd.DataFrame
     rounds: pd.DataFrame
     work: pd.DataFrame
+    divergences: pd.DataFrame
     values: pd.DataFrame
     read: Sequence[tuple[Block, comparison.Values]] = field(repr=False)  # what the frames were made from
 
@@ -195,6 +210,7 @@ def load(run: str | Path) -> Run:
         steps=_joined("steps", blocks, manifest.design),
         rounds=_joined("rounds", blocks, manifest.design),
         work=_joined("work", blocks, manifest.design),
+        divergences=_joined("divergences", blocks, manifest.design),
         values=_values(read, manifest.design),
         read=read,
     )

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness import tables
+from harness import divergences, tables
 from harness.settings import spelled
 from harness.tables import Page, Table
 
@@ -34,7 +34,7 @@ def conclusion(result: Mapping[str, Any]) -> str:
     )
     said = [f"{name} {word or 'without a verdict'} in {count}" for (name, word), count in verdicts.items()]
     outputs = {spelled(each["at"]): each["outputs"] for each in comparisons}
-    differ = [point for point, each in outputs.items() if each["identical"] < each["compared"]]
+    differ = [point for point, each in outputs.items() if divergences.unexplained(each)]
     found = f"{points} {where}: {', '.join(said)}." if said else f"{points} {where}."
     return found + (f" OUTPUTS DIFFER at {'; '.join(differ)}." if differ else "")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness import plants, stats
+from harness import divergences, plants, stats
 from harness.cautions import percent
 from harness.columns import keep_words
 
@@ -90,11 +90,7 @@ def conclusion(result: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
         decided = f"{change} {where}{alone}"
     else:
         decided = f"{change} {interval(row)} {where}: {_decision(row, comparison['margin'])}."
-    outputs = comparison["outputs"]
-    if outputs["identical"] < outputs["compared"]:
-        differ = outputs["compared"] - outputs["identical"]
-        decided += f" OUTPUTS DIFFER in {differ} of {outputs['compared']} requests."
-    return decided
+    return f"{decided} {divergences.conclusion(comparison['outputs'])}".rstrip()
 
 
 def _decision(row: Mapping[str, Any], margin: float) -> str:
@@ -157,14 +153,7 @@ def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
     yield metric_table(comparison)
     yield from _failures_table(comparison)
     if comparison["after"] is not None:
-        outputs = comparison["outputs"]
-        yield Table(
-            "Outputs",
-            ("compared", "identical"),
-            ((str(outputs["compared"]), str(outputs["identical"])),),
-            "requests whose tokens are the same in both arms, by digest",
-            numbers=("compared", "identical"),
-        )
+        yield _outputs_table(comparison["outputs"])
     yield from _sides_table("Mechanism", comparison["mechanism"], alone=comparison["after"] is None)
     limit = {
         name: {"unit": comparison["metrics"][name]["unit"], **sides}
@@ -173,6 +162,14 @@ def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
     predicted = comparison.get("prediction")
     note = "" if predicted is None else prediction_line(predicted)
     yield from _sides_table("Limit", limit, alone=comparison["after"] is None, note=note)
+
+
+def _outputs_table(outputs: Mapping[str, Any]) -> Table:
+    names, note = ["compared", "identical"], "requests whose tokens are the same in both arms, by digest"
+    if outputs["near_ties"] is not None:
+        names.append("near_ties")
+        note += "; near_ties part where the model holds both tokens for equally likely, up to rounding"
+    return Table("Outputs", tuple(names), (tuple(str(outputs[name]) for name in names),), note, tuple(names))
 
 
 CAUSES = 3  # of failed requests, in the table
@@ -366,11 +363,8 @@ def gate_conclusion(result: Mapping[str, Any], said: str) -> str:
         f"{where}; more blocks or a quieter machine would tell",
         "pass": f"no metric regressed by more than {limit} {where}",
     }
-    outputs = comparison["outputs"]
-    reason = reasons[found["verdict"]]
-    if outputs["identical"] < outputs["compared"]:
-        differ = outputs["compared"] - outputs["identical"]
-        reason = f"OUTPUTS DIFFER in {differ} of {outputs['compared']} requests; {reason}"
+    outputs = divergences.conclusion(comparison["outputs"]).rstrip(".")
+    reason = "; ".join(filter(None, (outputs, reasons[found["verdict"]])))
     return f"Gate: {said.upper()}. {comparison['variant']}: {reason}."
 
 

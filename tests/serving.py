@@ -15,6 +15,7 @@ from engines.devices.base import Device
 from engines.overlap.engine import OverlapEngine
 from engines.overlap.presets import load_model
 from engines.overlap.sampler import sample
+from harness.divergences import NEAR_TIE
 
 
 @dataclass
@@ -169,11 +170,6 @@ def _sample(model: str, request: api.Request) -> list[int]:
     return tokens[len(request.prompt) :]
 
 
-# Of two logits: what another order of summation can turn around; in half precision four units in the last
-# place, where logits are about 10.
-NEAR_TIE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.03}
-
-
 def near_ties(
     model: str,
     requests: list[api.Request],
@@ -193,7 +189,7 @@ def near_ties(
             ids = torch.tensor([request.prompt + expected[:at]])
             logits = reference_model(model, dtype)(ids).logits[0, -1]
         gap = (logits[expected[at]] - logits[got[at]]).item()
-        assert gap < NEAR_TIE[dtype], (
+        assert gap < NEAR_TIE[str(dtype).removeprefix("torch.")], (
             f"request {request.id}, token {at}: {got[at]}, not {expected[at]}, gap {gap:.2g}"
         )
         count += 1

@@ -27,8 +27,7 @@ def stored(
     store.write_manifest(path, plan)
     arms = [arm.name for arm in plan.design.arms]
     for block in blocks(factor, count or plan.design.blocks):
-        tables_of = {key: frame[frame["arm"].isin(arms)] for key, frame in block.tables.items()}
-        store.write_block(path, block.number, tables_of)
+        store.write_block(path, block.number, block.only(arms).tables)
     return str(path)
 
 

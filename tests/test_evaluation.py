@@ -22,8 +22,8 @@ from engines.overlap.presets import TOKENIZER_FILE
 from harness import store, tables
 from harness.evaluation import accuracy, evaluate, model, shown
 from harness.evaluation.accuracy import Answers, Likelihood
-from harness.evaluation.client import Answer
 from harness.evaluation.tasks.made_arithmetic import questions
+from harness.scoring import Answer
 from tests.bench_command import installed, last_line, start
 from tests.serving import reference_model, serve
 from tests.test_cli import bench

@@ -13,14 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pandas as pd
 
 from engines import api
 from harness import comparison, machine, store
 from harness.design import ALPHA, Arm
 from harness.evaluation.accuracy import Answers, Row, agreement, pooled, row
-from harness.evaluation.client import Client
+from harness.scoring import Client, to_score
 from harness.session import Session
 
 OWN_TASKS = Path(__file__).with_name("tasks")
@@ -69,18 +68,7 @@ def scoring(engines: Mapping[str, api.EngineSpec], arms: Sequence[Arm]) -> tuple
             raise api.BadSetting(
                 f"engine {arm.engine} can't score given tokens, as bench eval must; {able} can"
             )
-    return tuple(
-        msgspec.structs.replace(
-            arm,
-            options=msgspec.structs.replace(
-                arm.options,
-                scoring=True,
-                sampling=False,
-                prefill_max_tokens=max(arm.options.prefill_max_tokens, arm.options.max_context),
-            ),
-        )
-        for arm in arms
-    )
+    return tuple(map(to_score, arms))
 
 
 def evaluate(

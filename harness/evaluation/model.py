@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from engines import api
 from harness.evaluation.accuracy import Answers, Likelihood
-from harness.evaluation.client import Client
+from harness.scoring import Client
 
 LEAD = 8  # tokens of a context that are decoded rather than prefilled
 MOST_NEW_TOKENS = 256  # of a generation, where the task does not say

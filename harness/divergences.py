@@ -1,0 +1,112 @@
+"""Where the outputs of two arms part, and whether that is a near-tie. Pure: frames in, frames and counts out.
+
+In half precision, and on a GPU in any, the last digit of a logit depends on what else is in the batch, and
+can turn the choice between two tokens that the model holds for equally likely. From there on the outputs are
+different texts, and what follows counts for nothing. So the first token that differs decides. The model is
+given the prompt and what both arms agreed on (teacher_forcing.py): where it holds neither arm's token for
+less likely than its likeliest by more than rounding makes, it is a near-tie; anything else is a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.design import Design
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Of two logits, by dtype: what another order of summation can turn around; in half precision four units in
+# the last place, where logits are about 10.
+NEAR_TIE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.03}
+ENDED = -1  # in place of a token: that output ends here
+
+
+def find(requests: pd.DataFrame, arms: Sequence[str]) -> pd.DataFrame:
+    """One row for each output of a later arm that is not the first arm's; `requests` are those of a block.
+
+    arm, round, request; before (the first arm); agreed (list: the token ids before the first that differs);
+    before_token and after_token (the first that differ, or ENDED); before_gap and after_gap (how much less
+    likely than the likeliest token each of them is, in logits; NaN: not judged yet). Requests that failed,
+    and outputs that are text, are left out.
+    """
+    import pandas as pd
+
+    first, *others = arms
+    answered = requests[(requests["error"] == "") & (requests["token_ids"].map(len) > 0)]
+    by_arm = {arm: answered[answered["arm"] == arm].set_index(["round", "request"]) for arm in arms}
+    rows = []
+    for arm in others:
+        both = by_arm[arm].join(by_arm[first].add_suffix("_before"), how="inner")
+        for (index, request), row in both[both["digest"] != both["digest_before"]].iterrows():
+            before, after = row["token_ids_before"], row["token_ids"]
+            agreed = _agreed(before, after)
+            parting = (before[:agreed], _at(before, agreed), _at(after, agreed))
+            rows.append((arm, index, request, first, *parting))
+    columns = ("arm", "round", "request", "before", "agreed", "before_token", "after_token")
+    return pd.DataFrame(rows, columns=columns).assign(before_gap=np.nan, after_gap=np.nan)
+
+
+def _agreed(before: Sequence[int], after: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
+
+
+def _at(tokens: Sequence[int], place: int) -> int:
+    return int(tokens[place]) if place < len(tokens) else ENDED
+
+
+def near_ties(design: Design, divergences: pd.DataFrame) -> int | None:
+    """How many of them are near-ties; None where none was judged."""
+    judged = divergences.dropna(subset=["before_gap", "after_gap"])
+    if not len(judged):
+        return None
+    return int((judged[["before_gap", "after_gap"]].max(axis=1) < tolerance(design)).sum())
+
+
+def tolerance(design: Design) -> float:
+    """The gap below which a divergence is a near-tie, in logits. Arms of two dtypes differ by what the
+    coarser one rounds."""
+    return max(NEAR_TIE[arm.options.dtype] for arm in design.arms)
+
+
+def widest_gap(tables: Sequence[pd.DataFrame]) -> float | None:
+    """Of all divergences that were judged, in logits, but for outputs that ended; None where none was."""
+    sides = [table[["before_gap", "after_gap"]].to_numpy().ravel() for table in tables if len(table)]
+    gaps = np.concatenate([[], *sides])
+    known = gaps[np.isfinite(gaps)]
+    return float(known.max()) if len(known) else None
+
+
+def unexplained(outputs: Mapping[str, Any]) -> int:
+    """Of a comparison's `outputs`: how many differ and are no near-ties, for all that is known."""
+    return int(outputs["compared"] - outputs["identical"] - (outputs["near_ties"] or 0))
+
+
+def counts(outputs: Mapping[str, Any]) -> str:
+    """In words: "931 of 960", and behind it how many of the others are near-ties, where they were judged."""
+    ties = "" if outputs["near_ties"] is None else f", {outputs['near_ties']} near-ties"
+    return f"{outputs['identical']} of {outputs['compared']}{ties}"
+
+
+def conclusion(outputs: Mapping[str, Any]) -> str:
+    """One sentence about those that differ; "" where none does."""
+    compared = outputs["compared"]
+    differ, ties = compared - outputs["identical"], outputs["near_ties"]
+    if not differ:
+        return ""
+    if ties == differ:
+        return f"Outputs differ in {differ} of {compared} requests, each at a near-tie."
+    judged = "" if ties is None else f", {ties or 'none'} of them at a near-tie"
+    return f"OUTPUTS DIFFER in {differ} of {compared} requests{judged}."
+
+
+def fails(outputs: Mapping[str, Any], promised: bool) -> bool:
+    """Whether a run fails by them: by any that differ where equal ones are `promised`, else by those that
+    were judged and are no near-ties."""
+    if promised:
+        return bool(outputs["identical"] < outputs["compared"])
+    return outputs["near_ties"] is not None and unexplained(outputs) > 0
