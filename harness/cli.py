@@ -14,33 +14,22 @@ from enum import StrEnum
 from functools import partial, wraps
 from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from engines import api
+from harness import printing
+from harness.printing import Format
 from harness.settings import Asked, make_design, parse_fraction, parse_goodput
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from harness.tables import Page, Table
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED = 1, 3
-PIPE_WIDTH = 120  # columns of a table that goes to no terminal
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
 
 
 class Interrupted(Exception):
     """Ctrl-C; the message says what is kept."""
-
-
-class Format(StrEnum):
-    TABLE = "table"
-    MARKDOWN = "markdown"
-    JSON = "json"
-    CSV = "csv"
 
 
 app = typer.Typer(
@@ -291,7 +280,7 @@ def compare(
     from harness import across_runs
 
     compared = across_runs.compare(runs)
-    _show(compared.result, format)
+    printing.show(compared.result, format)
     raise typer.Exit(OUTPUTS_DIFFER if compared.outputs_differ else 0)
 
 
@@ -318,7 +307,7 @@ def rerun(
         sys.stderr.write(f"bench: than {manifest.run}, {line}\n")
     with _interruptible():
         outcome = measure.measure(manifest.design, out, on_stderr)
-    _show(outcome.result, format)
+    printing.show(outcome.result, format)
     raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
 
 
@@ -394,7 +383,7 @@ def _show_traces(files: Sequence[Path], format: Format) -> None:
             found = trace_file.read(file, progress)
             analysed.append((found, analysis.analyse(found, progress)))
     result = report.result(analysed[0], analysed[1] if len(files) == 2 else None)
-    _print_page(result, format, report.to_csv, report.page)
+    printing.show_page(result, format, report.to_csv, report.page)
 
 
 @app.command()
@@ -408,7 +397,7 @@ def explain(
     from harness import explain_tables
 
     found = records.explain(run)
-    _print_page(found, format, explain_tables.to_csv, explain_tables.page)
+    printing.show_page(found, format, explain_tables.to_csv, explain_tables.page)
 
 
 @app.command()
@@ -471,7 +460,7 @@ def gate(
 
     gated = gate_run.judge(run, metric or (), limit)
     gate_run.write(out, gated)
-    _show(gated.result, format, gated.verdict)
+    printing.show(gated.result, format, gated.verdict)
     raise typer.Exit(_gate_code(gated.verdict, on_undecided))
 
 
@@ -519,7 +508,7 @@ def _measure_gate(
     return measure.measure(design, out, on_stderr).folder
 
 
-def _measure(asked: Asked, out: Path, resume: Path | None, form: Format) -> None:
+def _measure(asked: Asked, out: Path, resume: Path | None, format: Format) -> None:
     from harness.machine import guess_device
     from harness.variants import load_variants
 
@@ -535,70 +524,8 @@ def _measure(asked: Asked, out: Path, resume: Path | None, form: Format) -> None
     else:
         assert design is not None
         outcome = measure.measure(design, out, on_stderr)
-    _show(outcome.result, form)
+    printing.show(outcome.result, format)
     raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
-
-
-def _show(result: Mapping[str, Any], form: Format, gate: str | None = None) -> None:
-    """Print a result on stdout; `gate`: what a gate said of it."""
-    from harness import factorial_tables, tables
-
-    if "factorial" in result:
-        _print_page(result, form, factorial_tables.to_csv, factorial_tables.page)
-    elif gate is None:
-        _print(result, form, tables.to_csv, tables.to_markdown, tables.to_terminal)
-    else:
-        _print(
-            result,
-            form,
-            tables.to_csv,
-            lambda result: tables.gate_markdown(result, gate),
-            lambda result, width: tables.gate_terminal(result, gate, width),
-        )
-
-
-def _print_page(
-    result: Mapping[str, Any],
-    form: Format,
-    to_csv: Callable[[Mapping[str, Any]], str],
-    page: Callable[[Mapping[str, Any]], Page],
-) -> None:
-    """Print an object that is one page."""
-    from harness.tables import markdown_page, terminal_page
-
-    _print(
-        result,
-        form,
-        to_csv,
-        lambda result: markdown_page(page(result)),
-        lambda result, width: terminal_page(page(result), width),
-    )
-
-
-def _print(
-    result: Mapping[str, Any],
-    form: Format,
-    to_csv: Callable[[Mapping[str, Any]], str],
-    to_markdown: Callable[[Mapping[str, Any]], str],
-    to_terminal: Callable[[Mapping[str, Any], int], Iterator[RenderableType]],
-) -> None:
-    """Print an object on stdout in one of its forms."""
-    match form:
-        case Format.JSON:
-            import msgspec
-
-            sys.stdout.write(msgspec.json.format(msgspec.json.encode(result)).decode() + "\n")
-        case Format.CSV:
-            sys.stdout.write(to_csv(result))
-        case Format.MARKDOWN:
-            sys.stdout.write(to_markdown(result))
-        case Format.TABLE:
-            from rich.console import Console
-
-            console = Console(highlight=False)
-            if not console.is_terminal:
-                console = Console(highlight=False, width=PIPE_WIDTH)
-            console.print(*to_terminal(result, console.width), sep="\n")
 
 
 @app.command()
@@ -694,7 +621,7 @@ def factorial(
         result, outputs_differ = factorial_run.read(run)
     else:
         raise api.BadSetting(f"{run} is measured: with it, only --format means something")
-    _show(result, format)
+    printing.show(result, format)
     raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
 
 
@@ -722,7 +649,7 @@ def sweep(
     elif not asked.nothing or over or resume is not None:
         raise api.BadSetting(f"{folder} is measured: with it, only --format means something")
     result, outputs_differ = sweep_run.result(folder)
-    _print_page(result, format, sweep_tables.to_csv, sweep_tables.page)
+    printing.show_page(result, format, sweep_tables.to_csv, sweep_tables.page)
     raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
 
 
@@ -739,7 +666,7 @@ def list_experiments() -> None:
     from harness import experiment_file, experiment_tables
 
     found = [experiment_file.read(experiment_file.find(name)) for name in experiment_file.names()]
-    _print_tables([experiment_tables.listing(found)])
+    printing.show_tables([experiment_tables.listing(found)])
 
 
 @experiment.command("show")
@@ -757,12 +684,12 @@ def show_experiment(
 
     if Path(what).is_dir():
         outcome = experiments.show(Path(what))
-        _print_experiment(outcome.result, format)
+        printing.show_experiment(outcome.result, format)
         raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
     if format is not Format.TABLE:
         raise api.BadSetting("--format is of what a finished experiment found: show its folder")
     planned = experiments.plan(what, experiments.adjusted(device))
-    _print_tables(experiment_tables.plan(planned.experiment, planned.designs, planned.kind))
+    printing.show_tables(experiment_tables.plan(planned.experiment, planned.designs, planned.kind))
 
 
 @experiment.command("run")
@@ -796,26 +723,8 @@ def run_experiment(
         else:
             wanted = experiments.adjusted(device or "auto", blocks, rounds, seed or 0)
             outcome = experiments.run(experiments.plan(name or "", wanted), out, on_stderr)
-    _print_experiment(outcome.result, format)
+    printing.show_experiment(outcome.result, format)
     raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
-
-
-def _print_experiment(result: Mapping[str, Any], format: Format) -> None:
-    from harness import experiment_tables
-
-    _print(
-        result, format, experiment_tables.to_csv, experiment_tables.to_markdown, experiment_tables.to_terminal
-    )
-
-
-def _print_tables(tables: Sequence[Table]) -> None:
-    from rich.console import Console
-
-    from harness.tables import terminal_table
-
-    console = Console(highlight=False)
-    for table in tables:
-        console.print(*terminal_table(table, console.width), sep="\n")
 
 
 @app.command("import")
@@ -843,7 +752,7 @@ def import_(
 
     folder, result = importing.bring(files, out, name=name, engine=engine_name, fresh_boots=fresh_boots)
     _say(f"written to {folder}")
-    _show(result, format)
+    printing.show(result, format)
 
 
 SERVER, MOCK = "Server", "Mock server"
@@ -940,7 +849,7 @@ def eval_(
     arms = evaluate.scoring(engines, design.arms)
     found = evaluate.evaluate(design.name, arms, names, limit, num_fewshot, out, _say)
     _say(f"written to {found.folder}")
-    _print_page(found.result, format, shown.to_csv, shown.page)
+    printing.show_page(found.result, format, shown.to_csv, shown.page)
     raise typer.Exit(OUTPUTS_DIFFER if found.answers_differ else 0)
 
 
