@@ -246,15 +246,15 @@ def gate(
     debug: Debug = False,
 ) -> None:
     """Fail where a change makes a metric worse by more than it may: for continuous integration."""
-    limit = fraction(max_regression, "--max-regression")
-    if run is None:
-        run = _measure_gate(asked, base_ref, head_ref, tuple(metric or ()), limit, out)
-    elif not asked.nothing or base_ref or head_ref:
+    names, limit = metric or (), fraction(max_regression, "--max-regression")
+    if run is not None and (not asked.nothing or base_ref or head_ref):
         raise api.BadSetting(f"{run} is measured: with it, only --metric and --max-regression mean something")
 
     from harness import gate_run
 
-    gated = gate_run.judge(run, metric or (), limit)
+    if run is None:
+        run = gate_run.measure(asked, base_ref, head_ref, names, limit, out, _say)
+    gated = gate_run.judge(run, names, limit)
     gate_run.write(out, gated)
     printing.show(gated.result, format, gated.verdict)
     raise typer.Exit(_gate_code(gated.verdict, on_undecided))
@@ -263,45 +263,6 @@ def gate(
 def _gate_code(verdict: str, on_undecided: OnUndecided | None) -> int:
     said = on_undecided.value if verdict == "undecided" and on_undecided is not None else verdict
     return {"pass": 0, "fail": GATE_FAILED, "undecided": GATE_UNDECIDED}[said]
-
-
-def _measure_gate(
-    asked: Asked, base: str | None, head: str | None, metric: tuple[str, ...], limit: float | None, out: Path
-) -> Path:
-    """Measure base against head; the folder of the run."""
-    from harness.gate import DEFAULT_LIMIT
-    from harness.machine import guess_device
-    from harness.variants import load_variants
-    from harness.worktrees import resolve, uncommitted
-
-    if {"primary", "secondaries"} & set(asked.design):
-        raise api.BadSetting("a gate is about its --metric; leave --primary and --secondary out")
-    if asked.until_precision is not None:
-        raise api.BadSetting("a gate stops after --blocks, or --until-decided")
-    if head is not None and base is None:
-        raise api.BadSetting("--head-ref needs a --base-ref to be compared with")
-    refs = None
-    if base is not None:
-        refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))
-    names: dict[str, Any] = {"primary": metric[0], "secondaries": metric[1:]} if metric else {}
-    asked = replace(
-        asked,
-        design={**asked.design, **names},
-        refs=refs,
-        max_regression=DEFAULT_LIMIT if limit is None else limit,
-    )
-    design = make_design(asked, api.find_engines(), load_variants(), guess_device)
-    if len(design.arms) < 2:
-        raise api.BadSetting("a gate needs two arms: --variant, --after key=value, or --base-ref")
-    for ref in filter(None, refs or ()):
-        if changed := uncommitted(ref):
-            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            _say(f"{ref.name} is measured as it was committed, without your changes to {changed[0]}{more}")
-
-    from harness import measure
-    from harness.progress import on_stderr
-
-    return measure.measure(design, out, on_stderr).folder
 
 
 def _measure(asked: Asked, out: Path, resume: Path | None, format: Format) -> None:
