@@ -71,6 +71,26 @@ def aa(asked: Asked, out: Out = RESULTS, format: Form = Format.TABLE, debug: Deb
     _measure(replace(asked, against_itself=True), out, None, format)
 
 
+def _measure(asked: Asked, out: Path, resume: Path | None, format: Format) -> None:
+    from harness.machine import guess_device
+    from harness.variants import load_variants
+
+    design = None
+    if resume is None or not asked.nothing:
+        design = make_design(asked, api.find_engines(), load_variants(), guess_device)
+
+    from harness import measure
+    from harness.progress import on_stderr
+
+    if resume is not None:
+        outcome = measure.resume(resume, design, on_stderr)
+    else:
+        assert design is not None
+        outcome = measure.measure(design, out, on_stderr)
+    printing.show(outcome.result, format)
+    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+
+
 @app.command()
 def compare(
     runs: Annotated[list[str], typer.Argument(help="RUN, or RUN:before or RUN:after.", show_default=False)],
@@ -164,24 +184,6 @@ def profile(
     _say(f"the traces open in ui.perfetto.dev; the picture is {profiled.picture}")
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"bench: {line}\n")
-
-
-def _show_traces(files: Sequence[Path], format: Format) -> None:
-    """What is in the trace of one arm, or of a before and an after."""
-    from harness.trace import analysis, report, trace_file
-    from harness.trace.progress import on_stderr
-
-    analysed: list[report.Analysed] = []
-    with interruptible(), on_stderr() as progress:
-        for file in files:
-            found = trace_file.read(file, progress)
-            analysed.append((found, analysis.analyse(found, progress)))
-    result = report.result(analysed[0], analysed[1] if len(files) == 2 else None)
-    printing.show_page(result, format, report.to_csv, report.page)
-
-
 @app.command()
 def explain(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
@@ -265,26 +267,6 @@ def _gate_code(verdict: str, on_undecided: OnUndecided | None) -> int:
     return {"pass": 0, "fail": GATE_FAILED, "undecided": GATE_UNDECIDED}[said]
 
 
-def _measure(asked: Asked, out: Path, resume: Path | None, format: Format) -> None:
-    from harness.machine import guess_device
-    from harness.variants import load_variants
-
-    design = None
-    if resume is None or not asked.nothing:
-        design = make_design(asked, api.find_engines(), load_variants(), guess_device)
-
-    from harness import measure
-    from harness.progress import on_stderr
-
-    if resume is not None:
-        outcome = measure.resume(resume, design, on_stderr)
-    else:
-        assert design is not None
-        outcome = measure.measure(design, out, on_stderr)
-    printing.show(outcome.result, format)
-    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
-
-
 @app.command()
 def trace(
     files: Annotated[
@@ -302,6 +284,20 @@ def trace(
     if len(files) > 2:
         raise api.BadSetting(f"trace takes one file, or two as before and after, not {len(files)}")
     _show_traces(files, format)
+
+
+def _show_traces(files: Sequence[Path], format: Format) -> None:
+    """What is in the trace of one arm, or of a before and an after."""
+    from harness.trace import analysis, report, trace_file
+    from harness.trace.progress import on_stderr
+
+    analysed: list[report.Analysed] = []
+    with interruptible(), on_stderr() as progress:
+        for file in files:
+            found = trace_file.read(file, progress)
+            analysed.append((found, analysis.analyse(found, progress)))
+    result = report.result(analysed[0], analysed[1] if len(files) == 2 else None)
+    printing.show_page(result, format, report.to_csv, report.page)
 
 
 @app.command()
@@ -614,6 +610,10 @@ def main() -> None:
         what = f"unexpected {type(error).__name__}: {error}"
         code = _complain("; ".join([what, *notes(error), "--debug shows where"]), error, FAILED)
     sys.exit(code or 0)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"bench: {line}\n")
 
 
 def _complain(message: str, error: BaseException, code: int) -> int:
