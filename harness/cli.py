@@ -125,7 +125,7 @@ def rerun(
     for arm in manifest.design.arms:
         api.pick(arm.engine, known, "engine").check(arm.toggles)
     for line in measure.differences_from(manifest):
-        sys.stderr.write(f"bench: than {manifest.run}, {line}\n")
+        _say(f"than {manifest.run}, {line}")
     with interruptible():
         outcome = measure.measure(manifest.design, out, on_stderr)
     printing.show(outcome.result, format)
@@ -623,8 +623,7 @@ def _complain(message: str, error: BaseException, code: int) -> int:
 
         traceback.print_exception(error)
         sys.stderr.write(getattr(error, "details", ""))
-    line = " ".join(message.split())
-    sys.stderr.write(f"bench: {line}\n")
+    _say(" ".join(message.split()))
     return code
 
 
