@@ -1,4 +1,4 @@
-"""What commands can be asked for alike: those that measure, of what and how; all, of their output."""
+"""The options that commands share: what a measurement can be told, and where and how its result is given."""
 
 from __future__ import annotations
 
