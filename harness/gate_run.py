@@ -1,17 +1,25 @@
-"""A finished run judged by a gate, and what is written of it for people and for continuous integration."""
+"""`bench gate`: from what was asked to a finished run, from a finished run to its verdict, and what is
+written of that for people and for continuous integration."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engines import api
-from harness import across_runs, comparison, floors, gate, measure, store, tables
+from harness import across_runs, comparison, floors, gate, store, tables
+from harness import measure as runs
 from harness.across_runs import finished, readable
+from harness.machine import guess_device
+from harness.progress import on_stderr
+from harness.settings import Asked, make_design
+from harness.variants import load_variants
+from harness.worktrees import resolve, uncommitted
 
+Say = Callable[[str], None]
 SUMMARY = "gate.md"
 BENCHMARKS = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}
 
@@ -28,6 +36,44 @@ class Gated:
         """An output that differs fails, whatever the speed."""
         found: gate.Verdict = self.result["gate"]["verdict"]
         return "fail" if self.outputs_differ else found
+
+
+def measure(
+    asked: Asked,
+    base: str | None,
+    head: str | None,
+    names: Sequence[str],
+    limit: float | None,
+    out: Path,
+    say: Say,
+) -> Path:
+    """Measure a base against a head; the folder of the run. `base` and `head` are git refs, or None; `names`
+    and `limit` what it is judged by, and so planned for. Raises as measure.measure does, and BadSetting where
+    what is asked is no gate's."""
+    if {"primary", "secondaries"} & set(asked.design):
+        raise api.BadSetting("a gate is about its --metric; leave --primary and --secondary out")
+    if asked.until_precision is not None:
+        raise api.BadSetting("a gate stops after --blocks, or --until-decided")
+    if head is not None and base is None:
+        raise api.BadSetting("--head-ref needs a --base-ref to be compared with")
+    refs = None
+    if base is not None:
+        refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))
+    verdicts: dict[str, Any] = {"primary": names[0], "secondaries": tuple(names[1:])} if names else {}
+    asked = replace(
+        asked,
+        design={**asked.design, **verdicts},
+        refs=refs,
+        max_regression=gate.DEFAULT_LIMIT if limit is None else limit,
+    )
+    design = make_design(asked, api.find_engines(), load_variants(), guess_device)
+    if len(design.arms) < 2:
+        raise api.BadSetting("a gate needs two arms: --variant, --after key=value, or --base-ref")
+    for ref in filter(None, refs or ()):
+        if changed := uncommitted(ref):
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            say(f"{ref.name} is measured as it was committed, without your changes to {changed[0]}{more}")
+    return runs.measure(design, out, on_stderr).folder
 
 
 def judge(folder: Path, names: Sequence[str], limit: float | None) -> Gated:
@@ -47,7 +93,7 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Gated:
     summary = comparison.result(manifest, blocks, per_block)
     found = gate.as_plain(judged, most, gate.level(design, len(blocks)))
     result = floors.beside_known(summary, manifest, floors.folder_of(folder)) | {"gate": found}
-    return Gated(result, measure.outputs_differ(manifest, summary))
+    return Gated(result, runs.outputs_differ(manifest, summary))
 
 
 def write(folder: Path, gated: Gated, environment: Mapping[str, str] = os.environ) -> None:

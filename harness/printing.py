@@ -1,0 +1,104 @@
+"""A result on stdout, in the form that `--format` asks for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from harness.tables import Page, Table
+
+PIPE_WIDTH = 120  # columns of a table that goes to no terminal
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    JSON = "json"
+    CSV = "csv"
+
+
+def show(result: Mapping[str, Any], format: Format, gate: str | None = None) -> None:
+    """Print what was measured; `gate`: what a gate said of it."""
+    from harness import factorial_tables, tables
+
+    if "factorial" in result:
+        show_page(result, format, factorial_tables.to_csv, factorial_tables.page)
+    elif gate is None:
+        _print(result, format, tables.to_csv, tables.to_markdown, tables.to_terminal)
+    else:
+        _print(
+            result,
+            format,
+            tables.to_csv,
+            lambda result: tables.gate_markdown(result, gate),
+            lambda result, width: tables.gate_terminal(result, gate, width),
+        )
+
+
+def show_experiment(result: Mapping[str, Any], format: Format) -> None:
+    """Print what an experiment found."""
+    from harness import experiment_tables
+
+    _print(
+        result, format, experiment_tables.to_csv, experiment_tables.to_markdown, experiment_tables.to_terminal
+    )
+
+
+def show_page(
+    result: Mapping[str, Any],
+    format: Format,
+    to_csv: Callable[[Mapping[str, Any]], str],
+    page: Callable[[Mapping[str, Any]], Page],
+) -> None:
+    """Print an object that is one page."""
+    from harness.tables import markdown_page, terminal_page
+
+    _print(
+        result,
+        format,
+        to_csv,
+        lambda result: markdown_page(page(result)),
+        lambda result, width: terminal_page(page(result), width),
+    )
+
+
+def show_tables(tables: Sequence[Table]) -> None:
+    """Print what is for a person alone."""
+    from rich.console import Console
+
+    from harness.tables import terminal_table
+
+    console = Console(highlight=False)
+    for table in tables:
+        console.print(*terminal_table(table, console.width), sep="\n")
+
+
+def _print(
+    result: Mapping[str, Any],
+    format: Format,
+    to_csv: Callable[[Mapping[str, Any]], str],
+    to_markdown: Callable[[Mapping[str, Any]], str],
+    to_terminal: Callable[[Mapping[str, Any], int], Iterator[RenderableType]],
+) -> None:
+    """Print an object in the form that was asked for."""
+    match format:
+        case Format.JSON:
+            import msgspec
+
+            sys.stdout.write(msgspec.json.format(msgspec.json.encode(result)).decode() + "\n")
+        case Format.CSV:
+            sys.stdout.write(to_csv(result))
+        case Format.MARKDOWN:
+            sys.stdout.write(to_markdown(result))
+        case Format.TABLE:
+            from rich.console import Console
+
+            console = Console(highlight=False)
+            if not console.is_terminal:
+                console = Console(highlight=False, width=PIPE_WIDTH)
+            console.print(*to_terminal(result, console.width), sep="\n")
