@@ -24,7 +24,7 @@ from harness.settings import Asked, make_design, parse_fraction, parse_goodput
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from harness.tables import Page, Table
+    from harness.pages import Page, Table
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED = 1, 3
@@ -541,7 +541,7 @@ def _measure(asked: Asked, out: Path, resume: Path | None, form: Format) -> None
 
 def _show(result: Mapping[str, Any], form: Format, gate: str | None = None) -> None:
     """Print a result on stdout; `gate`: what a gate said of it."""
-    from harness import factorial_tables, tables
+    from harness import factorial_tables, gate_tables, tables
 
     if "factorial" in result:
         _print_page(result, form, factorial_tables.to_csv, factorial_tables.page)
@@ -552,8 +552,8 @@ def _show(result: Mapping[str, Any], form: Format, gate: str | None = None) -> N
             result,
             form,
             tables.to_csv,
-            lambda result: tables.gate_markdown(result, gate),
-            lambda result, width: tables.gate_terminal(result, gate, width),
+            lambda result: gate_tables.to_markdown(result, gate),
+            lambda result, width: gate_tables.to_terminal(result, gate, width),
         )
 
 
@@ -564,7 +564,7 @@ def _print_page(
     page: Callable[[Mapping[str, Any]], Page],
 ) -> None:
     """Print an object that is one page."""
-    from harness.tables import markdown_page, terminal_page
+    from harness.pages import markdown_page, terminal_page
 
     _print(
         result,
@@ -811,7 +811,7 @@ def _print_experiment(result: Mapping[str, Any], format: Format) -> None:
 def _print_tables(tables: Sequence[Table]) -> None:
     from rich.console import Console
 
-    from harness.tables import terminal_table
+    from harness.pages import terminal_table
 
     console = Console(highlight=False)
     for table in tables:

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from engines import api
-from harness import comparison, listings, metrics, records, store, tables
+from harness import comparison, listings, metrics, records, spelling, store, tables
 from harness.comparison import Block
 from harness.design import Arm, Design
 from harness.machine import Code, Machine
@@ -495,7 +495,7 @@ def test_csv_has_every_metric_unrounded() -> None:
     [(None, "–"), (0.0, "0"), (12.3456, "12.35"), (3042.19, "3,042"), (1e-5, "1.00e-05"), (-0.5, "-0.5")],
 )
 def test_numbers(value: float | None, text: str) -> None:
-    assert tables.number(value) == text
+    assert spelling.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -509,8 +509,8 @@ def test_a_difference_of_thousands_is_written_out(
     delta: float, low: float, high: float, text: tuple[str, str]
 ) -> None:
     row = {"change": None, "delta": delta, "unit": "us", "ci_low": low, "ci_high": high}
-    assert (tables.difference(row), tables.interval(row)) == text
-    assert tables.floor({**row, "floor": 1234.5}) == "±1,234"
+    assert (spelling.difference(row), spelling.interval(row)) == text
+    assert spelling.floor({**row, "floor": 1234.5}) == "±1,234"
 
 
 @pytest.mark.parametrize(
@@ -518,7 +518,7 @@ def test_a_difference_of_thousands_is_written_out(
     [(-0.0042, "−0.42%"), (0.0587, "+5.9%"), (9.42, "+942.0%"), (336.252, "+33,625%")],
 )
 def test_percents(fraction: float, text: str) -> None:
-    assert tables.percent(fraction) == text
+    assert spelling.percent(fraction) == text
 
 
 def test_the_frames_here_have_the_columns_of_the_real_ones() -> None:

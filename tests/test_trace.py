@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.api import BadSetting
-from harness.tables import markdown_page
+from harness.pages import markdown_page
 from harness.trace import analysis, events, intervals, report, trace_file
 from harness.trace.analysis import Part
 from harness.trace.events import Trace
