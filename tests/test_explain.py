@@ -14,9 +14,9 @@ from engines import api
 from harness import explain, explain_tables, pages, store
 from harness.attribution import PARTS
 from tests.bench_command import last_line
+from tests.made_blocks import blocks, manifest
 from tests.test_across_runs import stored
 from tests.test_cli import bench
-from tests.test_tables import blocks, manifest
 
 TOP = {
     "schema_version", "run", "device", "variant", "before", "after", "blocks", "confidence", "intervals",

@@ -26,9 +26,9 @@ from harness.factorial_design import make_factorial
 from harness.settings import Asked
 from harness.store import Manifest
 from tests.bench_command import CLOCKWORK, installed, start
+from tests.made_blocks import block, described, manifest, side
 from tests.test_across_runs import stored
 from tests.test_cli import bench
-from tests.test_tables import block, described, manifest, side
 
 untimed = settings(deadline=None)
 ENGINES = {"overlap": SPEC}

@@ -25,9 +25,9 @@ from harness.stopping import until_decided, until_precise
 from harness.variants import load_variants
 from harness.workload import Workload
 from tests.bench_command import installed, last_line, start
+from tests.made_blocks import blocks as some_blocks
+from tests.made_blocks import manifest
 from tests.test_plant import arm
-from tests.test_tables import blocks as some_blocks
-from tests.test_tables import manifest
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_engine"
 LIMIT = 0.02

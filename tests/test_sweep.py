@@ -22,8 +22,8 @@ from harness.settings import Asked
 from harness.sweep import Axis, Point
 from harness.variants import load_variants
 from tests.bench_command import CLOCKWORK, installed, last_line, start
+from tests.made_blocks import blocks, manifest
 from tests.test_cli import bench
-from tests.test_tables import blocks, manifest
 
 ENGINES = {"overlap": SPEC}
 
