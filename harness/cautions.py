@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from harness import divergences, stats
 from harness.design import ALPHA
+from harness.spelling import percent
 from harness.store import Imported, Manifest
 
 if TYPE_CHECKING:
@@ -342,11 +343,3 @@ def _joined(blocks: Sequence[Block], table: str) -> pd.DataFrame:
 
 def _largest(frame: pd.DataFrame, column: str) -> float:
     return float(np.nanmax(frame[column])) if column in frame.columns and frame[column].notna().any() else 0.0
-
-
-def percent(fraction: float | None) -> str:
-    """A signed share, "−5.9%"; two decimals under 1%, none from 1,000% on."""
-    if fraction is None:
-        return ""
-    digits = 2 if abs(fraction) < 0.01 else 1 if abs(fraction) < 10 else 0
-    return f"{fraction:+,.{digits}%}".replace("-", "−")

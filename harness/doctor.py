@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from harness import machine, readings
-from harness.load_generator import ask_for_short_slice
+from harness.wakeups import ask_for_short_slice
 
 CPU = Path("/sys/devices/system/cpu")
 WATCH_S = 0.5  # how long other processes are watched

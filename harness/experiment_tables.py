@@ -10,12 +10,12 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness import divergences, tables
-from harness.cautions import percent
+from harness import divergences
 from harness.design import Design
 from harness.experiment_file import Adjusted, Experiment, scaling
+from harness.pages import Table, markdown_table, terminal_table
 from harness.settings import spelled
-from harness.tables import Table, markdown_table, number, terminal_table, with_unit
+from harness.spelling import difference, interval, number, percent, with_unit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -136,10 +136,10 @@ def text(cell: str | Mapping[str, Any]) -> str:
             half = "" if low is None else f" ±{100 * (high - low) / 2:.2g}"
             return f"{100 * value:.3g}{half}%"
         case "change":
-            return f"{percent(value)} {tables.interval({'ci_low': low, 'ci_high': high, 'change': value})}"
+            return f"{percent(value)} {interval({'ci_low': low, 'ci_high': high, 'change': value})}"
         case "delta":
             row = {"change": None, "delta": value, "unit": unit, "ci_low": low, "ci_high": high}
-            return f"{tables.difference(row)} {tables.interval(row)}"
+            return f"{difference(row)} {interval(row)}"
         case _:
             return with_unit_of(value, unit)
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.explain import SHOWN_CAUSES
-from harness.tables import Page, Table, changed_settings, confidence, interval, number, prediction_line
+from harness.pages import Page, Table
+from harness.spelling import confidence, interval, number
+from harness.tables import changed_settings, prediction_line
 
 CSV_COLUMNS = ("before", "after", "delta", "ci_low", "ci_high", "share_before", "share_after")
 STEP_NOTE = (

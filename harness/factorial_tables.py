@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness import divergences, tables
-from harness.cautions import percent
 from harness.factorial import label
-from harness.tables import Page, Table
+from harness.pages import Page, Table
+from harness.spelling import confidence, difference, interval, percent, with_unit
 
 NOTE = (
     "Alone: the others at their before. With the others: the others at their after. On average: over all "
@@ -60,7 +60,7 @@ def _by_setting(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _change(row: Mapping[str, Any] | None) -> str:
-    return "–" if row is None else f"{percent(row['change'])} {tables.interval(row)}".rstrip()
+    return "–" if row is None else f"{percent(row['change'])} {interval(row)}".rstrip()
 
 
 def page(result: Mapping[str, Any]) -> Page:
@@ -103,14 +103,14 @@ def effects_table(result: Mapping[str, Any]) -> Table:
                 label(row["effect"]) + ("*" if row["assumes"] else ""),
                 *(("", "") if more else map(_change, ends)),
                 percent(row["change"]),
-                tables.interval(row),
+                interval(row),
                 row["verdict"] or ("descriptive" if row["ci_low"] is not None else ""),
             )
         )
     if effects["together"] is not None:
-        cells = (percent(effects["together"]["change"]), tables.interval(effects["together"]), "descriptive")
+        cells = (percent(effects["together"]["change"]), interval(effects["together"]), "descriptive")
         rows.append(("all, against none", "", "", *cells))
-    note = NOTE.format(margin=100 * comparison["margin"], confidence=tables.confidence(comparison))
+    note = NOTE.format(margin=100 * comparison["margin"], confidence=confidence(comparison))
     if any(row["assumes"] for row in effects["effects"]):
         note += " *: as if the effects below that can't be told from it were none."
     return Table(
@@ -131,9 +131,9 @@ def settings_table(result: Mapping[str, Any]) -> Table:
     rows = tuple(
         (
             *(choices[name] for name in names),
-            tables.with_unit(effects["settings"][arm], effects["unit"]),
-            tables.difference(changes[arm]) if arm in changes else "",
-            tables.interval(changes[arm]) if arm in changes else "",
+            with_unit(effects["settings"][arm], effects["unit"]),
+            difference(changes[arm]) if arm in changes else "",
+            interval(changes[arm]) if arm in changes else "",
         )
         for arm, choices in found["settings"].items()
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import api
-from harness import across_runs, comparison, floors, gate, store, tables
+from harness import across_runs, comparison, floors, gate, gate_tables, store
 from harness import measure as runs
 from harness.across_runs import finished, readable
 from harness.machine import guess_device
@@ -99,7 +99,7 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Gated:
 def write(folder: Path, gated: Gated, environment: Mapping[str, str] = os.environ) -> None:
     """In `folder`: gate.md, and what github-action-benchmark reads, one file for metrics that are better
     smaller and one for the others; on GitHub also the summary of the step. Raises StoreError."""
-    text = tables.gate_markdown(gated.result, gated.verdict)
+    text = gate_tables.to_markdown(gated.result, gated.verdict)
     store.write_text(folder / SUMMARY, text)
     for better, name in BENCHMARKS.items():
         rows = gate.benchmark(gated.result, better)

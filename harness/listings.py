@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engines import api
-from harness.columns import keep_words
+from harness.pages import keep_words
 from harness.settings import spelled
 from harness.variants import Variant
 

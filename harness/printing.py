@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from harness.tables import Page, Table
+    from harness.pages import Page, Table
 
 PIPE_WIDTH = 120  # columns of a table that goes to no terminal
 
@@ -24,7 +24,7 @@ class Format(StrEnum):
 
 def show(result: Mapping[str, Any], format: Format, gate: str | None = None) -> None:
     """Print what was measured; `gate`: what a gate said of it."""
-    from harness import factorial_tables, tables
+    from harness import factorial_tables, gate_tables, tables
 
     if "factorial" in result:
         show_page(result, format, factorial_tables.to_csv, factorial_tables.page)
@@ -35,8 +35,8 @@ def show(result: Mapping[str, Any], format: Format, gate: str | None = None) -> 
             result,
             format,
             tables.to_csv,
-            lambda result: tables.gate_markdown(result, gate),
-            lambda result, width: tables.gate_terminal(result, gate, width),
+            lambda result: gate_tables.to_markdown(result, gate),
+            lambda result, width: gate_tables.to_terminal(result, gate, width),
         )
 
 
@@ -56,7 +56,7 @@ def show_page(
     page: Callable[[Mapping[str, Any]], Page],
 ) -> None:
     """Print an object that is one page."""
-    from harness.tables import markdown_page, terminal_page
+    from harness.pages import markdown_page, terminal_page
 
     _print(
         result,
@@ -71,7 +71,7 @@ def show_tables(tables: Sequence[Table]) -> None:
     """Print what is for a person alone."""
     from rich.console import Console
 
-    from harness.tables import terminal_table
+    from harness.pages import terminal_table
 
     console = Console(highlight=False)
     for table in tables:

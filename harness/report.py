@@ -1,7 +1,7 @@
 """A finished run as one file for people: a web page that needs nothing else, or markdown for a pull request.
 
-Every number of the run comes from its result (the object of `--format json`) by the cells of tables.py, or
-from a figure of harness.plots; nothing is computed here. What a run says of itself is text, never markup.
+Every number of the run comes from its result (the object of `--format json`) by tables.py, or from
+a figure of harness.plots; nothing is computed here. What a run says of itself is text, never markup.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from engines import api
 from harness import divergences, plots, store, tables
 from harness.across_runs import check_two
 from harness.design import Design
+from harness.pages import Table, markdown_table
 from harness.plots import style
 from harness.plots.page import inline_svg
 from harness.store import NOT_RECORDED, Imported
 from harness.stored_run import Run, load
-from harness.tables import Table
 from harness.workload import Workload
 from harness.workload.arrivals import ARRIVALS
 
@@ -104,7 +104,7 @@ def to_markdown(run: Run) -> str:
     result, comparison = _shown(run)
     lines = [tables.to_markdown(result), "<details><summary>Method and environment</summary>", ""]
     for table in (method(run), environment_of(run), settings_of(comparison)):
-        lines += tables.markdown_table(table)
+        lines += markdown_table(table)
     return "\n".join([_as_text(lines[0]), lines[1], *map(_as_text, lines[2:]), "</details>", ""])
 
 

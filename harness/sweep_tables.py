@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness import divergences, tables
+from harness import divergences, spelling, tables
+from harness.pages import Page, Table
 from harness.settings import spelled
-from harness.tables import Page, Table
 
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
 NOTE = (
@@ -62,15 +62,15 @@ def changes_table(result: Mapping[str, Any]) -> Table:
         rows.append(
             (
                 *(each["at"][name] for name in names),
-                tables.number(row["before"]),
-                tables.number(row["after"]),
-                tables.difference(row),
-                tables.interval(row) + (f" at {tables.confidence(each)}%" if mixed else ""),
-                tables.verdict(row, primary=True),
+                spelling.number(row["before"]),
+                spelling.number(row["after"]),
+                spelling.difference(row),
+                spelling.interval(row) + (f" at {spelling.confidence(each)}%" if mixed else ""),
+                spelling.verdict(row, primary=True),
             )
         )
     title = f"Change of {', '.join(primaries)}, margin ±{100 * result['comparisons'][0]['margin']:.3g}%"
-    note = NOTE.format(confidence=tables.confidences(result["comparisons"]), own=OWN if mixed else "")
+    note = NOTE.format(confidence=spelling.confidences(result["comparisons"]), own=OWN if mixed else "")
     return Table(title, (*names, "before", "after", "change", "interval", "verdict"), tuple(rows), note)
 
 
@@ -92,8 +92,8 @@ def _sides(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "–"
     if row["after"] is None:
-        return tables.number(row["before"])
-    return f"{tables.number(row['before'])} → {tables.number(row['after'])}"
+        return spelling.number(row["before"])
+    return f"{spelling.number(row['before'])} → {spelling.number(row['after'])}"
 
 
 def warnings(result: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A result as a person reads it: a sentence, then the same parts always, for a terminal, markdown or csv.
+"""A comparison as a person reads it: a sentence, then the same parts always, for a terminal, markdown or csv.
 
 Input is the object of `--format json` and nothing else, so that a stored summary prints the same.
 """
@@ -8,17 +8,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness import divergences, plants, stats
-from harness.cautions import percent
-from harness.columns import keep_words
+from harness.pages import Page, Table, markdown_page, terminal_page
+from harness.spelling import confidence, difference, floor, interval, number, percent, verdict, with_unit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-NARROW = 90  # columns of a terminal under which change, interval and verdict share one
 DESCRIPTIVE = (
     "ttft_ms_p50",
     "tpot_ms_p50",
@@ -47,27 +46,6 @@ CONVENTIONS = (
 )
 FAMILY = " Verdicts are at 5% over all comparisons of this run together (Holm); intervals are each by itself."
 FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller change says nothing."
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One part of the report; `note` stands under it. `numbers`: columns to align right."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    numbers: tuple[str, ...] = ("before", "after", "change")
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """All that is printed of a result: its sentence, the lines under it, tables, warnings."""
-
-    conclusion: str
-    lines: tuple[str, ...]
-    tables: tuple[Table, ...]
-    warnings: Sequence[str]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -146,6 +124,36 @@ def planted(comparison: Mapping[str, Any]) -> str | None:
 def stopped(result: Mapping[str, Any]) -> str:
     """Why the run ended where it did."""
     return f"Stopped: {result['stopped_because']}."
+
+
+def changed_settings(comparison: Mapping[str, Any]) -> str:
+    """What differs between the arms, "before h2d=pageable, after h2d=pinned"; all toggles of one alone, or of
+    two that are equal."""
+    before, after = flat(comparison["before"]), comparison["after"]
+    if after is None or after == comparison["before"]:
+        toggles = comparison["before"]["toggles"]
+        which = "before" if after is None else "both"
+        return f"{which}: " + (", ".join(f"{name}={each}" for name, each in toggles.items()) or "no toggles")
+    flat_after = flat(after)
+    names = [
+        name for name in dict.fromkeys([*before, *flat_after]) if before.get(name) != flat_after.get(name)
+    ]
+    sides = (", ".join(f"{name}={side.get(name, 'none')}" for name in names) for side in (before, flat_after))
+    return "before: {}; after: {}".format(*sides)
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an arm by the names of the command line."""
+    env = {f"env.{name}": value for name, value in settings["env"].items()}
+    python = {"python": settings["python"]} if settings["python"] else {}
+    ref = settings["ref"]
+    code = {"ref": f"{ref['name']} ({ref['commit'][:10]})"} if ref else {}
+    plain = {"engine": settings["engine"], **settings["toggles"], **settings["options"]}
+    return {**plain, **python, **env, **code}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Its tables
 
 
 def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
@@ -245,17 +253,6 @@ def _metrics_table(comparison: Mapping[str, Any], names: Sequence[str]) -> Table
     return Table("Before and after", columns, rows, note)
 
 
-def confidence(comparison: Mapping[str, Any]) -> str:
-    """Of the intervals, in percent: "95"."""
-    return f"{100 * comparison['confidence']:.4g}"
-
-
-def confidences(comparisons: Sequence[Mapping[str, Any]]) -> str:
-    """The same of several, "97.45 to 99.75" where runs that may stop early stopped at different looks."""
-    every = sorted(comparisons, key=lambda each: float(each["confidence"]))
-    return " to ".join(dict.fromkeys(map(confidence, (every[0], every[-1]))))
-
-
 def chosen(comparison: Mapping[str, Any]) -> list[str]:
     """Names of the metrics to print, each once."""
     metrics = comparison["metrics"]
@@ -287,133 +284,6 @@ def _sides_table(
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Cells
-
-
-def number(value: float | None) -> str:
-    """Four significant digits, an exponent only under 0.001; "–" for none."""
-    if value is None:
-        return "–"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    if value and abs(value) < 1e-3:
-        return f"{value:.2e}"
-    return f"{value:.4g}"
-
-
-def with_unit(value: float | None, unit: str) -> str:
-    return f"{number(value)} {unit}".strip()
-
-
-def difference(row: Mapping[str, Any]) -> str:
-    """The change in percent, or in the unit where the metric can be zero; "–" where one side is missing."""
-    if row["change"] is not None:
-        return percent(row["change"])
-    if row["delta"] is None:
-        return "–"
-    return f"{_signed(row['delta'])} {row['unit']}".strip()
-
-
-def interval(row: Mapping[str, Any]) -> str:
-    if row["ci_low"] is None:
-        return ""
-    if row["change"] is not None:
-        return f"[{percent(row['ci_low'])}, {percent(row['ci_high'])}]"
-    return f"[{_signed(row['ci_low'])}, {_signed(row['ci_high'])}]"
-
-
-def floor(row: Mapping[str, Any]) -> str:
-    """What equal arms show, "±1.2%"."""
-    if row["floor"] is None:
-        return ""
-    return f"±{(percent if row['change'] is not None else _signed)(row['floor'])[1:]}"
-
-
-def _signed(value: float) -> str:
-    """Three significant digits with a sign; whole numbers from 1,000 on."""
-    text = f"{value:+,.0f}" if abs(value) >= 999.5 else f"{value:+.3g}"
-    return text.replace("-", "−")
-
-
-def verdict(row: Mapping[str, Any], primary: bool) -> str:
-    """The verdict, or what the row is in its place."""
-    if row["verdict"] is not None:
-        return str(row["verdict"])
-    if row["ci_low"] is None:
-        return ""
-    return "no verdict" if primary else "descriptive"
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Gates
-
-
-def gate_conclusion(result: Mapping[str, Any], said: str) -> str:
-    """One sentence: what the gate says, of how much, and why."""
-    found, comparison = result["gate"], result["comparisons"][0]
-    by_verdict = {
-        each: [name for name, row in found["metrics"].items() if row["verdict"] == each]
-        for each in ("fail", "undecided", "pass")
-    }
-    limit = f"{100 * found['max_regression']:.3g}%"
-    where = f"over {comparison['blocks']} blocks on the {result['device']} device"
-    reasons = {
-        "fail": f"{', '.join(by_verdict['fail'])} regressed by more than {limit} {where}",
-        "undecided": f"{', '.join(by_verdict['undecided'])} may have regressed by more than {limit}, or not, "
-        f"{where}; more blocks or a quieter machine would tell",
-        "pass": f"no metric regressed by more than {limit} {where}",
-    }
-    outputs = divergences.conclusion(comparison["outputs"]).rstrip(".")
-    reason = "; ".join(filter(None, (outputs, reasons[found["verdict"]])))
-    return f"Gate: {said.upper()}. {comparison['variant']}: {reason}."
-
-
-def gate_table(result: Mapping[str, Any]) -> Table:
-    """What was gated: the change, the bounds of the regression, and what could be ruled out."""
-    found = result["gate"]
-    rows = tuple(
-        (
-            name,
-            number(row["before"]),
-            number(row["after"]),
-            percent(row["change"]),
-            percent(row["best"]) or "–",
-            percent(row["worst"]) or "–",
-            "–" if row["excludable"] is None else f"{100 * row['excludable']:.3g}%",
-            row["verdict"] + (f" ({row['remark']})" if row["remark"] else ""),
-        )
-        for name, row in found["metrics"].items()
-    )
-    sides = 100 * found["confidence"]
-    return Table(
-        "Gate",
-        ("metric", "base", "head", "change", "at best", "at worst", "can rule out", "gate"),
-        rows,
-        f"At best and at worst: bounds of the regression, {sides:.4g}% each; positive is worse. Pass: at "
-        f"worst within {100 * found['max_regression']:.3g}%; fail: at best beyond it, corrected by Holm. Can "
-        "rule out: the smallest regression that this machine and so many blocks exclude in 4 of 5 runs "
-        "without a change.",
-        numbers=("base", "head", "change", "at best", "at worst", "can rule out"),
-    )
-
-
-def gate_markdown(result: Mapping[str, Any], said: str) -> str:
-    """The summary of a gate, with the whole comparison folded away below."""
-    lines = [f"**{gate_conclusion(result, said)}**", "", *markdown_table(gate_table(result))]
-    lines += ["<details><summary>The whole comparison</summary>", "", to_markdown(result), "</details>", ""]
-    return "\n".join(lines)
-
-
-def gate_terminal(result: Mapping[str, Any], said: str, width: int) -> Iterator[RenderableType]:
-    """The same for a rich console, then the comparison."""
-    from rich.text import Text
-
-    yield Text(gate_conclusion(result, said), style="bold")
-    yield from terminal_table(gate_table(result), width)
-    yield from to_terminal(result, width)
-
-
-# ---------------------------------------------------------------------------------------------------------
 # Where it is said
 
 
@@ -426,30 +296,6 @@ def pages(result: Mapping[str, Any]) -> Iterator[Page]:
 
 def to_markdown(result: Mapping[str, Any]) -> str:
     return "\n".join(map(markdown_page, pages(result)))
-
-
-def markdown_page(page: Page) -> str:
-    bold = page.conclusion.replace("\n", "**\n\n**")
-    lines = [f"**{bold}**", "", *(f"{line}\n" for line in page.lines)]
-    for table in page.tables:
-        lines += markdown_table(table)
-    if page.warnings:
-        lines += ["### Warnings", "", *(f"- {line}" for line in page.warnings)]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def markdown_table(table: Table) -> list[str]:
-    """Its lines, the title and an empty last one included; of one without rows the title and the note."""
-    if not table.rows:
-        return [f"### {table.title}", "", table.note, ""]
-    rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
-    rows = [table.columns, tuple(rulers), *table.rows]
-    note = [table.note, ""] if table.note else []
-    return [f"### {table.title}", "", *map(_markdown_row, rows), "", *note]
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def to_csv(result: Mapping[str, Any]) -> str:
@@ -468,82 +314,3 @@ def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableTyp
     """Renderables for a rich console of that width."""
     for page in pages(result):
         yield from terminal_page(page, width)
-
-
-def terminal_page(page: Page, width: int) -> Iterator[RenderableType]:
-    from rich.text import Text
-
-    yield Text(page.conclusion, style="bold")
-    yield from (Text(line) for line in page.lines)
-    for table in page.tables:
-        yield from terminal_table(table, width)
-    if page.warnings:
-        yield Text("Warnings", style="bold")
-        yield from (Text(f"• {line}") for line in page.warnings)
-
-
-def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    if not table.rows:
-        yield Text(table.title, style="bold")
-        yield Text(table.note + "\n", style="dim")
-        return
-    shown = narrowed(table) if width < NARROW else table
-    rich_table = RichTable(
-        title=shown.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, title_style="bold"
-    )
-    for name in shown.columns:
-        right = name in shown.numbers
-        rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for row in shown.rows:
-        rich_table.add_row(*(Text(cell) for cell in row))
-    keep_words(rich_table, [shown.columns, *shown.rows], width)
-    yield rich_table
-    if shown.note:
-        yield Text(shown.note + "\n", style="dim")
-
-
-def narrowed(table: Table) -> Table:
-    """The metric table with change, interval and verdict below each other in one column."""
-    if table.columns[-1] != "verdict":
-        return table
-    change = table.columns.index("interval") - 1
-    named = {"floor": "floor "}  # under each other, a bare ±1.2% would be taken for the interval's
-    joined = [named.get(column, "") for column in table.columns[change:]]
-    rows = tuple(
-        (
-            *row[:change],
-            "\n".join(name + cell for name, cell in zip(joined, row[change:], strict=True) if cell),
-        )
-        for row in table.rows
-    )
-    return Table(table.title, table.columns[: change + 1], rows, table.note, table.numbers)
-
-
-def changed_settings(comparison: Mapping[str, Any]) -> str:
-    """What differs between the arms, "before h2d=pageable, after h2d=pinned"; all toggles of one alone, or of
-    two that are equal."""
-    before, after = flat(comparison["before"]), comparison["after"]
-    if after is None or after == comparison["before"]:
-        toggles = comparison["before"]["toggles"]
-        which = "before" if after is None else "both"
-        return f"{which}: " + (", ".join(f"{name}={each}" for name, each in toggles.items()) or "no toggles")
-    flat_after = flat(after)
-    names = [
-        name for name in dict.fromkeys([*before, *flat_after]) if before.get(name) != flat_after.get(name)
-    ]
-    sides = (", ".join(f"{name}={side.get(name, 'none')}" for name in names) for side in (before, flat_after))
-    return "before: {}; after: {}".format(*sides)
-
-
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an arm by the names of the command line."""
-    env = {f"env.{name}": value for name, value in settings["env"].items()}
-    python = {"python": settings["python"]} if settings["python"] else {}
-    ref = settings["ref"]
-    code = {"ref": f"{ref['name']} ({ref['commit'][:10]})"} if ref else {}
-    plain = {"engine": settings["engine"], **settings["toggles"], **settings["options"]}
-    return {**plain, **python, **env, **code}

@@ -14,8 +14,8 @@ from harness import across_runs, store, tables
 from harness.machine import Machine
 from harness.stopping import until_decided
 from harness.store import Manifest
+from tests.made_blocks import blocks, described, manifest, result, shown
 from tests.test_cli import bench
-from tests.test_tables import blocks, described, manifest, result, shown
 
 
 def stored(

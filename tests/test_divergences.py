@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import harness
 from harness import divergences, store, stored_run, teacher_forcing
 from tests.bench_command import BENCH
-from tests.test_tables import manifest
+from tests.made_blocks import manifest
 
 DESIGN = manifest().design
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)

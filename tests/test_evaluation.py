@@ -19,7 +19,7 @@ from scipy import optimize
 from engines import api
 from engines.overlap import SPEC
 from engines.overlap.presets import TOKENIZER_FILE
-from harness import store, tables
+from harness import pages, store
 from harness.evaluation import accuracy, evaluate, model, shown
 from harness.evaluation.accuracy import Answers, Likelihood
 from harness.evaluation.tasks.made_arithmetic import questions
@@ -295,7 +295,7 @@ def test_an_evaluation_before_and_after_a_toggle(tmp_path: Path) -> None:
     assert ran.left() == []
     with pytest.raises(store.StoreError, match="is an evaluation, no run"):
         store.read_manifest(folder)
-    text = tables.markdown_page(shown.page(result))
+    text = pages.markdown_page(shown.page(result))
     assert "acc of offline-arithmetic" in text
     assert "0 of 24 log-likelihoods are apart" in text
 

@@ -22,7 +22,7 @@ from harness.experiment_file import Adjusted, Claim, Column, Experiment, Row
 from harness.experiment_result import Finished, _claim, _finding, cell
 from harness.store import read_manifest
 from tests.bench_command import installed, last_line, start
-from tests.test_tables import block, blocks, manifest, side
+from tests.made_blocks import block, blocks, manifest, side
 
 OWN = """
 title = "Two paces of a clock"

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from engines import api
-from harness import explain, explain_tables, store, tables
+from harness import explain, explain_tables, pages, store
 from harness.attribution import PARTS
 from tests.bench_command import last_line
+from tests.made_blocks import blocks, manifest
 from tests.test_across_runs import stored
 from tests.test_cli import bench
-from tests.test_tables import blocks, manifest
 
 TOP = {
     "schema_version", "run", "device", "variant", "before", "after", "blocks", "confidence", "intervals",
@@ -47,7 +47,7 @@ def test_one_arm_alone_is_explained_without_a_change(tmp_path: Path) -> None:
     assert found["after"] is found["prediction"] is None
     assert found["step_us"]["device"]["after"] is None
     assert {each["arm"] for each in found["tail"]} == {"before"}
-    assert "Where a decode step goes" in tables.markdown_page(explain_tables.page(found))
+    assert "Where a decode step goes" in pages.markdown_page(explain_tables.page(found))
 
 
 def test_every_form_says_the_same(

@@ -19,16 +19,16 @@ from rich.console import Console
 import harness
 from engines import api
 from engines.overlap import SPEC
-from harness import comparison, factorial, factorial_run, factorial_tables, metrics, stats, store, tables
+from harness import comparison, factorial, factorial_run, factorial_tables, metrics, pages, stats, store
 from harness.comparison import Block
 from harness.design import Design, orders
 from harness.factorial_design import make_factorial
 from harness.settings import Asked
 from harness.store import Manifest
 from tests.bench_command import CLOCKWORK, installed, start
+from tests.made_blocks import block, described, manifest, side
 from tests.test_across_runs import stored
 from tests.test_cli import bench
-from tests.test_tables import block, described, manifest, side
 
 untimed = settings(deadline=None)
 ENGINES = {"overlap": SPEC}
@@ -305,7 +305,7 @@ def found(noise: float = 0.001, **last: Any) -> dict[str, Any]:
 
 def shown(result: dict[str, Any]) -> str:
     text = io.StringIO()
-    Console(file=text, width=120).print(*tables.terminal_page(factorial_tables.page(result), 120), sep="\n")
+    Console(file=text, width=120).print(*pages.terminal_page(factorial_tables.page(result), 120), sep="\n")
     return " ".join(text.getvalue().split())
 
 
@@ -349,7 +349,7 @@ def test_a_factorial_as_it_is_printed() -> None:
     ):  # fmt: skip
         assert part in said, part
     assert said.count("emulated device: these are times of CPU cores") == 1
-    assert "| h2d × output |" in tables.markdown_page(factorial_tables.page(result))
+    assert "| h2d × output |" in pages.markdown_page(factorial_tables.page(result))
     lines = list(csv.DictReader(io.StringIO(factorial_tables.to_csv(result))))
     wheres = [line["where"] for line in lines if line["metric"] == "tpot_ms_p50"]
     assert wheres == ["alone"] * 2 + ["with_others"] * 2 + ["average"] * 3 + ["together"]
@@ -359,12 +359,12 @@ def test_a_factorial_as_it_is_printed() -> None:
 def test_a_narrow_terminal_has_each_company_of_an_effect() -> None:
     result = found()
     table = factorial_tables.effects_table(result)
-    narrow = tables.narrowed(table)
+    narrow = pages.narrowed(table)
     assert narrow.columns == ("toggle", "alone", "with the others", "on average")
     for row, kept in zip(table.rows, narrow.rows, strict=True):
         assert kept == (*row[:3], "\n".join(row[3:]))
     text = io.StringIO()
-    Console(file=text, width=80).print(*tables.terminal_table(table, 80), sep="\n")
+    Console(file=text, width=80).print(*pages.terminal_table(table, 80), sep="\n")
     assert max(map(len, text.getvalue().splitlines())) <= 80
     for word in ("h2d × output", "weaker together", "descriptive"):
         assert word in text.getvalue()

@@ -13,7 +13,7 @@ from harness.design import Design
 from harness.machine import Machine
 from harness.measure import with_floor
 from harness.store import Manifest
-from tests.test_tables import manifest, result, shown
+from tests.made_blocks import manifest, result, shown
 
 BLOCKS = 6
 

@@ -18,16 +18,16 @@ import pytest
 from rich.console import Console
 
 from engines import api
-from harness import gate, gate_run, store, tables, worktrees
+from harness import gate, gate_run, gate_tables, store, worktrees
 from harness.design import Design, Gate
 from harness.settings import Asked, make_design, make_gate
 from harness.stopping import until_decided, until_precise
 from harness.variants import load_variants
 from harness.workload import Workload
 from tests.bench_command import installed, last_line, start
+from tests.made_blocks import blocks as some_blocks
+from tests.made_blocks import manifest
 from tests.test_plant import arm
-from tests.test_tables import blocks as some_blocks
-from tests.test_tables import manifest
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_engine"
 LIMIT = 0.02
@@ -211,7 +211,7 @@ def folder_of(tmp_path: Path, factor: float, count: int = 6, **design: Any) -> P
 def test_a_finished_run_is_judged(tmp_path: Path, factor: float, verdict: str, words: str) -> None:
     gated = gate_run.judge(folder_of(tmp_path, factor), (), None)
     assert gated.verdict == verdict
-    text = tables.gate_markdown(gated.result, gated.verdict)
+    text = gate_tables.to_markdown(gated.result, gated.verdict)
     assert words in text
     assert "| tpot_ms_p50 |" in text
     assert json.loads(msgspec.json.encode(gated.result))["gate"]["verdict"] == verdict
@@ -224,7 +224,7 @@ def test_outputs_that_differ_fail_the_gate(tmp_path: Path) -> None:
         store.write_block(folder, block.number, block.tables)
     gated = gate_run.judge(folder, (), None)
     assert gated.verdict == "fail"
-    assert "OUTPUTS DIFFER in 72 of 72 requests" in tables.gate_conclusion(gated.result, gated.verdict)
+    assert "OUTPUTS DIFFER in 72 of 72 requests" in gate_tables.conclusion(gated.result, gated.verdict)
 
 
 def test_the_files_of_a_gate(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:
     gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
     excludable = gated.result["gate"]["metrics"]["tpot_ms_p50"]["excludable"]
     assert 0 < excludable < LIMIT
-    assert tables.gate_table(gated.result).rows[0][6] == f"{100 * excludable:.3g}%"
+    assert gate_tables.regression_table(gated.result).rows[0][6] == f"{100 * excludable:.3g}%"
 
 
 @pytest.mark.parametrize(
@@ -270,14 +270,14 @@ def test_one_block_is_undecided(tmp_path: Path) -> None:
     store.write_block(folder, 0, some_blocks(1.5, 1)[0].tables)
     gated = gate_run.judge(folder, (), None)
     assert gated.verdict == "undecided"
-    assert "(one block)" in tables.gate_table(gated.result).rows[0][-1]
+    assert "(one block)" in gate_tables.regression_table(gated.result).rows[0][-1]
 
 
 def test_a_gate_fits_the_terminal(tmp_path: Path) -> None:
     gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
     for width in (72, 100, 200):
         text = io.StringIO()
-        parts = tables.gate_terminal(gated.result, gated.verdict, width)
+        parts = gate_tables.to_terminal(gated.result, gated.verdict, width)
         Console(file=text, width=width).print(*parts, sep="\n")
         assert max(map(len, text.getvalue().splitlines())) <= width
         assert "Gate: PASS" in text.getvalue()

@@ -21,9 +21,9 @@ from harness import comparison, plots, stats, store
 from harness.plots import style
 from harness.stored_run import Run
 from tests import test_factorial, test_several_arms, test_sweep
+from tests.made_blocks import block, manifest, side
 from tests.test_across_runs import stored
 from tests.test_stored_run import REFERENCE
-from tests.test_tables import block, manifest, side
 
 FIGURES: dict[str, Callable[[Run, float], Figure]] = {
     "changes": lambda run, width: plots.changes(run.result["comparisons"][0], width),

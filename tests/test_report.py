@@ -18,10 +18,10 @@ from harness import report, store, tables
 from harness.plots import style
 from harness.plots.page import PROPERTIES
 from harness.stored_run import Run
+from tests.made_blocks import manifest
 from tests.test_across_runs import stored
 from tests.test_cli import bench
 from tests.test_stored_run import REFERENCE
-from tests.test_tables import manifest
 
 RUN = REFERENCE / "copy-done"
 NO_END_TAG = {"meta", "link"}

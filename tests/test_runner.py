@@ -18,7 +18,7 @@ from engines.api import BadSetting
 from engines.host import ORPHANED
 from harness import runner, store
 from tests.bench_command import CLOCKWORK, Bench, installed, last_line, start
-from tests.test_tables import described, manifest
+from tests.made_blocks import described, manifest
 
 DEATH_LIMIT_S = 10
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")

@@ -21,7 +21,7 @@ from harness.design import Arm, Design, order, orders
 from harness.store import Manifest
 from harness.workload import Workload
 from tests.bench_command import installed, start
-from tests.test_tables import block, described, manifest, result, shown, side
+from tests.made_blocks import block, described, manifest, result, shown, side
 
 untimed = settings(deadline=None)
 NAMES = ("before", "half", "all")

@@ -15,9 +15,9 @@ import pytest
 import harness
 from harness import metrics, stored_run
 from harness.store import StoreError
+from tests.made_blocks import manifest
 from tests.test_across_runs import stored
 from tests.test_cli import bench
-from tests.test_tables import manifest
 
 REFERENCE = Path(__file__).resolve().parent.parent / "results" / "reference" / "runs"
 FRAMES = ("requests", "steps", "rounds", "work")

@@ -17,13 +17,13 @@ from rich.console import Console
 import harness
 from engines import api
 from engines.overlap import SPEC
-from harness import floors, store, sweep, sweep_run, sweep_tables, tables
+from harness import floors, pages, spelling, store, sweep, sweep_run, sweep_tables
 from harness.settings import Asked
 from harness.sweep import Axis, Point
 from harness.variants import load_variants
 from tests.bench_command import CLOCKWORK, installed, last_line, start
+from tests.made_blocks import blocks, manifest
 from tests.test_cli import bench
-from tests.test_tables import blocks, manifest
 
 ENGINES = {"overlap": SPEC}
 
@@ -154,17 +154,17 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
         "Sweep over concurrency: 2 points on the emulated device: tpot_ms_p50 faster in 2."
     )
     text = io.StringIO()
-    Console(file=text, width=120).print(*tables.terminal_page(sweep_tables.page(result), 120), sep="\n")
+    Console(file=text, width=120).print(*pages.terminal_page(sweep_tables.page(result), 120), sep="\n")
     said = " ".join(text.getvalue().split())
     row = result["comparisons"][1]["metrics"]["tpot_ms_p50"]
-    levels = f"{tables.number(row['before'])} → {tables.number(row['after'])}"
+    levels = f"{spelling.number(row['before'])} → {spelling.number(row['after'])}"
     for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", levels, "at 5% by itself", "Levels"):
         assert part in said, part
     assert said.count("emulated device: these are times") == 1
     lines = list(csv.DictReader(io.StringIO(sweep_tables.to_csv(result))))
     assert {line["concurrency"] for line in lines} == {"1", "8"}
     assert [float(line["confidence"]) for line in lines if line["metric"] == "tpot_ms_p50"] == [0.95, 0.95]
-    assert "| 8 |" in tables.markdown_page(sweep_tables.page(result))
+    assert "| 8 |" in pages.markdown_page(sweep_tables.page(result))
 
 
 def test_a_narrow_terminal_has_the_values_of_both_axes(tmp_path: Path) -> None:
@@ -172,15 +172,15 @@ def test_a_narrow_terminal_has_the_values_of_both_axes(tmp_path: Path) -> None:
     axes = [*result["axes"], {"name": "variant", "values": ["overlap"]}]
     points = [each | {"at": each["at"] | {"variant": "overlap"}} for each in result["comparisons"]]
     both = result | {"axes": axes, "comparisons": points}
-    table = tables.narrowed(sweep_tables.changes_table(both))
+    table = pages.narrowed(sweep_tables.changes_table(both))
     assert table.columns == ("concurrency", "variant", "before", "after", "change")
     row = points[0]["metrics"]["tpot_ms_p50"]
     assert table.rows[0] == (
-        "1", "overlap", tables.number(row["before"]), tables.number(row["after"]),
-        f"{tables.difference(row)}\n{tables.interval(row)}\nfaster",
+        "1", "overlap", spelling.number(row["before"]), spelling.number(row["after"]),
+        f"{spelling.difference(row)}\n{spelling.interval(row)}\nfaster",
     )  # fmt: skip
     text = io.StringIO()
-    Console(file=text, width=80).print(*tables.terminal_table(sweep_tables.changes_table(both), 80), sep="\n")
+    Console(file=text, width=80).print(*pages.terminal_table(sweep_tables.changes_table(both), 80), sep="\n")
     assert max(map(len, text.getvalue().splitlines())) <= 80
     assert "overlap" in text.getvalue()
 

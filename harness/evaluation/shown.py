@@ -7,9 +7,9 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from harness import tables
+from harness import spelling, tables
 from harness.evaluation.accuracy import APART
-from harness.tables import Page, Table
+from harness.pages import Page, Table
 
 COLUMNS = ("task", "metric", "items", "before", "after", "delta", "low", "high", "p", "differ")
 MOST_ROWS = 24
@@ -79,7 +79,7 @@ def accuracies(result: Mapping[str, Any]) -> Table:
 
 
 def _share(value: float) -> str:
-    return f"{value:.2%}" if 0 <= value <= 1 else tables.number(value)
+    return f"{value:.2%}" if 0 <= value <= 1 else spelling.number(value)
 
 
 def _points(value: float, row: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from engines import api
-from harness import comparison, stats, tables
+from harness import comparison, spelling, stats
 from harness.across_runs import check_two
 from harness.plots import style
 from harness.stored_run import Run
@@ -34,14 +34,14 @@ def block_changes(run: Run, metric: str | None = None, width: float = style.WIDT
         axes.axhline(0, color=style.MUTED, lw=1)
         if row["ci_low"] is not None:
             low, high = scale * row["ci_low"], scale * row["ci_high"]
-            label = f"{tables.confidence(found)}% interval of the mean"
+            label = f"{spelling.confidence(found)}% interval of the mean"
             axes.axhspan(low, high, color=style.ARMS["after"].colour, alpha=0.18, lw=0, label=label)
         if ratio:
             margin = 100 * found["margin"]
             for side, named in ((-margin, f"margin, ±{margin:.3g}%"), (margin, None)):
                 axes.axhline(side, color=style.MUTED, lw=1, ls=":", label=named)
         mean = scale * (row["change"] if ratio else row["delta"])
-        said = f"mean {tables.difference(row)}"
+        said = f"mean {spelling.difference(row)}"
         axes.axhline(mean, color=style.ARMS["after"].colour, lw=1.6, label=said)
         _points(axes, run, changes)
         axes.set_xticks(range(len(changes)))

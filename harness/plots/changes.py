@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from engines import api
-from harness import tables
+from harness import spelling, tables
 from harness.plots import style
 
 ROW = 0.25  # inches
@@ -41,7 +41,7 @@ def changes(comparison: Mapping[str, Any], width: float = style.WIDTH) -> Figure
             _line(axes, place, row, kind, label=None if kind in shown else kind)
             shown.add(kind)
             if width >= style.WIDE:
-                said = f"{tables.difference(row)} {tables.interval(row)}"
+                said = f"{spelling.difference(row)} {spelling.interval(row)}"
                 weight = "bold" if kind == "primary" else "normal"
                 axes.text(
                     1.02, place, said, transform=axes.get_yaxis_transform(), va="center", weight=weight,
@@ -90,4 +90,4 @@ def _title(comparison: Mapping[str, Any]) -> str:
     blocks = comparison["blocks"]
     if blocks == 1:
         return "Change; one block, no interval"
-    return f"Change, {tables.confidence(comparison)}% interval, {blocks} blocks"
+    return f"Change, {spelling.confidence(comparison)}% interval, {blocks} blocks"

@@ -9,11 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from engines import api
-from harness import tables
-from harness.cautions import percent
 from harness.factorial import label
 from harness.factorial_tables import taken_for_none
 from harness.plots import style
+from harness.spelling import confidence, interval, percent
 
 ROW, APART = 0.62, 0.24  # inches of a row; of it, how far apart its marks stand
 REACH = 4  # times the largest change: an interval that goes beyond would press all else onto the zero line
@@ -76,7 +75,7 @@ def effects(result: Mapping[str, Any], metric: str | None = None, width: float =
         higher = ", higher is better" if chosen["better"] == "higher" else ""
         axes.set_xlabel(f"change of {name} (%){higher}")
         blocks = f"{first['blocks']} block{'s' if first['blocks'] != 1 else ''}"
-        said = "no interval" if first["blocks"] == 1 else f"{tables.confidence(first)}% intervals"
+        said = "no interval" if first["blocks"] == 1 else f"{confidence(first)}% intervals"
         axes.set_title(f"Effects on {name}" + (f", {blocks}, {said}" if width >= style.WIDE else ""))
         handles, labels = axes.get_legend_handles_labels()
         made.legend(handles, labels, loc="outside lower left", ncols=1 + (width >= style.WIDE))
@@ -122,6 +121,6 @@ def _mark(axes: Axes, place: float, company: str, row: Mapping[str, Any], name: 
 
 
 def _say(axes: Axes, place: float, row: Mapping[str, Any]) -> None:
-    said = f"{percent(row['change'])} {tables.interval(row)}"
+    said = f"{percent(row['change'])} {interval(row)}"
     said += f"\n{row['verdict']}" if row["verdict"] else ""
     axes.text(1.02, place, said, transform=axes.get_yaxis_transform(), va="center", size=8)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from engines import api
-from harness import tables
+from harness import spelling
 from harness.design import ALPHA
 from harness.plots import style
 
@@ -68,7 +68,7 @@ def _point(comparison: Mapping[str, Any], metric: str | None) -> tuple[float, fl
     if comparison["confidence"] != 1 - ALPHA:
         raise api.BadSetting(
             f"{comparison['variant']} could stop early, its intervals are of "
-            f"{tables.confidence(comparison)}%: a funnel takes runs of a fixed number of blocks, as "
+            f"{spelling.confidence(comparison)}%: a funnel takes runs of a fixed number of blocks, as "
             "bench aa --blocks 8 makes"
         )
     row = api.pick(metric or comparison["primary"], comparison["metrics"], "metric of this run")

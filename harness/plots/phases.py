@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from engines import api
-from harness import metrics, tables
+from harness import metrics, spelling
 from harness.plots import style
 
 ROW, HEAD = 0.42, 0.75  # inches: of a phase, and of what stands around a panel
@@ -69,8 +69,8 @@ def _bars(axes: Axes, rows: Mapping[str, Mapping[str, Any]], sides: Sequence[str
 
 def _said(row: Mapping[str, Any], sides: Sequence[str], full: bool) -> str:
     """Beside a pair of bars: one too short to be seen still has its number."""
-    values = " → ".join(tables.number(row[side]) for side in sides)
+    values = " → ".join(spelling.number(row[side]) for side in sides)
     if len(sides) == 1:
         return f"{values} us"
-    changed = f"{tables.difference(row)} {tables.interval(row)}"
+    changed = f"{spelling.difference(row)} {spelling.interval(row)}"
     return f"{values}, {changed}" if full else changed

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from engines import api
-from harness import metrics, stats, tables
+from harness import metrics, spelling, stats
 from harness.plots import style
 from harness.settings import spelled
 
@@ -159,7 +159,7 @@ def gains(
             panel.set_title(each.name)
         colour = style.ARMS["after"].colour
         for face, label in (
-            ("white", f"change, {tables.confidences(result['comparisons'])}% interval"),
+            ("white", f"change, {spelling.confidences(result['comparisons'])}% interval"),
             (colour, "called a change"),
         ):
             panels[0].errorbar(

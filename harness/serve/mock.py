@@ -37,9 +37,9 @@ import httptools
 import msgspec
 
 from engines.api import BadSetting
-from harness.load_generator import ask_for_exact_timers, ask_for_short_slice
 from harness.serve.listening import address_of, allow_connections, bind
 from harness.serve.mock_answers import MODEL, Answer, Body, StreamOptions, prompt_tokens, refusal, reply
+from harness.wakeups import ask_for_exact_timers, ask_for_short_slice
 
 DEFAULT_TOKENS = 16  # where a request does not say, as in OpenAI's completions
 SO_TIMESTAMPNS = 35  # of asm-generic/socket.h; Python has no name for it

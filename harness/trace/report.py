@@ -17,8 +17,8 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness import tables
-from harness.cautions import percent
+from harness.pages import Page, Table
+from harness.spelling import number, percent
 from harness.trace.analysis import Part
 from harness.trace.events import Trace
 
@@ -60,7 +60,7 @@ def _other_length(before: Trace, after: Trace) -> Iterator[str]:
     """Counts and totals of traces that are not equally long say little."""
     spans = [last - first for first, last in (before.span(), after.span())]
     if max(spans) > min(spans) * (1 + LENGTH_MARGIN):
-        lengths = " and ".join(f"{tables.number(span / 1e6)} ms" for span in spans)
+        lengths = " and ".join(f"{number(span / 1e6)} ms" for span in spans)
         yield f"the traces are of different length, {lengths}: compare shares and percentiles, not totals"
 
 
@@ -125,11 +125,11 @@ def headline(result: Mapping[str, Any]) -> str:
 def _described(source: Mapping[str, Any]) -> str:
     rows = ", ".join(f"{count:,} {name}" for name, count in source["rows"].items())
     devices = f"{source['devices']} device{'s' if source['devices'] != 1 else ''}"
-    span = f"{tables.number(source['span_ms'])} ms"
+    span = f"{number(source['span_ms'])} ms"
     return f"{source['file']} ({source['format']}): {span} of {devices}; {rows}"
 
 
-def parts(result: Mapping[str, Any]) -> Iterator[tables.Table]:
+def parts(result: Mapping[str, Any]) -> Iterator[Table]:
     """Tables, the longest rows first and the rest left out; a part without rows says so."""
     compared = result["after"] is not None
     for part in result["parts"].values():
@@ -141,16 +141,16 @@ def parts(result: Mapping[str, Any]) -> Iterator[tables.Table]:
         yield _compared(part, shown, note) if compared else _alone(part, shown, note)
 
 
-def _alone(part: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], note: str) -> tables.Table:
+def _alone(part: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], note: str) -> Table:
     measures = tuple(rows[0]["values"]) if rows else ()
     cells = (
         (*map(shortened, row["key"]), *(_cell(name, row["values"][name]["before"]) for name in measures))
         for row in rows
     )
-    return tables.Table(part["title"], (*part["keys"], *measures), tuple(cells), note, numbers=measures)
+    return Table(part["title"], (*part["keys"], *measures), tuple(cells), note, numbers=measures)
 
 
-def _compared(part: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], note: str) -> tables.Table:
+def _compared(part: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], note: str) -> Table:
     """A line for each measure of each row; the key stands in the first of them."""
     cells = []
     for row in rows:
@@ -159,7 +159,7 @@ def _compared(part: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], note: 
             before, after = (_cell(name, value[side]) for side in ("before", "after"))
             cells.append((*key, name, before, after, percent(value["change"])))
     columns = (*part["keys"], "", "before", "after", "change") if rows else ()
-    return tables.Table(part["title"], columns, tuple(cells), note)
+    return Table(part["title"], columns, tuple(cells), note)
 
 
 def _cell(measure: str, value: float | None) -> str:
@@ -167,7 +167,7 @@ def _cell(measure: str, value: float | None) -> str:
         return f"{value:.1%}"
     if value is not None and measure == "count":
         return f"{value:,.0f}"
-    return tables.number(value)
+    return number(value)
 
 
 def shortened(name: str) -> str:
@@ -178,8 +178,8 @@ def shortened(name: str) -> str:
     return f"{name[:half]}…{name[-half:]}"
 
 
-def page(result: Mapping[str, Any]) -> tables.Page:
-    return tables.Page(headline(result), (), tuple(parts(result)), result["warnings"])
+def page(result: Mapping[str, Any]) -> Page:
+    return Page(headline(result), (), tuple(parts(result)), result["warnings"])
 
 
 def to_csv(result: Mapping[str, Any]) -> str:

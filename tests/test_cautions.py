@@ -1,0 +1,98 @@
+"""Each warning is given where it applies, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from harness import comparison
+from tests.made_blocks import MS, block, blocks, manifest, result, side
+
+
+def warnings(found: dict[str, Any]) -> str:
+    return "\n".join(found["comparisons"][0]["warnings"])
+
+
+def test_warnings_that_apply_are_given() -> None:
+    assert "emulated device" in warnings(result())
+    assert "late sends (submit lag): requests were sent up to 3.00 ms late" in warnings(result(lag_ms=3.0))
+    assert "too few blocks: 3" in warnings(result(plan=manifest(blocks=3)))
+    assert "one block" in warnings(result(plan=manifest(blocks=1)))
+    assert "blocks would detect a change of 1%" in warnings(result(1.0, noise=0.05))
+    assert "not steady: the queue wait grew" in warnings(result(wait_ms=20.0))
+    quiet = warnings(result())
+    stolen = blocks(0.9)
+    for each in stolen:
+        each.tables["rounds"][["steal_share", "others_share"]] = 0.2
+    noisy = warnings(comparison.result(manifest(), stolen))
+    assert "up to 20.0% of the CPU time was taken by other virtual machines" in noisy
+    assert "processes that are not the run's used up to 20.0%" in noisy
+    for word in ("late sends", "too few", "not steady", "noise", "drift", "undecided"):
+        assert word not in quiet
+
+
+def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
+    lagging = blocks(1.0)  # its gaps are of 4 ms
+    for each, lag in ((lagging, 3 * MS), (punctual := blocks(1.0), MS)):
+        for one in each:
+            requests = one.tables["requests"]
+            requests["chunk_lag_ns"] = [np.full(5, lag)] * len(requests)
+    assert "late reads (client lag): bytes lay unread for up to 3.00 ms (p99)" in warnings(
+        comparison.result(manifest(), lagging)
+    )
+    assert "late reads" not in warnings(comparison.result(manifest(), punctual))
+    lagging[0].tables["rounds"]["counter.clock_moved_us"] = 2000
+    assert "the time of day was set by 2 ms" in warnings(comparison.result(manifest(), lagging))
+
+
+@pytest.mark.parametrize(
+    ("after_first", "said"),
+    [
+        ([True, False] * 3, "position effect: the arm that ran second was at +2.0%"),
+        ([True, False, False] * 2, "weakened by a position effect: the arm that ran second was at +2.0%"),
+    ],
+)
+def test_a_position_effect_weakens_by_what_the_orders_leave_of_it(after_first: list[bool], said: str) -> None:
+    plan = msgspec.structs.replace(manifest(), after_first=after_first)
+    biased = [
+        block(
+            number,
+            {
+                "before": side(4 * (1.02 if first else 1.0) * (1 + number * 1e-4)),
+                "after": side(4 * (1.0 if first else 1.02)),
+            },
+        )
+        for number, first in enumerate(plan.after_first)
+    ]
+    assert any(
+        line.startswith(said) for line in comparison.result(plan, biased)["comparisons"][0]["warnings"]
+    )
+
+
+def test_what_was_skipped_is_told_once_for_both_arms() -> None:
+    passed_over = {"skipped.short": 2, "skipped.long": 0, "skipped.failed": 5}
+    skipping = [
+        block(number, {arm: side(tpot) | {"rounds": side(tpot)["rounds"].assign(**passed_over)}
+                       for arm, tpot in (("before", 4.0), ("after", 3.6))})
+        for number in range(6)
+    ]  # fmt: skip
+    found = warnings(comparison.result(manifest(), skipping))
+    assert "12 conversations under 4 tokens, 30 requests that failed" in found
+    assert "too long" not in found
+    assert "skipped" not in warnings(result())
+
+
+def test_one_order_only_is_told() -> None:
+    plan = msgspec.structs.replace(manifest(), after_first=[True] * 6)
+    assert "every block ran in the same order" in warnings(comparison.result(plan, blocks(0.9)))
+
+
+def test_drift_is_told() -> None:
+    moving = [
+        block(number, {"before": side(4 * 1.01**number), "after": side(3.6 * 1.01**number)})
+        for number in range(6)
+    ]
+    assert "drift: both arms moved by +5.1%" in warnings(comparison.result(manifest(), moving))

@@ -1,0 +1,168 @@
+"""From stored blocks to the JSON object: what each metric, output, count and limit comes to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from engines import api
+from harness import comparison, metrics, records, tables
+from harness.workload import Workload
+from tests.made_blocks import block, blocks, manifest, requests, result, shown, side, steps
+
+TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
+COMPARISON = {
+    "variant", "before", "after", "blocks", "confidence", "margin", "primary", "metrics", "outputs",
+    "failures", "mechanism", "limit", "prediction", "warnings",
+}  # fmt: skip
+METRIC = {
+    "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
+    "verdict", "floor",
+}  # fmt: skip
+
+
+def test_json_has_exactly_the_promised_keys() -> None:
+    found = result()
+    assert set(found) == TOP
+    (only,) = found["comparisons"]
+    assert set(only) == COMPARISON
+    assert {frozenset(row) for row in only["metrics"].values()} == {frozenset(METRIC)}
+    assert set(only["outputs"]) == {"compared", "identical", "near_ties"}
+    assert found["device"] == "emulated"
+    assert json.loads(msgspec.json.encode(found)) == found
+
+
+def test_a_faster_after() -> None:
+    only = result(0.9)["comparisons"][0]
+    row = only["metrics"]["tpot_ms_p50"]
+    assert row["verdict"] == "faster"
+    assert row["change"] == pytest.approx(-0.1, abs=0.002)
+    assert row["ci_low"] < row["change"] < row["ci_high"] < 0
+    assert row["change"] == pytest.approx(row["after"] / row["before"] - 1)
+    assert only["outputs"] == {"compared": 72, "identical": 72, "near_ties": None}
+    assert only["mechanism"]["copies"] == {"unit": "per step", "before": 7, "after": 7}
+    assert only["mechanism"]["mean_batch"]["before"] == 4
+    assert set(only["limit"]) == {"device_busy", "exposed_host_us"}
+    assert only["limit"]["exposed_host_us"]["before"] == pytest.approx(3000, rel=0.01)
+
+
+def test_what_can_be_zero_has_a_delta_and_no_change() -> None:
+    row = result(lag_ms=0.3)["comparisons"][0]["metrics"]["submit_lag_ms_p99"]
+    assert row["change"] is None
+    assert row["delta"] == pytest.approx(0.2)
+
+
+def test_only_declared_metrics_carry_verdicts() -> None:
+    found = result(plan=manifest(secondaries=("latency_ms_p50", "itl_token_ms_p50")))
+    metrics_of = found["comparisons"][0]["metrics"]
+    judged = {name for name, row in metrics_of.items() if row["verdict"] is not None}
+    assert judged == {"tpot_ms_p50", "latency_ms_p50", "itl_token_ms_p50"}
+    adjusted = {name for name, row in metrics_of.items() if row["p_adjusted"] is not None}
+    assert adjusted == {"latency_ms_p50", "itl_token_ms_p50"}
+
+
+def test_offered_load_gets_no_verdict() -> None:
+    plan = manifest(secondaries=("throughput_req_s",))
+    row = result(0.9, plan)["comparisons"][0]["metrics"]["throughput_req_s"]
+    assert row["change"] is not None
+    assert row["verdict"] is None
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload(arrival="poisson", rate=50.0),
+        Workload(arrival="gamma", rate=50.0, burstiness=0.5),
+        Workload(arrival="trace", trace="x", max_new_tokens=None),
+    ],
+)
+def test_offered_load_is_told_from_what_was_due(workload: Workload) -> None:
+    plan = manifest(secondaries=("throughput_req_s",), workload=workload)
+    assert result(0.9, plan)["comparisons"][0]["metrics"]["throughput_req_s"]["verdict"] is None
+    closed = manifest(secondaries=("throughput_req_s",), workload=Workload(arrival="closed", concurrency=4))
+    assert result(0.9, closed)["comparisons"][0]["metrics"]["throughput_req_s"]["verdict"] is not None
+
+
+def test_goodput_is_made_from_the_objectives_of_the_design() -> None:
+    plan = manifest(goodput={"tpot": 3.8}, secondaries=("goodput_req_s",))
+    found = result(0.9, plan)
+    row = found["comparisons"][0]["metrics"]["goodput_req_s"]
+    assert row["before"] == 0  # 4 ms a token, in every block
+    assert row["after"] > 0
+    assert row["change"] is None
+    assert row["verdict"] == "better"
+    assert "goodput_req_s" in shown(found, 120)
+    assert "goodput_req_s" not in result(0.9)["comparisons"][0]["metrics"]
+
+
+def test_one_block_has_numbers_and_no_verdict() -> None:
+    found = result(plan=manifest(blocks=1))
+    row = found["comparisons"][0]["metrics"]["tpot_ms_p50"]
+    assert row["change"] is not None
+    assert {row[name] for name in ("ci_low", "ci_high", "sd", "p", "verdict")} == {None}
+    assert "one block gives no verdict" in tables.conclusion(found, found["comparisons"][0])
+
+
+def test_one_arm_alone() -> None:
+    alone = [block(number, {"before": side(4)}) for number in range(2)]
+    found = comparison.result(manifest(blocks=2, arms=1), alone)
+    only = found["comparisons"][0]
+    assert only["after"] is None
+    row = only["metrics"]["tpot_ms_p50"]
+    assert {name for name, value in row.items() if value is not None} == {"unit", "better", "before"}
+    assert "tpot_ms_p50 is 4 ms over 2 blocks" in tables.conclusion(found, only)
+    assert "One arm" in shown(found, 100)
+    assert "| tpot_ms_p50 | 4 ms |" in tables.to_markdown(found)
+
+
+def test_an_engine_without_step_records() -> None:
+    bare = [
+        block(
+            number,
+            {name: {key: side(4)[key] for key in ("requests", "rounds")} for name in ("before", "after")},
+        )
+        for number in range(2)
+    ]
+    only = comparison.result(manifest(blocks=2), bare)["comparisons"][0]
+    assert only["limit"] == {}
+    assert only["mechanism"]["copies"]["unit"] == "per round"
+    assert "device_busy" not in only["metrics"]
+
+
+def test_outputs_are_compared_by_request() -> None:
+    found = result(digest="e")
+    assert found["comparisons"][0]["outputs"] == {"compared": 72, "identical": 0, "near_ties": None}
+    assert "OUTPUTS DIFFER in 72 of 72 requests" in tables.conclusion(found, found["comparisons"][0])
+
+
+def test_requests_that_failed_in_both_arms_have_no_equal_outputs() -> None:
+    measured = blocks(0.9)
+    for each in measured:
+        asked = each.tables["requests"]
+        asked.loc[asked["request"] < 2, ["error", "digest"]] = ["no room", "nothing"]
+        only_after = (asked["request"] == 2) & (asked["arm"] == "after")
+        asked.loc[only_after, ["error", "digest"]] = ["no room", "nothing"]
+    found = comparison.result(manifest(), measured)["comparisons"][0]
+    assert found["outputs"] == {"compared": 60, "identical": 54, "near_ties": None}
+
+
+def test_a_metric_that_one_block_lacks_is_compared_over_no_others() -> None:
+    """A mean over other blocks on one side would compare different things."""
+    measured = blocks(0.9)
+    asked = measured[2].tables["requests"]
+    asked.loc[asked["arm"] == "after", ["accepted_ns", "tokenized_ns"]] = -1
+    rows = comparison.result(manifest(), measured)["comparisons"][0]["metrics"]
+    assert rows["latency_ms_p50"]["after"] is not None
+    assert rows["queue_wait_ms_p50"]["before"] is not None
+    assert {rows["queue_wait_ms_p50"][name] for name in ("after", "change", "delta", "ci_low")} == {None}
+
+
+def test_the_frames_here_have_the_columns_of_the_real_ones() -> None:
+    done_columns: Sequence[str] = requests(4).columns
+    empty = records.steps_frame(api.RoundRecord())
+    assert set(steps(4).columns) == set(empty.columns)
+    assert {"request", "digest", "error"} <= set(done_columns)
+    assert "tpot_ms_p50" in metrics.METRICS

@@ -1,0 +1,46 @@
+"""Tables keep to the width of the terminal and break no name, and their markdown is even."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from harness import listings, tables
+from harness.variants import load_variants
+from tests.made_blocks import manifest, result, shown
+
+
+@pytest.mark.parametrize("width", [60, 72, 89, 90, 120, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    text = shown(result(0.9, manifest(secondaries=("latency_ms_p50",))), width)
+    assert max(map(len, text.splitlines())) <= width
+    for word in ("Before and after", "Outputs", "Mechanism", "Limit", "Warnings", "tpot_ms_p50", "faster"):
+        assert word in text
+
+
+def test_sixty_columns_break_no_name() -> None:
+    lines = shown(result(), 60).splitlines()
+    for name in ("throughput_tok_s", "submit_lag_ms_p99", "itl_token_ms_p99"):
+        assert any(name in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_listing_breaks_no_name(width: int) -> None:
+    found = load_variants()
+    text = io.StringIO()
+    Console(file=text, width=width).print(listings.variants(found, width))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert {line.split()[0] for line in lines if line.strip()} >= set(found)
+    if width == 80:
+        assert {"interpreter", "bottleneck"} <= {word.strip(",:;") for line in lines for word in line.split()}
+
+
+def test_markdown_is_a_table_of_even_rows() -> None:
+    lines = [line for line in tables.to_markdown(result()).splitlines() if line.startswith("|")]
+    widths: list[int] = [line.count("|") for line in lines]
+    starts = [index for index, line in enumerate(lines) if set(line) <= set("|-: ")]
+    for start, end in zip(starts, [*(each - 1 for each in starts[1:]), len(lines)], strict=True):
+        assert len(set(widths[start - 1 : end])) == 1

@@ -1,0 +1,38 @@
+"""How numbers, differences and shares are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness import spelling
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0"), (12.3456, "12.35"), (3042.19, "3,042"), (1e-5, "1.00e-05"), (-0.5, "-0.5")],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert spelling.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("delta", "low", "high", "text"),
+    [
+        (-1030.4, -2055.0, -3.121, ("−1,030 us", "[−2,055, −3.12]")),
+        (999.7, 0.0421, 31_000.0, ("+1,000 us", "[+0.0421, +31,000]")),
+    ],
+)
+def test_a_difference_of_thousands_is_written_out(
+    delta: float, low: float, high: float, text: tuple[str, str]
+) -> None:
+    row = {"change": None, "delta": delta, "unit": "us", "ci_low": low, "ci_high": high}
+    assert (spelling.difference(row), spelling.interval(row)) == text
+    assert spelling.floor({**row, "floor": 1234.5}) == "±1,234"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [(-0.0042, "−0.42%"), (0.0587, "+5.9%"), (9.42, "+942.0%"), (336.252, "+33,625%")],
+)
+def test_percents(fraction: float, text: str) -> None:
+    assert spelling.percent(fraction) == text
