@@ -109,7 +109,8 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     assert "block 1 of 4" not in stderr
     result = json.loads(stdout)
     assert {(each["workload"], each["blocks"]) for each in result["runs"]} == {("few", 4), ("many", 4)}
-    assert result["outputs"] == {"compared": 192, "identical": 192, "near_ties": None}  # 2 arms × 4 blocks × 2 rounds × 12
+    requests = 2 * 4 * 2 * 12  # arms but the first, blocks, rounds, requests
+    assert result["outputs"] == {"compared": requests, "identical": requests, "near_ties": None}
     assert "The source says: TPOT halves" in result["conclusion"]
     (table,) = result["tables"]
     assert [row[:3] for row in table["rows"]] == [
