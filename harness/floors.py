@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -64,6 +64,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     toggles: dict[str, str]
     of: Circumstances
     metrics: dict[str, Spread]
+    outputs: dict[str, int | None] = {}  # compared, identical, near_ties; an older floor has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Shown:
 
     values: Mapping[str, float]
     remarks: tuple[str, ...]
+    outputs: Mapping[str, Any] = field(default_factory=dict)  # of the equal arms
 
 
 def folder_of(run: Path) -> Path:
@@ -121,6 +123,7 @@ def measured(manifest: Manifest, comparison: Mapping[str, Any]) -> Floor:
         toggles=manifest.design.arms[0].toggles,
         of=circumstances(manifest, blocks),
         metrics=spreads,
+        outputs=comparison["outputs"],
     )
 
 
@@ -163,7 +166,7 @@ def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
     age = _age(floor, manifest)
     if age:
         remarks.append(f"stale {measured_then}: {age}; bench aa measures a fresh one")
-    return Shown(values, tuple(remarks))
+    return Shown(values, tuple(remarks), floor.outputs)
 
 
 def beside(comparison: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
@@ -178,6 +181,14 @@ def beside(comparison: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
             f"{comparison['primary']} is called {row['verdict']}, and its change is smaller than what equal "
             f"arms show here (noise floor ±{floor:.2%})"
         )
+    outputs = comparison["outputs"]
+    unjudged = outputs["identical"] < outputs["compared"] and outputs["near_ties"] is None
+    if unjudged and shown.outputs.get("compared"):
+        now, then = (
+            f"{each['compared'] - each['identical']} of {each['compared']}"
+            for each in (outputs, shown.outputs)
+        )
+        lines.append(f"outputs differ in {now} requests; between equal arms here, in {then} (bench aa)")
     return {**comparison, "metrics": rows, "warnings": [*comparison["warnings"], *lines]}
 
 

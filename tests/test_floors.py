@@ -146,6 +146,15 @@ def test_a_change_within_the_floor_is_told(tmp_path: Path) -> None:
     assert "tpot_ms_p50 is called faster, and its change is smaller" in warnings(tmp_path, later())
 
 
+def test_outputs_that_nobody_judged_stand_beside_those_of_equal_arms(tmp_path: Path) -> None:
+    kept(tmp_path, aa())
+    (only,) = with_floor(result(0.9, digest="other"), later(), tmp_path)["comparisons"]
+    said = "outputs differ in 72 of 72 requests; between equal arms here, in 0 of 72 (bench aa)"
+    assert said in only["warnings"]
+    (same,) = with_floor(result(0.9), later(), tmp_path)["comparisons"]
+    assert not any("equal arms" in line for line in same["warnings"])
+
+
 def test_a_planted_or_single_block_aa_keeps_no_floor(tmp_path: Path) -> None:
     kept(tmp_path, redesigned(aa(), plant=0.03))
     kept(tmp_path, redesigned(aa(), blocks=1))
