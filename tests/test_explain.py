@@ -97,7 +97,7 @@ def test_a_run_without_step_records_says_why_it_has_none(tmp_path: Path, recorde
     plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=(arm,)))
     store.write_manifest(tmp_path, plan)
     (block,) = blocks(1.0, 1)
-    parts = {name: frame[frame["arm"] == "before"] for name, frame in block.tables.items()}
+    parts = block.only(["before"]).tables
     store.write_block(tmp_path, 0, {name: parts[name] for name in ("requests", "rounds")})
     with pytest.raises(api.BadSetting, match=f"arm before has no step records to explain: {reason}"):
         explain.explain(tmp_path)
@@ -108,7 +108,7 @@ def test_records_that_misplace_output_are_refused(tmp_path: Path) -> None:
     plan = manifest(1, arms=1)
     store.write_manifest(tmp_path, plan)
     (block,) = blocks(1.0, 1)
-    parts = {name: frame[frame["arm"] == "before"].copy() for name, frame in block.tables.items()}
+    parts = {name: frame.copy() for name, frame in block.only(["before"]).tables.items()}
     parts["steps"]["append.start"] += 10
     store.write_block(tmp_path, 0, parts)
     with pytest.raises(api.BadSetting, match="was recorded by an older version"):
