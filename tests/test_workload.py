@@ -235,7 +235,7 @@ def test_unique_prompts_share_not_even_their_first_token(
     assert len({each[0] for each in ids}) == 40
     if "input_tokens" not in options:
         other_round = plan(workload, 2, tokenizer_path, 512)
-        # Two rounds may open with the same word, of a few tokens; never with the same 16, a page of the cache.
+        # Two rounds may open with the same word, of a few tokens; never with the same page of the cache.
         assert not {tuple(each[:16]) for each in ids} & {tuple(each.prompt[:16]) for each in other_round}
 
 
