@@ -4,20 +4,18 @@ booted once more when all is measured, is given the prompt and what both arms ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engines import api
-from harness import store
-from harness.design import Arm, round_seed
-from harness.divergences import ENDED
+from harness import runner, store
+from harness.design import Design, round_seed
 from harness.scoring import Client, to_score
-from harness.session import Session
+from harness.session import Booted, Session
 from harness.store import Manifest
-from harness.workload import plan
 from harness.workload.prompts import load_tokenizer
 from harness.worktrees import checked_out
 
@@ -44,61 +42,70 @@ def judge(folder: Path, manifest: Manifest, say: Say) -> None:
     if not waiting:
         return
     count = sum(map(len, waiting.values()))
-    say(f"{count} outputs differ: asking the model of {before.name} how likely the tokens are that differ")
-    contexts = {block: _contexts(manifest, block, table) for block, table in waiting.items()}
-    wanted = {
-        (context, token)
-        for block, table in waiting.items()
-        for side in ("before_token", "after_token")
-        for context, token in zip(contexts[block], table[side], strict=True)
-        if token != ENDED
-    }
+    outputs = "1 output differs" if count == 1 else f"{count} outputs differ"
+    say(f"{outputs}: asking the model of {before.name} how likely the tokens are that differ")
     try:
-        gaps = _ask(before, wanted)
+        _fill(manifest.design, waiting)
     except api.EngineError as error:
-        say(f"the outputs that differ are not judged: {error}")
+        say(f"the outputs that differ are not judged: {error}; --resume asks again")
         return
     for block, table in waiting.items():
-        for side in ("before", "after"):
-            asked = zip(contexts[block], table[f"{side}_token"], strict=True)
-            table[f"{side}_gap"] = [gaps.get(each, np.inf) for each in asked]
         store.write_table(store.table_path(folder, block, "divergences"), table)
 
 
-def _contexts(manifest: Manifest, block: int, table: pd.DataFrame) -> list[Context]:
+def _fill(design: Design, waiting: Mapping[int, pd.DataFrame]) -> None:
+    """Put the gaps into the divergences of these blocks. All that an engine knows of its files is asked of
+    the one that is booted here: those of a git ref are gone with the worktree that they were in. Raises
+    EngineError."""
+    before = design.arms[0]
+    with checked_out([before]) as worktrees, Session(worktrees, generator=False) as session:
+        booted = session.boot([to_score(before)])[before.name]
+        contexts = {block: _contexts(design, block, table, booted) for block, table in waiting.items()}
+        vocabulary = int(booted.description.model["vocabulary"])
+        wanted = {
+            (context, token)
+            for block, table in waiting.items()
+            for side in ("before_token", "after_token")
+            for context, token in zip(contexts[block], table[side], strict=True)
+            if 0 <= token < vocabulary  # neither an output that ended, nor what no model says
+        }
+        found = gaps(Client(session, booted, lambda line: None), wanted)
+    for block, table in waiting.items():
+        for side in ("before", "after"):
+            asked = zip(contexts[block], table[f"{side}_token"], strict=True)
+            table[f"{side}_gap"] = [found.get(each, np.inf) for each in asked]
+
+
+def _contexts(design: Design, block: int, table: pd.DataFrame, booted: Booted) -> list[Context]:
     """What the model had before it at each divergence of a block."""
-    design = manifest.design
-    model = manifest.descriptions[design.arms[0].name].model
-    path, context = str(model.get("tokenizer", "")), int(model["context"])
     prompts: dict[int, list[Context]] = {}
     for index in table["round"].unique().tolist():
-        asked = plan(design.workload, round_seed(design.seed, block, index), path, context)
-        prompts[index] = [tuple(_ids(each.prompt, path)) for each in asked]
+        asked, _ = runner.planned(design.workload, round_seed(design.seed, block, index), booted)
+        prompts[index] = [tuple(_ids(each.prompt, booted)) for each in asked]
     rows = zip(table["round"], table["request"], table["agreed"], strict=True)
     return [prompts[index][request] + tuple(agreed.tolist()) for index, request, agreed in rows]
 
 
-def _ids(prompt: str | list[int], tokenizer: str) -> list[int]:
+def _ids(prompt: str | list[int], booted: Booted) -> list[int]:
     if isinstance(prompt, str):
-        ids: list[int] = load_tokenizer(tokenizer).encode(prompt).ids
+        ids: list[int] = load_tokenizer(str(booted.description.model.get("tokenizer", ""))).encode(prompt).ids
         return ids
     return prompt
 
 
-def _ask(arm: Arm, wanted: set[tuple[Context, int]]) -> dict[tuple[Context, int], float]:
-    """How much less likely than the likeliest one each token is after its context, as a difference of logits,
-    by an engine of that arm. Raises EngineError."""
+def gaps(client: Client, wanted: set[tuple[Context, int]]) -> dict[tuple[Context, int], float]:
+    """How much less likely than the likeliest one each token is after its context, as a difference of logits;
+    infinite where the model's numbers are none. Raises EngineError."""
     contexts = sorted({context for context, _ in wanted})
-    with checked_out([arm]) as worktrees, Session(worktrees, generator=False) as session:
-        booted = session.boot([to_score(arm)])[arm.name]
-        client = Client(session, booted, lambda line: None)
-        likeliest = [
-            answer.token_ids[0]
-            for answer in client.ask([api.Request(0, list(context), 1) for context in contexts])
-        ]
-        scored = sorted(wanted | set(zip(contexts, likeliest, strict=True)))
-        answers = client.ask([api.Request(0, list(context), 1, forced=[token]) for context, token in scored])
-        found = [answer.finish.scores[0].logprob for answer in answers]
-    logprobs = dict(zip(scored, found, strict=True))
+    likeliest = [
+        answer.token_ids[0]
+        for answer in client.ask([api.Request(0, list(context), 1) for context in contexts])
+    ]
+    scored = sorted(wanted | set(zip(contexts, likeliest, strict=True)))
+    answers = client.ask([api.Request(0, list(context), 1, forced=[token]) for context, token in scored])
+    if not all(answer.finish.scores for answer in answers):
+        raise api.EngineError("the engine gives no scores: its code may be older than they are")
+    logprobs = {each: answer.finish.scores[0].logprob for each, answer in zip(scored, answers, strict=True)}
     tops = {context: logprobs[context, token] for context, token in zip(contexts, likeliest, strict=True)}
-    return {(context, token): tops[context] - logprobs[context, token] for context, token in wanted}
+    found = {(context, token): tops[context] - logprobs[context, token] for context, token in wanted}
+    return {each: np.inf if np.isnan(gap) else gap for each, gap in found.items()}
