@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from engines import api
-from harness import cautions, comparison, floors, metrics, stats, store
+from harness import cautions, comparison, divergences, floors, metrics, stats, store
 from harness.comparison import Block
 from harness.design import ALPHA, Arm, Design
 from harness.store import NOT_RECORDED, Manifest
@@ -66,7 +66,7 @@ def compare(texts: Sequence[str]) -> Compared:
         for other in others
     ]
     promised = all(side.manifest.promises_outputs for side in sides)
-    found = [each["outputs"] for each in comparisons]
+    differ = any(divergences.fails(each["outputs"], promised) for each in comparisons)
     result = {
         "schema_version": store.SCHEMA_VERSION,
         "run": ", ".join(side.label for side in sides),
@@ -74,7 +74,7 @@ def compare(texts: Sequence[str]) -> Compared:
         "stopped_because": "stored runs were compared, nothing was measured",
         "comparisons": comparisons,
     }
-    return Compared(result, promised and any(each["identical"] < each["compared"] for each in found))
+    return Compared(result, differ)
 
 
 def find_sides(texts: Sequence[str]) -> list[Side]:

@@ -299,6 +299,11 @@ def _set_up(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
         )
     elif manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
         lines.append(_differing_outputs(manifest, blocks))
+    elif any(len(block.tables["divergences"]) for block in blocks):
+        lines.append(
+            "outputs that differ fail this run, near-ties too: its engines promise equal tokens for equal "
+            "prompts, whatever the batch"
+        )
     for arm in manifest.design.arms:
         if not arm.options.recorder:
             lines.append(f"recorder off in {arm.name}: it has no step records")
@@ -306,17 +311,23 @@ def _set_up(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
 
 
 def _differing_outputs(manifest: Manifest, blocks: Sequence[Block]) -> str:
-    widest = divergences.widest_gap([block.tables["divergences"] for block in blocks])
+    tables = [table for block in blocks if len(table := block.tables["divergences"])]
+    widest = divergences.widest_gap(tables)
     if widest is None:
         return (
             "outputs that differ do not fail this run: where tokens are sampled, or computed in half "
             "precision or on a GPU, the last digit of a logit depends on the batch and can turn one"
         )
-    return (
+    line = (
         "outputs that differ fail this run where no near-tie explains it: computed in half precision or on a "
-        "GPU, the last digit of a logit depends on the batch and can turn a token; by the model of "
-        f"{manifest.design.arms[0].name}, a token at which they part is up to {widest:.2g} less likely than "
-        f"the likeliest (in logits; a near-tie is below {divergences.tolerance(manifest.design):g})"
+        "GPU, the last digit of a logit depends on the batch and can turn a token"
+    )
+    if np.isinf(widest):
+        return line
+    return (
+        f"{line}; by the model of {tables[0]['before'].iloc[0]}, a token at which they part is up to "
+        f"{widest:.2g} less likely than the likeliest (in logits; a near-tie is below "
+        f"{divergences.tolerance(manifest.design):g})"
     )
 
 

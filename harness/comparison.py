@@ -43,13 +43,13 @@ class Block:
         return frame[frame["arm"] == arm] if len(frame) else frame
 
     def only(self, arms: Sequence[str]) -> Block:
-        """The same block without the other arms."""
+        """The same block without the other arms, and without what is known of these against others."""
+        tables = {
+            name: frame[frame["arm"].isin(arms)] if len(frame) else frame
+            for name, frame in self.tables.items()
+        }
         return Block(
-            self.number,
-            {
-                name: frame[frame["arm"].isin(arms)] if len(frame) else frame
-                for name, frame in self.tables.items()
-            },
+            self.number, tables | {"divergences": divergences.between(self.tables["divergences"], arms)}
         )
 
 
@@ -380,8 +380,8 @@ def offered_rate(requests: pd.DataFrame) -> float:
 
 def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
     """Requests whose output is the same in both arms, by digest; one that failed in both has none.
-    `near_ties`: how many of the others part at a tie of two tokens (divergences.py); null where none was
-    judged, for it takes an engine that scores."""
+    `near_ties`: how many of the others part at a tie of two tokens (divergences.py), whichever of the two
+    arms is the first; null where they were not judged, for it takes an engine that scores."""
     import pandas as pd
 
     if len(design.arms) < 2:
@@ -396,8 +396,9 @@ def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
         answered = (before["error"] == "") | (after["error"] == "")
         compared += int(answered.sum())
         identical += int((answered & (before["digest"] == after["digest"])).sum())
-    parted = [block.of(design.arms[1].name, "divergences") for block in blocks]
-    found = [table[table["before"] == design.arms[0].name] for table in parted if len(table)]
+    names = [arm.name for arm in design.arms]
+    parted = [divergences.between(block.tables["divergences"], names) for block in blocks]
+    found = [table for table in parted if len(table)]
     return {
         "compared": compared,
         "identical": identical,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # the last place, where logits are about 10.
 NEAR_TIE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.03}
 ENDED = -1  # in place of a token: that output ends here
+GAPS = ["before_gap", "after_gap"]
 
 
 def find(requests: pd.DataFrame, arms: Sequence[str]) -> pd.DataFrame:
@@ -59,12 +60,18 @@ def _at(tokens: Sequence[int], place: int) -> int:
     return int(tokens[place]) if place < len(tokens) else ENDED
 
 
+def between(divergences: pd.DataFrame, arms: Sequence[str]) -> pd.DataFrame:
+    """Those of two arms, whichever of them is the first; of one that is not the first there are none."""
+    if not len(divergences):
+        return divergences
+    return divergences[divergences["before"].isin(arms) & divergences["arm"].isin(arms)]
+
+
 def near_ties(design: Design, divergences: pd.DataFrame) -> int | None:
-    """How many of them are near-ties; None where none was judged."""
-    judged = divergences.dropna(subset=["before_gap", "after_gap"])
-    if not len(judged):
+    """How many of them are near-ties; None where there is none, or one that is not judged."""
+    if not len(divergences) or divergences[GAPS].isna().any(axis=None):
         return None
-    return int((judged[["before_gap", "after_gap"]].max(axis=1) < tolerance(design)).sum())
+    return int((divergences[GAPS].max(axis=1) < tolerance(design)).sum())
 
 
 def tolerance(design: Design) -> float:
@@ -74,11 +81,15 @@ def tolerance(design: Design) -> float:
 
 
 def widest_gap(tables: Sequence[pd.DataFrame]) -> float | None:
-    """Of all divergences that were judged, in logits, but for outputs that ended; None where none was."""
-    sides = [table[["before_gap", "after_gap"]].to_numpy().ravel() for table in tables if len(table)]
+    """Of all divergences that were judged, in logits, but for outputs that ended (infinite where all did);
+    None where none was."""
+    sides = [table[GAPS].to_numpy().ravel() for table in tables if len(table)]
     gaps = np.concatenate([[], *sides])
-    known = gaps[np.isfinite(gaps)]
-    return float(known.max()) if len(known) else None
+    judged = gaps[~np.isnan(gaps)]
+    if not len(judged):
+        return None
+    finite = judged[np.isfinite(judged)]
+    return float(finite.max()) if len(finite) else np.inf
 
 
 def unexplained(outputs: Mapping[str, Any]) -> int:

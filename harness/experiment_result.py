@@ -96,10 +96,10 @@ class Finished:
             return {"compared": 0, "identical": 0, "near_ties": None}
         return comparison.outputs(alone.design, self.blocks)
 
-    def all_outputs(self) -> Outputs:
+    def all_outputs(self) -> list[Outputs]:
         """Of every arm against the first."""
         first, *others = (arm.name for arm in self.manifest.design.arms)
-        return _sum_of([self.outputs(first, other) for other in others])
+        return [self.outputs(first, other) for other in others]
 
 
 Runs = Mapping[tuple[str, str], Finished]  # by boots and workload
@@ -107,7 +107,11 @@ Runs = Mapping[tuple[str, str], Finished]  # by boots and workload
 
 def outputs_differ(runs: Runs) -> bool:
     """Whether outputs differ that must not, in any run."""
-    return any(divergences.fails(run.all_outputs(), run.manifest.promises_outputs) for run in runs.values())
+    return any(
+        divergences.fails(each, run.manifest.promises_outputs)
+        for run in runs.values()
+        for each in run.all_outputs()
+    )
 
 
 def result(experiment: Experiment, folder: str, kind: str, adjusted: Adjusted, runs: Runs) -> dict[str, Any]:
@@ -142,15 +146,17 @@ def result(experiment: Experiment, folder: str, kind: str, adjusted: Adjusted, r
 
 
 def _outputs(runs: Runs) -> Outputs:
-    return _sum_of([run.all_outputs() for run in runs.values()])
+    return sum_of([each for run in runs.values() for each in run.all_outputs()])
 
 
-def _sum_of(parts: Sequence[Outputs]) -> Outputs:
-    judged = [each["near_ties"] for each in parts if each["near_ties"] is not None]
+def sum_of(parts: Sequence[Outputs]) -> Outputs:
+    """`near_ties` is null where some part differs that was not judged."""
+    ties = [each["near_ties"] for each in parts if each["identical"] != each["compared"]]
+    judged = [each for each in ties if each is not None]
     return {
         "compared": sum(each["compared"] or 0 for each in parts),
         "identical": sum(each["identical"] or 0 for each in parts),
-        "near_ties": sum(judged) if judged else None,
+        "near_ties": sum(judged) if judged and len(judged) == len(ties) else None,
     }
 
 

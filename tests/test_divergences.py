@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -16,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harness
-from harness import divergences, store, stored_run, teacher_forcing
+from engines import api
+from harness import across_runs, divergences, experiment_result, store, stored_run, teacher_forcing
+from harness.comparison import Block, of_pair
+from harness.scoring import Answer, Client
 from tests.bench_command import BENCH
-from tests.made_blocks import manifest
+from tests.made_blocks import block, described, manifest, side
 
 DESIGN = manifest().design
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -62,16 +66,77 @@ def test_a_request_that_failed_or_whose_output_is_text_has_no_divergence() -> No
 
 
 def judged(*gaps: tuple[float, float]) -> pd.DataFrame:
-    return pd.DataFrame(gaps, columns=["before_gap", "after_gap"])
+    return pd.DataFrame(gaps, columns=divergences.GAPS)
+
+
+def test_of_three_arms_two_have_only_what_was_found_between_them() -> None:
+    plan = manifest()
+    first, second = plan.design.arms
+    arms = (first, second, msgspec.structs.replace(second, name="third"))
+    design = msgspec.structs.replace(plan.design, arms=arms)
+    half = msgspec.structs.replace(described(), deterministic=False)
+    descriptions = {arm.name: half for arm in arms}
+    plan = msgspec.structs.replace(plan, design=design, descriptions=descriptions)
+    parted = pd.DataFrame({"arm": ["after", "third"], "round": 0, "before": "before"})
+    parted = parted.assign(before_gap=0.0, after_gap=[0.00001, 7.0])
+    made = block(0, {"before": side(4), "after": side(4, digest="x"), "third": side(4, digest="y")})
+    read = Block(0, {**made.tables, "divergences": parted})
+
+    def found(*pair: str) -> tuple[int | None, bool, bool]:
+        compared = of_pair(plan, [read], *pair)
+        said = " ".join(compared["warnings"])
+        return compared["outputs"]["near_ties"], "by the model of before" in said, "up to 7" in said
+
+    assert found("before", "after") == found("after", "before") == (1, True, False)
+    assert found("before", "third") == (0, True, True)
+    assert found("after", "third") == (None, False, False)
 
 
 def test_a_near_tie_is_one_where_both_tokens_are_as_likely_as_the_likeliest() -> None:
     limit = divergences.NEAR_TIE["float32"]
     table = judged((0, limit / 2), (limit / 2, limit / 2), (0, 2 * limit), (2 * limit, 0), (0, math.inf))
     assert divergences.near_ties(DESIGN, table) == 2
-    assert divergences.near_ties(DESIGN, judged((math.nan, math.nan))) is None
+    assert divergences.near_ties(DESIGN, judged((math.nan, math.nan), (0, 0))) is None
+    assert divergences.near_ties(DESIGN, judged()) is None
     assert divergences.widest_gap([judged(), table]) == 2 * limit
     assert divergences.widest_gap([judged((math.nan, math.nan))]) is None
+    assert divergences.widest_gap([judged((math.inf, math.inf))]) == math.inf
+
+
+def test_where_every_output_that_differs_just_ends_the_run_says_that_such_fail_it() -> None:
+    plan = manifest()
+    half = msgspec.structs.replace(described(), deterministic=False)
+    plan = msgspec.structs.replace(plan, descriptions={arm.name: half for arm in plan.design.arms})
+    ended = judged((0, math.inf)).assign(arm="after", before="before")
+    made = block(0, {"before": side(4), "after": side(4, digest="x")})
+    (line,) = (
+        line
+        for line in of_pair(plan, [Block(0, {**made.tables, "divergences": ended})], "before", "after")[
+            "warnings"
+        ]
+        if "outputs that differ" in line
+    )
+    assert "fail this run where no near-tie explains it" in line
+    assert "inf" not in line
+
+
+def test_where_equal_outputs_are_promised_the_run_says_that_near_ties_fail_it_too() -> None:
+    tie = judged((0, 0)).assign(arm="after", before="before")
+    made = block(0, {"before": side(4), "after": side(4, digest="x")})
+    warnings = of_pair(manifest(), [Block(0, {**made.tables, "divergences": tie})], "before", "after")[
+        "warnings"
+    ]
+    assert any("near-ties too" in line for line in warnings)
+    assert not any(
+        "near-ties too" in line for line in of_pair(manifest(), [made], "before", "after")["warnings"]
+    )
+
+
+def test_an_experiment_has_near_ties_only_where_all_that_differ_were_judged() -> None:
+    same = {"compared": 9, "identical": 9, "near_ties": None}
+    tie, unjudged = {**same, "identical": 8, "near_ties": 1}, {**same, "identical": 8}
+    assert experiment_result.sum_of([same, tie])["near_ties"] == 1
+    assert experiment_result.sum_of([same, tie, unjudged])["near_ties"] is None
 
 
 @pytest.mark.parametrize(
@@ -90,6 +155,25 @@ def test_outputs_that_differ_fail_a_run_where_they_were_promised_or_no_tie_expla
 ) -> None:
     outputs = {"compared": 10, "identical": identical, "near_ties": near_ties}
     assert divergences.fails(outputs, promised) is fails
+
+
+class Answering:
+    """An engine that gives each token these scores."""
+
+    def __init__(self, *scores: api.Score) -> None:
+        self.scores = list(scores)
+
+    def ask(self, requests: Sequence[api.Request]) -> list[Answer]:
+        finish = api.Finish(0, "length", 1, 1, 0, 0, 0, self.scores)
+        return [Answer("", (1,), finish) for _ in requests]
+
+
+def test_a_model_that_computes_no_numbers_makes_no_near_tie_and_an_engine_without_scores_is_named() -> None:
+    asked = ((1, 2), 3)
+    client = cast("Client", Answering(api.Score(math.nan, True)))
+    assert teacher_forcing.gaps(client, {asked}) == {asked: math.inf}
+    with pytest.raises(api.EngineError, match="gives no scores"):
+        teacher_forcing.gaps(cast("Client", Answering()), {asked})
 
 
 # -- real engines -------------------------------------------------------------------------------------------
@@ -121,9 +205,17 @@ def test_in_half_precision_another_batch_turns_near_ties_and_that_fails_no_run(t
         pytest.skip("on this processor no output differs")
     assert outputs["near_ties"] == outputs["compared"] - outputs["identical"]
     assert any("no near-tie explains it" in line for line in comparison["warnings"])
-    table = harness.load(only_run(tmp_path)).divergences
+    folder = only_run(tmp_path)
+    turned = across_runs.compare([f"{folder}:after", f"{folder}:before"])
+    assert turned.result["comparisons"][0]["outputs"] == outputs
+    assert not turned.outputs_differ
+    table = harness.load(folder).divergences
     assert set(table) <= set(stored_run.COLUMNS["divergences"])
-    assert (table[["before_gap", "after_gap"]].max(axis=1) < divergences.NEAR_TIE["bfloat16"]).all()
+    assert (table[divergences.GAPS].max(axis=1) < divergences.NEAR_TIE["bfloat16"]).all()
+
+    faults = store.read_table(folder, 0, "divergences").assign(after_gap=9.0)
+    store.write_table(store.table_path(folder, 0, "divergences"), faults)
+    assert across_runs.compare([str(folder)]).outputs_differ
 
 
 def test_another_model_is_no_near_tie_and_what_was_not_judged_can_be_later(tmp_path: Path) -> None:
@@ -138,11 +230,17 @@ def test_another_model_is_no_near_tie_and_what_was_not_judged_can_be_later(tmp_p
     own = first["before_gap"]  # the likeliest tokens are its own: the text became the ids that it answered
     assert (own < divergences.NEAR_TIE["float32"]).all()
     unjudged = first.assign(before_gap=np.nan, after_gap=np.nan)
+    unjudged.loc[0, "after_token"] = 1 << 40  # what no model says
     store.write_table(store.table_path(folder, 0, "divergences"), unjudged)
     stored = store.read_manifest(folder)
+    # What an engine of a git ref said of its files holds no longer: the worktree is gone.
+    old = stored.descriptions["before"]
+    old = msgspec.structs.replace(old, model=old.model | {"tokenizer": str(tmp_path / "gone")})
+    stored = msgspec.structs.replace(stored, descriptions=stored.descriptions | {"before": old})
     teacher_forcing.judge(folder, stored, print)
     again = store.read_table(folder, 0, "divergences")
-    np.testing.assert_allclose(again["after_gap"], first["after_gap"], atol=1e-3)
+    np.testing.assert_allclose(again["after_gap"][1:], first["after_gap"][1:], atol=1e-3)
+    assert again["after_gap"][0] == math.inf
 
     # An engine that can't be booted any more costs the run nothing but the answer.
     store.write_table(store.table_path(folder, 0, "divergences"), unjudged)
