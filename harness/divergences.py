@@ -27,6 +27,12 @@ ENDED = -1  # in place of a token: that output ends here
 GAPS = ["before_gap", "after_gap"]
 
 
+def of_one_model(design: Design) -> list[str]:
+    """The arms whose outputs might be equal: those of the first one's model."""
+    model = design.arms[0].options.model
+    return [arm.name for arm in design.arms if arm.options.model == model]
+
+
 def find(requests: pd.DataFrame, arms: Sequence[str]) -> pd.DataFrame:
     """One row for each output of a later arm that is not the first arm's; `requests` are those of a block.
 

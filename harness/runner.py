@@ -198,16 +198,16 @@ def _block(
                         table.insert(1, "round", index)
                         if index >= 0:
                             parts[number][name].append(table)
-    arms = [arm.name for arm in design.arms]
-    return [_whole(arms, each) for each in parts]
+    return [_whole(one, each) for one, each in zip(designs, parts, strict=True)]
 
 
-def _whole(arms: Sequence[str], parts: Mapping[str, Sequence[pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """A block's tables from those of its rounds. Token ids are kept where the arms differ, and no others."""
+def _whole(design: Design, parts: Mapping[str, Sequence[pd.DataFrame]]) -> dict[str, pd.DataFrame]:
+    """A block's tables from those of its rounds. Token ids are kept where arms of one model differ, and no
+    others."""
     tables = {name: pd.concat(each, ignore_index=True) for name, each in parts.items() if each}
     if "requests" not in tables:  # all rounds were warm-ups
         return tables
-    differing = divergences.find(tables["requests"], arms)
+    differing = divergences.find(tables["requests"], divergences.of_one_model(design))
     return tables | {"requests": tables["requests"].drop(columns="token_ids"), "divergences": differing}
 
 

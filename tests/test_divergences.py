@@ -38,6 +38,14 @@ def requests(**outputs: list[list[int]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "round", "request", "token_ids", "digest", "error"])
 
 
+def test_outputs_of_another_model_are_not_held_against_the_first_ones() -> None:
+    first, second = DESIGN.arms
+    other = msgspec.structs.replace(first.options, model="another")
+    arms = (first, msgspec.structs.replace(second, name="other", options=other), second)
+    design = msgspec.structs.replace(DESIGN, arms=arms)
+    assert divergences.of_one_model(design) == ["before", "after"]
+
+
 @given(TOKENS, TOKENS)
 def test_outputs_part_at_the_first_token_that_differs(before: list[int], after: list[int]) -> None:
     found = divergences.find(requests(before=[before], after=[after]), ["before", "after"])
