@@ -28,9 +28,14 @@ GAPS = ["before_gap", "after_gap"]
 
 
 def of_one_model(design: Design) -> list[str]:
-    """The arms whose outputs might be equal: those of the first one's model."""
-    model = design.arms[0].options.model
-    return [arm.name for arm in design.arms if arm.options.model == model]
+    """The arms whose outputs might be equal: those of the first one's model and dtype. Another dtype rounds
+    every weight and every sum, which comes to more than another order of summation does."""
+    first = design.arms[0].options
+    return [
+        arm.name
+        for arm in design.arms
+        if (arm.options.model, arm.options.dtype) == (first.model, first.dtype)
+    ]
 
 
 def find(requests: pd.DataFrame, arms: Sequence[str]) -> pd.DataFrame:
@@ -81,9 +86,8 @@ def near_ties(design: Design, divergences: pd.DataFrame) -> int | None:
 
 
 def tolerance(design: Design) -> float:
-    """The gap below which a divergence is a near-tie, in logits. Arms of two dtypes differ by what the
-    coarser one rounds."""
-    return max(NEAR_TIE[arm.options.dtype] for arm in design.arms)
+    """The gap below which a divergence is a near-tie, in logits."""
+    return NEAR_TIE[design.arms[0].options.dtype]
 
 
 def widest_gap(tables: Sequence[pd.DataFrame]) -> float | None:

@@ -202,8 +202,8 @@ def _block(
 
 
 def _whole(design: Design, parts: Mapping[str, Sequence[pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """A block's tables from those of its rounds. Token ids are kept where arms of one model differ, and no
-    others."""
+    """A block's tables from those of its rounds. Token ids are kept where arms of one model and dtype
+    differ, and no others."""
     tables = {name: pd.concat(each, ignore_index=True) for name, each in parts.items() if each}
     if "requests" not in tables:  # all rounds were warm-ups
         return tables

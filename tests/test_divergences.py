@@ -38,9 +38,12 @@ def requests(**outputs: list[list[int]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", "round", "request", "token_ids", "digest", "error"])
 
 
-def test_outputs_of_another_model_are_not_held_against_the_first_ones() -> None:
+@pytest.mark.parametrize("option", [{"model": "another"}, {"dtype": "bfloat16"}])
+def test_outputs_of_another_model_or_dtype_are_not_held_against_the_first_ones(
+    option: dict[str, str],
+) -> None:
     first, second = DESIGN.arms
-    other = msgspec.structs.replace(first.options, model="another")
+    other = msgspec.structs.replace(first.options, **option)
     arms = (first, msgspec.structs.replace(second, name="other", options=other), second)
     design = msgspec.structs.replace(DESIGN, arms=arms)
     assert divergences.of_one_model(design) == ["before", "after"]
