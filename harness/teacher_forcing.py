@@ -78,19 +78,27 @@ def _fill(design: Design, waiting: Mapping[int, pd.DataFrame]) -> None:
 
 def _contexts(design: Design, block: int, table: pd.DataFrame, booted: Booted) -> list[Context]:
     """What the model had before it at each divergence of a block."""
+    encode = _encoder("" if design.workload.pretok else str(booted.description.model.get("tokenizer", "")))
     prompts: dict[int, list[Context]] = {}
     for index in table["round"].unique().tolist():
         asked, _ = runner.planned(design.workload, round_seed(design.seed, block, index), booted)
-        prompts[index] = [tuple(_ids(each.prompt, booted)) for each in asked]
+        prompts[index] = [tuple(encode(each.prompt)) for each in asked]
     rows = zip(table["round"], table["request"], table["agreed"], strict=True)
     return [prompts[index][request] + tuple(agreed.tolist()) for index, request, agreed in rows]
 
 
-def _ids(prompt: str | list[int], booted: Booted) -> list[int]:
-    if isinstance(prompt, str):
-        ids: list[int] = load_tokenizer(str(booted.description.model.get("tokenizer", ""))).encode(prompt).ids
-        return ids
-    return prompt
+def _encoder(tokenizer: str) -> Callable[[str | list[int]], list[int]]:
+    """What turns a prompt into token ids; one of ids is left as it is."""
+    loaded = load_tokenizer(tokenizer) if tokenizer else None
+
+    def encode(prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            assert loaded is not None
+            ids: list[int] = loaded.encode(prompt).ids
+            return ids
+        return prompt
+
+    return encode
 
 
 def gaps(client: Client, wanted: set[tuple[Context, int]]) -> dict[tuple[Context, int], float]:
