@@ -5,7 +5,7 @@ run may stop early is in stopping.py.
 
 **Model.** A block is one boot of each arm on the same seeded workload, run next to each other, and is the
 only unit of replication: requests of a boot, and rounds within it, share the boot's luck (pooling them gives
-26-72% false alarms; stats.md). For a metric that is always positive, block i gives
+25-72% false alarms; stats.md). For a metric that is always positive, block i gives
 
     d_i = log(after_i / before_i),    d_i = theta + e_i,    e_i independent, mean 0, one variance
 
@@ -389,7 +389,7 @@ def blocks_needed(
     The SD of the d_i from `blocks` blocks is itself uncertain: its `confidence` interval is
     sd · sqrt((n-1) / chi2((1 ± confidence)/2; n-1)), and each end gives one number by `fixed_plan`. Uses
     the SD alone: a plan made from the observed effect repeats the luck of the run (Hoenig & Heisey, "The
-    abuse of power", 2001). Not a reason to add blocks to this run: that is peeking, and gives 9 to 18%
+    abuse of power", 2001). Not a reason to add blocks to this run: that is peeking, and gives 8 to 17%
     false alarms (stats.md). Raises ValueError with fewer than two blocks.
     """
     if blocks < 2:

@@ -1,7 +1,7 @@
 """The device's one core: takes commands from the streams' pipes and carries them out.
 
-Between two programs of a steady decode (6 copies, 2 waits) this file is all the overhead there is, so that
-loop allocates little, and asks the kernel for many records at a time.
+Between two programs of a steady decode (2 to 7 copies, 2 waits) this file is all the overhead there is, so
+that loop allocates little, and asks the kernel for many records at a time.
 """
 
 from __future__ import annotations
