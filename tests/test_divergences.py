@@ -92,6 +92,15 @@ def test_outputs_that_differ_fail_a_run_where_they_were_promised_or_no_tie_expla
     assert divergences.fails(outputs, promised) is fails
 
 
+def test_the_engine_that_judges_captures_few_programs() -> None:
+    arm = DESIGN.arms[0]
+    large = msgspec.structs.replace(arm.options, max_batch_size=1024, max_context=192)
+    options = teacher_forcing.asked(msgspec.structs.replace(arm, options=large)).options
+    assert (options.scoring, options.max_batch_size) == (True, teacher_forcing.BATCH)
+    alone = msgspec.structs.replace(arm.options, max_batch_size=1)
+    assert teacher_forcing.asked(msgspec.structs.replace(arm, options=alone)).options.max_batch_size == 1
+
+
 # -- real engines -------------------------------------------------------------------------------------------
 
 RUN = (
