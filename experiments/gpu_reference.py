@@ -5,8 +5,12 @@
 Parts, in this order where none is named: `facts` (what small copies do, a decode step against the device's
 limits), the sources' experiments, `factorial`, `aa`. Each is a command of its own, its table and its log in
 FOLDER; a part for which no time is left is named and not begun, one that runs out of it is interrupted, and
-an experiment then shows the blocks it finished. All ends within the minutes. Runs go under FOLDER/runs. Every
-experiment can be gone on with on the same machine: bench experiment run --resume.
+what its finished blocks hold is described. All ends within the minutes. Runs go under FOLDER/runs; one of a
+session that was cut short is described by
+
+    python -m experiments.unfinished FOLDER/runs/RUN
+
+and on the same machine each can be gone on with: bench run, factorial or experiment run, with --resume.
 
 --model is a preset, with a dtype: gpt2:bfloat16, gpt2:float32, llama-1b:bfloat16. A large one is written to
 the temporary folder once, gigabytes, for its random weights take a boot ten seconds to make.
@@ -125,12 +129,15 @@ def run(command: list[str], seconds: float, table: Path, log: Path) -> str:
     return "done" if code == 0 else f"exit {code}"
 
 
-def show_unfinished(out: Path, table: Path, log: Path) -> None:
-    """The newest experiment's finished blocks, where each of its workloads has one."""
-    folders = sorted((out / "runs").glob("*"), key=lambda each: each.stat().st_mtime)
+def show_unfinished(folders: set[Path], table: Path, log: Path) -> None:
+    """What the finished blocks of these runs hold."""
     if folders:
-        command = [*BENCH, "experiment", "show", str(folders[-1]), "--format", "markdown"]
+        command = [sys.executable, "-m", "experiments.unfinished", *map(str, sorted(folders))]
         run(command, STOP_S, table, log)
+
+
+def runs_under(out: Path) -> set[Path]:
+    return set((out / "runs").glob("[0-9]*"))
 
 
 def main() -> int:
@@ -157,9 +164,10 @@ def main() -> int:
             if left < LEAST_S:
                 print(f"{part}: not begun, no time is left", flush=True)
                 break
+            earlier = runs_under(out)
             ended = run(command, left, table, log)
-            if ended == "interrupted" and part in EXPERIMENTS:
-                show_unfinished(out, table, log)
+            if ended == "interrupted":
+                show_unfinished(runs_under(out) - earlier, table, log)
             print(f"{part}: {ended} in {monotonic() - began:.0f} s ({table})", flush=True)
             failed = failed or ended.startswith("exit")
     return 1 if failed else 0

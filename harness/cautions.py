@@ -315,8 +315,9 @@ def _differing_outputs(manifest: Manifest, blocks: Sequence[Block]) -> str:
     widest = divergences.widest_gap(tables)
     if widest is None:
         return (
-            "outputs that differ do not fail this run: where tokens are sampled, or computed in half "
-            "precision or on a GPU, the last digit of a logit depends on the batch and can turn one"
+            "outputs that differ do not fail this run, unless they are judged and no near-tie explains it: "
+            "where tokens are sampled, or computed in half precision or on a GPU, the last digit of a logit "
+            "depends on the batch and can turn one"
         )
     line = (
         "outputs that differ fail this run where no near-tie explains it: computed in half precision or on a "

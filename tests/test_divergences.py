@@ -187,6 +187,15 @@ def test_a_model_that_computes_no_numbers_makes_no_near_tie_and_an_engine_withou
         teacher_forcing.gaps(cast("Client", Answering()), {asked})
 
 
+def test_the_engine_that_judges_captures_few_programs() -> None:
+    arm = DESIGN.arms[0]
+    large = msgspec.structs.replace(arm.options, max_batch_size=1024, max_context=192)
+    options = teacher_forcing.to_judge(msgspec.structs.replace(arm, options=large)).options
+    assert (options.scoring, options.max_batch_size) == (True, teacher_forcing.BATCH)
+    alone = msgspec.structs.replace(arm.options, max_batch_size=1)
+    assert teacher_forcing.to_judge(msgspec.structs.replace(arm, options=alone)).options.max_batch_size == 1
+
+
 # -- real engines -------------------------------------------------------------------------------------------
 
 RUN = (

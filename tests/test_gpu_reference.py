@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments import gpu_reference
+from experiments import gpu_reference, unfinished
 from experiments.gpu_reference import Model
+from harness import printing, store
+from harness.printing import Format
+from tests.made_blocks import manifest
+from tests.test_across_runs import stored
 
 
 def test_a_model_whose_writing_was_interrupted_is_written_again(
@@ -42,3 +46,44 @@ def test_a_command_that_runs_out_of_time_is_interrupted_and_what_it_said_is_kept
     ended = gpu_reference.run(["sh", "-c", stays], 1, table, tmp_path / "log")
     assert ended == "interrupted"
     assert table.read_text() == "begun\nasked\n"
+
+
+def test_what_an_unfinished_run_holds_is_described_and_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = tmp_path / "experiment"
+    stored(experiment, "workload", 0.9, count=4)
+    (run,) = unfinished.runs(experiment)
+    assert run == experiment / "workload"
+    assert list(unfinished.runs(run)) == [run]
+    result = unfinished.described(run)
+    assert result is not None
+    assert result["stopped_because"] == "4 of 6 blocks are finished: described, not judged"
+    (comparison,) = result["comparisons"]
+    primary = comparison["metrics"][comparison["primary"]]
+    assert (comparison["blocks"], primary["verdict"]) == (4, None)
+    assert primary["change"] == pytest.approx(-0.1, abs=0.01)
+    printing.show(result, Format.MARKDOWN)
+    assert "no verdict" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_run_without_a_finished_block_has_nothing_to_describe(tmp_path: Path) -> None:
+    store.write_manifest(tmp_path, manifest())
+    assert unfinished.described(tmp_path) is None
+
+
+def test_an_unfinished_run_of_equal_arms_has_a_floor_of_its_own(tmp_path: Path) -> None:
+    plan = manifest(against_itself=True)
+    result = unfinished.described(Path(stored(tmp_path, "aa", plan=plan, count=3)))
+    assert result is not None
+    (comparison,) = result["comparisons"]
+    assert comparison["metrics"][comparison["primary"]]["floor"] > 0
+
+
+def test_only_the_runs_of_an_interrupted_part_are_shown_with_it(tmp_path: Path) -> None:
+    stored(tmp_path / "runs", "20261122-000000-one", count=4)
+    earlier = gpu_reference.runs_under(tmp_path)
+    stored(tmp_path / "runs", "20261122-000001-two", count=4)
+    table = tmp_path / "table.md"
+    gpu_reference.show_unfinished(gpu_reference.runs_under(tmp_path) - earlier, table, tmp_path / "log")
+    assert table.read_text().count("4 of 6 blocks are finished") == 1
