@@ -26,8 +26,6 @@ from harness.settings import DEVICES
 from harness.store import StoreError
 from harness.variants import load_variants
 
-FILE = "experiment.json"
-
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """experiment.json. `kind`: the device that the workloads were chosen for. `folders`: of the runs, by
@@ -111,7 +109,7 @@ def run(planned: Plan, results: Path, display: Display) -> Outcome:
         },
     )
     try:
-        store.write_json(folder / FILE, kept)
+        store.write_json(folder / store.EXPERIMENT_FILE, kept)
         return _go_on(folder, kept, planned, display)
     finally:
         if not any(store.finished_blocks(folder / each) for each in kept.names):
@@ -169,7 +167,7 @@ def _measure(designs: Mapping[Path, Design], display: Display) -> None:
 
 def read(folder: Path) -> Kept:
     """What an experiment's folder says of itself. Raises StoreError."""
-    return store.read_json(folder / FILE, Kept, "experiment's folder")
+    return store.read_json(folder / store.EXPERIMENT_FILE, Kept, "experiment's folder")
 
 
 def show(folder: Path) -> Outcome:

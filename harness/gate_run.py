@@ -33,7 +33,7 @@ class Gated:
 
     @property
     def verdict(self) -> gate.Verdict:
-        """An output that differs fails, whatever the speed."""
+        """An output that differs where it must not fails, whatever the speed."""
         found: gate.Verdict = self.result["gate"]["verdict"]
         return "fail" if self.outputs_differ else found
 

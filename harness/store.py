@@ -46,6 +46,7 @@ NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 PROFILE = "profile"  # what a profile's folder says it is, in PROFILE_FILE
 PROFILE_FILE = "profile.json"
 SWEEP_FILE = "sweep.json"  # what makes a folder of runs a sweep; see sweep.py
+EXPERIMENT_FILE = "experiment.json"  # the same of an experiment; see experiment.py
 EVALUATION = "eval"
 EVALUATION_FILE = "evaluation.json"
 
@@ -186,13 +187,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a run. Raises StoreError for no run folder, a profile's, a newer schema, or a damaged
-    file."""
+    """The manifest of a run. Raises StoreError for no run folder, one of something else, a newer schema, or a
+    damaged file."""
     path = folder / "manifest.json"
     if (folder / PROFILE_FILE).exists():
         raise StoreError(f"{folder} is a profile, no run: times taken while profiling are not measurements")
     if (folder / SWEEP_FILE).exists():
         raise StoreError(f"{folder} is a sweep: each folder in it is a run; bench sweep {folder} shows all")
+    if (folder / EXPERIMENT_FILE).exists():
+        raise StoreError(
+            f"{folder} is an experiment: each folder in it is a run; bench experiment show {folder} shows all"
+        )
     if (folder / EVALUATION_FILE).exists():
         raise StoreError(f"{folder} is an evaluation, no run: nothing in it was timed")
     manifest = read_json(path, Manifest, "run folder")

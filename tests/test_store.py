@@ -160,6 +160,21 @@ def test_no_run_folder(tmp_path: Path) -> None:
         store.read_manifest(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        (store.PROFILE_FILE, "is a profile, no run"),
+        (store.SWEEP_FILE, "is a sweep: .* bench sweep"),
+        (store.EXPERIMENT_FILE, "is an experiment: .* bench experiment show"),
+        (store.EVALUATION_FILE, "is an evaluation, no run"),
+    ],
+)
+def test_a_folder_of_something_else_is_named(tmp_path: Path, file: str, named: str) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(StoreError, match=named):
+        store.read_manifest(tmp_path)
+
+
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("a file where a folder should be")
     with pytest.raises(StoreError, match=r"can't write results to .*choose another --out"):
