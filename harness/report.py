@@ -124,8 +124,7 @@ def _outputs(outputs: Mapping[str, Any]) -> str:
     if not outputs["compared"]:
         return "Outputs: none could be compared."
     counts = f"{outputs['identical']} of {outputs['compared']}"
-    said = f"Outputs: {counts} requests have the same tokens in both arms."
-    return f"{said} {divergences.conclusion(outputs)}".rstrip()
+    return f"Outputs: {counts} requests have the same tokens in both arms."
 
 
 def _tone(comparison: Mapping[str, Any]) -> str:
