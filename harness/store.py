@@ -338,7 +338,7 @@ def read_block(folder: Path, block: int) -> dict[str, pd.DataFrame]:
 
 
 def read_table(folder: Path, block: int, name: str) -> pd.DataFrame:
-    """One of them."""
+    """One table of a block, as read_block gives it. Raises StoreError."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as parquet
