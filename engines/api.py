@@ -253,8 +253,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     versions: dict[str, str]
     device: dict[str, str]  # DEVICE_SAYS: "kind" is "cuda", "emulated", "cpu" or "remote"
-    # MODEL_SAYS; "tokenizer" (a tokenizer.json), "eos" (an id) if it has them.
-    model: dict[str, str | int]
+    # MODEL_SAYS; "tokenizer" (a tokenizer.json), "eos" (an id) if it has them; "largest_logit" (its absolute
+    # value, after some tokens) if it scores: how far apart a dtype spaces them.
+    model: dict[str, str | int | float]
     toggles: dict[str, str]
     deterministic: bool  # equal prompts give equal greedy tokens, whatever the batch
     pids: dict[str, int]  # every process of the engine by role: "engine", "device", "output"

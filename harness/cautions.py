@@ -328,7 +328,7 @@ def _differing_outputs(manifest: Manifest, blocks: Sequence[Block]) -> str:
     return (
         f"{line}; by the model of {tables[0]['before'].iloc[0]}, a token at which they part is up to "
         f"{widest:.2g} less likely than the likeliest (in logits; a near-tie is below "
-        f"{divergences.tolerance(manifest.design):g})"
+        f"{max(table['near_tie'].max() for table in tables):.2g})"
     )
 
 

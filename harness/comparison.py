@@ -402,7 +402,7 @@ def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
     return {
         "compared": compared,
         "identical": identical,
-        "near_ties": divergences.near_ties(design, pd.concat(found)) if found else None,
+        "near_ties": divergences.near_ties(pd.concat(found)) if found else None,
     }
 
 

@@ -38,7 +38,9 @@ COLUMNS = {  # without which a table can't be what the runner wrote
     ),
     "rounds": ("started_ns", "ended_ns"),
     "work": ("kind", "step", "start_ns", "end_ns"),
-    "divergences": ("request", "before", "agreed", "before_token", "after_token", "before_gap", "after_gap"),
+    "divergences": (
+        "request", "before", "agreed", "before_token", "after_token", "before_gap", "after_gap", "near_tie",
+    ),
 }  # fmt: skip
 Read = TypeVar("Read")
 PARTIAL = ".partial"

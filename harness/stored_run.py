@@ -145,6 +145,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
             "from the likeliest token to the first arm's, as its model says; NaN: not asked",
         ),
         "after_gap": Column("float64", "logits", "from the likeliest token to this arm's"),
+        "near_tie": Column("float64", "logits", "a near-tie where both gaps are below this, by rounding"),
     },
 }
 

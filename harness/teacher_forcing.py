@@ -1,10 +1,12 @@
 """How likely the model holds the tokens at which the outputs of two arms part: the engine of the before arm,
-booted once more when all is measured, is given the prompt and what both arms agreed on, and says.
+booted once more when all is measured, is given the prompt and what both arms agreed on, and says. It says so
+twice for some of them, on two routes, which tells what its rounding makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ import msgspec
 import numpy as np
 
 from engines import api
-from harness import runner, store
+from harness import divergences, runner, store
 from harness.design import Arm, Design, round_seed
 from harness.scoring import Client, to_score
 from harness.session import Booted, Session
@@ -23,12 +25,26 @@ from harness.worktrees import checked_out
 if TYPE_CHECKING:
     import pandas as pd
 
-Context = tuple[int, ...]  # token ids: a prompt, and what both arms said after it
+Context = tuple[int, ...]  # token ids
 Say = Callable[[str], object]
 
-# Prompts are all that is run. With the arm's own batch, up to 1,024, the boot would capture twice as many
-# decode programs as a measured one, for nothing.
+# With the arm's own batch, up to 1,024, the boot would capture twice as many decode programs as a measured
+# one, and little is asked.
 BATCH = 8
+PLACES = 64  # at which two answers are compared: about ten of them beyond what nine in ten differ by
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where an output leaves the first arm's: behind a prompt and what both said after it."""
+
+    prompt: Context
+    agreed: Context
+    tokens: tuple[int, int]  # with which each goes on, before and after; ENDED where one does not
+
+    @property
+    def context(self) -> Context:
+        return self.prompt + self.agreed
 
 
 def judge(folder: Path, manifest: Manifest, say: Say) -> None:
@@ -65,31 +81,37 @@ def _fill(design: Design, waiting: Mapping[int, pd.DataFrame]) -> None:
     before = design.arms[0]
     with checked_out([before]) as worktrees, Session(worktrees, generator=False) as session:
         booted = session.boot([to_judge(before)])[before.name]
-        contexts = {block: _contexts(design, block, table, booted) for block, table in waiting.items()}
-        vocabulary = int(booted.description.model.get("vocabulary", np.iinfo(np.int64).max))
-        wanted = {
-            (context, token)
-            for block, table in waiting.items()
-            for side in ("before_token", "after_token")
-            for context, token in zip(contexts[block], table[side], strict=True)
-            if 0 <= token < vocabulary  # neither an output that ended, nor what no model says
-        }
-        found = gaps(Client(session, booted, lambda line: None), wanted)
+        partings = {block: _partings(design, block, table, booted) for block, table in waiting.items()}
+        every = [parting for each in partings.values() for parting in each]
+        model = booted.description.model
+        vocabulary = int(model.get("vocabulary", np.iinfo(np.int64).max))
+        # Neither an output that ended, nor what no model says.
+        known = {token for each in every for token in each.tokens if 0 <= token < vocabulary}
+        wanted = {(each.context, token) for each in every for token in each.tokens if token in known}
+        client = Client(session, booted, lambda line: None)
+        found = gaps(client, wanted)
+        twice = apart(client, [each for each in every if known.issuperset(each.tokens)])
+        largest = float(model.get("largest_logit", 0))
+        near_tie = divergences.near_tie(before.options.dtype, largest, twice)
     for block, table in waiting.items():
-        for side in ("before", "after"):
-            asked = zip(contexts[block], table[f"{side}_token"], strict=True)
-            table[f"{side}_gap"] = [found.get(each, np.inf) for each in asked]
+        for side, name in enumerate(divergences.GAPS):
+            table[name] = [found.get((each.context, each.tokens[side]), np.inf) for each in partings[block]]
+        table["near_tie"] = near_tie
 
 
-def _contexts(design: Design, block: int, table: pd.DataFrame, booted: Booted) -> list[Context]:
-    """What the model had before it at each divergence of a block."""
+def _partings(design: Design, block: int, table: pd.DataFrame, booted: Booted) -> list[Parting]:
+    """The divergences of a block, in the order of the table."""
     encode = _encoder("" if design.workload.pretok else str(booted.description.model.get("tokenizer", "")))
     prompts: dict[int, list[Context]] = {}
     for index in table["round"].unique().tolist():
         asked, _ = runner.planned(design.workload, round_seed(design.seed, block, index), booted)
         prompts[index] = [tuple(encode(each.prompt)) for each in asked]
-    rows = zip(table["round"], table["request"], table["agreed"], strict=True)
-    return [prompts[index][request] + tuple(agreed.tolist()) for index, request, agreed in rows]
+    columns = ("round", "request", "agreed", "before_token", "after_token")
+    rows = zip(*(table[name] for name in columns), strict=True)
+    return [
+        Parting(prompts[index][request], tuple(agreed.tolist()), (before, after))
+        for index, request, agreed, before, after in rows
+    ]
 
 
 def _encoder(tokenizer: str) -> Callable[[str | list[int]], list[int]]:
@@ -131,3 +153,32 @@ def gaps(client: Client, wanted: set[tuple[Context, int]]) -> dict[tuple[Context
     tops = {context: logprobs[context, token] for context, token in zip(contexts, likeliest, strict=True)}
     found = {(context, token): tops[context] - logprobs[context, token] for context, token in wanted}
     return {each: np.inf if np.isnan(gap) else gap for each, gap in found.items()}
+
+
+def apart(client: Client, partings: Sequence[Parting]) -> list[float]:
+    """How far apart, in logits, two answers of the model about the two tokens of a parting are: of one that
+    has all before them as its prompt, and of one that decoded the outputs' part of it token by token, as the
+    arms did. At PLACES places about, in the outputs and at their ends. Raises EngineError."""
+    decoded = [each for each in partings if each.agreed]
+    cuts = max(1, PLACES // max(1, len(decoded)))
+    places = [
+        (each.prompt, each.agreed[:length], each.tokens)
+        for each in decoded[:: max(1, len(decoded) // PLACES)]
+        for length in sorted({-(-len(each.agreed) * cut // cuts) for cut in range(1, cuts + 1)})
+    ]
+    at_once = _lead(client, [(prompt + said, (), tokens) for prompt, said, tokens in places])
+    one_by_one = _lead(client, places)
+    return [one - other for one, other in zip(at_once, one_by_one, strict=True)]
+
+
+def _lead(client: Client, places: Sequence[tuple[Context, Context, tuple[int, int]]]) -> list[float]:
+    """By how many logits the first of two tokens leads, behind a prompt and tokens decoded after it."""
+    answers = client.ask(
+        [
+            api.Request(0, list(prompt), len(said) + 1, forced=[*said, token])
+            for prompt, said, tokens in places
+            for token in tokens
+        ]
+    )
+    logprobs = [answer.finish.scores[-1].logprob for answer in answers]
+    return [first - second for first, second in zip(logprobs[::2], logprobs[1::2], strict=True)]

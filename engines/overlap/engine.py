@@ -211,6 +211,7 @@ class OverlapEngine(api.Engine):
                 "vocabulary": facts["vocabulary"],
                 "parameters": facts["parameters"],
                 "kv_bytes_per_token": facts["kv_bytes_per_token"],
+                "largest_logit": facts["largest_logit"],
                 "context": min(self.options.max_context, facts["context"]),
                 "tokenizer": str(tokenizer_file(self.options.model)),
                 **({"eos": facts["eos"][0]} if facts["eos"] else {}),

@@ -169,6 +169,7 @@ class OverlapModule:
             "eos": _as_list(self.root.generation_config.eos_token_id),
             "parameters": sum(each.numel() for each in self.root.parameters()),
             "kv_bytes_per_token": kv_bytes_per_token,
+            "largest_logit": own_logits.abs().max().item(),
         }
 
         # One future token per request slot; the last entry is where padding rows write.

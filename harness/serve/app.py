@@ -45,7 +45,7 @@ class Rules:
 class App:
     """One server's answers. `asgi` is the application."""
 
-    def __init__(self, engine: EngineProcess, model: dict[str, str | int], rules: Rules) -> None:
+    def __init__(self, engine: EngineProcess, model: dict[str, str | int | float], rules: Rules) -> None:
         self.closing = ""  # why nobody is let in any more
         self._engine = engine
         self._model = str(model["name"])

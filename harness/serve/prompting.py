@@ -51,7 +51,7 @@ class Prompting:
     """For one engine, by what it says of its model: "tokenizer", "name" and "context" of
     Description.model. Without a tokenizer the engine gets text, and is left to find out how long it is."""
 
-    def __init__(self, model: dict[str, str | int]) -> None:
+    def __init__(self, model: dict[str, str | int | float]) -> None:
         path = str(model.get("tokenizer", ""))
         self._tokenizer = Tokenizer.from_file(path) if path else None
         self._template = load_template(str(model["name"]))
