@@ -31,7 +31,7 @@ Say = Callable[[str], object]
 # With the arm's own batch, up to 1,024, the boot would capture twice as many decode programs as a measured
 # one, and little is asked.
 BATCH = 8
-PLACES = 64  # at which two answers are compared: about ten of them beyond what nine in ten differ by
+PLACES = 32  # at which two answers are compared: enough that single ones do not make the width
 
 
 @dataclass(frozen=True, slots=True)
