@@ -30,7 +30,7 @@ Say = Callable[[str], object]
 
 # With the arm's own batch, up to 1,024, the boot would capture twice as many decode programs as a measured
 # one, and little is asked.
-BATCH = 8
+BATCH = 32
 PLACES = 32  # at which two answers are compared: enough that single ones do not make the width
 
 
