@@ -311,6 +311,7 @@ def test_in_half_precision_another_batch_turns_near_ties_and_that_fails_no_run(t
     assert outputs["near_ties"] == outputs["compared"] - outputs["identical"]
     assert any("no near-tie explains it" in line for line in comparison["warnings"])
     folder = only_run(tmp_path / "results")
+    assert 90 < float(store.read_manifest(folder).descriptions["before"].model["largest_logit"]) < 110
     turned = across_runs.compare([f"{folder}:after", f"{folder}:before"])
     assert turned.result["comparisons"][0]["outputs"] == outputs
     assert not turned.outputs_differ
@@ -323,7 +324,9 @@ def test_in_half_precision_another_batch_turns_near_ties_and_that_fails_no_run(t
     assert across_runs.compare([str(folder)]).outputs_differ
 
 
-def test_another_model_is_no_near_tie_and_what_was_not_judged_can_be_later(tmp_path: Path) -> None:
+def test_another_model_is_no_near_tie_and_what_was_not_judged_can_be_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = ("--no-pretok", "--before", "seed=0", "--after", "seed=1")
     load = ("--num-requests", "4", "--max-new-tokens", "8")
     code, result, stderr = bench(*RUN, *settings, *load, "--out", str(tmp_path))
@@ -342,8 +345,10 @@ def test_another_model_is_no_near_tie_and_what_was_not_judged_can_be_later(tmp_p
     old = stored.descriptions["before"]
     old = msgspec.structs.replace(old, model=old.model | {"tokenizer": str(tmp_path / "gone")})
     stored = msgspec.structs.replace(stored, descriptions=stored.descriptions | {"before": old})
+    monkeypatch.setattr(teacher_forcing, "apart", lambda client, partings: [2e-4])
     teacher_forcing.judge(folder, stored, print)
     again = store.read_table(folder, 0, "divergences")
+    assert again["near_tie"].tolist() == pytest.approx([8e-4] * 4)
     np.testing.assert_allclose(again["after_gap"][1:], first["after_gap"][1:], atol=1e-3)
     assert again["after_gap"][0] == math.inf
 
