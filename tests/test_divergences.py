@@ -261,16 +261,8 @@ def test_the_engine_that_judges_captures_few_programs() -> None:
 
 RUN = (
     *("run", "--engine", "overlap", "--blocks", "1", "--rounds", "1", "--arrival", "burst"),
-    *(
-        "--prompts",
-        "english",
-        "--input-tokens",
-        "uniform:20:100",
-        "--set",
-        "max_context=192",
-        "--format",
-        "json",
-    ),
+    *("--prompts", "english", "--input-tokens", "uniform:20:100"),
+    *("--set", "max_context=192", "--format", "json"),
 )
 
 
@@ -285,7 +277,7 @@ def only_run(where: Path) -> Path:
 
 
 def save_with_large_logits(folder: Path) -> None:
-    """tiny-gpt2 with logits of about -100, as the published GPT-2 has: bfloat16 spaces them by 0.5."""
+    """tiny-gpt2 with all logits about -100, where bfloat16 spaces them by 0.5."""
     tiny = PRESETS["tiny-gpt2"]
     save(replace(tiny, config=tiny.config | {"tie_word_embeddings": False}), folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
