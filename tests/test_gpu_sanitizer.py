@@ -17,10 +17,11 @@ def test_the_decode_that_is_looked_at_gives_the_tokens_of_transformers(
     graph: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpu_sanitizer.decode("emulated", graph)
-    assert capsys.readouterr().out == "6 requests as transformers', 0 of them up to a near-tie\n"
+    assert capsys.readouterr().out == DECODED
 
 
-CLEAN = "========= COMPUTE-SANITIZER\n6 requests\n========= ERROR SUMMARY: 0 errors\n"
+DECODED = "6 requests as transformers', 0 of them up to a near-tie\n"
+CLEAN = f"========= COMPUTE-SANITIZER\n{DECODED}========= ERROR SUMMARY: 0 errors\n"
 RACES = "========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n"
 REFUSED = "========= COMPUTE-SANITIZER\n========= Error: Device not supported. Please refer to\n"
 
@@ -40,6 +41,22 @@ def test_the_line_is_the_tools_own_summary_or_why_there_is_none(
     code: int | None, log: str, said: str
 ) -> None:
     assert gpu_sanitizer.outcome(code, log) == said
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "passed"),
+    [
+        (0, CLEAN, True),
+        (0, REFUSED, False),
+        (0, CLEAN.replace(DECODED, ""), False),
+        (FOUND, CLEAN, False),
+        (None, CLEAN, False),
+    ],
+)
+def test_a_tool_that_refuses_or_sees_no_decode_has_not_passed(
+    code: int | None, log: str, passed: bool
+) -> None:
+    assert gpu_sanitizer.passed(code, log) is passed
 
 
 def test_each_tool_gets_the_decode_with_its_environment_and_ends_in_time(tmp_path: Path) -> None:
