@@ -45,7 +45,7 @@ def main() -> None:
     found = {name: measured(name) for name in MODELS}
     write_result(
         "rounding",
-        title="What rounding moves: the lead of the likeliest token in bfloat16, alone against in a batch of 8",
+        title="What rounding moves: the lead of the likeliest token, bfloat16, alone or in a batch of 8",
         header=["model", "largest logit", "SD, logits", "at most, logits", "choices turned"],
         rows=[
             [

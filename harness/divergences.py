@@ -6,11 +6,11 @@ different texts, and what follows counts for nothing. So the first token that di
 given the prompt and what both arms agreed on (teacher_forcing.py): where it holds neither arm's token for
 less likely than its likeliest by more than rounding makes, it is a near-tie; anything else is a fault.
 
-How much rounding makes is the model's own. Between two batches in bfloat16 it is 0.1 logits in the preset
-gpt2 and 0.6 in llama-1b, so it is measured: the model is asked about two tokens twice, behind a prompt that
-holds all before them (a prefill), and behind tokens that were decoded one by one. And large logits are spaced
-widely: those of the published GPT-2, -63 to -73 where github.com/Sciform/sciform-nano-gpt-2 prints some, by 0.5
-from -64 down.
+How much rounding makes is the model's own. Between two batches in bfloat16 it is up to 0.1 logits in the
+preset gpt2 and 0.6 in llama-1b (experiments/rounding.py), so it is measured: the model is asked about two
+tokens twice, behind a prompt that holds all before them (a prefill), and behind tokens that were decoded one by
+one. And large logits are spaced widely, by 0.5 from 64 on: the published GPT-2's are about there, -63 to -73
+where github.com/Sciform/sciform-nano-gpt-2 prints some.
 """
 
 from __future__ import annotations
