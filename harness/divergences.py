@@ -8,9 +8,9 @@ less likely than its likeliest by more than rounding makes, it is a near-tie; an
 
 How much rounding makes is the model's own. Between two batches in bfloat16 it is up to 0.1 logits in the
 preset gpt2 and 0.6 in llama-1b (experiments/rounding.py), so it is measured: the model is asked about two
-tokens twice, behind a prompt that holds all before them (a prefill), and behind tokens that were decoded one by
-one. And large logits are spaced widely, by 0.5 from 64 on: the published GPT-2's are about there, -63 to -73
-where github.com/Sciform/sciform-nano-gpt-2 prints some.
+tokens twice, behind a prompt that holds all before them (a prefill), and behind tokens that were decoded one
+by one. And large logits are spaced widely, by 0.5 from 64 on: the published GPT-2's are about there, -63 to
+-73 where github.com/Sciform/sciform-nano-gpt-2 prints some.
 """
 
 from __future__ import annotations

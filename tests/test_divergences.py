@@ -310,6 +310,7 @@ def test_in_half_precision_another_batch_turns_near_ties_and_that_fails_no_run(t
     table = harness.load(folder).divergences
     assert set(table) <= set(stored_run.COLUMNS["divergences"])
     assert (table[divergences.GAPS].max(axis=1) < table["near_tie"]).all()
+    assert (table["near_tie"] > 90 / divergences.USUAL * divergences.NEAR_TIE["bfloat16"]).all()
 
     faults = store.read_table(folder, 0, "divergences").assign(after_gap=9.0)
     store.write_table(store.table_path(folder, 0, "divergences"), faults)
