@@ -609,6 +609,11 @@ def main() -> None:
     except Exception as error:
         what = f"unexpected {type(error).__name__}: {error}"
         code = _complain("; ".join([what, *notes(error), "--debug shows where"]), error, FAILED)
+    else:
+        if (
+            code == INTERRUPTED
+        ):  # typer makes this code of a Ctrl-C outside of a measurement, and says nothing
+            _say("interrupted")
     sys.exit(code or 0)
 
 

@@ -207,7 +207,9 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
     """Why the run ends after these blocks; None where it goes on."""
     done, until = len(per_block), design.until
     if until is None:
-        return f"all {done} blocks done" if done == design.blocks else None
+        if done < design.blocks:
+            return None
+        return f"all {done} blocks done" if done > 1 else "its one block done"
     if done not in until.looks:
         return None
     if design.gate is not None:

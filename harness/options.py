@@ -85,8 +85,8 @@ def request(
         str | None,
         option(
             WORKLOAD,
-            "Rate to start from; it grows by request to --rate, at the last or the REQUESTS-th.",
-            metavar="START[:REQUESTS]",
+            "RATE to start from; it grows by request to --rate, at the last or the N-th.",
+            metavar="RATE[:N]",
         ),
     ] = None,
     concurrency: Annotated[int | None, option(WORKLOAD, "Requests in flight, arrival closed.")] = None,

@@ -165,6 +165,17 @@ def test_the_unexpected_is_exit_code_4(
     assert capsys.readouterr().err == message
 
 
+def test_a_ctrl_c_outside_of_a_measurement_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.doctor.examine", interrupted)
+    assert bench(monkeypatch, "doctor") == 130
+    assert capsys.readouterr().err == "bench: interrupted\n"
+
+
 def test_variants_are_listed_and_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

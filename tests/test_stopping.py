@@ -150,6 +150,7 @@ def test_a_fixed_run_never_looks() -> None:
     plan = design(None, 8)
     assert reason_to_stop(plan, changed(*CLEAR)) is None
     assert reason_to_stop(plan, changed(*CLEAR, 0.05, 0.05)) == "all 8 blocks done"
+    assert reason_to_stop(design(None, 1), changed(0.05)) == "its one block done"
 
 
 def test_the_plan_survives_the_manifest(decided: Until) -> None:
