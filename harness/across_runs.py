@@ -215,8 +215,19 @@ def read_block(folder: Path, number: int, design: Design) -> Block:
 
 
 def _interleaved(left: Side, right: Side) -> dict[str, Any]:
-    blocks, _ = finished(left.folder, left.manifest)
-    return comparison.of_pair(left.manifest, blocks, left.arm.name, right.arm.name)
+    """Two arms of one run. Of several, those that it compares keep its adjusted verdicts; any other pair was
+    chosen by whoever asks, perhaps among many, so it is described."""
+    manifest, (before, after) = left.manifest, (left.arm.name, right.arm.name)
+    blocks, per_block = finished(left.folder, manifest)
+    first, *others = (arm.name for arm in manifest.design.arms)
+    if len(others) > 1 and before == first:
+        return comparison.comparisons(manifest, blocks, per_block)[others.index(after)]
+    found = comparison.of_pair(manifest, blocks, before, after)
+    if len(others) == 1:
+        return found
+    rows = {name: {**row, "p_adjusted": None, "verdict": None} for name, row in found["metrics"].items()}
+    said = f"described, not judged: the run compares its arms with {first}, and not {after} with {before}"
+    return {**found, "metrics": rows, "warnings": [said, *found["warnings"]]}
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -264,7 +275,7 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
         "margin": design.margin,
         "primary": design.primary,
         "metrics": {name: _row(name, per_arm) for name, per_arm in values.items()},
-        "outputs": comparison.outputs(design, blocks) if same_prompts else nothing,
+        "outputs": comparison.outputs(manifest, blocks) if same_prompts else nothing,
         "failures": comparison.failures(design, blocks),
         "mechanism": comparison.mechanism(design, blocks),
         "limit": {

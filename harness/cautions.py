@@ -43,11 +43,15 @@ THROTTLE = {
 
 
 def collect(
-    manifest: Manifest, blocks: Sequence[Block], values: Values, primary: stats.Effect | None
+    manifest: Manifest,
+    blocks: Sequence[Block],
+    values: Values,
+    primary: stats.Effect | None,
+    verdict: str | None,
 ) -> list[str]:
-    """Every line that applies, the weightiest for the verdict first."""
+    """Every line that applies, the weightiest for the verdict on the primary first."""
     found = [
-        *of_decision(manifest, primary),
+        *of_decision(manifest, primary, verdict),
         *of_order(manifest, blocks, values, primary),
         *circumstances(manifest, blocks, values),
     ]
@@ -88,7 +92,7 @@ def few_blocks(blocks: int) -> list[str]:
     return [f"too few blocks: {blocks}; the interval is wide, 6 is the default"] if blocks < 6 else []
 
 
-def of_decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
+def of_decision(manifest: Manifest, primary: stats.Effect | None, verdict: str | None) -> list[str]:
     """What there is to say of the number of blocks and of a verdict that was not reached."""
     if primary is None:
         return []
@@ -101,8 +105,6 @@ def of_decision(manifest: Manifest, primary: stats.Effect | None) -> list[str]:
                 "tell that from a change; servers that are started with cmd= give intervals and verdicts"
             ]
         return lines
-    alpha = design.alpha(primary.blocks)
-    verdict = stats.verdict(primary, design.margin, "lower", is_time=True, alpha=alpha)
     if verdict == "undecided" and primary.scale == "ratio":
         low, high = stats.blocks_needed(primary.sd, primary.blocks, design.margin)
         lines.append(
@@ -217,17 +219,20 @@ def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: Values) -> 
         return []
     requests = _joined(blocks, "requests")
     requests = requests[(requests["admitted_ns"] >= 0) & (requests["tokenized_ns"] >= 0)]
-    if len(requests) < 8:
-        return []
-    waited = (requests["admitted_ns"] - requests["tokenized_ns"]) / 1e6
-    latency = (requests["finished_ns"] - requests["sent_ns"]) / 1e6
-    quarter = requests["request"].rank(pct=True)
-    growth = float(waited[quarter > 0.75].median() - waited[quarter <= 0.25].median())
-    if growth > FALLING_BEHIND * float(latency.median()):
-        return [
-            f"not steady: the queue wait grew by {growth:.3g} ms over a round; arrivals outrun the engine"
-        ]
-    return []
+    lines = []
+    for arm, own in requests.groupby("arm", sort=False):
+        if len(own) < 8:
+            continue
+        waited = (own["admitted_ns"] - own["tokenized_ns"]) / 1e6
+        latency = (own["finished_ns"] - own["sent_ns"]) / 1e6
+        quarter = own["request"].rank(pct=True)
+        growth = float(waited[quarter > 0.75].median() - waited[quarter <= 0.25].median())
+        if growth > FALLING_BEHIND * float(latency.median()):
+            lines.append(
+                f"not steady: the queue wait of {arm} grew by {growth:.3g} ms over a round; arrivals outrun "
+                "the engine"
+            )
+    return lines
 
 
 def _client(values: Values) -> list[str]:

@@ -95,6 +95,7 @@ def _effects_of(
     manifest: Manifest, planned: Factorial, blocks: Sequence[Block], per_block: Sequence[Values]
 ) -> dict[str, Any]:
     design = manifest.design
+    check_values(design, per_block, [design.primary], ratio=True)
     values = measured(design, per_block)
     found = factorial.analyse(planned.factors, design.arms, values, design.primary, design.margin)
     judged = {
@@ -120,10 +121,7 @@ def comparisons(
     adjusted: dict[str, dict[str, float]] = {other: {} for other in others}
     for family in ([design.primary], design.secondaries):
         raw = {
-            (other, name): p
-            for other, found in effects.items()
-            for name in family
-            if name in found and (p := found[name].p) is not None
+            (other, name): p for other, found in effects.items() for name, p in _family(found, family).items()
         }
         for (other, name), p in zip(raw, stats.holm(list(raw.values())), strict=True):
             adjusted[other][name] = p
@@ -159,11 +157,10 @@ def comparison(
     among themselves.
     """
     design = manifest.design
+    check_values(design, per_block, [design.primary])
     alpha = design.alpha(len(blocks))
     values = measured(design, per_block)
     effects = _effects(design, per_block)
-    if len(design.arms) == 2 and design.primary not in effects:
-        raise _no_value(design.primary)
     if adjusted is None:
         adjusted = _adjusted(design, effects)
     offered = offered_load(design, per_block)
@@ -173,6 +170,7 @@ def comparison(
         name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
         for name, per_arm in values.items()
     }
+    verdict = rows[design.primary]["verdict"] if design.primary in rows else None
     return {
         "variant": design.name,
         "before": settings(before),
@@ -182,7 +180,7 @@ def comparison(
         "margin": design.margin,
         "primary": design.primary,
         "metrics": rows,
-        "outputs": outputs(design, blocks),
+        "outputs": outputs(manifest, blocks),
         "failures": failures(design, blocks),
         "mechanism": did | planted(design, did, values),
         "limit": {
@@ -191,7 +189,14 @@ def comparison(
             if name in values
         },
         "prediction": prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
-        "warnings": cautions.collect(manifest, blocks, values, effects.get(design.primary)),
+        "warnings": [
+            *(
+                f"no verdict on {name}: it {where}"
+                for name in design.secondaries
+                if len(design.arms) > 1 and (where := lacking(design, per_block, name)) is not None
+            ),
+            *cautions.collect(manifest, blocks, values, effects.get(design.primary), verdict),
+        ],
     }
 
 
@@ -224,9 +229,8 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
 
 def _clear_primary(design: Design, until: Until, per_block: Sequence[Values]) -> tuple[bool, str]:
     """Whether the rule has enough of the primary, and what it found."""
-    per_arm = measured(design, per_block).get(design.primary, {})
-    if len(per_arm) < 2:
-        raise _no_value(design.primary)
+    check_values(design, per_block, [design.primary], ratio=until.precision is not None)
+    per_arm = measured(design, per_block)[design.primary]
     alpha = design.alpha(len(per_block))
     effect = _effect(design.primary, per_arm, alpha)
     if until.precision is None:
@@ -247,13 +251,32 @@ def judged(
     design: Design, per_block: Sequence[Values], names: Sequence[str], limit: float
 ) -> dict[str, gate.Judged]:
     """What a gate says of these metrics after these blocks."""
+    check_values(design, per_block, names, ratio=True)
     values = measured(design, per_block)
     offered = THROUGHPUTS if offered_load(design, per_block) else ()
     return gate.judge(values, names, limit, gate.level(design, len(per_block)), offered)
 
 
-def _no_value(metric: str) -> api.EngineError:
-    return api.EngineError(f"the primary metric {metric} has no value in some block")
+def check_values(
+    design: Design, per_block: Sequence[Values], names: Sequence[str], ratio: bool = False
+) -> None:
+    """Raises EngineError where one of these metrics has nothing to compare in some block: no finite value,
+    and where its change has to be a `ratio` none above zero. One arm alone is compared with nothing."""
+    for name in names if len(design.arms) > 1 else ():
+        if (where := lacking(design, per_block, name, ratio)) is not None:
+            raise api.EngineError(f"{name} {where}, so it can't be compared")
+
+
+def lacking(design: Design, per_block: Sequence[Values], name: str, ratio: bool = False) -> str | None:
+    """Where a metric has nothing to compare, in words; None where it has in every block of every arm."""
+    for number, values in enumerate(per_block):
+        for arm in design.arms:
+            value = values[arm.name].get(name, np.nan)
+            if not np.isfinite(value):
+                return f"has no value in block {number} of {arm.name}"
+            if ratio and value <= 0:
+                return f"is {value:g} in block {number} of {arm.name}"
+    return None
 
 
 def _kind(name: str) -> tuple[str, bool]:
@@ -308,13 +331,16 @@ def scale_of(name: str, before: Sequence[float], after: Sequence[float]) -> stat
 
 
 def _adjusted(design: Design, effects: Mapping[str, stats.Effect]) -> dict[str, float]:
-    """Holm-adjusted p of the declared secondaries that have one."""
-    raw = {
-        name: p
-        for name in design.secondaries
-        if name in effects and (p := effects[name].p) is not None
-    }  # fmt: skip
+    """Holm-adjusted p of the declared secondaries."""
+    raw = _family(effects, design.secondaries)
     return dict(zip(raw, stats.holm(list(raw.values())), strict=True))
+
+
+def _family(effects: Mapping[str, stats.Effect], names: Sequence[str]) -> dict[str, float]:
+    """p of metrics that were declared together. One that could not be compared keeps its place among them,
+    or leaving it out would raise the level of the others; one block has no p at all."""
+    found = {name: effects[name].p if name in effects else 1.0 for name in names}
+    return {name: p for name, p in found.items() if p is not None}
 
 
 def metric_row(name: str, before: Sequence[float], effect: stats.Effect | None) -> dict[str, Any]:
@@ -380,13 +406,18 @@ def offered_rate(requests: pd.DataFrame) -> float:
 # Outputs, mechanism
 
 
-def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
-    """Requests whose output is the same in both arms, by digest; one that failed in both has none.
-    `near_ties`: how many of the others part at a tie of two tokens (divergences.py), whichever of the two
-    arms is the first; null where they were not judged, for it takes an engine that scores."""
+def outputs(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
+    """Requests whose output is the same in both arms, by digest; none is compared between two models.
+
+    One that failed in both arms has no output. One that failed in one of them differs where equal outputs
+    are promised, and is left out where they are not: there it is a failure like any other. `near_ties`: how
+    many that differ part at a tie of two tokens (divergences.py), whichever of the two arms is the first;
+    null where they were not judged, for it takes an engine that scores.
+    """
     import pandas as pd
 
-    if len(design.arms) < 2:
+    design = manifest.design
+    if len(design.arms) < 2 or len({arm.options.model for arm in design.arms}) > 1:
         return {"compared": 0, "identical": 0, "near_ties": None}
     compared = identical = 0
     for block in blocks:
@@ -395,7 +426,8 @@ def outputs(design: Design, blocks: Sequence[Block]) -> dict[str, int | None]:
             for arm in design.arms
         )
         before, after = before.align(after, join="inner", axis=0)
-        answered = (before["error"] == "") | (after["error"] == "")
+        sides = [side["error"] == "" for side in (before, after)]
+        answered = sides[0] | sides[1] if manifest.promises_outputs else sides[0] & sides[1]
         compared += int(answered.sum())
         identical += int((answered & (before["digest"] == after["digest"])).sum())
     names = [arm.name for arm in design.arms]

@@ -31,11 +31,11 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every check, in the order in which to read them. Takes a second."""
-    checks: tuple[Callable[[], Finding | None], ...] = (
+    checks: tuple[Callable[[], Finding], ...] = (
         device, versions, nsys, cores, governor, turbo, load, steal, other_processes, huge_pages, swap,
         memory, scheduler_slice,
     )  # fmt: skip
-    return [finding for check in checks if (finding := check()) is not None]
+    return [check() for check in checks]
 
 
 def device() -> Finding:
@@ -66,7 +66,7 @@ def cores() -> Finding:
     return Finding("cores", count >= 2, f"{count} usable, {machine.cpu_model()}", remedy)
 
 
-def governor() -> Finding | None:
+def governor() -> Finding:
     found = {_read(path) for path in CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {None}
     if not found:
         return Finding("governor", True, "not readable here")

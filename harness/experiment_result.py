@@ -90,11 +90,8 @@ class Finished:
         return self.values.get(name, {}).get(arm)
 
     def outputs(self, before: str, after: str) -> Outputs:
-        """Requests compared and identical; none where the arms' models differ."""
-        alone = self.manifest.pair(before, after)
-        if len({arm.options.model for arm in alone.design.arms}) > 1:
-            return {"compared": 0, "identical": 0, "near_ties": None}
-        return comparison.outputs(alone.design, self.blocks)
+        """As comparison.outputs, of two arms."""
+        return comparison.outputs(self.manifest.pair(before, after), self.blocks)
 
     def all_outputs(self) -> list[Outputs]:
         """Of every arm against the first."""
@@ -193,7 +190,8 @@ def _of_claim(claim: Claim, run: Finished, first: bool) -> list[str]:
     effect = stats.effect(before, after, _scale(claim.change, before, after))
     order = cautions.of_order(manifest, run.blocks, values, effect, judged=first)
     if first:
-        return [*cautions.of_decision(manifest, effect), *order, *_few_requests(claim, run)]
+        verdict = _judged(claim, run)["metrics"][claim.change]["verdict"]
+        return [*cautions.of_decision(manifest, effect, verdict), *order, *_few_requests(claim, run)]
     named = [f"{claim.change}, {claim.before} → {claim.arm}: {line}" for line in order]
     return [*named, *_few_requests(claim, run)]
 
@@ -219,7 +217,7 @@ def _few_requests(claim: Claim, run: Finished) -> list[str]:
 
 
 def _claim(claim: Claim, run: Finished) -> dict[str, Any]:
-    """What the source says, what was measured, and how the one lies to the other."""
+    """What the source says, what was measured, and how the two compare."""
     if claim.change:
         metric = claim.change
         cell = _change(run, claim.change, claim.before, claim.arm)
@@ -252,7 +250,7 @@ def _detectable(claim: Claim, run: Finished) -> float | None:
 
 
 def _finding(reported: float | None, cell: Mapping[str, Any]) -> str:
-    """How a reported number lies to a measured interval."""
+    """How a reported number compares with a measured interval."""
     if reported is None or cell["shown"] not in ("change", "share") or cell["low"] is None:
         return ""
     low, high = cell["low"], cell["high"]
@@ -271,9 +269,7 @@ def conclusion(experiment: Experiment, claim: Mapping[str, Any], runs: Runs) -> 
     run = runs[main.boots, main.workload]
     device = next(iter(run.manifest.descriptions.values())).device["kind"]
     if main.change:
-        manifest = _deciding_by(main, run)
-        compared = comparison.of_pair(manifest, run.blocks, main.before, main.arm)
-        found = tables.conclusion({"device": device}, compared)
+        found = tables.conclusion({"device": device}, _judged(main, run))
     else:
         cell = claim["measured"]
         interval = "" if cell.get("low") is None else f" [{cell['low']:.1%}, {cell['high']:.1%}]"
@@ -284,6 +280,11 @@ def conclusion(experiment: Experiment, claim: Mapping[str, Any], runs: Runs) -> 
         )
     finding = f": {claim['finding']}" if claim["finding"] else ""
     return f"{found} The source says: {main.says}{finding}."
+
+
+def _judged(claim: Claim, run: Finished) -> dict[str, Any]:
+    """The comparison that a claim is about, with its verdict."""
+    return comparison.of_pair(_deciding_by(claim, run), run.blocks, claim.before, claim.arm)
 
 
 def _deciding_by(claim: Claim, run: Finished) -> Manifest:

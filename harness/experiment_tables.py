@@ -108,7 +108,7 @@ def claims(result: Mapping[str, Any]) -> Table:
 
 
 def _so(claim: Mapping[str, Any]) -> str:
-    """How a reported number lies to what was measured, and what could have been seen at all."""
+    """How a reported number compares with what was measured, and what could have been seen at all."""
     found = [claim["finding"]] if claim["finding"] else []
     if claim["detectable"] is not None:
         found.append(f"a true change of {100 * claim['detectable']:.2g}% would be seen in 4 of 5 such runs")

@@ -275,7 +275,7 @@ class LoadGenerator:
         self.events = self._bound(config.events)
         self.inbox = self._bound(config.inbox)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode_command = msgspec.msgpack.Decoder(messages.ToLoad).decode
+        self._decode_command = msgspec.msgpack.Decoder(messages.RunRound).decode
         self._decode_events = msgspec.msgpack.Decoder(list[api.Event]).decode
 
     def _bound(self, address: str) -> zmq.Socket[bytes]:
@@ -288,19 +288,12 @@ class LoadGenerator:
         self.replies.send(self._encode(message))
 
     def serve(self) -> None:
-        """Carry out commands until told to stop."""
+        """Carry out round after round, until killed."""
         while True:
-            match self._decode_command(self.inbox.recv()):
-                case messages.StopLoad():
-                    return
-                case messages.RunRound() as order:
-                    round_ = self.run(order)
-                    if round_ is None:
-                        return
-                    self.say(done(round_))
+            self.say(done(self.run(self._decode_command(self.inbox.recv()))))
 
-    def run(self, order: messages.RunRound) -> Round | None:
-        """One round, to its end; None when told to stop. LoadError for an engine that is gone or silent."""
+    def run(self, order: messages.RunRound) -> Round:
+        """One round, to its end. LoadError for an engine that is gone or silent."""
         submissions = [self._encode(submission(planned)) for planned in order.plan]
         with collector_off(), self._connected(order.target) as target:
             while self._received(self.events) is not None:
@@ -308,8 +301,6 @@ class LoadGenerator:
             round_ = Round(order, perf_counter_ns() + LEAD_NS)
             waiting: deque[tuple[int, bytes]] = deque()  # messages that were stamped and not yet looked into
             report_ns = round_.started_ns + PROGRESS_NS
-            if self._told_to_stop():
-                return None
             while not round_.over:
                 while (message := self._received(self.events)) is not None:
                     waiting.append((perf_counter_ns(), message))
@@ -323,16 +314,15 @@ class LoadGenerator:
                     if perf_counter_ns() >= report_ns:
                         self.say(round_.progress())
                         report_ns = perf_counter_ns() + PROGRESS_NS
-                    if not self._wait(round_, due):
-                        return None
+                    self._wait(round_, due)
         return round_
 
-    def _wait(self, round_: Round, due: int | None) -> bool:
-        """Sleep until a request is due or a message is there; False when told to stop.
+    def _wait(self, round_: Round, due: int | None) -> None:
+        """Sleep until a request is due or a message is there.
 
         A ZMQ_FD turns readable when something happens to its socket, once: a socket must have been read
         until it was empty before its descriptor is waited on, or what is left in it waits with us. `run`
-        has just done so with the events, and once, before its first wait, with the inbox.
+        has just done so.
         """
         now = perf_counter_ns()
         silent = round_.heard_ns + round(self.config.stall_s * 1e9) if round_.in_flight else None
@@ -342,19 +332,8 @@ class LoadGenerator:
                 f"requests in flight: {len(round_.in_flight)}"
             )
         until = min(time for time in (due, silent) if time is not None)
-        if until - now < SPIN_NS:
-            return True
-        readable, _, _ = select.select([self.events, self.inbox], [], [], (until - now) / 1e9)
-        return not (self.inbox in readable and self._told_to_stop())
-
-    def _told_to_stop(self) -> bool:
-        while (message := self._received(self.inbox)) is not None:
-            match self._decode_command(message):
-                case messages.StopLoad():
-                    return True
-                case messages.RunRound(round_id=round_id):
-                    raise LoadError(f"round {round_id} was asked for before the one before it was done")
-        return False
+        if until - now >= SPIN_NS:
+            select.select([self.events], [], [], (until - now) / 1e9)
 
     def _received(self, socket: zmq.Socket[bytes]) -> bytes | None:
         try:

@@ -14,7 +14,15 @@ import msgspec
 
 from engines.api import BadSetting
 from harness import divergences, floors, machine, runner, store, teacher_forcing
-from harness.comparison import Block, Values, block_values, check_metrics, reason_to_stop, result
+from harness.comparison import (
+    Block,
+    Values,
+    block_values,
+    check_metrics,
+    check_values,
+    reason_to_stop,
+    result,
+)
 from harness.design import Design, order, orders
 from harness.store import Manifest
 
@@ -68,7 +76,8 @@ def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
         kept = len(store.finished_blocks(folder))
         if kept:
             most = "at most " if design.until is not None else ""
-            error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, go on with --resume {folder}")
+            again = f"go on with {manifest.resumed_by} --resume {folder}"
+            error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, {again}")
         raise
     blocks = [Block(number, store.read_block(folder, number)) for number in range(done)]
     summary = with_floor(result(manifest, blocks), manifest, floors.folder_of(folder))
@@ -109,15 +118,17 @@ def with_floor(summary: dict[str, Any], manifest: Manifest, folder: Path) -> dic
 
 
 def _rule(folder: Path, design: Design) -> runner.Enough:
-    """Whether the declared rule stops the run; each block is read back once."""
+    """Whether the declared rule stops the run; each block is read back once. What the first block can't give
+    is not waited for in the others. Raises EngineError."""
     values: list[Values] = []
 
     def enough(done: int) -> bool:
-        if design.until is None:
+        if design.until is None and done > 1:
             return False
         for number in range(len(values), done):
             values.append(block_values(design, Block(number, store.read_block(folder, number))))
-        return reason_to_stop(design, values) is not None
+        check_values(design, values, [design.primary])
+        return design.until is not None and reason_to_stop(design, values) is not None
 
     return enough
 

@@ -54,15 +54,8 @@ class RunRound(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     interval_ns: int
 
 
-class StopLoad(msgspec.Struct, frozen=True, tag="stop"):
-    """End, in the middle of a round too."""
-
-
-ToLoad = RunRound | StopLoad
-
-
 class LoadReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Commands may be sent. What the kernel granted belongs into the manifest: it bounds the submit lag."""
+    """Rounds may be asked for. What the kernel granted bounds the submit lag."""
 
     slice_ns: int  # scheduler slice; 0 where the kernel has none to give (before Linux 6.12)
     timer_slack_ns: int

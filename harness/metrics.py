@@ -88,16 +88,17 @@ METRICS: dict[str, Metric] = {
 
 def measure(
     requests: pd.DataFrame,
-    steps: pd.DataFrame | None,
+    steps: pd.DataFrame,
     rounds: pd.DataFrame,
-    device: pd.DataFrame | None = None,
+    device: pd.DataFrame,
     objectives: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, float]:
     """All metrics of one boot but `step_ms_matched`, which takes several arms.
 
     `requests`, `steps` and `device` are records.requests_frame, steps_frame and device_frame with a column
-    `round`; `rounds` has round, started_ns and ended_ns. Engines without step records have no `steps` or
-    an empty one: the metrics made from them are NaN. `objectives` are Design.goodput.
+    `round`; `rounds` has round, started_ns and ended_ns. Engines without step records have no rows in
+    `steps`, those without a record of the device's work none in `device`: the metrics made from them are NaN.
+    `objectives` are Design.goodput.
     """
     served = requests[requests["error"] == ""]
     values = {
@@ -119,15 +120,15 @@ def _told(rounds: pd.DataFrame) -> dict[str, float]:
     return {name.removeprefix(TOLD): float(rounds[name].iloc[0]) for name in told}
 
 
-def _step_metrics(steps: pd.DataFrame | None, device: pd.DataFrame | None) -> dict[str, float]:
+def _step_metrics(steps: pd.DataFrame, device: pd.DataFrame) -> dict[str, float]:
     names = ["step_ms", "exposed_host_us", "device_busy", *map(phase_metric, PHASES)]
-    if steps is None or steps.empty:
+    if steps.empty:
         return dict.fromkeys(names, np.nan)
     intervals = decode_intervals(steps)
     return {
         "step_ms": step_ms(intervals),
         "exposed_host_us": exposed_host_us(intervals),
-        "device_busy": np.nan if device is None else device_busy(steps, device),
+        "device_busy": np.nan if device.empty else device_busy(steps, device),
         **phases_us(steps),
     }
 

@@ -16,15 +16,21 @@ from typing import Any
 
 import psutil
 
+OWN = "own"  # names the CPU time of each process of the run, in ms
 CPUFREQ = Path("/sys/devices/system/cpu")
 
 
 def read(pids: Mapping[str, int]) -> dict[str, float]:
-    """Counters that only grow, by name: CPU time of the machine in ms (all of it, stolen, busy) and, for
-    each process by its role, context switches and CPU time. A process that is gone is left out."""
+    """Counters that only grow, by name: CPU time of the machine in ms (all of it, stolen, busy) and of each
+    process that is the run's (this one, and what descends from it or from `pids`: parked arms and the workers
+    of a server too); and for each of `pids`, by its role, context switches and CPU time. A process that is
+    gone is left out."""
     ms = [1e3 * ticks / os.sysconf("SC_CLK_TCK") for ticks in cpu_ticks()]
     user, nice, system, _, _, irq, softirq, steal = ms  # left out: idle, and idle for want of a disk
     values = {"all": sum(ms), "steal": steal, "busy": user + nice + system + irq + softirq}
+    for pid in _descendants({os.getpid(), *pids.values()}):
+        with suppress(OSError):
+            values[f"{OWN} {pid}"] = cpu_ns(pid) / 1e6
     for role, pid in pids.items():
         try:
             switches, spent_ns = psutil.Process(pid).num_ctx_switches(), cpu_ns(pid)
@@ -41,7 +47,8 @@ def between(start: Mapping[str, float], end: Mapping[str, float]) -> dict[str, f
     CPU time, what was stolen and what processes used that are not the run's. `load_1m` is read now."""
     spent = {name: value - start[name] for name, value in end.items() if name in start}
     row = {name: value for name, value in spent.items() if "." in name}
-    own = sum(value for name, value in row.items() if name.startswith("cpu_ms."))
+    # A process that began in between has spent all of its time since.
+    own = sum(value - start.get(name, 0) for name, value in end.items() if name.startswith(OWN))
     if spent["all"] > 0:
         row["steal_share"] = spent["steal"] / spent["all"]
         row["others_share"] = max(0.0, spent["busy"] - own) / spent["all"]
@@ -50,6 +57,19 @@ def between(start: Mapping[str, float], end: Mapping[str, float]) -> dict[str, f
     if frequency is not None:
         row["frequency_mhz"] = frequency
     return row
+
+
+def _descendants(pids: set[int]) -> set[int]:
+    """These processes, and all that they started."""
+    children: dict[int, list[int]] = {}
+    for process in psutil.process_iter(["ppid"]):
+        children.setdefault(process.info["ppid"], []).append(process.pid)
+    found, left = set[int](), list(pids)
+    while left:
+        if (pid := left.pop()) not in found:
+            found.add(pid)
+            left += children.get(pid, [])
+    return found
 
 
 def cpu_ns(pid: int) -> int:
@@ -76,14 +96,17 @@ def frequency_mhz() -> float | None:
 
 
 class Gpu:
-    """The card an engine runs on, through NVML; `index` as NVML counts."""
+    """The card an engine runs on, through NVML: CUDA's device 0 under this environment."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         import pynvml
 
         self._nvml = pynvml
         pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        card = visible_gpu(environment)
+        by_name = isinstance(card, str)
+        find = pynvml.nvmlDeviceGetHandleByUUID if by_name else pynvml.nvmlDeviceGetHandleByIndex
+        self._handle = find(card)
 
     def __enter__(self) -> Gpu:
         return self
@@ -118,7 +141,7 @@ class Gpu:
         return values
 
 
-def visible_gpu(environment: Mapping[str, str]) -> int:
-    """NVML's index of CUDA's device 0 under this environment; 0 where that names no index (a UUID)."""
-    first = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-    return int(first) if first.isdigit() else 0
+def visible_gpu(environment: Mapping[str, str]) -> int | str:
+    """NVML's index, or the UUID, of CUDA's device 0 under this environment."""
+    first = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return first if first.startswith(("GPU-", "MIG-")) else int(first) if first.isdigit() else 0

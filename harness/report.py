@@ -89,7 +89,7 @@ def to_html(run: Run) -> str:
         changed=tables.changed_settings(comparison),
         said=said,
         first=first,
-        others=[table for table in others if table.title in ABOUT],
+        others=[table for table in others if table.title != "Outputs"],
         about=ABOUT,
         everything=tables.every_metric(comparison),
         pictures=_pictures(run, comparison),

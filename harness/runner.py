@@ -281,4 +281,4 @@ def _gpu(booted: Booted, stack: ExitStack) -> readings.Gpu | None:
     """NVML's view of the card, where the engine runs on one."""
     if booted.description.device["kind"] != "cuda":
         return None
-    return stack.enter_context(readings.Gpu(readings.visible_gpu({**os.environ, **booted.arm.env})))
+    return stack.enter_context(readings.Gpu({**os.environ, **booted.arm.env}))

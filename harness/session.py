@@ -34,6 +34,7 @@ from harness.worktrees import search_path
 # One compute thread per process: two OpenMP threads beside another busy process collapse 10-40x.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
+ANSWER_S = 60.0  # an engine at rest that does not answer for so long hangs; a start may take any time
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
 IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
 SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture that waits is no faster
@@ -82,7 +83,6 @@ class Session:
     def __init__(self, worktrees: Mapping[str, Path] | None = None, generator: bool = True) -> None:
         self._worktrees = worktrees or {}
         self._with_generator = generator
-        self.load_ready: messages.LoadReady | None = None
         self._alive: list[Child] = []
         self._boots = 0
         self._rounds = 0
@@ -229,7 +229,7 @@ class Session:
         )
         command = [sys.executable, "-m", "harness.load_generator", msgspec.json.encode(config).decode()]
         self._generator = self._start("load generator", command, environment({}), "generator")
-        self.load_ready = self._load_says(messages.LoadReady)
+        self._load_says(messages.LoadReady)
         self._to_load.connect(config.inbox)
 
     # -- rounds --------------------------------------------------------------------------------------------
@@ -237,14 +237,12 @@ class Session:
     def begin(self, booted: Booted) -> None:
         """Make the engine forget what it recorded."""
         self._began_ns = perf_counter_ns()
-        booted.inbox.send(msgspec.msgpack.encode(api.BeginRound()))
-        self._host_says(api.Begun)
+        self._ask(booted, api.BeginRound(), api.Begun)
 
     def begin_profile(self, booted: Booted, steps: int) -> None:
         """The same, for a round that is profiled, with a window of so many steps."""
         self._began_ns = perf_counter_ns()
-        booted.inbox.send(msgspec.msgpack.encode(api.BeginProfile(steps)))
-        self._host_says(api.Begun)
+        self._ask(booted, api.BeginProfile(steps), api.Begun)
 
     def load(
         self, booted: Booted, plan: list[Planned], concurrency: int | None, interval_ns: int,
@@ -265,8 +263,7 @@ class Session:
 
     def collect(self, booted: Booted) -> api.RoundRecord:
         """What the engine recorded since `begin`. Raises RunFailed for records that can't be."""
-        booted.inbox.send(msgspec.msgpack.encode(api.Collect()))
-        record = self._host_says(api.Collected).record
+        record = self._ask(booted, api.Collect(), api.Collected).record
         if wrong := records.broken(record, self._began_ns, perf_counter_ns()):
             raise RunFailed(f"the engine of {booted.arm.name} recorded what can't be: {wrong}")
         return record
@@ -279,14 +276,20 @@ class Session:
 
     def events(self) -> list[api.Event]:
         """What an engine says next; with requests in flight. Raises RunFailed where it says nothing."""
-        self._wait(self._events, STALL_S)
+        self._wait(self._events, STALL_S, "no engine said anything for {}, with requests in flight")
         return msgspec.msgpack.decode(self._events.recv(), type=list[api.Event])
 
     # -- waiting -------------------------------------------------------------------------------------------
 
-    def _host_says(self, kind: type[T]) -> T:
+    def _ask(self, booted: Booted, command: msgspec.Struct, kind: type[T]) -> T:
+        """Tell an engine to do what takes it no time, and wait for its answer."""
+        booted.inbox.send(msgspec.msgpack.encode(command))
+        what = f"the engine of {booted.arm.name} hangs: it did not answer {type(command).__name__} for {{}}"
+        return self._host_says(kind, ANSWER_S, what)
+
+    def _host_says(self, kind: type[T], seconds: float | None = None, silence: str = "") -> T:
         while True:
-            self._wait(self._from_hosts)
+            self._wait(self._from_hosts, seconds, silence)
             message = self._heard()
             if isinstance(message, api.Failed):
                 raise self._failure(message)
@@ -315,15 +318,15 @@ class Session:
             if isinstance(message, kind):
                 return message
 
-    def _wait(self, wanted: zmq.Socket[bytes], seconds: float | None = None) -> None:
+    def _wait(self, wanted: zmq.Socket[bytes], seconds: float | None = None, silence: str = "") -> None:
         """Block until `wanted` has a message. A death, or an engine that says Failed, raises; so does silence
-        for so many seconds."""
+        for so many seconds, which `silence` says in words with a place for them."""
         while True:
             ready = dict(self._poller.poll(None if seconds is None else int(seconds * 1e3)))
             if wanted in ready:
                 return
             if not ready and seconds is not None:
-                raise RunFailed(f"no engine said anything for {seconds:g} s, with requests in flight")
+                raise RunFailed(silence.format(f"{seconds:g} s"))
             if self._from_hosts in ready:  # nothing is expected of a host now, so this is a failure
                 message = self._heard()
                 if isinstance(message, api.Failed):

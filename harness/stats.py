@@ -298,9 +298,11 @@ class Position:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def weakens(self, margin: float) -> bool:
-        """Where more than half the margin of it is in the change, the order may have made the verdict. How
-        large it is by itself does not tell: nothing of it is left where the orders came out even."""
-        return abs(self.left) > margin / 2
+        """Where it is seen, and more than half the margin of it is in the change, the order may have made the
+        verdict. How large it is by itself does not tell: nothing of it is left where the orders came out
+        even. Nor does an estimate whose interval holds 0: of the spread of the pairs alone, without any
+        position effect, it passes half the margin in up to half of all runs."""
+        return self.seen and abs(self.left) > margin / 2
 
 
 def position(

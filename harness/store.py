@@ -334,8 +334,8 @@ def finished_blocks(folder: Path) -> list[int]:
 
 
 def read_block(folder: Path, block: int) -> dict[str, pd.DataFrame]:
-    """Every table of one block; one that has no file is an empty frame. Raises StoreError where a file is
-    missing, cut short or edited."""
+    """Every table of one block; one that has no file has its columns and no rows. Raises StoreError where a
+    file is missing, cut short or edited."""
     return {name: read_table(folder, block, name) for name in TABLES}
 
 
@@ -347,7 +347,7 @@ def read_table(folder: Path, block: int, name: str) -> pd.DataFrame:
 
     path = table_path(folder, block, name)
     if not path.exists() and name not in NEEDED:
-        return pd.DataFrame()
+        return pd.DataFrame(columns=["arm", "round", *COLUMNS[name]])
     try:
         table = parquet.ParquetFile(path).read().to_pandas()
     except (OSError, pa.ArrowException) as error:

@@ -94,10 +94,10 @@ def remarks(comparison: Mapping[str, Any]) -> Iterator[str]:
     if comparison["after"] == comparison["before"] and row is not None and row["sd"] is not None:
         blocks, alpha = comparison["blocks"], 1 - comparison["confidence"]
         smallest = stats.as_change(stats.smallest_detectable(row["sd"], blocks, alpha=alpha), "ratio")
-        yield (
-            f"Noise floor of {comparison['primary']} over {blocks} blocks: {floor(row)}; a true change of "
-            f"{smallest:.2%} would be detected in 4 of 5 such runs."
-        )
+        name = comparison["primary"]
+        known = "" if row["floor"] is None else f"Noise floor of {name} over {blocks} blocks: {floor(row)}; "
+        of_it = f"a true change of {smallest:.2%}" if known else f"A change of {name} by {smallest:.2%}"
+        yield f"{known}{of_it} would be detected in 4 of 5 such runs of {blocks} blocks."
 
 
 def planted(comparison: Mapping[str, Any]) -> str | None:

@@ -24,6 +24,7 @@ BREAKS = (
     "counts in halves",
     "starts half",
     "returns early",
+    "hangs between rounds",
     "loses a token",
     "turns time back",
     "is of another clock",
@@ -100,6 +101,8 @@ class Broken(Clockwork):
 
     def collect(self) -> api.RoundRecord:
         breaks = self.toggles["breaks"]
+        if breaks == "hangs between rounds":
+            time.sleep(60)
         if breaks == "counts in halves":
             return api.RoundRecord(counters={"ticks": 0.5})  # type: ignore[dict-item]
         record = Clockwork.collect(self)

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from engines import api
+from harness import session
+from harness.design import Arm
+from tests import broken_engine
 from tests.bench_command import installed, last_line, start
 
 ONE_ARM = (
@@ -61,3 +65,23 @@ def test_an_engine_that_breaks_the_contract_is_named_with_what_it_did(
     assert last_line(stderr).startswith(f"bench: {message}")
     assert not list((tmp_path / "results").iterdir())
     assert not bench.left()
+
+
+def test_an_engine_that_does_not_answer_between_rounds_is_taken_for_hanging(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_S", 0.5)
+    monkeypatch.setattr(api, "find_engines", lambda: {"broken": broken_engine.SPEC})
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    toggles = {"pace": "fast", "tokens": "counted", "boot": "works", "service": "all"}
+    arm = Arm(
+        name="before",
+        engine="broken",
+        options=api.EngineOptions(),
+        toggles={**toggles, "breaks": "hangs between rounds"},
+    )
+    with session.Session() as processes:
+        booted = processes.boot([arm])["before"]
+        processes.begin(booted)
+        with pytest.raises(session.RunFailed, match=r"engine of before hangs: .* Collect for 0\.5 s"):
+            processes.collect(booted)

@@ -166,3 +166,52 @@ def test_the_frames_here_have_the_columns_of_the_real_ones() -> None:
     assert set(steps(4).columns) == set(empty.columns)
     assert {"request", "digest", "error"} <= set(done_columns)
     assert "tpot_ms_p50" in metrics.METRICS
+
+
+def test_what_can_not_be_compared_is_named_by_its_block_and_arm() -> None:
+    measured = blocks(0.9)
+    rounds = measured[3].tables["requests"]
+    rounds.loc[rounds["arm"] == "after", "completion_tokens"] = 1
+    with pytest.raises(api.EngineError, match="tpot_ms_p50 has no value in block 3 of after"):
+        comparison.result(manifest(), measured)
+
+
+def test_a_secondary_without_a_value_is_told_and_keeps_its_place_among_the_others() -> None:
+    measured = blocks(0.98, noise=0.02)
+    alone = comparison.result(manifest(secondaries=("ttft_ms_p50",)), measured)["comparisons"][0]
+    asked = measured[3].tables["requests"]
+    asked.loc[asked["arm"] == "before", "tokenized_ns"] = -1
+    plan = manifest(secondaries=("ttft_ms_p50", "tokenize_ms_p50"))
+    found = comparison.result(plan, measured)["comparisons"][0]
+    assert "no verdict on tokenize_ms_p50: it has no value in block 3 of before" in found["warnings"]
+    p, adjusted = (found["metrics"]["ttft_ms_p50"][name] for name in ("p", "p_adjusted"))
+    assert adjusted == pytest.approx(min(1, 2 * p))  # two were declared
+    assert alone["metrics"]["ttft_ms_p50"]["p_adjusted"] == pytest.approx(p)
+
+
+def test_a_gate_says_where_a_metric_has_no_ratio() -> None:
+    plan = manifest(goodput={"tpot": 3.8})
+    values = [comparison.block_values(plan.design, each) for each in blocks(0.9)]
+    with pytest.raises(api.EngineError, match="goodput_req_s is 0 in block 0 of before"):
+        comparison.judged(plan.design, values, ["goodput_req_s"], 0.02)
+
+
+def test_one_that_failed_in_one_arm_is_no_output_where_none_are_promised() -> None:
+    measured = blocks(0.9)
+    for each in measured:
+        asked = each.tables["requests"]
+        asked.loc[(asked["request"] == 2) & (asked["arm"] == "after"), ["error", "digest"]] = ["no room", ""]
+    assert comparison.outputs(manifest(), measured)["identical"] == 66
+    assert comparison.outputs(manifest(), measured)["compared"] == 72
+    plan = manifest()
+    sampled = msgspec.structs.replace(plan.design.workload, temperature=1.0)
+    plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, workload=sampled))
+    assert comparison.outputs(plan, measured)["compared"] == 66
+
+
+def test_outputs_of_two_models_are_not_compared() -> None:
+    plan = manifest()
+    before, after = plan.design.arms
+    other = msgspec.structs.replace(after, options=msgspec.structs.replace(after.options, model="tiny-llama"))
+    plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=(before, other)))
+    assert comparison.outputs(plan, blocks(0.9))["compared"] == 0

@@ -51,6 +51,10 @@ def test_an_aa_run_keeps_its_floor_and_shows_it(tmp_path: Path) -> None:
     text = shown({**result(), "comparisons": [only]}, 100)
     assert "Noise floor of tpot_ms_p50 over 6 blocks: ±" in text
     assert "would be detected in 4 of 5" in text
+    unknown = {**only, "metrics": {**only["metrics"], "tpot_ms_p50": {**row, "floor": None}}}
+    text = shown({**result(), "comparisons": [unknown]}, 100)
+    assert "Noise floor" not in text
+    assert "would be detected in 4 of 5" in text
 
 
 def test_another_aa_run_of_the_same_replaces_it(tmp_path: Path) -> None:

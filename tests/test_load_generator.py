@@ -110,7 +110,7 @@ class Bench:
         self.engines.append(engine)
         return engine
 
-    def say(self, message: messages.ToLoad) -> None:
+    def say(self, message: messages.RunRound) -> None:
         self.inbox.send(msgspec.msgpack.encode(message))
 
     def start(self, planned: list[Planned], workload: Workload, host: int = 0, round_id: int = 0) -> None:
@@ -284,21 +284,12 @@ def test_waiting_for_the_next_due_time_is_no_stall(bench: Bench) -> None:
     assert frame["error"].eq("").all()
 
 
-def test_stop_ends_it_in_the_middle_of_a_round(bench: Bench) -> None:
+def test_ctrl_c_is_left_to_the_runner(bench: Bench) -> None:
     bench.engine()
     os.kill(bench.process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal; this one stays
     bench.start([Planned(0, 0, "mute", 3, False)], Workload(arrival="burst"))
     with pytest.raises(subprocess.TimeoutExpired):
         bench.process.wait(0.2)
-    bench.say(messages.StopLoad())
-    assert bench.process.wait(5) == 0
-
-
-def test_a_stop_that_came_together_with_the_round_is_heard(bench: Bench) -> None:
-    bench.engine()
-    bench.start([Planned(0, 0, "mute", 3, False)], Workload(arrival="burst"))
-    bench.say(messages.StopLoad())
-    assert bench.process.wait(5) == 0
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from harness.messages import RunRound
 from harness.workload import Planned
 
 MS = 1_000_000
+NOTHING = pd.DataFrame()
 
 
 def request(**columns: object) -> dict[str, object]:
@@ -60,7 +61,7 @@ def rounds(*spans: tuple[int, int]) -> pd.DataFrame:
 
 
 def measured(*requests: dict[str, object]) -> dict[str, float]:
-    return metrics.measure(pd.DataFrame(requests), None, rounds((100, 300)))
+    return metrics.measure(pd.DataFrame(requests), NOTHING, rounds((100, 300)), NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_goodput_counts_requests_that_meet_every_objective() -> None:
 
     def goodput(**objectives: float) -> float:
         frame = pd.DataFrame([good, slow_start, single, failed])
-        return metrics.measure(frame, None, rounds((100, 300)), None, objectives)["goodput_req_s"] * 0.2
+        return metrics.measure(frame, NOTHING, rounds((100, 300)), NOTHING, objectives)["goodput_req_s"] * 0.2
 
     assert goodput(ttft=1000) == pytest.approx(3)
     assert goodput(ttft=17) == pytest.approx(2)  # at most: 17 is met
@@ -200,7 +201,7 @@ def test_failures_are_counted_and_are_in_no_latency() -> None:
 
 def test_throughput_is_over_the_wall_time_of_all_rounds() -> None:
     table = pd.DataFrame([request(), request(round=1), request(round=1)])
-    values = metrics.measure(table, None, rounds((100, 300), (1000, 1300)))
+    values = metrics.measure(table, NOTHING, rounds((100, 300), (1000, 1300)), NOTHING)
     assert values["throughput_tok_s"] == pytest.approx(15 / 0.5)
     assert values["throughput_total_tok_s"] == pytest.approx(24 / 0.5)
     assert values["throughput_req_s"] == pytest.approx(3 / 0.5)
@@ -320,8 +321,8 @@ def test_no_interval_spans_a_step_that_was_not_recorded() -> None:
 
 
 def test_steps_without_a_recorder_or_a_device() -> None:
-    for steps in (None, records.steps_frame(api.RoundRecord()).assign(round=0)):
-        values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)))
+    for steps in (NOTHING, records.steps_frame(api.RoundRecord()).assign(round=0)):
+        values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)), NOTHING)
         assert math.isnan(values["step_ms"])
         assert math.isnan(values["phase_launch_us"])
     steps, device = frames(record([(0, DECODE, 1, 0, 1), (1, DECODE, 1, 0, 1)], []))

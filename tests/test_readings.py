@@ -42,6 +42,27 @@ def test_a_round_gets_the_differences() -> None:
     assert row["load_1m"] >= 0
 
 
+def test_what_a_process_of_the_run_started_is_no_stranger() -> None:
+    burn = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}]); input()"
+    with subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE) as parent:
+        began = readings.read({"server": parent.pid})
+        time.sleep(0.5)
+        row = readings.between(began, readings.read({"server": parent.pid}))
+        ended = readings.read({"server": parent.pid})
+        assert parent.stdin is not None
+        parent.stdin.close()
+    spent = sum(value for name, value in ended.items() if name.startswith(readings.OWN))
+    assert spent - sum(value for name, value in began.items() if name.startswith(readings.OWN)) > 100
+    assert not any(name.startswith(readings.OWN) for name in row)
+
+
+def test_a_card_is_found_by_its_index_or_its_uuid() -> None:
+    for visible, card in {"": 0, "2,0": 2, "GPU-5ac1": "GPU-5ac1", "MIG-7,GPU-1": "MIG-7"}.items():
+        assert readings.visible_gpu({"CUDA_VISIBLE_DEVICES": visible}) == card
+    assert readings.visible_gpu({}) == 0
+
+
 @pytest.mark.parametrize(
     ("running", "others"),
     [([1, 2], 0.0), ([1, 2, 3], 1.0), ([40_001, 40_002], None), ([], None)],
@@ -57,5 +78,5 @@ def test_processes_on_the_card_are_others_only_where_ours_are_among_them(
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: card)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: on_card)
-    with readings.Gpu(0) as gpu:
+    with readings.Gpu({}) as gpu:
         assert gpu.read({1, 2, 9}).get("gpu_other_processes") == others

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -117,6 +118,17 @@ def test_the_parts_come_in_the_order_in_which_they_are_read(page: str) -> None:
         "Warnings", "Before and after", "Changes", "Block by block", "Latencies", "Over time", "Host phases",
         "Mechanism", "Limit", "Method", "Environment", "Settings", "Every metric",
     ]  # fmt: skip
+
+
+def test_failed_requests_are_on_the_page_with_their_causes(run: Run) -> None:
+    (comparison,) = run.result["comparisons"]
+    before = {"failed": 2, "requests": 960, "causes": {"timed out": 2}}
+    failing = {**comparison, "failures": {**comparison["failures"], "before": before}}
+    other = replace(run)
+    other.__dict__["result"] = {**run.result, "comparisons": [failing]}  # in place of what it would compute
+    page = Page(report.to_html(other))
+    assert "Failed requests" in texts(page, "h2")
+    assert "2 × timed out" in texts(page, "td")
 
 
 def test_every_cell_is_a_cell_of_the_commands_tables(run: Run, page: str) -> None:

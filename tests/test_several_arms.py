@@ -158,7 +158,17 @@ def test_any_two_arms_of_a_stored_run_can_be_compared(tmp_path: Path) -> None:
     folder = stored_three(tmp_path / "run")
     (found,) = across_runs.compare([f"{folder}:half", f"{folder}:all"]).result["comparisons"]
     assert found["metrics"]["tpot_ms_p50"]["change"] == pytest.approx(0.8 / 0.9 - 1, abs=0.002)
-    assert found["metrics"]["tpot_ms_p50"]["verdict"] == "faster"
+    assert found["metrics"]["tpot_ms_p50"]["verdict"] is None  # a pair that was chosen when all was measured
+    assert "the run compares its arms with before, and not all with half" in found["warnings"][0]
+
+
+def test_a_pair_that_the_run_compares_keeps_its_adjusted_verdict(tmp_path: Path) -> None:
+    folder = stored_three(tmp_path / "run")
+    (found,) = across_runs.compare([f"{folder}:before", f"{folder}:all"]).result["comparisons"]
+    plan = store.read_manifest(folder)
+    printed = comparison.result(plan, across_runs.finished(folder, plan)[0])["comparisons"][1]
+    assert found == printed
+    assert found["metrics"]["tpot_ms_p50"]["p_adjusted"] > found["metrics"]["tpot_ms_p50"]["p"]
 
 
 def test_what_needs_a_before_and_an_after_says_so(tmp_path: Path) -> None:

@@ -184,10 +184,10 @@ def test_false_alarms_stay_within_five_percent(noise: simulated.Noise, decided: 
 
 def test_where_the_order_makes_the_difference_the_false_alarms_are_warned_of() -> None:
     """A drift of two pair SDs per boot is beyond what a coin balances; the position effect shows it."""
-    pairs, after_first = simulated.ordered(simulated.rushing, np.random.default_rng(3), 1000, 8)
+    pairs, after_first = simulated.ordered(simulated.rushing, np.random.default_rng(3), 4000, 8)
     alarms = np.abs(simulated.fixed(pairs, 8, simulated.NEVER_SAME).verdict) == 1
     found = [stats.position(*each) for each in zip(pairs[alarms], after_first[alarms], strict=True)]
-    assert np.mean([each is None or each.weakens(simulated.SD) for each in found]) > 0.9
+    assert np.mean([each is None or each.weakens(simulated.SD) for each in found]) > 0.85
 
 
 def test_naive_looks_would_raise_many_false_alarms(decided: Until) -> None:

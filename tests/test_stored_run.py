@@ -127,6 +127,15 @@ def test_an_engine_without_step_records_has_frames_without_rows(tmp_path: Path) 
     assert np.isnan(loaded.values["step_ms"]).all()
 
 
+def test_an_engine_that_records_no_device_work_is_compared_without_device_busy(tmp_path: Path) -> None:
+    run = Path(stored(tmp_path, "a"))
+    for work in run.glob("blocks/*/work.parquet"):
+        work.unlink()
+    (found,) = harness.compare(run)["comparisons"]
+    assert "device_busy" not in found["metrics"]
+    assert "exposed_host_us" in found["metrics"]
+
+
 def test_an_unfinished_run_has_frames_and_no_result(tmp_path: Path) -> None:
     run = harness.load(stored(tmp_path, "a", count=2))
     assert len(run.rounds) == 4
