@@ -57,6 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # of the preset weights
     recorder: bool = True  # step records on or off
     staging: str = "copy"  # emulated device only: what a pageable copy does first, "copy" or "sync"
+    blocking_sync: bool = False  # CUDA only: threads sleep where they wait for it, in place of spinning
     chaos: int | None = None  # seed of random delays on device and forward thread; None: no delays
     tokenize_workers: int = 0  # threads that tokenize text prompts; 0: the scheduler's own thread does
     plant_at: str | None = None  # where each step has a known delay: one of the engine's `plants`
@@ -157,8 +158,8 @@ Event = Chunk | Finish | Error
 class EventSink(Protocol):
     """Where an engine sends events. One call is one message; a batch per step is cheaper than one per event.
 
-    `address` lets another process of the same engine (an output process) send to the same place by
-    `connect_sink(address)`.
+    `address` lets another process of the same engine (an output process) send to the same place, by a sink
+    of its own (engines.host.Sink).
     """
 
     address: str

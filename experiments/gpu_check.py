@@ -10,8 +10,11 @@ python -m experiments.unfinished. Results go to results/reference/gpu/.
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -26,13 +29,16 @@ def run(title: str, command: list[str], limit_s: float, log: Path) -> tuple[str,
     """Run one part, its output into `log`; (line to print, whether it passed)."""
     began = monotonic()
     with log.open("w") as out:
+        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            code = subprocess.run(
-                command, stdout=out, stderr=subprocess.STDOUT, timeout=limit_s, check=False
-            ).returncode
+            code = child.wait(limit_s)
             outcome = "passed" if code == 0 else f"failed, exit {code}"
         except subprocess.TimeoutExpired:
             outcome = f"did not end within {limit_s:.0f} s"
+        finally:  # of a part that was cut off, its workers too: what comes next is timed beside them
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
     return f"{title}: {outcome} in {monotonic() - began:.0f} s ({log})", outcome == "passed"
 
 

@@ -159,6 +159,8 @@ def main() -> int:
     failed = False
     for part in given.parts or PARTS:
         table, log = out / f"{part}.md", out / f"{part}.log"
+        for file in (table, log):
+            file.unlink(missing_ok=True)  # what an earlier session wrote there
         for command in commands(part, model, out):
             began, left = monotonic(), ends - END_S - monotonic()
             if left < LEAST_S:

@@ -61,7 +61,7 @@ def test_a_tool_that_refuses_or_sees_no_decode_has_not_passed(
 
 def test_each_tool_gets_the_decode_with_its_environment_and_ends_in_time(tmp_path: Path) -> None:
     tool = tmp_path / "compute-sanitizer"
-    tool.write_text('#!/bin/sh\nset -e\necho "$1 $2 $PYTORCH_NO_CUDA_MEMORY_CACHING"\nshift 6\nexec "$@"\n')
+    tool.write_text('#!/bin/sh\nset -e\necho "$1 $2 $PYTORCH_NO_CUDA_MEMORY_CACHING"\nshift 8\nexec "$@"\n')
     tool.chmod(0o755)
     log = tmp_path / "log"
     memcheck, _ = CHECKS

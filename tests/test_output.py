@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from engines import api
 from engines.host import Host
@@ -223,3 +225,50 @@ def test_a_clients_cancel_reaches_the_engine(tmp_path):
             host.pump(engine, timeout=1.0)
     host.context.destroy(linger=0)
     assert engine.cancelled == 7
+
+
+@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
+@given(ids=st.lists(st.integers(0, 4095), min_size=1, max_size=30), interval=st.integers(1, 8))
+@settings(max_examples=150, deadline=None)
+def test_the_chunks_together_are_the_text_of_all_tokens(model: str, ids: list[int], interval: int) -> None:
+    """Half a character at the end included, for which no further token comes."""
+    tokenizer = load_tokenizer(model, 4096)
+    sink = Collected()
+    processor = OutputProcessor(tokenizer, interval, sink, lambda told: None)
+    for place, token in enumerate(ids):
+        last = finish("length", len(ids)) if place == len(ids) - 1 else None
+        processor.process([Produced(1, token, place, last)])
+    assert sent_text(sink.events) == tokenizer.decode(ids)
+
+
+def test_a_cancelled_request_gets_the_text_that_was_held_back() -> None:
+    sink = Collected()
+    processor = OutputProcessor(TOKENIZER, 1, sink, lambda told: None)
+    processor.open(Opening(["ab"], finish("stop")))
+    for place, token in enumerate(TOKENIZER.encode("xxa").ids):
+        processor.process([Produced(1, token, place, None)])
+    processor.close(finish("cancelled", 3))
+    assert sent_text(sink.events) == "xxa"
+
+
+def byte_fallback() -> Tokenizer:
+    """A decoder like Llama 2's: bytes that are no character read as one replacement each, until more come."""
+    vocabulary = {"<unk>": 0, "a": 1} | {f"<0x{byte:02X}>": byte + 2 for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0)]
+    )
+    return tokenizer
+
+
+def test_a_decoder_that_loses_its_place_ends_no_request() -> None:
+    tokenizer = byte_fallback()
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        ids = random.integers(1, 258, 60).tolist()
+        sink = Collected()
+        processor = OutputProcessor(tokenizer, 1, sink, lambda told: None)
+        for place, token in enumerate(ids):
+            last = finish("length", len(ids)) if place == len(ids) - 1 else None
+            processor.process([Produced(1, token, place, last)])
+        assert sent_tokens(sink.events) == ids

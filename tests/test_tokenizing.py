@@ -87,6 +87,26 @@ def test_a_text_that_breaks_the_tokenizer_is_answered(device: Device) -> None:
     assert len(tokens[1]) == 3
 
 
+def test_a_request_is_cancelled_while_its_text_is_being_tokenized(device: Device) -> None:
+    asked = [api.Request(0, TEXTS[2] * 100, 8), api.Request(1, "Hello", 8)]
+    told: list[int] = []
+
+    def cancel(engine: api.Engine, events: list[api.Event]) -> None:
+        if not told:
+            told.append(0)
+            engine.cancel(0)
+
+    settings = SPEC.check({"schedule": "serial"})
+    long = {"max_context": 512, "tokenize_workers": 1}
+    tokens, events, _ = serve(device, settings, asked, meanwhile=cancel, **long)
+    reasons = {event.id: event.reason for event in events if isinstance(event, api.Finish)}
+    errors = {event.id for event in events if isinstance(event, api.Error)}
+    assert reasons.get(0, "refused") in {"cancelled", "refused"}
+    assert (0 in reasons) != (0 in errors)
+    assert tokens[0] == []
+    assert reasons[1] == "length"
+
+
 def test_a_long_text_does_not_hold_the_scheduler_up(tokenizer: Tokenizer) -> None:
     """Another thread runs in the middle of its encoding."""
     span: list[int] = []

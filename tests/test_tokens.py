@@ -10,6 +10,7 @@ import pytest
 from engines import api
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
+from harness.records import device_frame
 from tests.conftest import CHAOS_SEED
 from tests.serving import Collected, column, generated, near_ties, sampled, serve, some_requests
 
@@ -160,6 +161,28 @@ def test_an_eos_ends_a_request_and_nothing_after_it_is_sent(device, schedule):
     dropped = record.counters.get("dropped_rows", 0)
     # A stopped request was in the step in flight, and lost a row there, unless that step was a prefill.
     assert 1 <= dropped <= stopped_early if schedule == "overlap" else dropped == 0
+
+
+@pytest.mark.parametrize("launch", ["inline", "thread"])
+def test_records_that_are_taken_at_once_hold_the_step_that_the_last_eos_left_in_flight(device, launch):
+    requests = some_requests(8)
+    expected = generated("tiny-gpt2", requests)
+    request, eos = next(
+        (request, token)
+        for request in requests
+        for whole in [expected[request.id]]
+        for place, token in enumerate(whole)
+        if 2 <= place < len(whole) - 1 and token not in whole[:place]
+    )
+    stopping = [type(request)(request.id, request.prompt, request.max_new_tokens, True)]
+    settings = SPEC.check({"schedule": "overlap", "launch": launch, "h2d": "pinned", "graph": "on"})
+    _, _, record = serve(device, settings, stopping, eos=frozenset({eos}))
+    assert record.counters["dropped_rows"] == 1
+    assert column(record, "dropped")[-1] == 1
+    assert column(record, "append.end")[-1] > 0
+    work = device_frame(record)
+    ran = work[work["kind"] == "program"]["step"]
+    assert set(ran) >= set(column(record, "step"))  # each ran on the device, and is there
 
 
 def test_a_length_finish_costs_no_step_too_many(device):

@@ -26,7 +26,7 @@ def open_device(
 
     The casts: a device is only ever given its own handles, so its methods ask for those, not for any.
     """
-    pick(kind, {"auto": 0, "cuda": 0, "emulated": 0}, "device")
+    pick(kind, dict.fromkeys(("auto", "cuda", "emulated")), "device")
     if kind != "emulated":
         import torch
 
@@ -37,6 +37,8 @@ def open_device(
         if kind == "cuda":
             raise BadSetting("device 'cuda': torch finds no CUDA device here; use --device emulated")
 
+    if blocking_sync:
+        raise BadSetting("blocking_sync is CUDA's: nothing spins on the emulated device; leave it out")
     from engines.devices.emulated.device import EmulatedDevice
 
     return cast("Device", EmulatedDevice(staging=staging, chaos=chaos, cores=cores))

@@ -2,8 +2,9 @@
 
 Threads: torch's current device and current stream are thread-local, and copies and replays go to the current
 stream. `torch.cuda.stream(...)` around each call would cost several µs, so a thread stays on the stream it
-used last and is switched only when a call names another one. A thread that copies and launches on `forward`
-alone never switches after `adopt_thread`. Code that uses torch.cuda in the same thread finds that stream.
+used last and is switched only when a call names another one. With d2h=blocking all is on `forward`, and no
+thread switches after `adopt_thread`; with d2h=event the one that launches goes to `copy` and back in each
+step. Code that uses torch.cuda in the same thread finds the stream that was used last.
 
 Device time: a captured program has its timing events inside of the graph. A start event outside of it, on an
 idle stream, happens before the kernels arrive, and would book launch latency as device time; so the times of
@@ -32,7 +33,7 @@ from engines.devices.loading import build, one_line
 _WARM_UPS = 2  # runs before a capture: lazy initialisation of libraries must not be captured
 _EAGER_PAIRS = 256  # timing event pairs for uncaptured launches in flight
 _ANCHOR_TRIES = 5
-_ANCHOR_AGE_NS = 1_000_000_000  # elapsed_time is a float32 of milliseconds: over 1 s it is exact to 60 ns
+_ANCHOR_AGE_NS = 1_000_000_000  # elapsed_time is a float32 of milliseconds: at 1 to 2 s it goes by 122 ns
 _LONGEST_DELAY_CYCLES = 5_000_000  # about 3 ms
 
 PROGRAM = 0  # kind of device work
@@ -115,7 +116,12 @@ class _Captured:
 
 
 class _Thread(threading.local):
+    """The stream that torch holds for this thread: of whichever device put it there last."""
+
     stream: CudaStream | None = None
+
+
+_thread = _Thread()
 
 
 class CudaDevice:
@@ -137,7 +143,6 @@ class CudaDevice:
         torch.backends.cuda.enable_cudnn_sdp(False)
         self._blocking = blocking_sync
         self._chaos = None if chaos is None else random.Random(chaos)
-        self._thread = _Thread()
         self._streams: dict[str, CudaStream] = {}
         self._module: Module | None = None
         self._captured: dict[tuple[str, tuple[int, ...]], _Captured] = {}
@@ -283,7 +288,12 @@ class CudaDevice:
         captured = self._captured.get((program, arguments))
         if captured is None:
             self._launch_eagerly(self._program(program), arguments, stream, step)
-            return
+        else:
+            self._replay(captured, stream, step)
+        if perf_counter_ns() - self._anchored_ns > _ANCHOR_AGE_NS:
+            self._move_anchor(stream)
+
+    def _replay(self, captured: _Captured, stream: CudaStream, step: int) -> None:
         replay = captured.replays[captured.next]
         captured.next ^= 1
         self._harvest(replay.pair, replay.done)
@@ -291,8 +301,6 @@ class CudaDevice:
         replay.done.record(stream.raw)
         replay.pair.step, replay.pair.anchor = step, self._anchor
         self.counters["captured_launches"] += 1
-        if perf_counter_ns() - self._anchored_ns > _ANCHOR_AGE_NS:
-            self._move_anchor(stream)
 
     def _launch_eagerly(
         self, run: Callable[..., None], arguments: tuple[int, ...], stream: CudaStream, step: int
@@ -334,10 +342,9 @@ class CudaDevice:
 
     def _use(self, stream: CudaStream) -> None:
         """Make `stream` this thread's current one, and let chaos have its turn on it."""
-        thread = self._thread
-        if thread.stream is not stream:
+        if _thread.stream is not stream:
             torch.cuda.set_stream(stream.raw)
-            thread.stream = stream
+            _thread.stream = stream
         if self._chaos is not None:
             cycles = self._chaos.choice((0, 0, self._chaos.randrange(_LONGEST_DELAY_CYCLES)))
             if cycles:
@@ -435,9 +442,11 @@ class CudaDevice:
     def _tightest_anchor(self) -> _Anchor:
         """From the try with the smallest uncertainty; waits for the device."""
         best, narrowest = None, 0
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(_ANCHOR_TRIES)]
+        for event in events:
+            event.record(self._capture_stream)  # the first record creates it, which would count as waiting
         torch.cuda.synchronize(self._device)
-        for _ in range(_ANCHOR_TRIES):
-            event = torch.cuda.Event(enable_timing=True)
+        for event in events:
             before = perf_counter_ns()
             event.record(self._capture_stream)
             event.synchronize()

@@ -32,7 +32,7 @@ from engines.tracing import name_thread
 
 def ladder(most: int) -> tuple[int, ...]:
     """Bucket sizes up to `most`: powers of two and the halves between them (1 2 3 4 6 8 12 16 ...), so that
-    a bucket is never more than half empty and every size needs few captured programs."""
+    a bucket is never more than a third empty and every size needs few captured programs."""
     sizes = {most}
     for power in (1 << exponent for exponent in range(most.bit_length())):
         sizes |= {size for size in (power, power + power // 2) if size < most}
@@ -55,6 +55,7 @@ class OverlapEngine(api.Engine):
         self._device = device
         self._run: Run | None = None
         self._tokenizing: Tokenizing | None = None
+        self._cancelled: set[int] = set()  # while their texts were being tokenized
         self._tracer: Tracer | None = None  # in a round that is profiled
 
     def start(self, events: api.EventSink) -> api.Description:
@@ -64,7 +65,12 @@ class OverlapEngine(api.Engine):
                 "scoring and sampling exclude each other: a step is of one family of programs"
             )
         self._events = events
-        device = self._device or open_device(options.device, staging=options.staging, chaos=options.chaos)
+        device = self._device or open_device(
+            options.device,
+            staging=options.staging,
+            chaos=options.chaos,
+            blocking_sync=options.blocking_sync,
+        )
         self._device = device
 
         block_buckets = ladder(-(-options.max_context // options.block_size))
@@ -147,6 +153,7 @@ class OverlapEngine(api.Engine):
                 "max_batch_size": limits.max_batch_size,
                 "prefill_max_batch_size": limits.prefill_max_batch_size,
                 "prefill_max_tokens": prefill_tokens,
+                "max_context": options.max_context,
                 "num_blocks": num_blocks,
                 "block_size": options.block_size,
                 "decode_shapes": [list(shape) for shape in shapes],
@@ -243,6 +250,9 @@ class OverlapEngine(api.Engine):
             self._queue(
                 Active(tokenized.request, tokenized.prompt, tokenized.accepted_ns, tokenized.tokenized_ns)
             )
+        if tokenized.request.id in self._cancelled:
+            self._cancelled.remove(tokenized.request.id)
+            self.cancel(tokenized.request.id)
 
     def _queue(self, active: Active) -> None:
         assert self._run is not None
@@ -255,7 +265,10 @@ class OverlapEngine(api.Engine):
     def cancel(self, request: int) -> None:
         """Its blocks are free at once, or when the step in flight that reads them is done."""
         assert self._run is not None
-        self._run.end(request, "cancelled")
+        if self._tokenizing is not None and request in self._tokenizing.requests:
+            self._cancelled.add(request)
+        else:
+            self._run.end(request, "cancelled")
 
     def _why_impossible(self, active: Active) -> str | None:
         options, prompt, most = self.options, len(active.prompt), active.request.max_new_tokens
@@ -337,7 +350,9 @@ class OverlapEngine(api.Engine):
 
     def _forget(self) -> None:
         """What the device and the counters hold of earlier rounds."""
+        assert self._run is not None
         assert self._device is not None
+        self._run.settle()
         self._device.drain()
         self._device.begin_round()
         self.counters.clear()
@@ -346,6 +361,7 @@ class OverlapEngine(api.Engine):
     def collect(self) -> api.RoundRecord:
         assert self._run is not None
         assert self._device is not None
+        self._run.settle()
         work = self._run.plant.own_up(self._device.work())
         memory = self._device.memory()
         return api.RoundRecord(

@@ -37,7 +37,8 @@ class Forward:
         self._last_copy_done: Event | None = None
 
     def run(self, step: Step) -> None:
-        """Issue everything the step needs; nothing here waits for the device."""
+        """Issue everything the step needs. Nothing here waits for the device, but for what a choice of h2d
+        may cost: a copy from pageable memory, or a tensor that is pinned for the first time."""
         record, device = self.recorder, self.device
         if self._chaos is not None:
             time.sleep(self._chaos.random() * self._chaos.choice(CHAOS_MOST_S))

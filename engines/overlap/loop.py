@@ -64,6 +64,7 @@ class Run:
     eos: frozenset[int]
     plant: Plant
     next_step: int = 0
+    in_flight: Step | None = None  # under overlap: launched, and not processed yet
 
     def receive(self, pump: Pump, wait: bool) -> bool:
         """Take in new requests; block for one only where there is nothing else to do. That wait is no work
@@ -117,7 +118,7 @@ class Run:
         """Wait until a step's ids are on the host, and read them."""
         began = self.recorder.begin(WAIT_COPY_DONE, step.number)
         waited = perf_counter_ns()
-        self.launch.launched(step)
+        self.launch.wait_until_launched(step)
         ids = self.d2h.finish(step)
         self.counters["wait_copy_done_ns"] += perf_counter_ns() - waited
         self.recorder.end(WAIT_COPY_DONE, step.number, began)
@@ -168,6 +169,14 @@ class Run:
             else:
                 self.end(stopped.id, "stop")
 
+    def settle(self) -> None:
+        """See the step in flight to its end, before its records are taken. All of its requests ended with the
+        step before, by EOS or a stop string, and who hears of the last end may ask at once."""
+        self.end_stopped()
+        if self.in_flight is not None:
+            self.sync(self, self.in_flight, None)
+            self.in_flight = None
+
     def end(self, request: int, reason: str) -> None:
         """End a request in whatever state it is; one that has ended is left alone."""
         active = self.scheduler.end(request, reason)
@@ -205,15 +214,14 @@ def serial_loop(run: Run, pump: Pump) -> None:
 def overlap_loop(run: Run, pump: Pump) -> None:
     """schedule N+1, launch N+1, wait for N, process N. Of two prefills in a row, prefill=consecutive-sync
     processes N before it launches N+1."""
-    previous: Step | None = None
-    while run.receive(pump, wait=previous is None and run.scheduler.idle):
+    while run.receive(pump, wait=run.in_flight is None and run.scheduler.idle):
         current = run.schedule()
-        previous = run.prefill(run, previous, current)
+        previous = run.prefill(run, run.in_flight, current)
         if current is not None:
             run.launch.submit(current)
         if previous is not None:
             run.sync(run, previous, current)
-        previous = current
+        run.in_flight = current
 
 
 LOOPS = {"serial": serial_loop, "overlap": overlap_loop}

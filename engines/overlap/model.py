@@ -133,6 +133,7 @@ class OverlapModule:
         max_batch_size: int,
         prefill_max_batch_size: int,
         prefill_max_tokens: int,
+        max_context: int,
         num_blocks: int,
         block_size: int,
         decode_shapes: list[list[int]],
@@ -153,11 +154,11 @@ class OverlapModule:
         self.layers = config.num_hidden_layers
         self.queries_per_head = heads // kv_heads
         shape = (num_blocks, block_size, kv_heads, width)
-        most = config.max_position_embeddings
-        if max(max_blocks for _, max_blocks in decode_shapes) * block_size > most:
-            raise BadSetting(f"{model} has {most} positions: set max_context to that or less")
+        positions = config.max_position_embeddings
+        if max_context > positions:
+            raise BadSetting(f"{model} has {positions} positions: set max_context to that or less")
         window = getattr(config, "sliding_window", None)
-        if window and window < max(max_blocks for _, max_blocks in decode_shapes) * block_size:
+        if window and window < max_context:
             raise BadSetting(f"{model} looks back {window} tokens only: set max_context to that or less")
         kv_bytes_per_token = 2 * self.layers * kv_heads * width * torch_dtype.itemsize
         _check_room(device, num_blocks, num_blocks * block_size * kv_bytes_per_token)
@@ -165,7 +166,7 @@ class OverlapModule:
         self.pages = Pages(keys, values, block_size)
         self.facts = {
             "vocabulary": config.vocab_size,
-            "context": config.max_position_embeddings,
+            "context": positions,
             "eos": _as_list(self.root.generation_config.eos_token_id),
             "parameters": sum(each.numel() for each in self.root.parameters()),
             "kv_bytes_per_token": kv_bytes_per_token,
@@ -179,8 +180,10 @@ class OverlapModule:
         self.buffers = {"sampled_ids": self.sampled_ids}
         self._arrays: dict[str, dict[str, Tensor]] = {}
         most_blocks = max(blocks for _, blocks in decode_shapes)
-        most = max(batch * blocks for batch, blocks in decode_shapes)
-        self._gathered = [torch.zeros(most, *shape[1:], dtype=torch_dtype, device=device) for _ in range(2)]
+        gathered = max(batch * blocks for batch, blocks in decode_shapes)
+        self._gathered = [
+            torch.zeros(gathered, *shape[1:], dtype=torch_dtype, device=device) for _ in range(2)
+        ]
         kinds: dict[str, Callable[..., None]] = {"prefill": self.prefill, "decode": self.decode}
         if prefix_cache:
             kinds["extend"] = self.extend
@@ -242,10 +245,8 @@ class OverlapModule:
             array.name: raw[array.offset : array.offset + array.nbytes].view(getattr(torch, array.dtype))
             for array in arrays
         }
-        if (
-            "context_lens" in self._arrays[name]
-        ):  # a row that sees nothing has no attention: warm-ups run on this
-            self._arrays[name]["context_lens"].fill_(1)
+        if "context_lens" in self._arrays[name]:
+            self._arrays[name]["context_lens"].fill_(1)  # a row that sees nothing has no attention: warm-ups
 
     def prefill(self, batch: int, length: int, family: str = "greedy") -> None:
         """Run `batch` prompts of at most `length` tokens and sample the first token of each."""

@@ -46,7 +46,8 @@ class Stopped(msgspec.Struct, frozen=True, array_like=True):
 class _Stream:
     """What was produced for one request and not sent yet."""
 
-    decode: DecodeStream
+    decode: DecodeStream = field(default_factory=lambda: DecodeStream(skip_special_tokens=True))
+    undecoded: list[int] = field(default_factory=list)  # ids that are not text yet: half a character
     token_ids: list[int] = field(default_factory=list)
     token_ns: list[int] = field(default_factory=list)
     text: str = ""
@@ -80,8 +81,7 @@ class OutputProcessor:
 
     def open(self, opening: Opening) -> None:
         """Before the first token of a request that has stop strings."""
-        stream = _Stream(DecodeStream(skip_special_tokens=True), opening=opening)
-        self._streams[opening.finish.id] = stream
+        self._streams[opening.finish.id] = _Stream(opening=opening)
 
     def process(self, produced: Sequence[Produced]) -> None:
         """The tokens of one step; sends at most one message."""
@@ -90,7 +90,7 @@ class OutputProcessor:
         for each in produced:
             stream = self._streams.get(each.id)
             if stream is None:
-                stream = self._streams[each.id] = _Stream(DecodeStream(skip_special_tokens=True))
+                stream = self._streams[each.id] = _Stream()
             if stream.stopped:
                 stopped.append(Stopped(each.id, dropped=1))
                 if each.finish:
@@ -98,8 +98,10 @@ class OutputProcessor:
                 continue
             stream.token_ids.append(each.token)
             stream.token_ns.append(each.token_ns)
-            stream.text += stream.decode.step(self._tokenizer, each.token) or ""
+            stream.text += self._decoded(stream, each.token)
             finish = each.finish
+            if finish:
+                stream.text += self._rest(stream)
             if stream.opening is not None:
                 finish = _at_stop(stream, stream.opening) or finish
             if not stream.started or finish or len(stream.token_ids) >= self._interval:
@@ -123,8 +125,32 @@ class OutputProcessor:
         if stream is None:
             self._sink.send([finish])
         elif not stream.stopped:
-            unsent = [_chunk(finish.id, stream, last=True)] if stream.token_ids else []
+            stream.text += self._rest(stream)
+            unsent = [_chunk(finish.id, stream, last=True)] if stream.token_ids or stream.text else []
             self._sink.send([*unsent, finish])
+
+    def _decoded(self, stream: _Stream, token: int) -> str:
+        """The text that is whole with this token; "" where it ends inside of a character."""
+        try:
+            text = stream.decode.step(self._tokenizer, token)
+        except Exception as error:  # the library raises nothing narrower
+            if "Invalid prefix" not in str(error):
+                raise
+            # What came behind a text changed how it reads, which some decoders do to bytes of no character
+            # (vLLM 17448). What was sent stands; the stream begins anew with this token.
+            stream.decode = DecodeStream(skip_special_tokens=True)
+            text = stream.decode.step(self._tokenizer, token)
+        if text is None:
+            stream.undecoded.append(token)
+            return ""
+        stream.undecoded.clear()
+        return text
+
+    def _rest(self, stream: _Stream) -> str:
+        """What the last ids come to, which no further token will complete."""
+        rest: str = self._tokenizer.decode(stream.undecoded) if stream.undecoded else ""
+        stream.undecoded.clear()
+        return rest
 
 
 def _at_stop(stream: _Stream, opening: Opening) -> Finish | None:

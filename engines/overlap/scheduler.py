@@ -332,6 +332,15 @@ def decode_batch(
     return Batch("decode", tuple(requests), rows, 0, blocks, values, tables.changed(slots))
 
 
+# What a family is told, by its column: the request's field, and what a padding row has.
+SAMPLED_BY: dict[str, tuple[str, float]] = {
+    "seeds": ("seed", 0),
+    "temperatures": ("temperature", 0.0),
+    "top_ks": ("top_k", 0),
+    "top_ps": ("top_p", 1.0),
+}
+
+
 def with_sampling(batch: Batch) -> Batch:
     """The batch in the family that its requests need, with what that family is told."""
     requests = [active.request for active in batch.requests]
@@ -339,14 +348,12 @@ def with_sampling(batch: Batch) -> Batch:
         return batch
     family = "filtered" if any(each.top_k > 0 or each.top_p < 1 for each in requests) else "sampled"
     padding = batch.rows - len(requests)
-    columns: dict[str, Values] = {
-        "seeds": [request.seed for request in requests] + [0] * padding,
-        "temperatures": [request.temperature for request in requests] + [0.0] * padding,
-        "top_ks": [request.top_k for request in requests] + [0] * padding,
-        "top_ps": [request.top_p for request in requests] + [1.0] * padding,
+    columns = {
+        name: [getattr(request, field) for request in requests] + [empty] * padding
+        for name in FAMILIES[family]
+        for field, empty in (SAMPLED_BY[name],)
     }
-    values = batch.values | {name: columns[name] for name in FAMILIES[family]}
-    return replace(batch, values=values, family=family)
+    return replace(batch, values=batch.values | columns, family=family)
 
 
 def with_targets(batch: Batch) -> Batch:

@@ -51,9 +51,11 @@ class Tokenizing:
         self._pool = ThreadPoolExecutor(workers, "tokenize")
         self._finished: deque[Tokenized] = deque()
         self._lock = Lock()
+        self.requests: set[int] = set()  # that are with the workers, by id
 
     def submit(self, request: Request, text: str, accepted_ns: int) -> None:
         """Queue a text for the workers; does not block."""
+        self.requests.add(request.id)
         self._pool.submit(self._work, request, text, accepted_ns)
 
     def feeding(
@@ -68,6 +70,7 @@ class Tokenizing:
                     finished, self._finished = self._finished, deque()
                     os.eventfd_read(self.wake_fd)
                 for each in finished:
+                    self.requests.discard(each.request.id)
                     take(each)
             return go_on
 

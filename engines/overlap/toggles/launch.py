@@ -39,7 +39,7 @@ class Launch(Protocol):
     def submit(self, step: Step) -> None:
         """Launch a step, now or soon."""
 
-    def launched(self, step: Step) -> None:
+    def wait_until_launched(self, step: Step) -> None:
         """Block until the step's copy_done can be waited for. Raises what launching it raised."""
 
     def check(self) -> None:
@@ -57,7 +57,7 @@ class Inline:
     def submit(self, step: Step) -> None:
         self.forward.run(step)
 
-    def launched(self, step: Step) -> None:
+    def wait_until_launched(self, step: Step) -> None:
         pass
 
     def check(self) -> None:
@@ -82,7 +82,7 @@ class ForwardThread:
         step.handed_over_ns = perf_counter_ns()
         self._input.put(step)
 
-    def launched(self, step: Step) -> None:
+    def wait_until_launched(self, step: Step) -> None:
         done = self._output.get()
         self.check()
         assert done is step  # steps come back in the order in which they went in
