@@ -18,8 +18,10 @@ not have: -1) it leaves out, and the metrics made of that are absent, not zero.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -453,8 +455,21 @@ def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
 
 
 def find_engines() -> dict[str, EngineSpec]:
-    """Every installed engine by name."""
-    return {entry.name: entry.load() for entry in sorted(entry_points(group="bench.engines"))}
+    """Every installed engine by name. One that can't be loaded is left out and told of, once: it may be no
+    part of what is asked."""
+    found = {}
+    for entry in sorted(entry_points(group="bench.engines")):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:  # whatever a third party's module does when it is imported
+            package = f" of {entry.dist.name}" if entry.dist is not None else ""
+            _tell_once(f"engine {entry.name}{package} can't be loaded: {type(error).__name__}: {error}")
+    return found
+
+
+@cache
+def _tell_once(line: str) -> None:
+    sys.stderr.write(f"bench: {line}\n")
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -164,6 +164,12 @@ def leave_none() -> None:
     os._exit(1)
 
 
+def _where(error: BaseException) -> str:
+    """The last place of an error, as its reader looks for it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{os.path.basename(last.filename)}:{last.lineno}, in {last.name}"
+
+
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to answer; it stops the host
     config = msgspec.json.decode(sys.argv[1], type=api.HostConfig)
@@ -177,7 +183,7 @@ def main() -> int:
         )  # an engine may import late: in `start`, or on its first step
         usage = lacking or isinstance(error, api.BadSetting)
         known = isinstance(error, api.EngineError)
-        message = str(error) if known else f"{type(error).__name__}: {error}"
+        message = str(error) if known else f"{type(error).__name__}: {error} ({_where(error)})"
         if lacking:
             message = f"{sys.executable} can't run the engine of {config.name}: {error}"
         host.say(api.Failed(config.name, message, usage, traceback.format_exc(), host.died))

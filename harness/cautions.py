@@ -24,6 +24,7 @@ Values = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one v
 
 STEAL = 0.01  # share of all CPU time that another virtual machine took
 OTHERS = 0.05  # share of all CPU time that processes used that are not the run's
+HOPELESS = 1000  # blocks: a day of them
 SUBMIT_LAG_MS = 1.0
 LATE_READ = 0.5  # of the gap between two chunks
 CLOCK_MOVED_US = 100
@@ -107,10 +108,13 @@ def of_decision(manifest: Manifest, primary: stats.Effect | None, verdict: str |
         return lines
     if verdict == "undecided" and primary.scale == "ratio":
         low, high = stats.blocks_needed(primary.sd, primary.blocks, design.margin)
+        change = f"a change of {100 * design.margin:.3g}%"
         lines.append(
-            f"undecided: judged by the spread alone, {low:,} to {high:,} blocks would detect a change of "
-            f"{100 * design.margin:.3g}% in 4 of 5 runs; that is for a fresh run, more blocks for this one "
-            "would be peeking"
+            f"undecided: the blocks spread so much that no number of them would show {change}: look for what "
+            "disturbs this machine (bench doctor)"
+            if low > HOPELESS
+            else f"undecided: judged by the spread alone, {low:,} to {high:,} blocks would detect {change} "
+            "in 4 of 5 runs; that is for a fresh run, more blocks for this one would be peeking"
         )
     return lines
 

@@ -76,6 +76,8 @@ def _measure(asked: Asked, out: Path, resume: Path | None, format: Format) -> No
     from harness.variants import load_variants
 
     design = None
+    if resume is not None and not asked.nothing and not (asked.variant or asked.engine):
+        raise api.BadSetting("--resume goes on with a run as it was asked for: leave the other options out")
     if resume is None or not asked.nothing:
         design = make_design(asked, api.find_engines(), load_variants(), guess_device)
 
@@ -125,7 +127,7 @@ def rerun(
     for arm in manifest.design.arms:
         api.pick(arm.engine, known, "engine").check(arm.toggles)
     for line in measure.differences_from(manifest):
-        _say(f"than {manifest.run}, {line}")
+        _say(f"unlike {manifest.run}: {line}")
     with interruptible():
         outcome = measure.measure(manifest.design, out, on_stderr)
     printing.show(outcome.result, format)

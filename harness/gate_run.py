@@ -59,6 +59,8 @@ def measure(
     refs = None
     if base is not None:
         refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))
+        if refs[1] is not None and refs[0].commit == refs[1].commit:
+            raise api.BadSetting(f"{base} and {head} are the same commit, {refs[0].commit[:10]}")
     verdicts: dict[str, Any] = {"primary": names[0], "secondaries": tuple(names[1:])} if names else {}
     asked = replace(
         asked,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import divergences, tables
 from harness.pages import Table, markdown_table, terminal_table
-from harness.spelling import number, percent
+from harness.spelling import blocks_of, number, percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +24,7 @@ def conclusion(result: Mapping[str, Any], said: str) -> str:
         for each in ("fail", "undecided", "pass")
     }
     limit = f"{100 * found['max_regression']:.3g}%"
-    where = f"over {comparison['blocks']} blocks on the {result['device']} device"
+    where = f"over {blocks_of(comparison['blocks'])} on the {result['device']} device"
     reasons = {
         "fail": f"{', '.join(by_verdict['fail'])} regressed by more than {limit} {where}",
         "undecided": f"{', '.join(by_verdict['undecided'])} may have regressed by more than {limit}, or not, "

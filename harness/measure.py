@@ -78,6 +78,8 @@ def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
             most = "at most " if design.until is not None else ""
             again = f"go on with {manifest.resumed_by} --resume {folder}"
             error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, {again}")
+        elif isinstance(error, KeyboardInterrupt):
+            error.add_note("no block was done, so nothing is kept")
         raise
     blocks = [Block(number, store.read_block(folder, number)) for number in range(done)]
     summary = with_floor(result(manifest, blocks), manifest, floors.folder_of(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -97,8 +98,12 @@ def _print(
             sys.stdout.write(to_markdown(result))
         case Format.TABLE:
             from rich.console import Console
+            from rich.text import Text
 
             console = Console(highlight=False)
             if not console.is_terminal:
-                console = Console(highlight=False, width=PIPE_WIDTH)
-            console.print(*to_terminal(result, console.width), sep="\n")
+                wide = None if "COLUMNS" in os.environ else PIPE_WIDTH
+                console = Console(highlight=False, width=wide)
+            for part in to_terminal(result, console.width):
+                # A line that goes to a file stays one: `head -1` is the whole answer.
+                console.print(part, soft_wrap=isinstance(part, Text) and not console.is_terminal)

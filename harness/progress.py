@@ -18,6 +18,7 @@ from harness.messages import Progress
 from harness.runner import BlockBegun, BlockDone, Happening, Observer, RoundBegun, Said
 
 Write = Callable[[str], object]
+MUCH_STOLEN = 0.1  # of the CPU time, in a round: a change of some percent will not be seen
 
 
 @contextmanager
@@ -69,11 +70,13 @@ class Display:
                 self._show(f"{self._round}, {finished} of {total} requests{live}")
             case Said(line):
                 self._say(line)
-            case BlockDone(block, seconds):
+            case BlockDone(block, seconds, stolen):
                 if block >= 0:
                     self._seconds.append(seconds)
                     self._left -= 1
                 self._plain(f"{self._block} done in {seconds:.0f} s{self._time_left()}")
+                if stolen > MUCH_STOLEN:  # in time to stop, and to come back when the machine is quieter
+                    self._say(f"{self._block}: {stolen:.0%} of the CPU time went to other virtual machines")
 
     def _show(self, what: str) -> None:
         self._redraw(f"{self._block}: {what}{self._time_left()}")

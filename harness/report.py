@@ -23,6 +23,7 @@ from harness.design import Design
 from harness.pages import Table, markdown_table
 from harness.plots import style
 from harness.plots.page import inline_svg
+from harness.spelling import blocks_of
 from harness.store import NOT_RECORDED, Imported
 from harness.stored_run import Run, load
 from harness.workload import Workload
@@ -242,7 +243,7 @@ def _asked(workload: Workload) -> Iterator[tuple[str, str]]:
 
 def _stops(design: Design) -> str:
     if design.until is None:
-        return f"after {design.blocks} blocks, whatever they say"
+        return f"after {blocks_of(design.blocks)}, whatever they say"
     looks = ", ".join(map(str, design.until.looks))
     wanted = "decided" if design.until.precision is None else f"±{100 * design.until.precision:.3g}%"
     return f"once {wanted}, with looks at {looks} blocks, declared before the first"

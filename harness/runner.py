@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from engines import api
@@ -53,10 +54,12 @@ class RoundBegun:
 
 @dataclass(frozen=True, slots=True)
 class BlockDone:
-    """A block is on disk (or, -1, thrown away); it took so long."""
+    """A block is on disk (or, -1, thrown away); it took so long, and in a round of it other virtual machines
+    took this share of the CPU time."""
 
     block: int
     seconds: float
+    stolen: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ def run_together(
                 for folder, blocks, tables in zip(folders, kept, measured, strict=True):
                     if block not in blocks:  # killed between two writes, some have it
                         store.write_block(folder, block, tables)
-                observe(BlockDone(block, time.monotonic() - began))
+                stolen = max(float(np.max(each["rounds"].get("steal_share", 0.0))) for each in measured)
+                observe(BlockDone(block, time.monotonic() - began, stolen))
             if enough(block + 1):
                 return manifests, block + 1
     return manifests, design.blocks

@@ -219,7 +219,9 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
     """ "ttft:200" texts as ms by metric: what a good request stays within. vLLM's "e2el" is the latency."""
     objectives: dict[str, float] = {}
     for text in texts:
-        name, _, limit = text.partition(":")
+        name, colon, limit = text.partition(":")
+        if not colon:
+            raise api.BadSetting(f"--goodput needs METRIC:MS such as ttft:200, not '{text}'")
         metric = api.pick(name, OBJECTIVES, "metric of --goodput")
         try:
             objective = float(limit)

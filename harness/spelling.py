@@ -20,6 +20,10 @@ def number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def blocks_of(count: int) -> str:
+    return f"{count} block{'s' if count != 1 else ''}"
+
+
 def with_unit(value: float | None, unit: str) -> str:
     return f"{number(value)} {unit}".strip()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -283,21 +283,28 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
             raise StoreError(f"can't resume {stored.run} on other {what}: {found}; start a fresh run")
 
 
+TOLD = 4  # differences, in a line
+
+
 def difference(old: Any, new: Any, path: str = "") -> str:
-    """Where two plain values first differ: "arms.0.toggles.h2d was 'pinned', is 'packed'"; else ""."""
+    """Where two plain values differ: "arms.0.toggles.h2d was 'pinned', is 'packed'; ...", the first ones and
+    how many there are besides; "" where they are equal."""
+    found = list(_differences(old, new, path))
+    more = [f"and {len(found) - TOLD} more"] if len(found) > TOLD else []
+    return "; ".join(found[:TOLD] + more)
+
+
+def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
     if old == new:
-        return ""
+        return
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(each for each in new if each not in old)]:
-            found = difference(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
-            if found:
-                return found
-    if isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
         for index, (left, right) in enumerate(zip(old, new, strict=True)):
-            found = difference(left, right, f"{path}.{index}")
-            if found:
-                return found
-    return f"{path} was {old!r}, is {new!r}"
+            yield from _differences(left, right, f"{path}.{index}")
+    else:
+        yield f"{path} was {old!r}, is {new!r}"
 
 
 # ---------------------------------------------------------------------------------------------------------

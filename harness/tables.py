@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from harness import divergences, plants, stats
 from harness.pages import Page, Table, markdown_page, terminal_page
-from harness.spelling import confidence, difference, floor, interval, number, percent, verdict, with_unit
+from harness.spelling import (
+    blocks_of,
+    confidence,
+    difference,
+    floor,
+    interval,
+    number,
+    percent,
+    verdict,
+    with_unit,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,8 +66,7 @@ def conclusion(result: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
     """One sentence: the primary's change, its interval, the verdict, and whether outputs agree."""
     name = comparison["primary"]
     row = comparison["metrics"].get(name)
-    blocks = f"{comparison['blocks']} block{'s' if comparison['blocks'] != 1 else ''}"
-    where = f"over {blocks} on the {result['device']} device"
+    where = f"over {blocks_of(comparison['blocks'])} on the {result['device']} device"
     if row is None:
         return f"{comparison['variant']}: {name} was not measured {where}."
     if comparison["after"] is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 
@@ -29,10 +30,19 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def load_variants() -> dict[str, Variant]:
     """Every named variant, in the order of the file. Raises BadSetting where the file can't be understood."""
     try:
-        text = files("engines").joinpath("variants.toml").read_text()
-        tables = tomllib.loads(text)
-        return {
-            name: msgspec.convert({"name": name, **table}, type=Variant) for name, table in tables.items()
-        }
-    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError, TypeError) as error:
+        tables = tomllib.loads(files("engines").joinpath("variants.toml").read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
         raise api.BadSetting(f"engines/variants.toml can't be read: {error}") from error
+    return {name: _variant(name, table) for name, table in tables.items()}
+
+
+def _variant(name: str, table: Any) -> Variant:
+    if not isinstance(table, dict):
+        raise api.BadSetting(f"engines/variants.toml: '{name}' stands outside of a table [NAME]")
+    try:
+        return msgspec.convert({"name": name, **table}, type=Variant)
+    except msgspec.ValidationError as error:
+        needed = [field.name for field in msgspec.structs.fields(Variant) if field.required]
+        lacking = [each for each in needed[1:] if each not in table]
+        why = f"it lacks {', '.join(lacking)}" if lacking else str(error)
+        raise api.BadSetting(f"engines/variants.toml, [{name}]: {why}") from error

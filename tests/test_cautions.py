@@ -98,3 +98,9 @@ def test_drift_is_told() -> None:
         for number in range(6)
     ]
     assert "drift: both arms moved by +5.1%" in warnings(comparison.result(manifest(), moving))
+
+
+def test_where_no_number_of_blocks_would_do_none_is_named() -> None:
+    found = result(1.0, noise=2.0)["comparisons"][0]["warnings"]
+    assert any("no number of them would show a change of 1%" in line for line in found)
+    assert not any("blocks would detect" in line for line in found)

@@ -27,6 +27,8 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     [
         ("run", "say what to run: --variant NAME (bench variants lists them) or --engine NAME"),
         ("run --variant pinned-h2b", "unknown variant 'pinned-h2b'; did you mean pinned-h2d?"),
+        ("run --resume results/a-run --blocks 8", "--resume goes on with a run as it was asked for: leave"),
+        ("run --variant overlap --goodput ttft=200", "--goodput needs METRIC:MS such as ttft:200, not"),
         ("run --engine overlop", "unknown engine 'overlop'; did you mean overlap?"),
         ("run --variant pinned-h2d --set h2b=pinned", "unknown setting 'h2b'; did you mean h2d?"),
         ("run --variant pinned-h2d --after h2d=pined", "unknown choice of h2d 'pined'; did you mean pinned?"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tomllib
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 
 from engines.api import BadSetting, find_engines, pick
 from engines.overlap import SPEC
+from harness import variants
 
 
 def test_the_overlap_engine_is_found_by_its_entry_point():
@@ -86,3 +88,11 @@ def test_a_variant_writes_out_full_valid_settings_that_differ_where_it_says(name
     assert differing == set(variant["changes"])
     assert {"title", "source", "claim", "expect"} <= variant.keys()
     assert {"cuda", "emulated"} <= variant["expect"].keys()
+
+
+def test_a_variant_that_lacks_something_is_named_with_all_that_it_lacks(monkeypatch):
+    said = '[gc-off]\ntitle = "t"\nengine = "overlap"\nbefore = {}\nafter = {}\n'
+    found = SimpleNamespace(joinpath=lambda name: SimpleNamespace(read_text=lambda: said))
+    monkeypatch.setattr(variants, "files", lambda package: found)
+    with pytest.raises(BadSetting, match=r"variants.toml, \[gc-off\]: it lacks source, claim, changes"):
+        variants.load_variants()

@@ -393,7 +393,7 @@ def test_a_ref_that_stands_in_the_folder_is_told_of_changes_that_are_not_committ
     [
         ("--base-ref bass", "unknown ref in"),
         ("--head-ref base", "--head-ref needs a --base-ref"),
-        ("--base-ref base --head-ref base", "before and after are the same settings"),
+        ("--base-ref base --head-ref base", "base and base are the same commit, "),
         ("--base-ref base --before python=/nowhere/python", "can't start before with /nowhere/python"),
         ("--base-ref base --engine clockwork", "its interpreter found the engine in"),
         ("--base-ref base --primary tpot_ms_p50", "a gate is about its --metric"),

@@ -240,3 +240,14 @@ def test_resume_refuses_and_names_the_difference(changes: dict[str, Any], reason
         store.check_resume(MANIFEST, changed(**changes))
     assert reason in str(caught.value)
     assert "start a fresh run" in str(caught.value)
+
+
+def test_differences_are_named_up_to_four_and_counted() -> None:
+    old = dict.fromkeys("abcdef", 1)
+    assert store.difference(old, old) == ""
+    assert store.difference(old, {**old, "b": 2}) == "b was 1, is 2"
+    nested = store.difference({"x": [1, {"y": 2}]}, {"x": [0, {"y": 3}]})
+    assert nested == "x.0 was 1, is 0; x.1.y was 2, is 3"
+    changed = store.difference(old, dict.fromkeys("abcdef", 2))
+    assert changed.startswith("a was 1, is 2; b was 1, is 2; ")
+    assert changed.endswith("; and 2 more")

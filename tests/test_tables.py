@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from engines import api
-from harness import comparison, tables
+from harness import comparison, printing, tables
 from harness.design import Arm
 from tests.made_blocks import REQUESTS, blocks, manifest, result
 
@@ -82,3 +82,15 @@ def test_csv_has_every_metric_unrounded() -> None:
     tpot = next(row for row in rows if row["metric"] == "tpot_ms_p50")
     assert float(tpot["change"]) == of_metrics["tpot_ms_p50"]["change"]
     assert tpot["floor"] == ""
+
+
+def test_a_line_that_goes_to_a_file_stays_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    found = result(0.9)
+    printing.show(found, printing.Format.TABLE)
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == tables.conclusion(found, found["comparisons"][0])
+    assert len(first) > 60
+    assert max(len(line) for line in rest if line.startswith(" ")) <= 60  # tables keep to the width

@@ -37,7 +37,7 @@ def test_an_installed_package_is_found_by_its_entry_point(
 
 
 def test_and_is_measured_like_any_other(environment: dict[str, str], tmp_path: Path) -> None:
-    asked = ("--no-pretok", "--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
+    asked = ("--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
     bench = start(environment, tmp_path, "run", "--engine", "paced", *asked, "--format", "markdown")
     code, table, stderr = bench.end()
     assert code == 0, stderr
@@ -47,3 +47,19 @@ def test_and_is_measured_like_any_other(environment: dict[str, str], tmp_path: P
 def test_the_package_is_as_small_as_is_said() -> None:
     lines = [line for line in (PACKAGE / "paced_engine.py").read_text().splitlines() if line.strip()]
     assert len(lines) <= 70
+
+
+def test_one_that_can_not_be_loaded_is_told_of_and_takes_no_other_along(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    information = tmp_path / "site" / "torn-1.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torn\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[bench.engines]\ntorn = torn_engine:SPEC\n")
+    (tmp_path / "site" / "torn_engine.py").write_text("def SPEC(:\n")
+    path = os.pathsep.join((environment["PYTHONPATH"], str(tmp_path / "site")))
+    code, listed, stderr = start({**environment, "PYTHONPATH": path}, tmp_path, "engines").end()
+    assert code == 0, stderr
+    assert "paced: one token" in listed
+    assert stderr.startswith("bench: engine torn of torn can't be loaded: SyntaxError: ")
+    assert len(stderr.splitlines()) == 1

@@ -18,6 +18,7 @@ SPEC = api.EngineSpec(
     summary="one token a request and step, and a step takes a fixed time",
     toggles=(),
     build="paced_engine:build",
+    asks_text=True,  # it names no tokenizer, so prompts can't come as token ids
 )
 
 

@@ -281,7 +281,8 @@ def synchronizations(trace: Trace) -> Part:
         ("type", "range"),
         (("count", ""), ("total_ms", "ms"), ("p50_us", "us"), ("p95_us", "us"), ("max_us", "us")),
         tuple(rows),
-        f"Range: the innermost that the waiting thread was in. {events.STREAM_WAITS!r} holds up a stream, "
+        "Range: the innermost that the waiting thread was in, but for one that is the wait itself, such as "
+        f"wait.copy_done. {events.STREAM_WAITS!r} holds up a stream, "
         "not the host: its time is the call's.",
         ranked_by="total_ms",
     )

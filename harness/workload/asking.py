@@ -51,7 +51,8 @@ def _refuse_without_tokenizer(workload: Workload) -> None:
     }
     for option, needed in needing.items():
         if needed:
-            without = "; leave it out with --no-pretok" if option == "pretok" else ""
+            without = ": ask with text by --no-pretok, or by asks_text in its EngineSpec"
+            without = without if option == "pretok" else ""
             raise BadSetting(f"{option} needs the engine's tokenizer, and the engine names none{without}")
 
 
