@@ -314,7 +314,8 @@ def decode_intervals(steps: pd.DataFrame) -> pd.DataFrame:
 
 def exposed_host_us(intervals: pd.DataFrame) -> float:
     """Host work that overlap failed to hide: mean over decode_intervals of step interval - device execution
-    of that step, us. Zero is the limit. Holes inside an eager step count: the device waited there too."""
+    of that step, us. Zero would be no gap between two programs; the emulated device needs about 80 us of it
+    for itself. Holes inside an eager step count: the device waited there too."""
     return _mean(intervals["interval_ns"] - intervals["device_ns"]) / NS_PER_US
 
 
