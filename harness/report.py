@@ -39,8 +39,8 @@ ABOUT = {
     "Mechanism": "What the engine counted: whether the change did what it claims to do.",
     "Limit": (
         "device_busy: share of the time in which programs ran on the device, copies apart. exposed_host_us: "
-        "step interval − device time of that step: host work that overlap failed to hide, and the device's own "
-        "gap between two programs."
+        "step interval − device time of that step: host work that overlap failed to hide, and the device's "
+        "own gap between two programs."
     ),
 }
 
