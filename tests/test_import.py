@@ -357,3 +357,15 @@ def test_import_prints_the_run_and_where_it_is(monkeypatch, capsys, tmp_path: Pa
     assert f"written to {folder}" in output.err
     assert json.loads(output.out)["run"] == folder.name
     assert json.loads(output.out)["comparisons"][0]["variant"] == "mine"
+
+
+def test_prompts_of_unknown_length_give_no_throughput_of_all_tokens(tmp_path: Path) -> None:
+    said = document(GUIDELLM)
+    for each in said["benchmarks"][0]["requests"]["successful"]:
+        each["prompt_tokens"] = None
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(said))
+    _, result = bring(edited, to=tmp_path / "out")
+    assert "throughput_tok_s" in values(result)
+    assert "throughput_total_tok_s" not in values(result)
+    assert any("how long the prompts of" in line for line in result["comparisons"][0]["warnings"])

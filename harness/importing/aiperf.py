@@ -14,7 +14,15 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness.importing.result import NO_SCHEDULE, NOT_TOLD, Result, Sent, in_words, understood
+from harness.importing.result import (
+    NO_SCHEDULE,
+    NOT_TOLD,
+    Result,
+    Sent,
+    in_words,
+    understood,
+    unknown_prompts,
+)
 from harness.metrics import NS_PER_MS, NS_PER_S
 from harness.store import NOT_RECORDED
 
@@ -151,7 +159,11 @@ def read_records(lines: Sequence[Mapping[str, Any]]) -> Result:
         seconds=max(each.finished_ns for each in sent) / NS_PER_S,
         requests=sent,
         told={},
-        lacks=[NO_SCHEDULE, f"model, workload and the tool's version (they stand in {AGGREGATES})"],
+        lacks=[
+            NO_SCHEDULE,
+            f"model, workload and the tool's version (they stand in {AGGREGATES})",
+            *unknown_prompts(sent),
+        ],
         differs=[TOKENS],
     )
 
@@ -183,7 +195,7 @@ def _sent(record: Record, first: int) -> Sent:
 
 
 def _count(metrics: Mapping[str, Value], name: str) -> int:
-    value = metrics[name].value if name in metrics else 0
+    value = metrics[name].value if name in metrics else NOT_TOLD
     return int(value[0] if isinstance(value, list) else value)
 
 

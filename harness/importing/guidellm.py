@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness.importing.result import NOT_TOLD, Result, Sent, in_words, ns, understood
+from harness.importing.result import NOT_TOLD, Result, Sent, in_words, ns, understood, unknown_prompts
 from harness.metrics import NS_PER_S
 from harness.store import NOT_RECORDED
 
@@ -110,7 +110,7 @@ def read(document: Mapping[str, Any]) -> Result:
         raise api.BadSetting(f"a report of {TOOL} in which no request was served")
     first = min(known)
     sent = [_sent(each, first, failed=index >= len(requests.successful)) for index, each in enumerate(kept)]
-    lacks = ["the chunks between the first and the last of a request: no ITL"]
+    lacks = ["the chunks between the first and the last of a request: no ITL", *unknown_prompts(sent)]
     if requests.incomplete:
         lacks.append(
             f"{len(requests.incomplete)} requests that the end of the benchmark cut off are left out"
@@ -164,6 +164,6 @@ def _sent(request: Request, first: float, failed: bool) -> Sent:
         chunk_ns=chunks if timings.token_iterations > 1 else chunks[:1],
         chunk_tokens=[NOT_TOLD] * len(chunks if timings.token_iterations > 1 else chunks[:1]),
         finished_ns=finished,
-        prompt_tokens=request.prompt_tokens or 0,
+        prompt_tokens=NOT_TOLD if request.prompt_tokens is None else request.prompt_tokens,
         completion_tokens=request.output_tokens,
     )

@@ -33,7 +33,7 @@ class Sent:
     chunk_ns: Sequence[int] = ()
     chunk_tokens: Sequence[int] = ()
     finished_ns: int = NOT_TOLD
-    prompt_tokens: int = 0
+    prompt_tokens: int = NOT_TOLD
     completion_tokens: int = 0
     error: str = ""
 
@@ -99,6 +99,12 @@ def understood(document: Any, kind: type[T], tool: str) -> T:
         return msgspec.convert(document, type=kind, strict=False)
     except msgspec.ValidationError as error:
         raise api.BadSetting(f"no result of {tool} as it is known here: {error}") from error
+
+
+def unknown_prompts(sent: Sequence[Sent]) -> list[str]:
+    """What is lacking where some request that was served does not say how long its prompt was."""
+    count = sum(not each.error and each.prompt_tokens == NOT_TOLD for each in sent)
+    return [f"how long the prompts of {count} requests were: no throughput of all tokens"] if count else []
 
 
 def uneven(tool: str) -> api.BadSetting:
