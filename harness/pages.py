@@ -97,10 +97,29 @@ def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
         rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in shown.rows:
         rich_table.add_row(*(Text(cell) for cell in row))
-    keep_words(rich_table, [shown.columns, *shown.rows], width)
+    keep_words(rich_table, [tuple(map(_pieces, shown.columns)), *shown.rows], width)
+    for column, name in zip(rich_table.columns, shown.columns, strict=True):
+        column.header = _packed(name, column.width)
     yield rich_table
     if shown.note:
         yield Text(shown.note + "\n", style="dim")
+
+
+def _pieces(name: str) -> str:
+    """A column's name with spaces where it may be broken: host_wait_ms behind each underscore."""
+    return name.replace("_", "_ ")
+
+
+def _packed(name: str, width: int | None) -> str:
+    """A column's name in lines of that width, broken behind underscores."""
+    if width is None or len(name) <= width:
+        return name
+    lines = [""]
+    for piece in _pieces(name).split(" "):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
 
 
 def narrowed(table: Table) -> Table:

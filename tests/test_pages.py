@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from harness import listings, tables
+from harness.pages import Table, terminal_table
 from harness.variants import load_variants
 from tests.made_blocks import manifest, result, shown
 
@@ -44,3 +45,18 @@ def test_markdown_is_a_table_of_even_rows() -> None:
     starts = [index for index, line in enumerate(lines) if set(line) <= set("|-: ")]
     for start, end in zip(starts, [*(each - 1 for each in starts[1:]), len(lines)], strict=True):
         assert len(set(widths[start - 1 : end])) == 1
+
+
+def test_a_header_that_is_too_wide_is_broken_behind_its_underscores() -> None:
+    names = ("device", "copy_only_ms", "host_wait_ms", "launch_wait_ms")
+    table = Table("Waits", names, (("emulated", "1.25", "2.5", "3.75"),), "", names[1:])
+
+    def words(width: int) -> list[str]:
+        text = io.StringIO()
+        Console(file=text, width=width).print(*terminal_table(table, width), sep="\n")
+        return text.getvalue().split()
+
+    assert "launch_wait_ms" in words(80)
+    narrow = words(44)
+    assert {"copy_", "only_ms"} <= set(narrow) or {"copy_only_", "ms"} <= set(narrow)
+    assert not any(word in {"launch_wait_m", "copy_only_m"} for word in narrow)
