@@ -117,7 +117,8 @@ def comparisons(
         return [comparison(manifest, blocks, per_block)]
     first, *others = (arm.name for arm in design.arms)
     pairs = {other: manifest.pair(first, other) for other in others}
-    effects = {other: _effects(pair.design, per_block) for other, pair in pairs.items()}
+    values = {other: _of_two(blocks, per_block, (first, other)) for other in others}
+    effects = {other: _effects(pair.design, values[other]) for other, pair in pairs.items()}
     adjusted: dict[str, dict[str, float]] = {other: {} for other in others}
     for family in ([design.primary], design.secondaries):
         raw = {
@@ -126,7 +127,7 @@ def comparisons(
         for (other, name), p in zip(raw, stats.holm(list(raw.values())), strict=True):
             adjusted[other][name] = p
     return [
-        comparison(_named(pair, other), [block.only((first, other)) for block in blocks], per_block,
+        comparison(_named(pair, other), [block.only((first, other)) for block in blocks], values[other],
                    adjusted[other])
         for other, pair in pairs.items()
     ]  # fmt: skip
@@ -306,11 +307,27 @@ def block_values(design: Design, block: Block) -> Values:
         )
         found[arm.name] = metrics.measure(requests, steps_of_arm, rounds, work, design.goodput)
         found[arm.name][OFFERED] = offered_rate(requests)
-    steps = [block.of(arm.name, "steps") for arm in design.arms]
-    if len(steps) > 1 and all(len(each) for each in steps):
-        for arm, value in zip(design.arms, metrics.step_ms_matched(*steps), strict=True):
-            found[arm.name]["step_ms_matched"] = value
+    for name, value in _matched(block, list(found)).items():
+        found[name]["step_ms_matched"] = value
     return found
+
+
+def _matched(block: Block, arms: Sequence[str]) -> dict[str, float]:
+    """`step_ms_matched` of each of these arms, by the batches that all of them had; nothing where one of
+    them has no step records, or is alone."""
+    steps = [block.of(arm, "steps") for arm in arms]
+    if len(steps) < 2 or not all(len(each) for each in steps):
+        return {}
+    return dict(zip(arms, metrics.step_ms_matched(*steps), strict=True))
+
+
+def _of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[str]) -> list[Values]:
+    """The values of two arms of several, as of a run that had no others: their batches alone are matched."""
+    return [
+        {arm: {**values[arm], **({"step_ms_matched": matched[arm]} if matched else {})} for arm in arms}
+        for block, values in zip(blocks, per_block, strict=True)
+        for matched in [_matched(block, arms)]
+    ]
 
 
 def _effects(design: Design, per_block: Sequence[Values]) -> dict[str, stats.Effect]:

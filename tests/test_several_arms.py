@@ -171,6 +171,19 @@ def test_a_pair_that_the_run_compares_keeps_its_adjusted_verdict(tmp_path: Path)
     assert found["metrics"]["tpot_ms_p50"]["p_adjusted"] > found["metrics"]["tpot_ms_p50"]["p"]
 
 
+def test_the_batches_of_a_third_arm_are_no_matter_to_a_pair() -> None:
+    plan, measured = three(), three_blocks((0.9, 0.8))
+    for each in measured:
+        steps = each.tables["steps"]
+        late = steps["step"] > steps["step"].median()
+        steps.loc[late & (steps["arm"] != "half"), "batch"] = 3  # a batch that `half` never had
+        steps.loc[late & (steps["arm"] != "half"), "device_end_ns"] += steps["step"] * 1_000_000
+    _, pair = comparison.result(plan, measured)["comparisons"]
+    alone = comparison.of_pair(plan, measured, "before", "all")
+    for name in ("before", "after", "change"):
+        assert pair["metrics"]["step_ms_matched"][name] == alone["metrics"]["step_ms_matched"][name]
+
+
 def test_what_needs_a_before_and_an_after_says_so(tmp_path: Path) -> None:
     folder = stored_three(tmp_path / "run")
     for use in (
