@@ -136,9 +136,9 @@ def attribute(steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool) -> 
         "hand-over": waiting,
         "completion latency": phases["wait.copy_done"],
         **{phase: phases[phase] for phase in ON_SCHEDULER},
-        "": (starts, ends),
+        "unattributed": (starts, ends),
     }
-    painted = paint([*claims.values()])
+    painted = paint([claims[part] for part in PARTS])  # where two claim a nanosecond, the first has it
     found = painted.within(starts, ends)
     return pd.DataFrame(
         {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.comparison import Block
 
 Floats = NDArray[np.float64]
-Values = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
+BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
 
 STEAL = 0.01  # share of all CPU time that another virtual machine took
 OTHERS = 0.05  # share of all CPU time that processes used that are not the run's
@@ -46,7 +46,7 @@ THROTTLE = {
 def collect(
     manifest: Manifest,
     blocks: Sequence[Block],
-    values: Values,
+    values: BlockSeries,
     primary: stats.Effect | None,
     verdict: str | None,
 ) -> list[str]:
@@ -59,7 +59,7 @@ def collect(
     return list(dict.fromkeys(found))
 
 
-def circumstances(manifest: Manifest, blocks: Sequence[Block], values: Values) -> list[str]:
+def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[str]:
     """The lines that do not look at the change: under what it was measured."""
     found = [
         *_noise(blocks),
@@ -75,7 +75,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: Values) -
 
 
 def of_factorial(
-    manifest: Manifest, blocks: Sequence[Block], values: Values, judged: Mapping[str, Floats]
+    manifest: Manifest, blocks: Sequence[Block], values: BlockSeries, judged: Mapping[str, Floats]
 ) -> list[str]:
     """The lines of a factorial as a whole: those of no single pair of its arms. `judged`: of each effect that
     carries a verdict, the weights of the arms."""
@@ -122,7 +122,7 @@ def of_decision(manifest: Manifest, primary: stats.Effect | None, verdict: str |
 def of_order(
     manifest: Manifest,
     blocks: Sequence[Block],
-    values: Values,
+    values: BlockSeries,
     primary: stats.Effect | None,
     judged: bool = True,
 ) -> list[str]:
@@ -148,7 +148,7 @@ def of_order(
 
 
 def _order_of_factorial(
-    manifest: Manifest, blocks: Sequence[Block], values: Values, judged: Mapping[str, Floats]
+    manifest: Manifest, blocks: Sequence[Block], values: BlockSeries, judged: Mapping[str, Floats]
 ) -> list[str]:
     """The same of effects that are contrasts of a block's arms. Each holds as much of a position effect as
     the orders that were drawn leave in it."""
@@ -218,7 +218,7 @@ def _noise(blocks: Sequence[Block]) -> list[str]:
     return lines
 
 
-def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: Values) -> list[str]:
+def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[str]:
     if not manifest.design.workload.open_loop:
         return []
     requests = _joined(blocks, "requests")
@@ -239,7 +239,7 @@ def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: Values) -> 
     return lines
 
 
-def _client(values: Values) -> list[str]:
+def _client(values: BlockSeries) -> list[str]:
     lags = [max(series) for series in values.get("submit_lag_ms_p99", {}).values()]
     if lags and max(lags) > SUBMIT_LAG_MS:
         return [
@@ -249,7 +249,7 @@ def _client(values: Values) -> list[str]:
     return []
 
 
-def _late_reads(values: Values) -> list[str]:
+def _late_reads(values: BlockSeries) -> list[str]:
     """Only where it could have touched a time: arrivals are the kernel's, but bytes that wait until the next
     chunk is there are read with it, and have its arrival."""
     gaps = values.get("itl_chunk_ms_p50", {})
