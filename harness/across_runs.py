@@ -239,7 +239,7 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
     read = {name: _own_blocks(name, side) for name, side in sides.items()}
     design = msgspec.structs.replace(
         left.manifest.design,
-        name=f"{left.label} against {right.label}",
+        name=f"{left.label} against {right.label}, not interleaved",
         arms=tuple(msgspec.structs.replace(side.arm, name=name) for name, side in sides.items()),
         secondaries=(),
         until=None,

@@ -321,14 +321,18 @@ def variants(
 
 
 @app.command()
-def engines() -> None:
-    """Every installed engine and its toggles."""
+def engines(
+    name: Annotated[str | None, typer.Argument(help="One, in place of all.", show_default=False)] = None,
+) -> None:
+    """Every installed engine, or one, and its toggles."""
     from rich.console import Console
 
     from harness import listings
 
+    found = api.find_engines()
+    chosen = found if name is None else {name: api.pick(name, found, "engine")}
     console = Console(highlight=False)
-    console.print(*listings.engines(api.find_engines(), console.width), sep="\n")
+    console.print(*listings.engines(chosen, console.width), sep="\n")
 
 
 @app.command()

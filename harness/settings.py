@@ -210,9 +210,12 @@ def parse_typed(key: str, text: str, kind: Any) -> Any:
 def parse_fraction(text: str, flag: str) -> float:
     """ "1%" or "0.01" as 0.01."""
     try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         raise api.BadSetting(f"{flag} needs a share such as 1% or 0.01, not '{text}'") from None
+    if share >= 1 and not text.endswith("%"):
+        raise api.BadSetting(f"{flag} {text} would be {100 * share:g}%; {share:g}% is written {share:g}%")
+    return share
 
 
 def parse_goodput(texts: Sequence[str]) -> dict[str, float]:

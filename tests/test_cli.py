@@ -42,7 +42,8 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("run --variant pinned-h2d --stream-interval -1", "--stream-interval must be at least 1, not -1"),
         ("run --variant pinned-h2d --interval-ms 0", "interval_ms must be above 0, not 0"),
         ("run --variant pinned-h2d --margin 0%", "--margin must be above 0% and below 100%, not 0%"),
-        ("run --variant pinned-h2d --margin 1", "--margin must be above 0% and below 100%, not 100%"),
+        ("run --variant pinned-h2d --margin 1", "--margin 1 would be 100%; 1% is written 1%"),
+        ("run --variant pinned-h2d --margin 100%", "--margin must be above 0% and below 100%, not 100%"),
         (
             "run --variant overlap --temperature 1 --set sampling=off",
             "--set sampling=off: --temperature ",
@@ -197,6 +198,12 @@ def test_engines_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     listed = capsys.readouterr().out
     assert "overlap" in listed
     assert "pageable" in listed
+    assert bench(monkeypatch, "engines", "overlap") == 0
+    (one, *_) = capsys.readouterr().out.splitlines()
+    assert one.startswith("overlap: ")
+    assert one in listed
+    assert bench(monkeypatch, "engines", "overlop") == 2
+    assert "did you mean overlap?" in capsys.readouterr().err
 
 
 def test_the_doctor_looks_at_everything(
