@@ -56,7 +56,7 @@ class Bench:
             return
         self.seen |= {each.pid: each for each in below}
 
-    def find(self, word: str, seconds: float = 10) -> psutil.Process:
+    def find(self, word: str, seconds: float = 60) -> psutil.Process:
         """A process below that has `word` in its command line; waits for it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -75,6 +75,7 @@ def small_module(monkeypatch, name: str) -> tuple[model.OverlapModule, list[torc
         max_batch_size=2,
         prefill_max_batch_size=2,
         prefill_max_tokens=64,
+        max_context=48,
         num_blocks=9,
         block_size=16,
         decode_shapes=[[2, 3]],

@@ -27,7 +27,8 @@ def test_the_command_prints_tables_that_fit_a_pipe(tmp_path: Path) -> None:
     made.write(tmp_path / "one.sqlite", SPLIT, ("a_very_long_kernel_name" * 10,))
     code, stdout, stderr = trace_command(tmp_path, "one.sqlite")
     assert (code, stderr) == (0, "")
-    assert max(map(len, stdout.splitlines())) <= 120
+    # Tables keep to 120 columns; notes are lines of their own length.
+    assert max(len(line) for line in stdout.splitlines() if line.startswith(" ")) <= 120
     for title in ("Devices", "Ranges", "Synchronizations", "Copies", "Kernels", "Launch to execution"):
         assert title in stdout
 
