@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from engines.api import BadSetting, find_engines, pick
+from engines.devices import open_device
 from engines.overlap import SPEC
 from harness import variants
 
@@ -96,3 +97,8 @@ def test_a_variant_that_lacks_something_is_named_with_all_that_it_lacks(monkeypa
     monkeypatch.setattr(variants, "files", lambda package: found)
     with pytest.raises(BadSetting, match=r"variants.toml, \[gc-off\]: it lacks source, claim, changes"):
         variants.load_variants()
+
+
+def test_blocking_sync_is_refused_where_nothing_spins():
+    with pytest.raises(BadSetting, match="blocking_sync is CUDA's"):
+        open_device("emulated", blocking_sync=True)

@@ -226,3 +226,13 @@ def test_tokens_are_promised_whatever_the_batch_in_fp32_and_never_on_a_card(devi
         promised[kind, dtype] = engine.start(Collected()).deterministic
         engine.stop()
     assert [each for each, equal in promised.items() if equal] == [("emulated", "float32")]
+
+
+def test_a_models_whole_context_is_served_in_blocks_that_do_not_divide_it(device):
+    requests = some_requests(1)
+    settings = SPEC.check({"schedule": "serial"})
+    whole = {"max_batch_size": 1, "block_size": 24, "max_context": 1024}
+    tokens, _, _ = serve(device, settings, requests, **whole)
+    assert tokens == generated("tiny-gpt2", requests)
+    with pytest.raises(api.BadSetting, match="has 1024 positions: set max_context to that or less"):
+        serve(device, settings, requests, **whole | {"max_context": 1025})
