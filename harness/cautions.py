@@ -24,7 +24,7 @@ BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → 
 
 STEAL = 0.01  # share of all CPU time that another virtual machine took
 OTHERS = 0.05  # share of all CPU time that processes used that are not the run's
-HOPELESS = 1000  # blocks: a day of them
+HOPELESS = 1000  # blocks: at 15 s or more each, four hours at least
 SUBMIT_LAG_MS = 1.0
 LATE_READ = 0.5  # of the gap between two chunks
 CLOCK_MOVED_US = 100

@@ -616,9 +616,7 @@ def main() -> None:
         what = f"unexpected {type(error).__name__}: {error}"
         code = _complain("; ".join([what, *notes(error), "--debug shows where"]), error, FAILED)
     else:
-        if (
-            code == INTERRUPTED
-        ):  # typer makes this code of a Ctrl-C outside of a measurement, and says nothing
+        if code == INTERRUPTED:  # of a Ctrl-C outside of a measurement typer makes this, and says nothing
             _say("interrupted")
     sys.exit(code or 0)
 

@@ -115,7 +115,7 @@ def is_prose(paragraph: str) -> bool:
     return fits and paragraph[0].isupper() and paragraph.endswith(".") and not CODE.search(paragraph)
 
 
-@cache  # every arm asks for it in every round, and a large vocabulary takes half a second
+@cache  # every arm asks for it in every round
 def load_tokenizer(path: str) -> Tokenizer:
     """The tokenizer of a `tokenizer.json`."""
     from tokenizers import Tokenizer  # here, not above: the load generator imports this package, and is light
