@@ -76,7 +76,9 @@ def test_processes_on_the_card_are_others_only_where_ours_are_among_them(
     on_card = [SimpleNamespace(pid=pid) for pid in running]
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: card)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: on_card)
-    with readings.Gpu({}) as gpu:
-        assert gpu.read({1, 2, 9}).get("gpu_other_processes") == others
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", {0: card}.__getitem__)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", {"GPU-5ac1": card}.__getitem__)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", {card: on_card}.__getitem__)
+    for environment in ({}, {"CUDA_VISIBLE_DEVICES": "GPU-5ac1"}):
+        with readings.Gpu(environment) as gpu:
+            assert gpu.read({1, 2, 9}).get("gpu_other_processes") == others

@@ -232,6 +232,11 @@ def test_uneven_orders_leave_a_part_of_the_position_effect_in_the_change() -> No
     assert found.left == pytest.approx(np.mean(differences) - 0.02, rel=0.01)
     assert found.weakens(0.009)
     assert not found.weakens(0.011)
+    unsure = stats.position([0.05, -0.04, 0.06, 0.02], first)
+    assert unsure is not None
+    assert not unsure.seen
+    assert abs(unsure.left) > 0.005
+    assert not unsure.weakens(0.01)  # the spread of the pairs alone comes to as much
     assert stats.position([0.0, 0.02], [True, False]) == stats.Position(
         pytest.approx(math.expm1(0.01)), None, None
     )

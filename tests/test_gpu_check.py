@@ -1,0 +1,37 @@
+"""The parts of the GPU check run one after another, each within its time. They need no card for that."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+
+from experiments import gpu_check
+
+WORKER = "import time; print('at work', flush=True); time.sleep(60)"
+PART = f"""
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}])
+print("pid", worker.pid, flush=True)
+worker.wait()
+"""
+
+
+def test_a_part_that_is_cut_off_leaves_no_worker_beside_the_next(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    line, passed = gpu_check.run("tokens", [sys.executable, "-c", PART], 3, log)
+    assert not passed
+    assert line.startswith("tokens: did not end within 3 s in ")
+    said = log.read_text().split()
+    assert said[:1] == ["pid"], "it began"
+    left = [each.status() for each in psutil.process_iter() if each.pid == int(said[1])]
+    assert left in ([], [psutil.STATUS_ZOMBIE])
+
+
+def test_a_part_that_fails_says_how(tmp_path: Path) -> None:
+    line, passed = gpu_check.run(
+        "device", [sys.executable, "-c", "raise SystemExit(3)"], 60, tmp_path / "log"
+    )
+    assert not passed
+    assert line.startswith("device: failed, exit 3 in ")
