@@ -88,6 +88,38 @@ def test_what_was_not_interleaved_gets_an_interval_and_no_verdict(tmp_path: Path
     assert set(comparison) == set(result()["comparisons"][0])
 
 
+def without_tpot(run: str) -> str:
+    """Its requests have one token each, and so no time per token after the first."""
+    for number in store.finished_blocks(Path(run)):
+        asked = store.read_table(Path(run), number, "requests").assign(completion_tokens=1)
+        store.write_table(store.table_path(Path(run), number, "requests"), asked)
+    return run
+
+
+def test_a_primary_that_one_run_has_no_values_of_is_an_error(tmp_path: Path) -> None:
+    first, second = (stored(tmp_path, name, plan=manifest(2, arms=1)) for name in "ab")
+    with pytest.raises(api.EngineError, match="primary metric tpot_ms_p50 has no value in some block"):
+        across_runs.compare([first, without_tpot(second)])
+
+
+def test_beside_what_another_tool_measured_the_primary_is_one_that_both_have(tmp_path: Path) -> None:
+    alone = manifest(2, arms=1)
+    tool = store.Imported(
+        tool="vllm bench serve",
+        version="",
+        measured=["", ""],
+        asked={},
+        lacks=[],
+        differs=[],
+        fresh_boots=True,
+    )
+    imported = msgspec.structs.replace(alone, imported=tool)
+    first, second = stored(tmp_path, "a", plan=alone), stored(tmp_path, "b", plan=imported)
+    found = only(across_runs.compare([first, without_tpot(second)]))
+    assert found["primary"] != "tpot_ms_p50"
+    assert found["metrics"][found["primary"]]["after"] is not None
+
+
 def test_three_runs_are_two_comparisons_with_the_first(tmp_path: Path) -> None:
     alone = manifest(2, arms=1)
     runs = [stored(tmp_path, name, plan=alone) for name in "abc"]

@@ -272,3 +272,13 @@ def test_a_decoder_that_loses_its_place_ends_no_request() -> None:
             last = finish("length", len(ids)) if place == len(ids) - 1 else None
             processor.process([Produced(1, token, place, last)])
         assert sent_tokens(sink.events) == ids
+
+
+def test_a_decoder_that_loses_its_place_loses_no_half_of_a_character() -> None:
+    tokenizer = byte_fallback()
+    sink = Collected()
+    processor = OutputProcessor(tokenizer, 1, sink, lambda told: None)
+    for place, token in enumerate(("<0x60>", "<0xCE>", "a", "a")):  # read as a whole, 0x60 is lost as well
+        last = finish("length", 4) if place == 3 else None
+        processor.process([Produced(1, tokenizer.token_to_id(token), place, last)])
+    assert sent_text(sink.events) == "`\ufffdaa"

@@ -82,7 +82,7 @@ def test_a_block_comes_back(folder: Path) -> None:
     assert list(back["requests"]["request"]) == [0, 1, 2]
     assert [list(each) for each in back["requests"]["chunk_ns"]] == [[], [0], [0, 1]]
     assert not len(back["steps"])
-    assert not len(back["work"])
+    assert list(back["work"]) == ["arm", "round", *store.COLUMNS["work"]]  # it was empty, and is no file
     assert back["rounds"]["counter.x"].item() == 1.5
 
 

@@ -131,20 +131,22 @@ class OutputProcessor:
 
     def _decoded(self, stream: _Stream, token: int) -> str:
         """The text that is whole with this token; "" where it ends inside of a character."""
+        lost = ""
         try:
             text = stream.decode.step(self._tokenizer, token)
         except Exception as error:  # the library raises nothing narrower
             if "Invalid prefix" not in str(error):
                 raise
             # What came behind a text changed how it reads, which some decoders do to bytes of no character
-            # (vLLM 17448). What was sent stands; the stream begins anew with this token.
+            # (vLLM 17448). What was sent stands, half a character stays one; the stream begins anew here.
+            lost = self._rest(stream)
             stream.decode = DecodeStream(skip_special_tokens=True)
             text = stream.decode.step(self._tokenizer, token)
         if text is None:
             stream.undecoded.append(token)
-            return ""
+            return lost
         stream.undecoded.clear()
-        return text
+        return lost + text
 
     def _rest(self, stream: _Stream) -> str:
         """What the last ids come to, which no further token will complete."""
