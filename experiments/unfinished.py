@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from harness import comparison, floors, printing, store
-from harness.comparison import Block
+from harness.block import Block
 from harness.printing import Format
 
 

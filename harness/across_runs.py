@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 
 from engines import api
-from harness import cautions, comparison, divergences, floors, metrics, stats, store
-from harness.comparison import Block
+from harness import cautions, comparison, divergences, floors, metrics, outputs, stats, store
+from harness.block import Block
 from harness.design import ALPHA, Arm, Design
+from harness.mechanism import mechanism
 from harness.store import NOT_RECORDED, Manifest
 
 if TYPE_CHECKING:
@@ -275,9 +276,9 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
         "margin": design.margin,
         "primary": design.primary,
         "metrics": {name: _row(name, per_arm) for name, per_arm in values.items()},
-        "outputs": comparison.outputs(manifest, blocks) if same_prompts else nothing,
-        "failures": comparison.failures(design, blocks),
-        "mechanism": comparison.mechanism(design, blocks),
+        "outputs": outputs.same(manifest, blocks) if same_prompts else nothing,
+        "failures": outputs.failures(design, blocks),
+        "mechanism": mechanism(design, blocks),
         "limit": {
             name: {side: float(np.mean(per_arm[side])) if side in per_arm else None for side in SIDES}
             for name, per_arm in limits.items()

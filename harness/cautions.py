@@ -17,7 +17,7 @@ from harness.store import Imported, Manifest
 if TYPE_CHECKING:
     import pandas as pd
 
-    from harness.comparison import Block
+    from harness.block import Block
 
 Floats = NDArray[np.float64]
 BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block

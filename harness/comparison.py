@@ -3,17 +3,17 @@ limit, warnings. Pure: frames in, plain data out."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from engines import api
-from harness import cautions, divergences, factorial, gate, metrics, prediction, stats
+from harness import cautions, factorial, gate, metrics, outputs, prediction, stats
+from harness.block import Block
 from harness.design import Arm, Design, Factorial, Until
+from harness.mechanism import mechanism, planted
 from harness.store import SCHEMA_VERSION, Manifest
 
 if TYPE_CHECKING:
@@ -26,31 +26,8 @@ ROW = (
 )  # fmt: skip
 ONE_BOOT = "undecided: one boot per side"  # boots differ: of one each, nothing can be said
 OFFERED = "offered_req_s"  # beside the metrics: what the arrivals ask for
-COUNTER = "counter."  # columns of the rounds table that are mechanism counters
 
 Values = Mapping[str, Mapping[str, float]]  # arm → metric → the value of one block
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One finished block, read back: its number and its tables, each with the column `arm`."""
-
-    number: int
-    tables: Mapping[str, pd.DataFrame]
-
-    def of(self, arm: str, table: str) -> pd.DataFrame:
-        frame = self.tables[table]
-        return frame[frame["arm"] == arm] if len(frame) else frame
-
-    def only(self, arms: Sequence[str]) -> Block:
-        """The same block without the other arms, and without what is known of these against others."""
-        tables = {
-            name: frame[frame["arm"].isin(arms)] if len(frame) else frame
-            for name, frame in self.tables.items()
-        }
-        return Block(
-            self.number, tables | {"divergences": divergences.between(self.tables["divergences"], arms)}
-        )
 
 
 def check_metrics(design: Design) -> None:
@@ -181,11 +158,11 @@ def comparison(
         "margin": design.margin,
         "primary": design.primary,
         "metrics": rows,
-        "outputs": outputs(manifest, blocks),
-        "failures": failures(design, blocks),
+        "outputs": outputs.same(manifest, blocks),
+        "failures": outputs.failures(design, blocks),
         "mechanism": did | planted(design, did, values),
         "limit": {
-            name: _sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
+            name: design.sides({arm: float(np.mean(each)) for arm, each in values[name].items()})
             for name in ("device_busy", "exposed_host_us")
             if name in values
         },
@@ -417,110 +394,3 @@ def offered_rate(requests: pd.DataFrame) -> float:
     due = requests.groupby("round")["scheduled_ns"]
     seconds = float((due.max() - due.min()).sum()) / 1e9
     return (len(requests) - due.ngroups) / seconds if seconds else np.inf
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Outputs, mechanism
-
-
-def outputs(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
-    """Requests whose output is the same in both arms, by digest; none is compared between two models.
-
-    One that failed in both arms has no output. One that failed in one of them differs where equal outputs
-    are promised, and is left out where they are not: there it is a failure like any other. `near_ties`: how
-    many that differ part at a tie of two tokens (divergences.py), whichever of the two arms is the first;
-    null where they were not judged, for it takes an engine that scores.
-    """
-    import pandas as pd
-
-    design = manifest.design
-    if len(design.arms) < 2 or len({arm.options.model for arm in design.arms}) > 1:
-        return {"compared": 0, "identical": 0, "near_ties": None}
-    compared = identical = 0
-    for block in blocks:
-        before, after = (
-            block.of(arm.name, "requests").set_index(["round", "request"])[["digest", "error"]]
-            for arm in design.arms
-        )
-        before, after = before.align(after, join="inner", axis=0)
-        sides = [side["error"] == "" for side in (before, after)]
-        answered = sides[0] | sides[1] if manifest.promises_outputs else sides[0] & sides[1]
-        compared += int(answered.sum())
-        identical += int((answered & (before["digest"] == after["digest"])).sum())
-    names = [arm.name for arm in design.arms]
-    parted = [divergences.between(block.tables["divergences"], names) for block in blocks]
-    found = [table for table in parted if len(table)]
-    return {
-        "compared": compared,
-        "identical": identical,
-        "near_ties": divergences.near_ties(pd.concat(found)) if found else None,
-    }
-
-
-def failures(design: Design, blocks: Sequence[Block]) -> dict[str, Any]:
-    """By arm, how many requests failed, of how many, and how often each cause, the first one first."""
-    found: dict[str, Any] = {}
-    for arm in design.arms:
-        errors = [error for block in blocks for error in block.of(arm.name, "requests")["error"]]
-        causes = Counter(error for error in errors if error)
-        found[arm.name] = {"failed": causes.total(), "requests": len(errors), "causes": dict(causes)}
-    return found
-
-
-def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, Any]]:
-    """What the toggles did: each counter per step (per round for an engine without step records), the mean
-    batch, steps by kind, preemptions and dropped rows per round."""
-    per_arm = {arm.name: _mechanism(arm.name, blocks) for arm in design.arms}
-    names = list(dict.fromkeys(name for found in per_arm.values() for name in found))
-    return {
-        name: {
-            "unit": next(found[name][1] for found in per_arm.values() if name in found),
-            **_sides(design, {arm: found[name][0] for arm, found in per_arm.items() if name in found}),
-        }
-        for name in names
-    }
-
-
-def _mechanism(arm: str, blocks: Sequence[Block]) -> dict[str, tuple[float, str]]:
-    import pandas as pd
-
-    rounds = pd.concat([block.of(arm, "rounds") for block in blocks])
-    steps = pd.concat([block.of(arm, "steps") for block in blocks])
-    found: dict[str, tuple[float, str]] = {}
-    if len(steps):
-        kinds = steps["kind"].value_counts()
-        decode = steps[steps["kind"] == "decode"]
-        found["mean_batch"] = (
-            float(decode["batch"].mean()) if len(decode) else 0.0,
-            "requests per decode step",
-        )
-        for kind in (*api.STEP_KINDS, "dropped"):
-            found[f"{kind}_steps"] = (float(kinds.get(kind, 0)) / len(rounds), "per round")
-        found["dropped_rows"] = (float(steps["dropped"].sum()) / len(rounds), "per round")
-        found["preempted"] = (float(steps["preempted"].sum()) / len(rounds), "requests per round")
-    per, unit = (len(steps), "per step") if len(steps) else (len(rounds), "per round")
-    for column in rounds.columns:
-        if column.startswith(COUNTER) and rounds[column].notna().any():
-            found[column.removeprefix(COUNTER)] = (float(rounds[column].sum()) / per, unit)
-    return found
-
-
-def planted(
-    design: Design,
-    counters: Mapping[str, Mapping[str, Any]],
-    values: Mapping[str, Mapping[str, Sequence[float]]],
-) -> dict[str, dict[str, Any]]:
-    """How much of the before arm's mean decode step the planted delay really took, by the engine's counter:
-    {"planted_share": row}, or nothing where nothing was planted."""
-    counter = counters.get(f"planted_{design.plant_at}_ns")
-    steps = values.get("step_ms_matched", {}).get(design.arms[0].name)
-    if design.plant is None or counter is None or steps is None:
-        return {}
-    step_ns = float(np.mean(steps)) * metrics.NS_PER_MS
-    sides = {side: counter[side] and counter[side] / step_ns for side in ("before", "after")}
-    return {"planted_share": {"unit": "of a step of before", **sides}}
-
-
-def _sides(design: Design, by_arm: Mapping[str, float]) -> dict[str, float | None]:
-    after = by_arm.get(design.arms[1].name) if len(design.arms) == 2 else None
-    return {"before": by_arm.get(design.arms[0].name), "after": after}

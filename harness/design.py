@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import combinations
 from typing import Literal
@@ -169,6 +170,11 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             )
             for arm, delay in zip(self.arms, delays, strict=True)
         )
+
+    def sides(self, by_arm: Mapping[str, float]) -> dict[str, float | None]:
+        """The value of the before and of the after arm; None where there is none."""
+        after = by_arm.get(self.arms[1].name) if len(self.arms) == 2 else None
+        return {"before": by_arm.get(self.arms[0].name), "after": after}
 
 
 def _settings(arm: Arm) -> Arm:

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness import cautions, comparison, divergences, metrics, stats, store, tables, tail
-from harness.comparison import COUNTER, Block
+from harness import cautions, comparison, divergences, metrics, outputs, stats, store, tables, tail
+from harness.block import Block
 from harness.experiment_file import (
     DECODE_STEP,
     EXTRA,
@@ -34,6 +34,7 @@ from harness.experiment_file import (
     measured_in,
     scaling,
 )
+from harness.mechanism import COUNTER
 from harness.store import Manifest
 
 US = {"us": 1.0, "ms": 1e3, "s": 1e6}  # of shares
@@ -90,8 +91,8 @@ class Finished:
         return self.values.get(name, {}).get(arm)
 
     def outputs(self, before: str, after: str) -> Outputs:
-        """As comparison.outputs, of two arms."""
-        return comparison.outputs(self.manifest.pair(before, after), self.blocks)
+        """As outputs.same, of two arms."""
+        return outputs.same(self.manifest.pair(before, after), self.blocks)
 
     def all_outputs(self) -> list[Outputs]:
         """Of every arm against the first."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from engines import api
 from harness import across_runs, attribution, comparison, stats, tail
-from harness.comparison import Block
+from harness.block import Block
 from harness.design import Arm
 from harness.store import SCHEMA_VERSION, Manifest
 

@@ -14,8 +14,8 @@ import msgspec
 
 from engines.api import BadSetting
 from harness import divergences, floors, machine, runner, store, teacher_forcing
+from harness.block import Block
 from harness.comparison import (
-    Block,
     Values,
     block_values,
     check_metrics,

@@ -37,7 +37,7 @@ from harness.design import Arm
 if TYPE_CHECKING:
     import pandas as pd
 
-    from harness.comparison import Block
+    from harness.block import Block
     from harness.store import Manifest
 
 Floats = NDArray[np.float64]

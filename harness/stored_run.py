@@ -14,7 +14,7 @@ import pandas as pd
 from engines import api
 from harness import comparison, factorial_tables, metrics
 from harness.across_runs import measured, readable, result
-from harness.comparison import Block
+from harness.block import Block
 from harness.design import Design
 from harness.store import Manifest
 

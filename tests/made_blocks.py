@@ -12,7 +12,7 @@ from rich.console import Console
 
 from engines import api
 from harness import comparison, store, tables
-from harness.comparison import Block
+from harness.block import Block
 from harness.design import Arm, Design
 from harness.machine import Code, Machine
 from harness.store import Manifest

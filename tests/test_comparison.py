@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from engines import api
-from harness import comparison, metrics, records, tables
+from harness import comparison, metrics, outputs, records, tables
 from harness.workload import Workload
 from tests.made_blocks import block, blocks, manifest, requests, result, shown, side, steps
 
@@ -202,12 +202,12 @@ def test_one_that_failed_in_one_arm_is_no_output_where_none_are_promised() -> No
     for each in measured:
         asked = each.tables["requests"]
         asked.loc[(asked["request"] == 2) & (asked["arm"] == "after"), ["error", "digest"]] = ["no room", ""]
-    assert comparison.outputs(manifest(), measured)["identical"] == 66
-    assert comparison.outputs(manifest(), measured)["compared"] == 72
+    assert outputs.same(manifest(), measured)["identical"] == 66
+    assert outputs.same(manifest(), measured)["compared"] == 72
     plan = manifest()
     sampled = msgspec.structs.replace(plan.design.workload, temperature=1.0)
     plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, workload=sampled))
-    assert comparison.outputs(plan, measured)["compared"] == 66
+    assert outputs.same(plan, measured)["compared"] == 66
 
 
 def test_outputs_of_two_models_are_not_compared() -> None:
@@ -215,4 +215,4 @@ def test_outputs_of_two_models_are_not_compared() -> None:
     before, after = plan.design.arms
     other = msgspec.structs.replace(after, options=msgspec.structs.replace(after.options, model="tiny-llama"))
     plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=(before, other)))
-    assert comparison.outputs(plan, blocks(0.9))["compared"] == 0
+    assert outputs.same(plan, blocks(0.9))["compared"] == 0

@@ -23,7 +23,8 @@ import harness
 from engines import api
 from engines.overlap.presets import PRESETS, save
 from harness import across_runs, divergences, experiment_result, store, stored_run, teacher_forcing
-from harness.comparison import Block, of_pair
+from harness.block import Block
+from harness.comparison import of_pair
 from harness.scoring import Answer, Client
 from tests.bench_command import BENCH
 from tests.made_blocks import block, described, manifest, side

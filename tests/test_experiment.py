@@ -17,7 +17,7 @@ import pytest
 
 import harness
 from harness import comparison, experiment_result, experiment_tables, stats
-from harness.comparison import Block
+from harness.block import Block
 from harness.experiment_file import Adjusted, Claim, Column, Experiment, Row
 from harness.experiment_result import Finished, _claim, _finding, cell
 from harness.store import read_manifest

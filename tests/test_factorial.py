@@ -20,7 +20,7 @@ import harness
 from engines import api
 from engines.overlap import SPEC
 from harness import comparison, factorial, factorial_run, factorial_tables, metrics, pages, stats, store
-from harness.comparison import Block
+from harness.block import Block
 from harness.design import Design, orders
 from harness.factorial_design import make_factorial
 from harness.settings import Asked

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engines import api
 from harness import across_runs, comparison, explain, gate_run, report, runner, session, store, tables
-from harness.comparison import Block
+from harness.block import Block
 from harness.design import Arm, Design, order, orders
 from harness.store import Manifest
 from harness.workload import Workload

@@ -13,7 +13,7 @@ import pandas as pd
 
 from engines import api
 from harness import comparison, measure, metrics, store
-from harness.comparison import Block
+from harness.block import Block
 from harness.design import Arm, Design
 from harness.importing import files
 from harness.importing.result import NOT_TOLD, Result, Sent

@@ -1,0 +1,69 @@
+"""What the change did, by the engine's own counters and steps: the part of a comparison that shows why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engines import api
+from harness import metrics
+from harness.block import Block
+from harness.design import Design
+
+COUNTER = "counter."  # columns of the rounds table that are mechanism counters
+
+
+def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, Any]]:
+    """What the toggles did: each counter per step (per round for an engine without step records), the mean
+    batch, steps by kind, preemptions and dropped rows per round."""
+    per_arm = {arm.name: _mechanism(arm.name, blocks) for arm in design.arms}
+    names = list(dict.fromkeys(name for found in per_arm.values() for name in found))
+    return {
+        name: {
+            "unit": next(found[name][1] for found in per_arm.values() if name in found),
+            **design.sides({arm: found[name][0] for arm, found in per_arm.items() if name in found}),
+        }
+        for name in names
+    }
+
+
+def _mechanism(arm: str, blocks: Sequence[Block]) -> dict[str, tuple[float, str]]:
+    import pandas as pd
+
+    rounds = pd.concat([block.of(arm, "rounds") for block in blocks])
+    steps = pd.concat([block.of(arm, "steps") for block in blocks])
+    found: dict[str, tuple[float, str]] = {}
+    if len(steps):
+        kinds = steps["kind"].value_counts()
+        decode = steps[steps["kind"] == "decode"]
+        found["mean_batch"] = (
+            float(decode["batch"].mean()) if len(decode) else 0.0,
+            "requests per decode step",
+        )
+        for kind in (*api.STEP_KINDS, "dropped"):
+            found[f"{kind}_steps"] = (float(kinds.get(kind, 0)) / len(rounds), "per round")
+        found["dropped_rows"] = (float(steps["dropped"].sum()) / len(rounds), "per round")
+        found["preempted"] = (float(steps["preempted"].sum()) / len(rounds), "requests per round")
+    per, unit = (len(steps), "per step") if len(steps) else (len(rounds), "per round")
+    for column in rounds.columns:
+        if column.startswith(COUNTER) and rounds[column].notna().any():
+            found[column.removeprefix(COUNTER)] = (float(rounds[column].sum()) / per, unit)
+    return found
+
+
+def planted(
+    design: Design,
+    counters: Mapping[str, Mapping[str, Any]],
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+) -> dict[str, dict[str, Any]]:
+    """How much of the before arm's mean decode step the planted delay really took, by the engine's counter:
+    {"planted_share": row}, or nothing where nothing was planted."""
+    counter = counters.get(f"planted_{design.plant_at}_ns")
+    steps = values.get("step_ms_matched", {}).get(design.arms[0].name)
+    if design.plant is None or counter is None or steps is None:
+        return {}
+    step_ns = float(np.mean(steps)) * metrics.NS_PER_MS
+    sides = {side: counter[side] and counter[side] / step_ns for side in ("before", "after")}
+    return {"planted_share": {"unit": "of a step of before", **sides}}

@@ -1,0 +1,56 @@
+"""What the arms of a run answered: how many outputs are the same, and how many requests failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from harness import divergences
+from harness.block import Block
+from harness.design import Design
+from harness.store import Manifest
+
+
+def same(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
+    """Requests whose output is the same in both arms, by digest; none is compared between two models.
+
+    One that failed in both arms has no output. One that failed in one of them differs where equal outputs
+    are promised, and is left out where they are not: there it is a failure like any other. `near_ties`: how
+    many that differ part at a tie of two tokens (divergences.py), whichever of the two arms is the first;
+    null where they were not judged, for it takes an engine that scores.
+    """
+    import pandas as pd
+
+    design = manifest.design
+    if len(design.arms) < 2 or len({arm.options.model for arm in design.arms}) > 1:
+        return {"compared": 0, "identical": 0, "near_ties": None}
+    compared = identical = 0
+    for block in blocks:
+        before, after = (
+            block.of(arm.name, "requests").set_index(["round", "request"])[["digest", "error"]]
+            for arm in design.arms
+        )
+        before, after = before.align(after, join="inner", axis=0)
+        sides = [side["error"] == "" for side in (before, after)]
+        answered = sides[0] | sides[1] if manifest.promises_outputs else sides[0] & sides[1]
+        compared += int(answered.sum())
+        identical += int((answered & (before["digest"] == after["digest"])).sum())
+    names = [arm.name for arm in design.arms]
+    parted = [divergences.between(block.tables["divergences"], names) for block in blocks]
+    found = [table for table in parted if len(table)]
+    return {
+        "compared": compared,
+        "identical": identical,
+        "near_ties": divergences.near_ties(pd.concat(found)) if found else None,
+    }
+
+
+def failures(design: Design, blocks: Sequence[Block]) -> dict[str, Any]:
+    """By arm, how many requests failed, of how many, and how often each cause, the first one first."""
+    found: dict[str, Any] = {}
+    for arm in design.arms:
+        errors = [error for block in blocks for error in block.of(arm.name, "requests")["error"]]
+        causes = Counter(error for error in errors if error)
+        found[arm.name] = {"failed": causes.total(), "requests": len(errors), "causes": dict(causes)}
+    return found
