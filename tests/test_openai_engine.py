@@ -11,10 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engines import api
-from engines.openai import SPEC, engine
+from engines.openai import SPEC, endpoint, engine
+from engines.openai import server as run_server
+from engines.openai.endpoint import Endpoint
 from tests.serving import Collected
 from tests.small_server import SmallServer, running
 
@@ -181,6 +184,61 @@ def test_the_key_is_sent_and_never_told(server: SmallServer, monkeypatch: pytest
     assert message == "HTTP 401: no such key: Bearer ..."
 
 
+@pytest.mark.parametrize("key", ["sk-secret\r", "\nsk-secret", " sk-secret \n"])
+def test_a_line_end_around_the_key_is_no_part_of_it(
+    server: SmallServer, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    ask(url(server), "Hello")
+    assert server.asked[-1].headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_a_key_that_no_header_can_hold_is_refused_and_not_told(
+    server: SmallServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\r\nother")
+    with pytest.raises(api.BadSetting) as raised:
+        ask(url(server), "Hello")
+    assert "sk-secret" not in str(raised.value)
+
+
+def test_a_server_that_wants_a_key_says_so(server: SmallServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "get", lambda *asked: (401, b"{}"))
+    with pytest.raises(
+        api.EngineError, match="wants a key: GET /v1/models gives HTTP 401; give one in OPENAI_A"
+    ):
+        ask(url(server), "Hello")
+
+
+def test_a_server_that_is_still_loading_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp lists its model meanwhile; SGLang answers 503 until it has warmed up."""
+    loading = [(503, b""), (503, b"")]
+    asked: list[str] = []
+
+    def get(where: Endpoint, path: str, seconds: float) -> tuple[int, bytes]:
+        asked.append(path)
+        return loading.pop() if path == "/health" and loading else (200, b"")
+
+    monkeypatch.setattr(endpoint, "get", get)
+    started = run_server.start("sleep 60 {port}")
+    try:
+        started.wait_until_ready(PATIENCE_S)
+    finally:
+        started.stop()
+    assert asked == ["/health"] * 3
+
+
+def test_a_server_without_health_is_ready_when_it_lists_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        endpoint, "get", lambda where, path, seconds: (404 if path == "/health" else 200, b"")
+    )
+    started = run_server.start("sleep 60 {port}")
+    try:
+        started.wait_until_ready(PATIENCE_S)
+    finally:
+        started.stop()
+
+
 def test_a_request_is_given_up(server: SmallServer) -> None:
     with started(url(server)) as (built, sink):
         built.submit(api.Request(7, "silence", 1))
@@ -239,7 +297,8 @@ def test_tls_is_verified(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ("settings", "message"),
     [
         ({"url": "127.0.0.1:8000"}, "is no address of a server"),
-        ({"url": "http://127.0.0.1:port"}, "the port is no number"),
+        ({"url": "http://127.0.0.1:port"}, "is no address of a server: Port could not be cast"),
+        ({"url": "http://[::1"}, "is no address of a server: Invalid IPv6 URL"),
         ({"url": "http://me:word@127.0.0.1"}, "would be stored"),
         ({"url": "http://127.0.0.1/v1/chat/completions"}, "api=completions or chat"),
         ({"timeout_s": "soon"}, "timeout_s must be a number of seconds above 0, not soon"),
@@ -248,7 +307,28 @@ def test_tls_is_verified(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(api.BadSetting, match=message):
-        engine.build(api.EngineOptions(), SPEC.check({"url": "http://127.0.0.1", **settings}))
+        engine.build(api.EngineOptions(model=""), SPEC.check({"url": "http://127.0.0.1", **settings}))
+
+
+def test_what_only_the_servers_command_can_set_is_refused() -> None:
+    heeded = api.EngineOptions(model="m", sampling=True, recorder=False)
+    settings = SPEC.check({"url": "http://127.0.0.1"})
+    engine.build(heeded, settings)
+    with pytest.raises(api.BadSetting, match="engine openai has no dtype: leave it out"):
+        engine.build(msgspec.structs.replace(heeded, dtype="bfloat16"), settings)
+
+
+def test_a_kept_connection_goes_by_the_clock_of_the_round(server: SmallServer) -> None:
+    with started(url(server)) as (built, sink):
+        serve(built, sink, [api.Request(0, "Hello", 2)])
+        connections = built.connections  # type: ignore[attr-defined]
+        connections.clock.offset_ns += 50_000_000  # as if the time of day had been set back since
+        assert built.collect().counters["clock_moved_us"] > 40_000
+        built.begin_round()
+        *chunks, finish = serve(built, sink, [api.Request(0, "Hello", 2)])
+        assert connections.opened == 0
+    assert isinstance(finish, api.Finish)
+    assert all(chunk.arrived_ns > finish.sent_ns for chunk in chunks)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,48 @@ def test_a_chat_begins_with_its_first_content() -> None:
     assert [(chunk.text, chunk.arrived_ns) for chunk in chunks] == [("Hi", 300)]
 
 
+def growing(tokens: int, reason: str | None = None, **choice: Any) -> bytes:
+    return event(choices=[{**choice, "finish_reason": reason}], usage={"completion_tokens": tokens})
+
+
+@pytest.mark.parametrize(
+    ("pieces", "arrived", "counts"),
+    [
+        # Half a character, and what completes it: a step each, and so for vLLM's and SGLang's clients.
+        ((text(""), text("é"), text(" a", "length"), usage(3)), [100, 200, 300], [1, 1, 1]),
+        ((text("a"), text("", "stop"), usage(1)), [100], [1]),  # llama.cpp's end
+        (
+            (growing(1, text=""), growing(2, text="é"), growing(2, "stop", text=""), usage(2)),
+            [100, 200],
+            [1, 1],
+        ),
+        (
+            (growing(1, text="a"), growing(2, "stop", text=""), usage(2)),  # an EOS, told and not shown
+            [100, 200],
+            [1, 1],
+        ),
+        ((text("a"), growing(1, "stop", text="")), [100], [1]),  # the sum, at the end alone
+        (
+            (
+                growing(0, delta={"role": "assistant", "content": ""}),
+                growing(1, delta={"content": ""}),
+                growing(2, "length", delta={"content": "é"}),
+            ),
+            [200, 300],
+            [1, 1],
+        ),
+        ((text("", token_ids=[]), text("a", "stop", token_ids=[6])), [200], [1]),
+        ((text("", logprobs={"tokens": []}), text("a", "stop", logprobs={"tokens": ["a"]})), [200], [1]),
+    ],
+)
+def test_a_token_without_text_is_a_chunk_where_there_is_one(
+    pieces: tuple[bytes, ...], arrived: list[int], counts: list[int]
+) -> None:
+    chunks, _, _ = served(*pieces, DONE)
+    assert [chunk.arrived_ns for chunk in chunks] == arrived
+    assert [len(chunk.token_ids) or chunk.tokens for chunk in chunks] == counts
+
+
 def test_a_thought_is_content() -> None:
     chunks, _, _ = served(said(None, reasoning_content="Hm"), said("Hi", "stop"), DONE)
     assert [chunk.text for chunk in chunks] == ["Hm", "Hi"]
@@ -182,6 +224,9 @@ def test_what_servers_leave_out_or_add_is_no_failure(pieces: tuple[bytes, ...]) 
         ((), {}, "the stream ended too early"),
         ((text("a"), event(error={"message": "no\n room"})), {}, "the server said in the stream: no room"),
         ((event(object="error", message="no room"),), {}, "the server said in the stream: no room"),
+        ((DONE,), {}, "the reply has no token"),
+        ((text("", "stop"), usage(0), DONE), {}, "the reply has no token"),
+        ((text("a"), text("", "abort"), DONE), {}, "the server broke it off: finish reason abort"),
         ((text("a"),), {"whole": False, "failure": "the stream was cut short"}, "the stream was cut short"),
     ],
 )

@@ -164,8 +164,10 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
     assert not bench.left()
 
 
-def long_run(environment: dict[str, str], folder: Path) -> tuple[Bench, psutil.Process]:
-    arm = ("--before", f"cmd={COMMAND}", "--interval-ms", "50", "--num-requests", "400")
+def long_run(
+    environment: dict[str, str], folder: Path, command: str = COMMAND
+) -> tuple[Bench, psutil.Process]:
+    arm = ("--before", f"cmd={command}", "--interval-ms", "50", "--num-requests", "400")
     bench = start(environment, folder, "run", "--engine", "openai", *arm)
     found = find_server(bench)
     time.sleep(1)  # into the rounds
@@ -186,6 +188,18 @@ def test_a_server_that_dies_ends_the_run_in_one_line(environment: dict[str, str]
 
 def test_a_killed_harness_leaves_no_server(environment: dict[str, str], tmp_path: Path) -> None:
     bench, server = long_run(environment, tmp_path)
+    bench.popen.kill()
+    bench.end()
+    server.wait(10)
+
+
+def test_a_killed_harness_leaves_no_server_that_a_script_started(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "serve.sh"
+    script.write_text(f"#!/bin/sh\n{COMMAND.replace('{port}', '$1')}\necho ended\n")
+    bench, server = long_run(environment, tmp_path, f"sh {script} {{port}}")
+    assert server.parent().name() == "sh"
     bench.popen.kill()
     bench.end()
     server.wait(10)

@@ -38,9 +38,12 @@ COLON = ord(":")
 
 
 class Clock:
-    """From the kernel's stamps (CLOCK_REALTIME) to perf_counter_ns, by one anchor."""
+    """From the kernel's stamps (CLOCK_REALTIME) to perf_counter_ns, by one anchor for all connections."""
 
     def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
         self.offset_ns = offset_ns()
 
     def moved_ns(self) -> int:

@@ -54,11 +54,11 @@ class Model:
 
 def parse(url: str) -> Endpoint:
     """An endpoint from a server's address; "/v1" is added where it is left out. Raises BadSetting."""
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port
-    except ValueError:
-        raise api.BadSetting(f"url={url}: the port is no number") from None
+    except ValueError as error:  # of the port, or of brackets that are no IPv6 address
+        raise api.BadSetting(f"url={url} is no address of a server: {error}") from None
     if parts.scheme not in PORTS or not parts.hostname:
         raise api.BadSetting(f"url={url} is no address of a server; give one such as http://127.0.0.1:8000")
     if parts.username or parts.password:
@@ -74,8 +74,12 @@ def parse(url: str) -> Endpoint:
 
 
 def key() -> str:
-    """The key of the environment, "" where there is none. It is sent, and goes nowhere else."""
-    return os.environ.get(KEY, "")
+    """The key of the environment, "" where there is none. It is sent, and goes nowhere else: not even into
+    the message of the BadSetting for one that no header can hold."""
+    found = os.environ.get(KEY, "").strip()
+    if not (found.isascii() and found.isprintable()):
+        raise api.BadSetting(f"{KEY} holds a line end or another character that no key has")
+    return found
 
 
 def tls() -> ssl.SSLContext:
@@ -152,6 +156,8 @@ def model(endpoint: Endpoint, wanted: str) -> Model:
         cards, said = [], str(error)  # the requests will tell
     except msgspec.DecodeError:
         cards, said = [], "no list of models"
+    if said in ("HTTP 401", "HTTP 403"):
+        raise api.EngineError(f"the server wants a key: GET {path} gives {said}; give one in {KEY}")
     if not wanted and not cards:
         raise api.EngineError(f"the server names no model: GET {path} gives {said}; name one with --model")
     card = next((card for card in cards if card.id == wanted), cards[0] if cards and not wanted else None)

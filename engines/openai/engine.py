@@ -13,13 +13,14 @@ from pathlib import Path
 from time import perf_counter_ns
 
 from engines import api
-from engines.openai import endpoint, server
-from engines.openai.connections import Clock, Connections
+from engines.openai import SPEC, endpoint, server
+from engines.openai.connections import Connections
 from engines.openai.endpoint import Endpoint, Model
 from engines.openai.replies import Outcome, Reply, Tokens, outcome
 from engines.openai.requests import Wire
 from engines.openai.server import Server
 
+HEEDED = ("model", "sampling", "recorder")  # all else is the server's own affair, and stands in its command
 ALIVE_NS = 1_000_000_000  # between two signs of life to the load generator, which has a time-out of its own
 
 
@@ -138,7 +139,7 @@ class OpenAIEngine(api.Engine):
         assert self.connections is not None
         self.counters.clear()
         self.connections.opened = 0
-        self.connections.clock = Clock()
+        self.connections.clock.renew()
         gc.collect()
         gc.disable()  # until the round is over: a collection takes milliseconds
 
@@ -184,6 +185,7 @@ def allow_many_connections() -> None:
 
 def build(options: api.EngineOptions, toggles: Mapping[str, str]) -> OpenAIEngine:
     """Raises BadSetting where the settings make no sense."""
+    options.refuse_unheeded(SPEC.name, HEEDED)
     url = toggles.get("url")
     tokenizer = toggles.get("tokenizer")
     if tokenizer is not None and not Path(tokenizer).is_file():

@@ -15,6 +15,7 @@ from engines.openai import events
 
 DONE = b"[DONE]"
 STREAM = "text/event-stream"
+BROKEN_OFF = ("abort", "error")  # finish reasons: SGLang's and vLLM's of a request that they gave up
 SHOWN = 200  # characters of what a server said of an error
 
 Tokens = Callable[[str], int]  # how many a text has
@@ -131,7 +132,11 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
         raise _Wrong(reply.failure)
     elif not (reason or done):
         raise _Wrong("the stream ended too early: no finish reason, and no [DONE]")
+    elif reason in BROKEN_OFF:
+        raise _Wrong(f"the server broke it off: finish reason {reason}")
     counted_by, counts, total = _count(pieces, usage, tokens)
+    if not (pieces or total or reply.cancelled):
+        raise _Wrong("the reply has no token")
     chunks = _chunks(reply, pieces, counts)
     prompt = usage.prompt_tokens if usage is not None and usage.prompt_tokens else reply.prompt_tokens
     finish = api.Finish(
@@ -155,13 +160,14 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
 def _read(reply: Reply) -> tuple[list[_Piece], _Usage | None, str, bool]:
     """Chunks that hold tokens, the last usage, the finish reason ("" for none), and whether [DONE] came.
 
-    The first chunk of a chat has a role and no content: it is no token, nor is any other without content.
+    A token without a text (half a character, a special token) is a chunk like any other, where the chunk
+    shows that there is one (_holds_token); the first chunk of a chat has a role, and shows none.
     """
     found, rest = events.split(reply.pieces)
     if reply.whole and (data := events.data_of(rest)) is not None:
         found.append((len(reply.pieces) - 1, data))  # some servers leave the last blank line out
     pieces: list[_Piece] = []
-    usage, reason = None, ""
+    usage, reason, so_far = None, "", None
     for number, (index, data) in enumerate(found):
         if data == DONE:
             return pieces, usage, reason, True
@@ -174,11 +180,28 @@ def _read(reply: Reply) -> tuple[list[_Piece], _Usage | None, str, bool]:
         usage = part.usage or usage
         for choice in part.choices:
             reason = choice.finish_reason or reason
-            text = _text(choice)
-            if text or choice.token_ids:
-                completed = None if part.usage is None else part.usage.completion_tokens
-                pieces.append(_Piece(index, text, choice.token_ids, _logprobs(choice), completed))
+            piece = _Piece(index, _text(choice), choice.token_ids, _logprobs(choice), _completed(part.usage))
+            if _holds_token(choice, piece, so_far):
+                pieces.append(piece)
+            so_far = so_far if piece.completed is None else piece.completed
     return pieces, usage, reason, False
+
+
+def _holds_token(choice: _Choice, piece: _Piece, so_far: int | None) -> bool:
+    """By what it says; else by the usage, where chunks tell one that grows (`so_far`: what the last one told;
+    one that comes with the end alone is the sum). Without that, a completion has a chunk for each step, as
+    vLLM's and SGLang's clients count them, and one without text beside the end of it."""
+    if piece.text or piece.ids or piece.logprobs:
+        return True
+    if piece.ids is not None or piece.logprobs is not None:
+        return False
+    if piece.completed is not None and (so_far is not None or not choice.finish_reason):
+        return piece.completed > (so_far or 0)
+    return choice.text is not None and not choice.finish_reason
+
+
+def _completed(usage: _Usage | None) -> int | None:
+    return None if usage is None else usage.completion_tokens
 
 
 def _text(choice: _Choice) -> str:

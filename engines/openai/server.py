@@ -53,18 +53,23 @@ class Server:
         return api.EngineError(f"{how} {when}: {words}; its output is in {kept.name}")
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Until it answers /health, or /v1/models, with 200. Raises EngineError where it ends before, or
-        takes longer."""
+        """Until /health gives 200, or, where it has none, /v1/models, which llama.cpp answers while it still
+        loads. Raises EngineError where it ends before, or takes longer."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.ended():
                 raise self.failure("before it was ready")
-            for path in ("/health", f"{self.endpoint.path}/models"):
-                with suppress(Unreachable):
-                    if endpoint.get(self.endpoint, path, min(5.0, seconds))[0] == 200:
-                        return
+            with suppress(Unreachable):
+                if self._is_ready(min(5.0, seconds)):
+                    return
             time.sleep(LOOK_S)
         raise self.failure(f"was not ready after {seconds:g} s (start_timeout_s)")
+
+    def _is_ready(self, seconds: float) -> bool:
+        health, _ = endpoint.get(self.endpoint, "/health", seconds)
+        if health == 200 or health >= 500:
+            return health == 200
+        return endpoint.get(self.endpoint, f"{self.endpoint.path}/models", seconds)[0] == 200
 
     def stop(self) -> None:
         """SIGTERM, and after a while SIGKILL, to the whole group."""
