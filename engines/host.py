@@ -22,6 +22,7 @@ import zmq
 from engines import api
 
 PR_SET_PDEATHSIG = 1
+SWEEPS = 2  # through a session that is to end: what one of its processes starts meanwhile is seen by the next
 NOTICE_S = 0.2  # how much later than the engine the kernel may tell that a process has ended
 ORPHANED = signal.SIGRTMIN  # one that no engine's own processes use for something else
 
@@ -157,10 +158,16 @@ def die_with_parent(parent: int, with_all: bool = False) -> None:
 
 
 def leave_none() -> None:
-    """End this process, and with it what it started: vLLM's core and its workers do not follow a killed
-    parent by themselves, and would keep the card's memory. A harness gives each host a process group."""
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
+    """End this process, and with it what it started: vLLM's core and its workers, and what a server's
+    wrapper started, do not follow a killed parent by themselves, and would keep the card's memory. A harness
+    gives each host a session."""
+    own = os.getpid()
+    if os.getsid(0) == own:
+        for _ in range(SWEEPS):
+            for pid in (int(each) for each in os.listdir("/proc") if each.isdecimal() and int(each) != own):
+                with suppress(OSError):
+                    if os.getsid(pid) == own:
+                        os.kill(pid, signal.SIGKILL)
     os._exit(1)
 
 
@@ -183,7 +190,8 @@ def main() -> int:
         )  # an engine may import late: in `start`, or on its first step
         usage = lacking or isinstance(error, api.BadSetting)
         known = isinstance(error, api.EngineError)
-        message = str(error) if known else f"{type(error).__name__}: {error} ({_where(error)})"
+        said = " ".join(str(error).split())  # torch tells of CUDA's errors in several lines
+        message = said if known else f"{type(error).__name__}: {said} ({_where(error)})"
         if lacking:
             message = f"{sys.executable} can't run the engine of {config.name}: {error}"
         host.say(api.Failed(config.name, message, usage, traceback.format_exc(), host.died))

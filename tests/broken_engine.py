@@ -82,7 +82,7 @@ class Broken(Clockwork):
     def start(self, events: api.EventSink) -> api.Description:
         breaks = self.toggles["breaks"]
         if breaks == "starts half":
-            raise ValueError("no hands")
+            raise ValueError("no hands\nand no feet")
         said = Clockwork.start(self, Sink(events, breaks))  # type: ignore[arg-type]
         if breaks == "describes nothing":
             return None  # type: ignore[return-value]
