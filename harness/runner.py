@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -152,22 +153,28 @@ def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:
 
 def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
     """The manifest with what the engines say of themselves. Raises BadSetting where the arms run on
-    different kinds of device, or a resumed run on another one than before."""
+    different kinds of device, StoreError where a resumed run would go on with another engine."""
     found = {name: each.description for name, each in booted.items()}
     kinds = sorted({each.device["kind"] for each in found.values()})
     if len(kinds) > 1:
         names = " and ".join(arm.name for arm in manifest.design.arms)
         raise api.BadSetting(f"{names} run on different devices ({', '.join(kinds)}): never compared")
     for name, old in manifest.descriptions.items():
-        if name in found and (old.device["kind"], old.device["name"]) != (
-            found[name].device["kind"],
-            found[name].device["name"],
-        ):
+        if name in found and (other := store.difference(_identity(old), _identity(found[name]))):
             raise store.StoreError(
-                f"can't resume {manifest.run} on another device: {old.device['name']} was "
-                f"{name}'s, {found[name].device['name']} is; start a fresh run"
+                f"can't resume {manifest.run} with another engine in {name}: {other}; start a fresh run"
             )
     return msgspec.structs.replace(manifest, descriptions=found)
+
+
+def _identity(described: api.Description) -> dict[str, Any]:
+    """What the settings do not pin: a server may have another model, a virtual environment other versions."""
+    device, model = described.device, described.model
+    return {
+        "device": {"kind": device["kind"], "name": device["name"]},
+        "model": model.get("name"),
+        "versions": described.versions,
+    }
 
 
 def _block(

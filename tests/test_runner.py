@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -194,6 +195,28 @@ def test_a_killed_process_ends_the_run(
     bench = in_second_block(environment, tmp_path)
     assert_death_is_told(bench, bench.find(word), name)
     assert 0 in store.finished_blocks(run_folder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": {"name": "n"}}, "model was 'm', is 'n'"),
+        ({"versions": {"vllm": "0.2"}}, "versions.vllm was '0.1', is '0.2'"),
+        ({"device": {"kind": "emulated", "name": "y"}}, "device.name was 'x', is 'y'"),
+        ({"model": {"name": "m", "tokenizer": "of another checkout"}}, None),
+    ],
+)
+def test_a_run_is_not_resumed_with_another_engine_than_it_began_with(
+    changes: dict[str, Any], told: str | None
+) -> None:
+    first = msgspec.structs.replace(described(), versions={"vllm": "0.1"})
+    booted: Any = {"before": SimpleNamespace(description=msgspec.structs.replace(first, **changes))}
+    plan = msgspec.structs.replace(manifest(arms=1), descriptions={"before": first})
+    if told is None:
+        assert runner.described(plan, booted).descriptions["before"].model["tokenizer"]
+    else:
+        with pytest.raises(store.StoreError, match=f"another engine in before: {told}"):
+            runner.described(plan, booted)
 
 
 def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str], tmp_path: Path) -> None:
