@@ -145,7 +145,11 @@ def test_guidellm_says_what_it_said(tmp_path: Path) -> None:
     requests = document(GUIDELLM)["benchmarks"][0]["requests"]["successful"]
     tpots = [each["inter_token_latency_ms"] for each in requests]
     assert found["tpot_ms_mean"] == pytest.approx(np.mean(tpots), rel=1e-3)
-    assert found["submit_lag_ms_p50"] >= 0
+    lags = [
+        each["info"]["timings"]["request_start"] - each["info"]["timings"]["targeted_start"]
+        for each in requests
+    ]
+    assert found["submit_lag_ms_p50"] == pytest.approx(1e3 * np.median(lags), rel=1e-3)
     assert found["failed_requests"] == len(document(GUIDELLM)["benchmarks"][0]["requests"]["errored"])
 
 

@@ -75,11 +75,13 @@ def test_a_useless_file_of_prompts_is_named(tmp_path: Path, content: bytes, comp
 
 def test_requests_take_the_lines_of_a_file_in_turn(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
-    path.write_text("one\n\n  two\nthree\n")
+    path.write_text(
+        "one\n\n  two\r\nthree \u2028 \x0c or four\n"
+    )  # what lies inside of a line is no end of it
     workload = Workload(prompts=str(path), num_requests=5, pretok=False, max_new_tokens=9, stop_on_eos=True)
     workload.check()
     planned = plan(workload, 0, "", 64)
-    assert [each.prompt for each in planned] == ["one", "two", "three", "one", "two"]
+    assert [each.prompt for each in planned] == ["one", "two", "three \u2028 \x0c or four", "one", "two"]
     assert [each.id for each in planned] == [0, 1, 2, 3, 4]
     assert {(each.max_new_tokens, each.stop_on_eos) for each in planned} == {(9, True)}
 

@@ -104,11 +104,11 @@ def read(document: Mapping[str, Any]) -> Result:
             f"a report of {TOOL} with {len(requests.successful)} of {made.successful} requests: it was told "
             "to keep a sample (--sample-requests), which nothing can be made from"
         )
-    starts = [each.info.timings.request_start for each in kept]
-    known = [start for start in starts if start is not None]
-    if not known or not requests.successful:
+    times = [each.info.timings for each in kept]
+    starts = [each.request_start for each in times if each.request_start is not None]
+    if not starts or not requests.successful:
         raise api.BadSetting(f"a report of {TOOL} in which no request was served")
-    first = min(known)
+    first = min([*starts, *(each.targeted_start for each in times if each.targeted_start is not None)])
     sent = [_sent(each, first, failed=index >= len(requests.successful)) for index, each in enumerate(kept)]
     lacks = ["the chunks between the first and the last of a request: no ITL", *unknown_prompts(sent)]
     if requests.incomplete:
@@ -125,7 +125,7 @@ def read(document: Mapping[str, Any]) -> Result:
             **{name: config.strategy[name] for name in sorted(config.strategy)},
             data=config.requests.get("data"),
         ),
-        seconds=max(each.finished_ns for each in sent) / NS_PER_S,
+        seconds=max(each.finished_ns for each in sent) / NS_PER_S - (min(starts) - first),
         requests=sent,
         told={},
         lacks=lacks,
@@ -134,11 +134,10 @@ def read(document: Mapping[str, Any]) -> Result:
 
 
 def _sent(request: Request, first: float, failed: bool) -> Sent:
-    """Times since the first send of the benchmark."""
+    """Times since `first`, the first moment at which a request was due or sent."""
     timings = request.info.timings
     start, due = (
-        NOT_TOLD if at is None else max(0, ns(at - first))
-        for at in (timings.request_start, timings.targeted_start)
+        NOT_TOLD if at is None else ns(at - first) for at in (timings.request_start, timings.targeted_start)
     )
     end = timings.request_end or timings.resolve_end
     finished = NOT_TOLD if end is None else ns(end - first)

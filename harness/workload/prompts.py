@@ -78,11 +78,12 @@ def texts(prompt: str | None, prompts: str | None, random: np.random.Generator) 
 def from_file(path: str) -> list[str]:
     """One prompt per line, blank lines left out. BadSetting where there is none to read."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise BadSetting(f"cannot read prompts from {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise BadSetting(f"cannot read prompts from {path}: it is not UTF-8 text") from None
+    lines = text.split("\n")  # splitlines() cuts at U+2028, form feeds and more
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise BadSetting(f"no prompts in {path}: every line is blank")
