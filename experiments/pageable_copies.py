@@ -134,8 +134,10 @@ def costs(stream: torch.cuda.Stream) -> dict[str, tuple[float, float]]:
         "event synchronize, happened": happened.synchronize,
         "stream wait_event": lambda: other.wait_event(happened),
     }
+    kept = []  # a graph writes to it for as long as it is replayed
     for count in KERNELS:
-        graph = captured(stream, count)
+        graph, cell = captured(stream, count)
+        kept.append(cell)
 
         def round_trip(graph: torch.cuda.CUDAGraph = graph) -> None:
             graph.replay()
@@ -153,12 +155,13 @@ def costs(stream: torch.cuda.Stream) -> dict[str, tuple[float, float]]:
     return found
 
 
-def captured(stream: torch.cuda.Stream, kernels: int) -> torch.cuda.CUDAGraph:
+def captured(stream: torch.cuda.Stream, kernels: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A graph of so many kernels, and the memory that it writes to."""
     graph, cell = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(kernels):
             cell.add_(1)
-    return graph
+    return graph, cell
 
 
 if __name__ == "__main__":

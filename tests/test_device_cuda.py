@@ -80,9 +80,12 @@ def test_times_of_a_captured_program_are_its_own_in_back_to_back_launches(device
 def test_threads_keep_to_the_stream_they_use(device: Device) -> None:
     forward, copy = device.stream("forward"), device.stream("copy")
     source = device.pin(ints(4))  # a block pinned for the first time may wait for the device
+    back = device.pinned(len(source), torch.int64)
     device.launch("slow", 300, stream=forward, step=0)
     busy = device.record(forward)
-    device.to_device(device.buffer("b"), source, copy)
+    device.to_device(device.buffer("b", 0, source.nbytes), source, copy)
+    device.to_host(back, device.buffer("b", 0, source.nbytes), copy)
     device.synchronize(device.record(copy))
+    assert back.tolist() == source.tolist(), "the copies went to the stream that was recorded"
     assert not device.done(busy)
     device.drain()

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engines.api import STEP_KINDS
 from engines.devices import open_device
 from engines.overlap import SPEC
-from tests.serving import near_ties, serve, some_requests
-from tests.test_tokens import COVER, MODELS, name
+from tests.serving import column, near_ties, sampled, serve, some_requests
+from tests.test_scoring import NEAR, errors, forced_requests
+from tests.test_tokens import COVER, MODELS, THREE, growing_requests, name, some_sampled_requests
+
+TIGHT = {
+    "max_batch_size": 6, "max_context": 64, "block_size": 4, "num_blocks": 1 + 18, "prefix_cache": True,
+}  # fmt: skip
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,6 +66,46 @@ def test_every_decode_shape_is_captured_and_replayed(cuda):
     requests = some_requests(20)
     tokens, _, record = serve(device, settings, requests, max_batch_size=8, max_context=128, chaos=chaos)
     near_ties("tiny-gpt2", requests, tokens)
-    prefills = record.counters["eager_launches"]
-    assert record.counters["captured_launches"] == record.steps.rows - prefills
-    assert record.counters["captured_launches"] > 0
+    prefills = column(record, "kind").count(STEP_KINDS.index("prefill"))
+    assert record.counters["eager_launches"] == prefills
+    assert record.counters["captured_launches"] == record.steps.rows - prefills > 0
+
+
+@pytest.mark.parametrize("settings", THREE, ids=name)
+def test_tokens_equal_generate_when_blocks_run_out_and_prefixes_are_kept(cuda, settings):
+    device, chaos = cuda
+    requests = growing_requests(10)
+    tokens, _, record = serve(device, settings, requests, **TIGHT, chaos=chaos)
+    assert sum(column(record, "preempted")) > 0
+    assert record.counters["prefix_cached_tokens"] > 0
+    near_ties("tiny-gpt2", requests, tokens)
+
+
+@pytest.mark.parametrize("settings", THREE, ids=name)
+def test_sampled_tokens_are_those_of_the_reference(cuda, settings):
+    device, chaos = cuda
+    requests = some_sampled_requests()
+    tokens, _, record = serve(device, settings, requests, sampling=True, **TIGHT, chaos=chaos)
+    assert sum(column(record, "preempted")) > 0
+    assert tokens == sampled("tiny-gpt2", requests)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("settings", THREE, ids=name)
+def test_scores_equal_transformers(cuda, model, settings):
+    device, chaos = cuda
+    requests = forced_requests(9)
+    _, events, _ = serve(device, settings, requests, model=model, scoring=True, max_batch_size=5, chaos=chaos)
+    assert max(errors(model, requests, events)) < NEAR
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_half_precision_serves_every_request_to_its_end(cuda, model):
+    device, chaos = cuda
+    requests = some_requests(9)
+    tokens, _, _ = serve(
+        device, THREE[1], requests, model=model, dtype="bfloat16", max_batch_size=6, chaos=chaos
+    )
+    assert {each.id: len(tokens[each.id]) for each in requests} == {
+        each.id: each.max_new_tokens for each in requests
+    }

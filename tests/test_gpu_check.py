@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
+import torch
 
 from experiments import gpu_check
 
@@ -27,6 +29,14 @@ def test_a_part_that_is_cut_off_leaves_no_worker_beside_the_next(tmp_path: Path)
     assert said[:1] == ["pid"], "it began"
     left = [each.status() for each in psutil.process_iter() if each.pid == int(said[1])]
     assert left in ([], [psutil.STATUS_ZOMBIE])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_card_nothing_counts_as_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no CUDA device here"):
+        gpu_check.main()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_part_that_fails_says_how(tmp_path: Path) -> None:

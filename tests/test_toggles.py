@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import api
+from engines.devices.base import DeviceLost
 from engines.overlap import SPEC
 from engines.overlap.toggles import d2h, h2d, launch, output, tables
 from engines.overlap.toggles import gc as gc_toggle
@@ -34,6 +37,23 @@ def steps_of(record: api.RoundRecord) -> list[dict[str, int]]:
 def test_a_choice_that_nobody_wrote_is_not_measured_as_another(toggle, arguments):
     with pytest.raises(KeyError, match="declared"):
         toggle.choose("declared", *[None] * arguments)
+
+
+# -- launch ---------------------------------------------------------------------------------------------
+
+
+def test_a_forward_thread_that_can_not_begin_is_told_of_by_its_first_step():
+    def lost():
+        raise DeviceLost("the card is gone")
+
+    forward = SimpleNamespace(device=SimpleNamespace(adopt_thread=lost))
+    thread = launch.ForwardThread(forward, Counter())
+    step = SimpleNamespace(launch_done=threading.Event())
+    thread.submit(step)
+    assert step.launch_done.wait(10)
+    with pytest.raises(DeviceLost, match="the card is gone"):
+        thread.wait_until_launched(step)
+    thread.stop()
 
 
 # -- tables ---------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from engines.devices.loading import build, one_line
 
 _WARM_UPS = 2  # runs before a capture: lazy initialisation of libraries must not be captured
 _EAGER_PAIRS = 256  # timing event pairs for uncaptured launches in flight
+_WORK_ROWS = 1 << 18  # a server never ends its round, and they would grow by gigabytes a day
 _ANCHOR_TRIES = 5
 _ANCHOR_AGE_NS = 1_000_000_000  # elapsed_time is a float32 of milliseconds: at 1 to 2 s it goes by 122 ns
 _LONGEST_DELAY_CYCLES = 5_000_000  # about 3 ms
@@ -158,7 +159,7 @@ class CudaDevice:
         self._next_anchor: torch.cuda.Event | None = None
         self._spare = [self._timing_pair(external=False) for _ in range(_EAGER_PAIRS)]
         self._eager: deque[_Pair] = deque()
-        self._rows: list[tuple[int, int, int, int]] = []
+        self._rows: deque[tuple[int, int, int, int]] = deque(maxlen=_WORK_ROWS)
         self._rows_lock = threading.Lock()
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
 
@@ -278,6 +279,8 @@ class CudaDevice:
         view = source.like(target)
         self._use(stream)
         pinned = target.untyped_storage().data_ptr() in self._pinned
+        if self._blocking and not pinned:
+            self.synchronize(self.record(stream))  # the copy would wait inside of the driver, spinning
         _flat(target).copy_(view, non_blocking=pinned)
         kind = "pinned" if pinned else "pageable"
         self.counters[f"d2h_{kind}_copies"] += 1
@@ -374,8 +377,8 @@ class CudaDevice:
         self._anchored_ns = perf_counter_ns()
 
     def work(self) -> np.ndarray:
-        """Programs only, see above. Launches whose events could not be read in time are counted in
-        `work_rows_lost`."""
+        """Programs only, see above; the last 2^18. Launches behind those, and whose events could not be read
+        in time, are counted in `work_rows_lost`."""
         self.drain()
         self._read_all()
         rows = np.array(sorted(self._rows, key=lambda row: row[2]), dtype=np.int64).reshape(-1, 4)
@@ -424,6 +427,7 @@ class CudaDevice:
         if done.query():
             start = pair.anchor.ns + round(pair.anchor.event.elapsed_time(pair.start) * 1e6)
             length = round(pair.start.elapsed_time(pair.end) * 1e6)
+            self.counters["work_rows_lost"] += len(self._rows) == _WORK_ROWS  # the oldest makes room
             self._rows.append((PROGRAM, pair.step, start, start + length))
         else:
             self.counters["work_rows_lost"] += 1

@@ -96,10 +96,14 @@ class ForwardThread:
         self._thread.join()
 
     def _loop(self) -> None:
-        name_thread("forward")
-        self.forward.device.adopt_thread()
+        try:
+            name_thread("forward")
+            self.forward.device.adopt_thread()
+        except BaseException as failure:  # raised again at the first step, which someone waits for
+            self._failure = failure
         while (step := self._input.get()) is not None:
             try:
+                self.check()
                 self.forward.run(step)
             except BaseException as failure:  # raised again where this step is waited for
                 self._failure = failure
