@@ -190,8 +190,7 @@ def main() -> int:
         )  # an engine may import late: in `start`, or on its first step
         usage = lacking or isinstance(error, api.BadSetting)
         known = isinstance(error, api.EngineError)
-        said = " ".join(str(error).split())  # torch tells of CUDA's errors in several lines
-        message = said if known else f"{type(error).__name__}: {said} ({_where(error)})"
+        message = str(error) if known else f"{type(error).__name__}: {error} ({_where(error)})"
         if lacking:
             message = f"{sys.executable} can't run the engine of {config.name}: {error}"
         host.say(api.Failed(config.name, message, usage, traceback.format_exc(), host.died))

@@ -145,10 +145,10 @@ def test_guidellm_says_what_it_said(tmp_path: Path) -> None:
     requests = document(GUIDELLM)["benchmarks"][0]["requests"]["successful"]
     tpots = [each["inter_token_latency_ms"] for each in requests]
     assert found["tpot_ms_mean"] == pytest.approx(np.mean(tpots), rel=1e-3)
-    lags = [
-        each["info"]["timings"]["request_start"] - each["info"]["timings"]["targeted_start"]
-        for each in requests
-    ]
+    timings = [each["info"]["timings"] for each in requests]
+    lasted = max(each["request_end"] for each in timings) - min(each["request_start"] for each in timings)
+    assert found["throughput_req_s"] == pytest.approx(len(requests) / lasted, rel=1e-3)
+    lags = [each["request_start"] - each["targeted_start"] for each in timings]
     assert found["submit_lag_ms_p50"] == pytest.approx(1e3 * np.median(lags), rel=1e-3)
     assert found["failed_requests"] == len(document(GUIDELLM)["benchmarks"][0]["requests"]["errored"])
 
