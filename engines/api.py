@@ -188,7 +188,7 @@ class StepTable(msgspec.Struct, frozen=True):
     """Step records of one round as one int64 matrix, row-major; -1 means "did not happen".
 
     Columns, all of them: "step", "kind" (index into STEP_KINDS), "batch" (requests), "tokens" (fed to the
-    model), "dropped" (rows whose result was not wanted any more), "preempted" (requests put back), and for
+    model), "dropped" (rows whose result was not wanted any more), "preempted" (requests), and for
     each of PHASES the stamps "<phase>.start" and "<phase>.end". A round whose records can't be (a step number
     twice, a phase that ends before it starts, stamps that are no perf_counter_ns of the round) fails the run.
     """
@@ -356,9 +356,10 @@ class Toggle:
         for key in ("*", choice):
             for other, allowed in self.requires.get(key, {}).items():
                 if settings.get(other) not in allowed:
-                    wanted = " or ".join(allowed)
                     subject = self.name if key == "*" else f"{self.name}={choice}"
-                    return f"{subject} means something only with {other}={wanted}"
+                    there = f"{other}={settings[other]}" if other in settings else f"no {other} at all"
+                    wanted = " or ".join(allowed)
+                    return f"{subject} means something only with {other}={wanted}, not with {there}"
         return None
 
 
@@ -421,7 +422,7 @@ class EngineSpec:
         for name, choice in full.items():
             reason = None if self.setting(name) else self.toggle(name).unmet(choice, full)
             if reason is not None:
-                raise BadSetting(f"{reason}, not with {_rest(reason, full)}")
+                raise BadSetting(reason)
         return full
 
     def every_setting(self) -> list[dict[str, str]]:
@@ -434,11 +435,6 @@ class EngineSpec:
                 grown += [settings | {toggle.name: choice} for choice in possible] or [settings]
             partial = grown
         return partial
-
-
-def _rest(reason: str, settings: Settings) -> str:
-    other = reason.split(" only with ")[1].split("=")[0]
-    return f"{other}={settings[other]}" if other in settings else f"no {other} at all"
 
 
 def pick(name: str, among: Mapping[str, Any], what: str) -> Any:

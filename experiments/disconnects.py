@@ -2,7 +2,7 @@
 
     python -m experiments.disconnects
 
-`bench serve` with too few blocks for what is asked of it, so that requests wait and are put back. Some
+`bench serve` with too few blocks for what is asked of it, so that requests wait and are preempted. Some
 clients stay: each asks the same again and again, greedily or drawn with a seed, and must get the tokens that
 it got when it was alone. The others hang up at a random place: before the first token, in mid-stream, at
 times on an answer that is not streamed, with a farewell or by a reset. Afterwards every block must be free.

@@ -126,7 +126,7 @@ class Simulation:
                 assert batch.tokens <= self.prefill_tokens or len(batch.requests) == 1
                 assert len(batch.requests) <= self.prefill_batch
             self.preempted += batch.preempted
-            self.cached += batch.cached
+            self.cached += batch.cached_tokens
             self.flying.append((batch, self.device.run(batch)))
         if len(self.flying) > self.ahead or (batch is None and self.flying):
             self.read()
@@ -158,7 +158,9 @@ class Simulation:
         assert shared <= pool._keys.keys(), "a block that nobody keeps has two owners"
         for request in scheduler.running:
             assert pool.blocks_for(request.context - 1) <= len(request.blocks), "a token without a slot"
-            assert shared.isdisjoint(request.blocks[request.kept :]), "a block was shared before it was known"
+            assert shared.isdisjoint(request.blocks[request.kept_blocks :]), (
+                "a block was shared before it was known"
+            )
         assert 0 not in owners, "the dummy block was handed out"
         assert len(owners) + pool.free == self.blocks - 1, "a block leaked"
         assert {key: block for block, key in pool._keys.items()} == pool._kept

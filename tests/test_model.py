@@ -45,7 +45,7 @@ def test_logits_behind_a_cached_prefix_equal_transformers_to_a_thousandth(monkey
     ids = torch.randint(1, 4096, (40,), generator=torch.Generator().manual_seed(3)).tolist()
     first, second = api_request(ids[:20]), api_request(ids[:16] + ids[25:40])
     first.slot, first.blocks = 0, [7, 2]
-    second.slot, second.blocks, second.cached = 1, [7, 5], 1
+    second.slot, second.blocks, second.cached_blocks = 1, [7, 5], 1
     with torch.inference_mode():
         write(module, "prefill", scheduler.prefill_batch([first], 20, 16))
         module.prefill(1, 20)

@@ -120,7 +120,7 @@ def some_sampled_requests() -> list[api.Request]:
 
 @pytest.mark.parametrize("settings", THREE, ids=name)
 def test_sampled_tokens_depend_on_seed_and_position_alone(chaotic_device, settings):
-    """Not on the toggles, nor on the batch, nor on what is put back or found in the cache."""
+    """Not on the toggles, nor on the batch, nor on what is preempted or found in the cache."""
     requests = some_sampled_requests()
     expected = sampled("tiny-gpt2", requests)
     options = {"sampling": True, "max_batch_size": 6, "max_context": 64, "chaos": CHAOS_SEED}

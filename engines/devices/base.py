@@ -5,10 +5,10 @@ The engine knows this file and nothing below it. Two devices honour it: `cuda` (
 
 - A *stream* runs its commands in order; streams run independently of each other.
 - `record` marks a point in a stream. Waiting for an event that was never recorded returns at once.
-- `copy` looks at the memory it is given, as CUDA does. From or to *pinned* memory the device copies by
-  itself, later, and the caller must leave that memory alone until an event says so. Memory that is not
-  pinned (pageable) is staged by the caller's thread before `copy` returns, so the caller may reuse it at
-  once; a pageable destination is complete when `copy` returns.
+- `to_device` and `to_host` look at the memory they are given, as CUDA's copies do. From or to *pinned*
+  memory the device copies by itself, later, and the caller must leave that memory alone until an event says
+  so. Memory that is not pinned (pageable) is staged by the caller's thread before the call returns, so the
+  caller may reuse it at once; a pageable destination is complete when the call returns.
 - A *program* is a function of the loaded module that runs on the device over static buffers. `launch` of a
   captured program is one command; of one that is not captured, a command per leaf module.
 """
@@ -72,13 +72,13 @@ class MemoryUse:
 
 
 class Device(Protocol):
-    """An accelerator. Boot-time calls: load, capture, buffer, pinned, stream. All others are hot."""
+    """An accelerator. Three groups of calls: at boot, hot (in every step), and between rounds."""
 
     kind: str  # "cuda" or "emulated"
     name: str  # the card's name, or what the emulated device runs on
     details: dict[str, str]  # versions, staging, cores: for the manifest
     pid: int | None  # the device's own process, where it has one
-    counters: dict[str, int]  # pageable_copies, pageable_bytes, pinned_copies, pinned_bytes, ...
+    counters: dict[str, int]  # h2d_pageable_copies, h2d_pageable_bytes, d2h_pinned_copies, ...
 
     # -- boot ----------------------------------------------------------------------------------------------
 

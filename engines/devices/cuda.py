@@ -160,7 +160,6 @@ class CudaDevice:
         self._spare = [self._timing_pair(external=False) for _ in range(_EAGER_PAIRS)]
         self._eager: deque[_Pair] = deque()
         self._rows: deque[tuple[int, int, int, int]] = deque(maxlen=_WORK_ROWS)
-        self._rows_lock = threading.Lock()
         self.counters: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
 
         properties = torch.cuda.get_device_properties(self._device)
@@ -308,12 +307,12 @@ class CudaDevice:
     def _launch_eagerly(
         self, run: Callable[..., None], arguments: tuple[int, ...], stream: CudaStream, step: int
     ) -> None:
-        with self._rows_lock:
-            while self._eager and self._eager[0].end.query():
-                pair = self._eager.popleft()
-                self._harvest(pair, pair.end)
-                self._spare.append(pair)
-            mine = self._spare.pop() if self._spare else None
+        # No lock: one thread launches, and a round is read when nothing is in flight.
+        while self._eager and self._eager[0].end.query():
+            pair = self._eager.popleft()
+            self._harvest(pair, pair.end)
+            self._spare.append(pair)
+        mine = self._spare.pop() if self._spare else None
         if mine is not None:
             mine.start.record(stream.raw)
         with torch.inference_mode():

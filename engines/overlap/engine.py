@@ -83,7 +83,7 @@ class OverlapEngine(api.Engine):
         )
         num_blocks = options.num_blocks or options.max_batch_size * block_buckets[-1] + 1
         shapes = [(rows, blocks) for rows in limits.batch_buckets for blocks in limits.block_buckets]
-        # A request that is put back is prefilled again with all its tokens, alone if they are too many.
+        # A preempted request is prefilled again with all its tokens, alone if they are too many.
         prefill_tokens = max(limits.prefill_max_tokens, options.max_context)
         facts = device.load(self._module(limits, prefill_tokens, num_blocks, shapes))
         self._vocabulary: int = facts["vocabulary"]
@@ -289,7 +289,7 @@ class OverlapEngine(api.Engine):
             return reason
         assert self._run is not None
         pool = self._run.scheduler.pool
-        if pool.blocks_for(active.longest) > pool.capacity:
+        if pool.blocks_for(active.most_kv_tokens) > pool.capacity:
             return f"{prompt + most} tokens do not fit into {pool.capacity} KV blocks of {pool.block_size}"
         return None
 

@@ -37,8 +37,9 @@ class Forward:
         self._last_copy_done: Event | None = None
 
     def run(self, step: Step) -> None:
-        """Issue everything the step needs. Nothing here waits for the device, but for what a choice of h2d
-        may cost: a copy from pageable memory, or a tensor that is pinned for the first time."""
+        """Issue everything the step needs. It can block in three places: in a choice of h2d (a pageable copy,
+        a tensor that is pinned for the first time), in the first launch of a program that is not captured,
+        and where the launch queue is full."""
         record, device = self.recorder, self.device
         if self._chaos is not None:
             time.sleep(self._chaos.random() * self._chaos.choice(CHAOS_MOST_S))

@@ -15,7 +15,7 @@ NO_KEY = b""  # of the block before the first one
 
 
 def block_key(before: bytes, tokens: list[int]) -> bytes:
-    """The key of a full block behind the one with key `before`. 128 bits: two texts never share one."""
+    """The key of a full block after the one with key `before`. 128 bits: no collision is to be expected."""
     return blake2b(before + array("q", tokens).tobytes(), digest_size=16).digest()
 
 

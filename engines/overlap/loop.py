@@ -87,8 +87,8 @@ class Run:
             return None
         self.next_step += 1
         self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
-        if batch.cached:
-            self.counters["prefix_cached_tokens"] += batch.cached
+        if batch.cached_tokens:
+            self.counters["prefix_cached_tokens"] += batch.cached_tokens
         self.recorder.end(SCHEDULE, number, began)
 
         began = self.recorder.begin(METADATA, number)

@@ -64,7 +64,7 @@ class Paged:
     slots: int64 [batch * length]; tables: int32 [batch * blocks]; gathered: two buffers [batch * blocks,
     block_size, kv_heads, head_dim], static, since a fresh allocation of that size in each layer costs more
     than the gather. bias: [batch, 1, length * queries per KV head, blocks * block_size], the queries of one
-    head behind each other, 0 where a query looks and -inf where not; one row where all look at the same.
+    head one after another, 0 where a query looks and -inf where not; one row where all look at the same.
     """
 
     pages: Pages
@@ -207,7 +207,7 @@ class OverlapModule:
             table = (max_batch_size + 1, most_blocks)
             self.buffers["block_tables"] = torch.zeros(table, dtype=torch.int32, device=device)
         self._places = torch.arange(most_blocks * block_size, device=device)
-        self._nothing = torch.zeros((), dtype=torch_dtype, device=device)
+        self._no_bias = torch.zeros((), dtype=torch_dtype, device=device)
         self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
         self._check_logits(model, own_logits)
 
@@ -268,11 +268,11 @@ class OverlapModule:
         tokens = batch * length
         arrays = self._arrays[program_name("extend", family)]
         positions = arrays["position_ids"][:tokens].view(batch, length)
-        looked_at = self._places[: blocks * self.pages.block_size] <= positions[:, :, None]
+        visible = self._places[: blocks * self.pages.block_size] <= positions[:, :, None]
         work = self._paged(
             arrays["slot_mapping"][:tokens],
             arrays["block_tables"][: batch * blocks],
-            looked_at.repeat(1, self.queries_per_head, 1),
+            visible.repeat(1, self.queries_per_head, 1),
         )
         hidden = self._forward(arrays["input_ids"][:tokens].view(batch, length), positions, work)
         last = arrays["context_lens"][:batch].to(torch.int64) - 1 - positions[:, 0]
@@ -283,25 +283,25 @@ class OverlapModule:
         """Run one token of each of `batch` requests that reach back at most `blocks` blocks."""
         arrays = self._arrays[f"{program_name('decode', family)}.{batch}.{blocks}"]
         context_lens = arrays["context_lens"]
-        behind = self._places[: blocks * self.pages.block_size] < context_lens[:, None]
-        work = self._paged(arrays["slot_mapping"], self._tables(arrays, blocks), behind[:, None, :])
+        visible = self._places[: blocks * self.pages.block_size] < context_lens[:, None]
+        work = self._paged(arrays["slot_mapping"], self._tables(arrays, blocks), visible[:, None, :])
         hidden = self._forward(arrays["input_ids"][:, None], arrays["position_ids"][:, None], work)
         self._sample(hidden[:, 0], arrays, family)
 
     def _tables(self, arrays: dict[str, Tensor], blocks: int) -> Tensor:
-        """int32 [batch * blocks]: told with the step, or gathered from the rows that stay here."""
+        """int32 [batch * blocks]: sent with the step, or gathered from the rows that stay here."""
         if "block_tables" in arrays:
             return arrays["block_tables"]
         rows = self.buffers["block_tables"][:, :blocks]
         return rows.index_select(0, arrays["request_slots"]).view(-1)
 
-    def _paged(self, slots: Tensor, tables: Tensor, looked_at: Tensor) -> Paged:
-        """`looked_at`: bool [batch, queries, blocks * block_size]."""
+    def _paged(self, slots: Tensor, tables: Tensor, visible: Tensor) -> Paged:
+        """`visible`: bool [batch, queries, blocks * block_size]."""
         return Paged(
             self.pages,
             slots=slots.to(torch.int64),
             tables=tables,
-            bias=torch.where(looked_at, self._nothing, self._masked)[:, None],
+            bias=torch.where(visible, self._no_bias, self._masked)[:, None],
             gathered=(self._gathered[0][: len(tables)], self._gathered[1][: len(tables)]),
         )
 
@@ -318,12 +318,12 @@ class OverlapModule:
         batch = len(hidden)
         logits = self.root.get_output_embeddings()(hidden)
         sampled = self.sampled_ids[:batch]
-        told = {name: arrays[name][:batch] for name in FAMILIES[family]}
+        parameters = {name: arrays[name][:batch] for name in FAMILIES[family]}
         chosen = sampled
         if family == "scored":
-            chosen = score(logits, out=sampled, **told)
-        elif told:
-            sample(logits, out=sampled, positions=arrays["context_lens"][:batch], **told)
+            chosen = score(logits, out=sampled, **parameters)
+        elif parameters:
+            sample(logits, out=sampled, positions=arrays["context_lens"][:batch], **parameters)
         else:
             sample_greedy(logits, out=sampled)
         self.future.index_copy_(0, arrays["request_slots"][:batch].to(torch.int64), chosen)

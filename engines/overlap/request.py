@@ -32,8 +32,8 @@ class Active:
     in_flight: int = 0  # launched steps whose result is not on the host yet
     finish_reason: str = ""
     keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
-    cached: int = 0  # blocks it found in the prefix cache when it was prefilled
-    kept: int = 0  # blocks of it that are in the prefix cache
+    cached_blocks: int = 0  # blocks it found in the prefix cache when it was prefilled
+    kept_blocks: int = 0  # blocks of it that are in the prefix cache
 
     def __post_init__(self) -> None:
         self.context = len(self.prompt)
@@ -46,6 +46,6 @@ class Active:
         return forced[self.context - len(self.prompt)] if forced else NO_TARGET
 
     @property
-    def longest(self) -> int:
+    def most_kv_tokens(self) -> int:
         """The most tokens that it can ever need KV slots for; its last one is never fed back."""
         return self.limit - 1

@@ -52,13 +52,13 @@ def _lowest_kept(scaled: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
     """The lowest logit of each row that both filters let through, [batch, 1]. Equal ones stay together."""
     vocabulary = scaled.shape[-1]
     ordered = scaled.sort(-1, descending=True).values
-    kept = torch.where(top_ks > 0, top_ks, vocabulary).clamp(max=vocabulary).to(torch.int64)
-    of_top_k = ordered.gather(-1, kept[:, None] - 1)
-    shares = torch.where(ordered >= of_top_k, ordered, float("-inf")).softmax(-1)
-    before = shares.cumsum(-1) - shares  # what the more likely ones have; of the first nothing, so it stays
-    most_likely = (before < top_ps[:, None]).sum(-1).clamp(min=1)  # of a top_p that float32 makes 0 too
-    kept = torch.where(top_ps < 1, most_likely, vocabulary)
-    return torch.maximum(of_top_k, ordered.gather(-1, kept[:, None] - 1))
+    k = torch.where(top_ks > 0, top_ks, vocabulary).clamp(max=vocabulary).to(torch.int64)
+    kth = ordered.gather(-1, k[:, None] - 1)
+    probabilities = torch.where(ordered >= kth, ordered, float("-inf")).softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities  # of all likelier tokens: 0 for the first, which stays
+    within_p = (before < top_ps[:, None]).sum(-1).clamp(min=1)  # float32 makes 0 of a tiny top_p
+    count = torch.where(top_ps < 1, within_p, vocabulary)
+    return torch.maximum(kth, ordered.gather(-1, count[:, None] - 1))
 
 
 # SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014), as signed

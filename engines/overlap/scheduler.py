@@ -3,13 +3,14 @@
 Knows requests and blocks; knows no device and no thread. Prefill goes first: a request that waits is worth
 more than one more token of those that run.
 
-A request takes blocks as it grows. When they run out, the youngest running request is put back to the front
-of the queue, and is prefilled again later with all its tokens so far. Nothing is put back while a step is in
-flight: the device may still read its blocks, and a step that ends may give some back. So the oldest request
-always gets on, and a request that fits alone always ends.
+A request takes blocks as it grows. When they run out, the youngest running request is preempted: it goes
+back to the front of the queue, and is prefilled again later with all its tokens so far. None is preempted
+while a step is in flight: the device may still read its blocks, and a step that ends may give some back. So
+the oldest request always gets on, and a request that fits alone always ends.
 
 With a prefix cache, full blocks are kept once the ids in them are on the host, and a request that begins with
-kept blocks is prefilled from behind them; its last token always is, since something has to be sampled from.
+kept blocks is prefilled from the token after them. At least its last token is prefilled: the next one is
+sampled from it.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Batch:
 
     `values` is what the device is told, by the names of layout.DTYPES; Python numbers, except for the block
     tables, int32 [rows, blocks]. `rows` is the batch with its padding, `length` the padded number of new
-    tokens of a prefill, `blocks` the padded number of blocks that a decode step reads, or a prefill behind a
+    tokens of a prefill, `blocks` the padded number of blocks that a decode step reads, or a prefill after a
     cached prefix. `changed_rows` is what has to change in the table that the device keeps: (slot, int32 [max
-    blocks]); nothing with tables=full. `family` is how tokens are chosen (layout.FAMILIES). `cached` tokens
-    were not prefilled; `preempted` requests were put back to make room.
+    blocks]); nothing with tables=full. `family` is how tokens are chosen (layout.FAMILIES). `cached_tokens`
+    were not prefilled; so many requests were `preempted` to make room.
     """
 
     kind: str  # "prefill" or "decode"
@@ -49,7 +50,7 @@ class Batch:
     blocks: int
     values: dict[str, Values]
     changed_rows: Sequence[tuple[int, np.ndarray]] = ()
-    cached: int = 0
+    cached_tokens: int = 0
     preempted: int = 0
     family: str = "greedy"
 
@@ -72,7 +73,7 @@ class Batch:
 class Limits:
     max_batch_size: int
     prefill_max_batch_size: int
-    prefill_max_tokens: int  # padded; a request that was put back may have more, and then runs alone
+    prefill_max_tokens: int  # padded; a preempted request may have more, and then runs alone
     batch_buckets: tuple[int, ...]  # ascending; the last one is max_batch_size
     block_buckets: tuple[int, ...]  # ascending; the last one holds the longest request
 
@@ -95,7 +96,7 @@ class Scheduler:
         self.scoring = scoring  # whether a request may bring forced tokens
         self.waiting: deque[Active] = deque()
         self._live: dict[int, Active] = {}  # by request id; the latest one of an id that comes again
-        self.running: list[Active] = []  # in the order of arrival: admitted and put back in that order
+        self.running: list[Active] = []  # in the order of arrival: admitted and preempted in that order
         self._steps_in_flight = 0
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
         self.padding_slot = limits.max_batch_size
@@ -163,11 +164,11 @@ class Scheduler:
 
     def _release(self, request: Active) -> None:
         self.running.remove(request)
-        self._take_away(request)
+        self._free(request)
         if self._live.get(request.request.id) is request:
             del self._live[request.request.id]
 
-    def _take_away(self, request: Active) -> None:
+    def _free(self, request: Active) -> None:
         """Its blocks and its slot."""
         self.pool.give_back(request.blocks)
         request.blocks = []
@@ -177,43 +178,43 @@ class Scheduler:
     def _prefill(self) -> Batch | None:
         """Admit what waits, first come first served, up to the limits on requests, tokens and blocks.
 
-        A block stays free for each request that may still grow, the admitted one included: those that run
-        grow first, so it would be put back at once. They are there when the pool holds max_batch_size full
-        requests, and when nothing else runs.
+        A block is left free for each request that may still grow, the admitted one included: running
+        requests grow first, and would preempt it at once. Such blocks are always there in a pool of
+        max_batch_size full contexts, and for a request that runs alone.
         """
         if not (self.waiting and self._free_slots):
             return None
         limits, blocks_for = self.limits, self.pool.blocks_for
-        admitted, longest = list[Active](), 0
-        reserved = sum(len(each.blocks) < blocks_for(each.longest) for each in self.running)
+        admitted, padded = list[Active](), 0
+        reserved = sum(len(each.blocks) < blocks_for(each.most_kv_tokens) for each in self.running)
         while self.waiting and self._free_slots and len(admitted) < limits.prefill_max_batch_size:
             request = self.waiting[0]
             prefix = self._cached_prefix(request) if self.prefix_cache else []
-            length = max(longest, request.context - len(prefix) * self.pool.block_size)
+            length = max(padded, request.context - len(prefix) * self.pool.block_size)
             if admitted and length * (len(admitted) + 1) > limits.prefill_max_tokens:
                 break
             needed = blocks_for(request.context)
-            grows = needed < blocks_for(request.longest)
+            grows = needed < blocks_for(request.most_kv_tokens)
             fresh = needed - len(prefix)
             if fresh + reserved + grows > self.pool.free - self.pool.unused(prefix):
                 break
             self.waiting.popleft()
-            longest = length
+            padded = length
             reserved += grows
             if request.admitted_ns < 0:
                 request.admitted_ns = perf_counter_ns()
             self.pool.share(prefix)
             request.blocks = prefix + self.pool.take(fresh)
-            request.cached = request.kept = len(prefix)
+            request.cached_blocks = request.kept_blocks = len(prefix)
             request.slot = self._free_slots.pop()
             self.tables.write(request.slot, request.blocks)
             admitted.append(request)
         if not admitted:
             return None
         self.running += admitted
-        if any(request.cached for request in admitted):
-            return extend_batch(admitted, longest, self.tables, self.pool.block_size)
-        return prefill_batch(admitted, longest, self.pool.block_size)
+        if any(request.cached_blocks for request in admitted):
+            return extend_batch(admitted, padded, self.tables, self.pool.block_size)
+        return prefill_batch(admitted, padded, self.pool.block_size)
 
     def _cached_prefix(self, request: Active) -> list[int]:
         """Kept blocks that hold its first tokens, the last token left out."""
@@ -224,11 +225,11 @@ class Scheduler:
     def _keep_full_blocks(self, request: Active) -> None:
         """Those whose ids are all on the host, and were fed to a step that is done: all but the newest."""
         full = (len(request.prompt) + len(request.tokens) - 1) // self.pool.block_size
-        if full > request.kept:
+        if full > request.kept_blocks:
             self._extend_keys(request, full)
-            for place in range(request.kept, full):
+            for place in range(request.kept_blocks, full):
                 self.pool.keep(request.blocks[place], request.keys[place])
-            request.kept = full
+            request.kept_blocks = full
 
     def _extend_keys(self, request: Active, count: int) -> None:
         """Keys for its first `count` blocks."""
@@ -246,7 +247,7 @@ class Scheduler:
         while len(growing) > self.pool.free:
             if self._steps_in_flight:
                 return None
-            self._put_back(self.running[-1])
+            self._preempt(self.running[-1])
             preempted += 1
             requests, growing = self._wanting()
         if not requests:
@@ -266,33 +267,33 @@ class Scheduler:
         requests = [each for each in self.running if each.context < each.limit and not each.finish_reason]
         return requests, [each for each in requests if each.context > len(each.blocks) * size]
 
-    def _put_back(self, request: Active) -> None:
+    def _preempt(self, request: Active) -> None:
         """To the front of the queue: what it has waits on the host, what the device has of it is lost."""
         assert not request.in_flight, "a step in flight still reads its blocks"
         self.running.remove(request)
-        self._take_away(request)
+        self._free(request)
         self.waiting.appendleft(request)
 
 
 def prefill_batch(requests: list[Active], length: int, block_size: int) -> Batch:
-    """Whole prompts, and the tokens so far of those that were put back, padded on the right to `length`."""
+    """Whole prompts, and the tokens so far of those that were preempted, padded on the right to `length`."""
     values = _new_tokens(requests, length, block_size)
     return Batch("prefill", tuple(requests), len(requests), length, 0, values)
 
 
 def extend_batch(requests: list[Active], length: int, tables: Tables, block_size: int) -> Batch:
-    """What is left of prompts behind their cached prefixes, padded on the right to `length`."""
+    """What is left of prompts after their cached prefixes, padded on the right to `length`."""
     blocks = max(len(request.blocks) for request in requests)
     values = _new_tokens(requests, length, block_size)
     values["block_tables"] = tables.read([request.slot for request in requests], blocks)
-    cached = sum(request.cached for request in requests) * block_size
-    return Batch("prefill", tuple(requests), len(requests), length, blocks, values, cached=cached)
+    cached = sum(request.cached_blocks for request in requests) * block_size
+    return Batch("prefill", tuple(requests), len(requests), length, blocks, values, cached_tokens=cached)
 
 
 def _new_tokens(requests: list[Active], length: int, block_size: int) -> dict[str, Values]:
     input_ids, position_ids, slot_mapping = list[int](), list[int](), list[int]()
     for request in requests:
-        first = request.cached * block_size
+        first = request.cached_blocks * block_size
         padding = length - (request.context - first)
         input_ids += (request.prompt + request.tokens)[first:] + [0] * padding
         position_ids += [*range(first, request.context), *([0] * padding)]
@@ -332,7 +333,7 @@ def decode_batch(
     return Batch("decode", tuple(requests), rows, 0, blocks, values, tables.changed(slots))
 
 
-# What a family is told, by its column: the request's field, and what a padding row has.
+# Each array of a family: the field of a request that fills it, and the value of a padding row.
 SAMPLED_BY: dict[str, tuple[str, float]] = {
     "seeds": ("seed", 0),
     "temperatures": ("temperature", 0.0),
@@ -342,7 +343,7 @@ SAMPLED_BY: dict[str, tuple[str, float]] = {
 
 
 def with_sampling(batch: Batch) -> Batch:
-    """The batch in the family that its requests need, with what that family is told."""
+    """The batch in the family that its requests need, with the arrays of that family."""
     requests = [active.request for active in batch.requests]
     if all(request.temperature == 0 for request in requests):
         return batch

@@ -133,7 +133,7 @@ class ContinuousEngine(TransformersEngine):
             self.admit(taken, round(output.lifespan[0] * 1e9))
         tokens = output.generated_tokens[taken.count :]
         assert output.timestamps is not None
-        stamps = output.timestamps[len(output.timestamps) - len(tokens) :]  # a request put back lost the rest
+        stamps = output.timestamps[len(output.timestamps) - len(tokens) :]  # a preempted one lost the rest
         produced = [
             self.produce(taken, token, round(stamp * 1e9))
             for token, stamp in zip(tokens, stamps, strict=True)

@@ -157,7 +157,7 @@ class Pinned:
 
 
 class Packed(Pinned):
-    """After, and one further: the arrays lie behind each other, so one copy takes them all, used or not. A
+    """After, and one further: the arrays lie one after another, so one copy takes them all, used or not. A
     prefill's are 40 KB at the default of 2,048 tokens, however short it is, and grow with them."""
 
     def copy(self, step: Step) -> None:

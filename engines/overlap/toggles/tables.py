@@ -37,16 +37,17 @@ TOGGLE = Toggle(
 
 class Tables(Protocol):
     """One row of block numbers per request slot, and a last one for padding, whose blocks are all the dummy
-    block. On the scheduler's thread; what is told is a copy, so that rows may change at once."""
+    block. On the scheduler's thread; every array that is returned is a copy, so rows may change at once."""
 
     def write(self, slot: int, blocks: list[int]) -> None:
         """A request was given these blocks, all that it has. The only way in which a row changes."""
 
     def read(self, slots: list[int], blocks: int) -> np.ndarray:
-        """int32 [slots, blocks]. A prefill behind a cached prefix is told this, whatever the choice."""
+        """int32 [slots, blocks], for a prefill after a cached prefix, whatever the choice."""
 
     def whole(self, slots: list[int], blocks: int) -> dict[str, np.ndarray]:
-        """What a decode step of these slots is told with its metadata: int32 [slots, blocks], or nothing."""
+        """What a decode step of these slots has in its metadata: {"block_tables": int32 [slots, blocks]}, or
+        {} where the device keeps them."""
 
     def changed(self, slots: list[int]) -> Sequence[tuple[int, np.ndarray]]:
         """What the device must be sent before that step: (slot, int32 [max blocks]) of each changed row."""
@@ -70,10 +71,10 @@ class Full:
         return told
 
     def whole(self, slots: list[int], blocks: int) -> dict[str, np.ndarray]:
-        told = self.read(slots, blocks)
+        rows = self.read(slots, blocks)
         self.counters["table_rows"] += len(slots)
-        self.counters["table_bytes"] += told.nbytes
-        return {"block_tables": told}
+        self.counters["table_bytes"] += rows.nbytes
+        return {"block_tables": rows}
 
     def changed(self, slots: list[int]) -> Sequence[tuple[int, np.ndarray]]:
         return ()
