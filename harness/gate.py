@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engines import api
-from harness import distributions, metrics, stats
+from harness import distributions, divergences, metrics, stats
 from harness.design import MAX_SECONDARIES, Design
 
 Verdict = Literal["pass", "fail", "undecided"]
@@ -110,7 +110,7 @@ def judge(
 
 
 def overall(judged: Mapping[str, Judged]) -> Verdict:
-    """Fail where one fails, pass where all pass."""
+    """Of the metrics: fail where one fails, pass where all pass."""
     found = {each.verdict for each in judged.values()}
     return "fail" if "fail" in found else "pass" if found == {"pass"} else "undecided"
 
@@ -159,10 +159,20 @@ def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit:
     return float(distributions.t_tail(mean / (sd / n**0.5), n - 1))
 
 
-def as_plain(judged: Mapping[str, Judged], limit: float, one_sided: float) -> dict[str, Any]:
-    """The gate's part of `--format json`: `confidence` is that of each one-sided bound."""
+def faults(comparison: Mapping[str, Any], promised: bool) -> list[str]:
+    """What fails a gate whatever the metrics say, in words; `promised` as in divergences.fails."""
+    outputs = comparison["outputs"]
+    return [divergences.conclusion(outputs).rstrip(".")] if divergences.fails(outputs, promised) else []
+
+
+def as_plain(
+    judged: Mapping[str, Judged], limit: float, one_sided: float, faults: Sequence[str]
+) -> dict[str, Any]:
+    """The gate's part of `--format json`: `verdict` is the last word, `confidence` that of each one-sided
+    bound."""
     return {
-        "verdict": overall(judged),
+        "verdict": "fail" if faults else overall(judged),
+        "faults": list(faults),
         "max_regression": limit,
         "confidence": 1 - one_sided,
         "metrics": {name: asdict(each) for name, each in judged.items()},
@@ -173,6 +183,7 @@ def benchmark(result: Mapping[str, Any], better: str) -> list[dict[str, Any]]:
     """What github-action-benchmark reads as customSmallerIsBetter (`better` "lower") or customBiggerIsBetter
     ("higher"): the after arm's value of each gated metric that is better that way."""
     comparison, found = result["comparisons"][0], result["gate"]
+    faults = "".join(f"; {fault}: {found['verdict']}" for fault in found["faults"])
     rows = []
     for name, each in found["metrics"].items():
         metric = metrics.METRICS[name]
@@ -187,7 +198,7 @@ def benchmark(result: Mapping[str, Any], better: str) -> list[dict[str, Any]]:
                 "value": each["after"],
                 "range": "" if half is None else f"± {half:.2%}",
                 "extra": f"base {each['before']:.4g} {metric.unit}, change {each['change']:+.2%}, "
-                f"{each['verdict']} (at most {found['max_regression']:.3g})",
+                f"{each['verdict']} (at most {found['max_regression']:.3g}){faults}",
             }
         )
     return rows

@@ -1,6 +1,6 @@
 """What a gate says of a run, as a person reads it, before the comparison that it judged.
 
-Input is the object of `--format json` with its part `gate`, and the verdict `said`, outputs included.
+Input is the object of `--format json` with its part `gate`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def conclusion(result: Mapping[str, Any], said: str) -> str:
+def conclusion(result: Mapping[str, Any]) -> str:
     """One sentence: what the gate says, of how much, and why."""
     found, comparison = result["gate"], result["comparisons"][0]
     by_verdict = {
@@ -32,8 +32,9 @@ def conclusion(result: Mapping[str, Any], said: str) -> str:
         "pass": f"no metric regressed by more than {limit} {where}",
     }
     outputs = divergences.conclusion(comparison["outputs"]).rstrip(".")
-    reason = "; ".join(filter(None, (outputs, reasons[found["verdict"]])))
-    return f"Gate: {said.upper()}. {comparison['variant']}: {reason}."
+    metrics = next(each for each in by_verdict if by_verdict[each])
+    reason = "; ".join(filter(None, dict.fromkeys((outputs, *found["faults"], reasons[metrics]))))
+    return f"Gate: {found['verdict'].upper()}. {comparison['variant']}: {reason}."
 
 
 def regression_table(result: Mapping[str, Any]) -> Table:
@@ -65,18 +66,18 @@ def regression_table(result: Mapping[str, Any]) -> Table:
     )
 
 
-def to_markdown(result: Mapping[str, Any], said: str) -> str:
+def to_markdown(result: Mapping[str, Any]) -> str:
     """The summary of a gate, with the whole comparison folded away below."""
-    lines = [f"**{conclusion(result, said)}**", "", *markdown_table(regression_table(result))]
+    lines = [f"**{conclusion(result)}**", "", *markdown_table(regression_table(result))]
     whole = tables.to_markdown(result)
     lines += ["<details><summary>The whole comparison</summary>", "", whole, "</details>", ""]
     return "\n".join(lines)
 
 
-def to_terminal(result: Mapping[str, Any], said: str, width: int) -> Iterator[RenderableType]:
+def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The same for a rich console, then the comparison."""
     from rich.text import Text
 
-    yield Text(conclusion(result, said), style="bold")
+    yield Text(conclusion(result), style="bold")
     yield from terminal_table(regression_table(result), width)
     yield from tables.to_terminal(result, width)

@@ -210,21 +210,27 @@ def folder_of(tmp_path: Path, factor: float, count: int = 6, **design: Any) -> P
 )
 def test_a_finished_run_is_judged(tmp_path: Path, factor: float, verdict: str, words: str) -> None:
     gated = gate_run.judge(folder_of(tmp_path, factor), (), None)
-    assert gated.verdict == verdict
-    text = gate_tables.to_markdown(gated.result, gated.verdict)
+    assert gated["gate"]["verdict"] == verdict
+    text = gate_tables.to_markdown(gated)
     assert words in text
     assert "| tpot_ms_p50 |" in text
-    assert json.loads(msgspec.json.encode(gated.result))["gate"]["verdict"] == verdict
+    assert json.loads(msgspec.json.encode(gated))["gate"]["verdict"] == verdict
 
 
-def test_outputs_that_differ_fail_the_gate(tmp_path: Path) -> None:
+def test_outputs_that_differ_fail_the_gate_in_all_that_is_written(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, 1.0)
     shutil.rmtree(folder / "blocks")
     for block in some_blocks(1.0, 6, digest="other"):
         store.write_block(folder, block.number, block.tables)
     gated = gate_run.judge(folder, (), None)
-    assert gated.verdict == "fail"
-    assert "OUTPUTS DIFFER in 72 of 72 requests" in gate_tables.conclusion(gated.result, gated.verdict)
+    assert gated["gate"]["verdict"] == "fail"
+    assert gated["gate"]["metrics"]["tpot_ms_p50"]["verdict"] == "pass"
+    assert gate_tables.conclusion(gated).startswith(
+        "Gate: FAIL. pinned-h2d: OUTPUTS DIFFER in 72 of 72 requests; no metric regressed by more than 2%"
+    )
+    gate_run.write(tmp_path, gated, {})
+    (row,) = json.loads((tmp_path / "smaller-is-better.json").read_text())
+    assert row["extra"].endswith("pass (at most 0.02); OUTPUTS DIFFER in 72 of 72 requests: fail")
 
 
 def test_the_files_of_a_gate(tmp_path: Path) -> None:
@@ -244,9 +250,9 @@ def test_the_files_of_a_gate(tmp_path: Path) -> None:
 
 def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:
     gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
-    excludable = gated.result["gate"]["metrics"]["tpot_ms_p50"]["excludable"]
+    excludable = gated["gate"]["metrics"]["tpot_ms_p50"]["excludable"]
     assert 0 < excludable < LIMIT
-    assert gate_tables.regression_table(gated.result).rows[0][6] == f"{100 * excludable:.3g}%"
+    assert gate_tables.regression_table(gated).rows[0][6] == f"{100 * excludable:.3g}%"
 
 
 @pytest.mark.parametrize(
@@ -269,15 +275,15 @@ def test_one_block_is_undecided(tmp_path: Path) -> None:
     store.write_manifest(folder, plan)
     store.write_block(folder, 0, some_blocks(1.5, 1)[0].tables)
     gated = gate_run.judge(folder, (), None)
-    assert gated.verdict == "undecided"
-    assert "(one block)" in gate_tables.regression_table(gated.result).rows[0][-1]
+    assert gated["gate"]["verdict"] == "undecided"
+    assert "(one block)" in gate_tables.regression_table(gated).rows[0][-1]
 
 
 def test_a_gate_fits_the_terminal(tmp_path: Path) -> None:
     gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
     for width in (72, 100, 200):
         text = io.StringIO()
-        parts = gate_tables.to_terminal(gated.result, gated.verdict, width)
+        parts = gate_tables.to_terminal(gated, width)
         Console(file=text, width=width).print(*parts, sep="\n")
         assert max(map(len, text.getvalue().splitlines())) <= width
         assert "Gate: PASS" in text.getvalue()
