@@ -15,6 +15,9 @@ that is within L in every metric fails in at most 5%. (Berger, "Multiparameter h
 acceptance sampling", Technometrics 1982, for the first; stats.holm for the second.)
 
 Where the run may stop early, the bounds have the levels of its looks, and hold over all of them.
+
+Whatever the metrics say, a gate fails where outputs differ that must not, and where a larger share of the
+requests failed in the after arm than in the before arm.
 """
 
 from __future__ import annotations
@@ -162,7 +165,22 @@ def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit:
 def faults(comparison: Mapping[str, Any], promised: bool) -> list[str]:
     """What fails a gate whatever the metrics say, in words; `promised` as in divergences.fails."""
     outputs = comparison["outputs"]
-    return [divergences.conclusion(outputs).rstrip(".")] if divergences.fails(outputs, promised) else []
+    found = _more_failed(comparison["failures"])
+    if divergences.fails(outputs, promised):
+        found.insert(0, divergences.conclusion(outputs).rstrip("."))
+    return found
+
+
+def _more_failed(failures: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """That a larger share of the requests failed in the after arm. One is enough: it is left out of every
+    metric, so nothing else here would see it."""
+    (before, old), (after, new) = failures.items()
+    if new["failed"] * old["requests"] <= old["failed"] * new["requests"]:
+        return []
+    return [
+        f"{new['failed']} of {new['requests']} requests failed in {after}, "
+        f"{old['failed']} of {old['requests']} in {before}"
+    ]
 
 
 def as_plain(

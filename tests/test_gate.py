@@ -233,6 +233,37 @@ def test_outputs_that_differ_fail_the_gate_in_all_that_is_written(tmp_path: Path
     assert row["extra"].endswith("pass (at most 0.02); OUTPUTS DIFFER in 72 of 72 requests: fail")
 
 
+def failing(folder: Path, arm: str, requests: int) -> None:
+    """As if the first so many requests of each block had failed in that arm of a half precision engine, which
+    promises no equal outputs."""
+    plan = store.read_manifest(folder)
+    descriptions = {
+        name: msgspec.structs.replace(each, deterministic=False) for name, each in plan.descriptions.items()
+    }
+    store.write_manifest(folder, msgspec.structs.replace(plan, descriptions=descriptions))
+    for number in store.finished_blocks(folder):
+        asked = store.read_table(folder, number, "requests")
+        asked.loc[(asked["arm"] == arm) & (asked["request"] < requests), "error"] = "timed out"
+        store.write_table(store.table_path(folder, number, "requests"), asked)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [(0, 6, "fail"), (0, 1, "fail"), (1, 2, "fail"), (0, 0, "pass"), (2, 2, "pass"), (2, 1, "pass")],
+)
+def test_a_head_that_fails_more_of_its_requests_fails_the_gate(
+    tmp_path: Path, before: int, after: int, verdict: str
+) -> None:
+    folder = folder_of(tmp_path, 1.0)
+    failing(folder, "before", before)
+    failing(folder, "after", after)
+    gated = gate_run.judge(folder, (), None)
+    assert gated["gate"]["verdict"] == verdict
+    said = f"{6 * after} of 72 requests failed in after, {6 * before} of 72 in before"
+    assert gated["gate"]["faults"] == ([said] if verdict == "fail" else [])
+    assert (f"{said}; no metric regressed" in gate_tables.to_markdown(gated)) == (verdict == "fail")
+
+
 def test_the_files_of_a_gate(tmp_path: Path) -> None:
     folder, step = folder_of(tmp_path, 1.0), tmp_path / "step.md"
     step.write_text("before\n")
