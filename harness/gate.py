@@ -36,6 +36,7 @@ Verdict = Literal["pass", "fail", "undecided"]
 DEFAULT_LIMIT = 0.02
 MOST_METRICS = MAX_SECONDARIES
 ONE_SIDED = 0.05
+OFFERED = "is the offered load, whatever the engine does"  # a remark: no verdict, however many blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def _judge(
         verdict = "fail"
     remark = ""
     if offered:
-        verdict, remark = "undecided", "is the offered load, whatever the engine does"
+        verdict, remark = "undecided", OFFERED
     return Judged(effect.before, effect.after, effect.change, best, worst, p, excludable, verdict, remark)
 
 

@@ -30,7 +30,7 @@ def show(result: Mapping[str, Any], format: Format) -> None:
     if "factorial" in result:
         show_page(result, format, factorial_tables.to_csv, factorial_tables.page)
     elif "gate" in result:
-        _print(result, format, tables.to_csv, gate_tables.to_markdown, gate_tables.to_terminal)
+        _print(result, format, gate_tables.to_csv, gate_tables.to_markdown, gate_tables.to_terminal)
     else:
         _print(result, format, tables.to_csv, tables.to_markdown, tables.to_terminal)
 

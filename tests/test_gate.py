@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -27,6 +28,7 @@ from harness.workload import Workload
 from tests.bench_command import installed, last_line, start
 from tests.made_blocks import blocks as some_blocks
 from tests.made_blocks import manifest
+from tests.test_cli import bench
 from tests.test_plant import arm
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_engine"
@@ -277,6 +279,31 @@ def test_the_files_of_a_gate(tmp_path: Path) -> None:
         assert isinstance(each["value"], float)
     (bigger,) = json.loads((tmp_path / "bigger-is-better.json").read_text())
     assert bigger["unit"] == "tok/s"
+
+
+def test_a_gate_as_csv_has_its_verdicts_bounds_and_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, asked = str(folder_of(tmp_path, 1.1)), ("--metric", "tpot_ms_p50", "--metric", "ttft_ms_p50")
+    arguments = ("gate", folder, *asked, "--out", str(tmp_path), "--format", "csv")
+    assert bench(monkeypatch, *arguments) == 1
+    tpot, ttft = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (tpot["metric"], tpot["verdict"], tpot["gate"]) == ("tpot_ms_p50", "fail", "fail")
+    assert (ttft["metric"], ttft["verdict"], ttft["gate"]) == ("ttft_ms_p50", "pass", "fail")
+    assert LIMIT < float(tpot["best"]) < float(tpot["change"]) < float(tpot["worst"])
+    assert (tpot["max_regression"], tpot["confidence"], tpot["unit"]) == ("0.02", "0.95", "ms")
+
+
+def test_no_number_of_blocks_tells_more_of_the_offered_load(tmp_path: Path) -> None:
+    workload = Workload(arrival="fixed", interval_ms=20)
+    folder = folder_of(tmp_path, 1.0201, workload=workload)
+    said = gate_tables.conclusion(gate_run.judge(folder, ("throughput_tok_s",), None))
+    alone = "throughput_tok_s is the offered load, whatever the engine does, over 6 blocks on the emulated "
+    alone += "device: no number of blocks would tell."
+    assert said == f"Gate: UNDECIDED. pinned-h2d: {alone}"
+    said = gate_tables.conclusion(gate_run.judge(folder, ("throughput_tok_s", "tpot_ms_p50"), None))
+    assert said.startswith("Gate: UNDECIDED. pinned-h2d: tpot_ms_p50 may have regressed by more than 2%")
+    assert said.endswith(f"; more blocks or a quieter machine would tell; {alone}")
 
 
 def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:
