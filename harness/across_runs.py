@@ -46,6 +46,10 @@ class Side:
     def description(self) -> api.Description:
         return self.manifest.descriptions[self.arm.name]
 
+    def same_run(self, other: Side) -> bool:
+        """However the two folders were written: a relative path and an absolute one are the same run."""
+        return self.folder.resolve() == other.folder.resolve()
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -61,10 +65,10 @@ def compare(texts: Sequence[str]) -> Compared:
     sides = find_sides(texts)
     first, *others = sides
     for left, right in combinations(sides, 2):
-        check_comparable(left, right)
+        if not left.same_run(right):
+            check_comparable(left, right)
     comparisons = [
-        _interleaved(first, other) if first.folder == other.folder else _apart(first, other)
-        for other in others
+        _interleaved(first, other) if first.same_run(other) else _apart(first, other) for other in others
     ]
     promised = all(side.manifest.promises_outputs for side in sides)
     differ = any(divergences.fails(each["outputs"], promised) for each in comparisons)
@@ -90,7 +94,7 @@ def find_sides(texts: Sequence[str]) -> list[Side]:
     if len(sides) < 2:
         raise api.BadSetting("compare needs two arms: RUN RUN, RUN:before RUN:after, or one RUN that has two")
     for left, right in combinations(sides, 2):
-        if left.label == right.label and left.folder.resolve() == right.folder.resolve():
+        if left.label == right.label and left.same_run(right):
             raise api.BadSetting(f"{left.label} is given twice")
     return sides
 
@@ -131,8 +135,8 @@ def check_two(folder: Path, manifest: Manifest) -> None:
 
 
 def check_comparable(left: Side, right: Side) -> None:
-    """Raises BadSetting, naming the first difference that makes a comparison meaningless. What an imported
-    run does not know differs from nothing."""
+    """Raises BadSetting, naming the first difference that makes a comparison of two runs meaningless. What an
+    imported run does not know differs from nothing."""
     same_words = _tool(left) == _tool(right)
     for what, old, new in (
         ("device", left.description.device["kind"], right.description.device["kind"]),

@@ -55,6 +55,23 @@ def test_the_arms_of_one_run_the_other_way_round(tmp_path: Path) -> None:
     assert row["change"] == pytest.approx(1 / 0.9 - 1, abs=0.002)
 
 
+def test_one_run_is_one_run_however_its_folder_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stored(tmp_path, "a", 0.9)
+    monkeypatch.chdir(tmp_path)
+    found = across_runs.compare(["a:before", f"{run}:after"])
+    assert only(found) == only(across_runs.compare([run]))
+
+
+def test_the_arms_of_one_run_may_differ_in_what_two_runs_may_not(tmp_path: Path) -> None:
+    plan = manifest()
+    other = msgspec.structs.replace(described(), model={"name": "n", "vocabulary": 9, "context": 99})
+    plan = msgspec.structs.replace(plan, descriptions={**plan.descriptions, "after": other})
+    row = only(across_runs.compare([stored(tmp_path, "a", 0.9, plan)]))["metrics"]["tpot_ms_p50"]
+    assert row["verdict"] == "faster"
+
+
 def test_an_unfinished_run_gets_no_verdict(tmp_path: Path) -> None:
     run = stored(tmp_path, "a", 0.9, count=4)
     with pytest.raises(store.StoreError, match=r"is not finished: 4 of 6 blocks.*--resume"):
