@@ -220,13 +220,15 @@ def read_block(folder: Path, number: int, design: Design) -> Block:
 
 
 def _interleaved(left: Side, right: Side) -> dict[str, Any]:
-    """Two arms of one run. Of several, those that it compares keep its adjusted verdicts; any other pair was
-    chosen by whoever asks, perhaps among many, so it is described."""
+    """Two arms of one run. Those that it compares have its own comparison, with the adjusted verdicts of
+    several arms and the noise floor beside them; of several, any other pair was chosen by whoever asks,
+    perhaps among many, so it is described."""
     manifest, (before, after) = left.manifest, (left.arm.name, right.arm.name)
-    blocks, per_block = finished(left.folder, manifest)
     first, *others = (arm.name for arm in manifest.design.arms)
-    if len(others) > 1 and before == first:
-        return comparison.comparisons(manifest, blocks, per_block)[others.index(after)]
+    if before == first:
+        own: dict[str, Any] = result(left.folder, manifest)["comparisons"][others.index(after)]
+        return own
+    blocks, _ = finished(left.folder, manifest)
     found = comparison.of_pair(manifest, blocks, before, after)
     if len(others) == 1:
         return found

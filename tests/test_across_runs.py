@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from engines import api
-from harness import across_runs, store, tables
+from harness import across_runs, floors, store, tables
 from harness.machine import Machine
+from harness.measure import with_floor
 from harness.stopping import until_decided
 from harness.store import Manifest
 from tests.made_blocks import blocks, described, manifest, result, shown
@@ -46,6 +47,16 @@ def test_the_arms_of_one_run_are_compared_as_it_did(tmp_path: Path) -> None:
     assert only(found) == expected
     assert only(found)["metrics"]["tpot_ms_p50"]["verdict"] == "faster"
     assert "not interleaved" not in "\n".join(only(found)["warnings"])
+
+
+def test_the_noise_floor_stands_beside_a_runs_own_comparison(tmp_path: Path) -> None:
+    run = stored(tmp_path, "a", 0.9)
+    equal = manifest(against_itself=True)
+    with_floor(result(1.0, equal, noise=0.2), equal, floors.folder_of(Path(run)))
+    found = only(across_runs.compare([run]))
+    assert found["metrics"]["tpot_ms_p50"]["floor"] > 0
+    assert "its change is smaller than what equal arms show" in "\n".join(found["warnings"])
+    assert [found] == across_runs.result(Path(run), manifest())["comparisons"]
 
 
 def test_the_arms_of_one_run_the_other_way_round(tmp_path: Path) -> None:
