@@ -143,6 +143,7 @@ def check_comparable(left: Side, right: Side) -> None:
         ("device", left.description.device["name"], right.description.device["name"]),
         ("model", left.description.model["name"], right.description.model["name"]),
         ("workload", _asked(left), _asked(right) if same_words else _asked(left)),
+        ("workload's data", _data(left), _data(right)),
     ):
         found = "" if NOT_RECORDED in (old, new) else store.difference(old, new)
         if found:
@@ -160,6 +161,11 @@ def _asked(side: Side) -> Any:
     """The workload, in the words of who measured it."""
     imported = side.manifest.imported
     return msgspec.to_builtins(side.manifest.design.workload) if imported is None else imported.asked
+
+
+def _data(side: Side) -> Any:
+    """A digest of each file that the workload is made of. Those of an import are what it was read from."""
+    return side.manifest.files if side.manifest.imported is None else NOT_RECORDED
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from harness.machine import Machine
 from harness.measure import with_floor
 from harness.stopping import until_decided
 from harness.store import Manifest
+from harness.workload import Workload
 from tests.made_blocks import blocks, described, manifest, result, shown
 from tests.test_cli import bench
 
@@ -216,6 +217,14 @@ def test_other_workloads_are_refused(tmp_path: Path) -> None:
     other = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, workload=workload))
     first, second = stored(tmp_path, "a", plan=plan), stored(tmp_path, "b", plan=other)
     with pytest.raises(api.BadSetting, match="their workload differs: num_requests was 64, is 9"):
+        across_runs.compare([first, second])
+
+
+def test_prompts_that_were_edited_in_between_are_refused(tmp_path: Path) -> None:
+    plan = manifest(2, arms=1, workload=Workload(prompt=None, prompts="p.txt"))
+    read, edited = (msgspec.structs.replace(plan, files={"p.txt": each}) for each in ("abc", "def"))
+    first, second = stored(tmp_path, "a", plan=read), stored(tmp_path, "b", plan=edited)
+    with pytest.raises(api.BadSetting, match=r"their workload's data differs: p\.txt was 'abc', is 'def'"):
         across_runs.compare([first, second])
 
 
