@@ -125,10 +125,37 @@ def without_tpot(run: str) -> str:
     return run
 
 
-def test_a_primary_that_one_run_has_no_values_of_is_an_error(tmp_path: Path) -> None:
+def test_in_place_of_a_primary_that_one_run_has_no_values_of_another_is_compared(tmp_path: Path) -> None:
     first, second = (stored(tmp_path, name, plan=manifest(2, arms=1)) for name in "ab")
-    with pytest.raises(api.EngineError, match="primary metric tpot_ms_p50 has no value in some block"):
-        across_runs.compare([first, without_tpot(second)])
+    found = only(across_runs.compare([first, without_tpot(second)]))
+    assert found["primary"] == "latency_ms_p50"
+    assert found["warnings"][1] == (
+        "latency_ms_p50 is compared in place of tpot_ms_p50: it has no value in some block of b:before"
+    )
+
+
+def test_runs_that_were_decided_by_a_metric_of_two_arms_are_compared_by_another(tmp_path: Path) -> None:
+    plan = manifest(2, primary="step_ms_matched")
+    runs = [stored(tmp_path, name, plan=plan) for name in "ab"]
+    found = only(across_runs.compare([f"{run}:after" for run in runs]))
+    assert found["primary"] == "tpot_ms_p50"
+    said = "tpot_ms_p50 is compared in place of step_ms_matched: it is made of two arms of one block"
+    assert said in found["warnings"]
+
+
+def test_goodput_is_compared_where_the_same_is_good_in_both_runs(tmp_path: Path) -> None:
+    plans = [manifest(2, arms=1, primary="goodput_req_s", goodput={"ttft": most}) for most in (9.0, 9.0, 8.0)]
+    first, same, other = (stored(tmp_path, name, plan=plan) for name, plan in zip("abc", plans, strict=True))
+    found = only(across_runs.compare([first, same]))
+    assert found["primary"] == "goodput_req_s"
+    assert found["metrics"]["goodput_req_s"]["change"] == 0
+    assert not any("in place of" in line for line in found["warnings"])
+    found = only(across_runs.compare([first, other]))
+    assert found["primary"] == "tpot_ms_p50"
+    assert (
+        "tpot_ms_p50 is compared in place of goodput_req_s: what is good differs, ttft was 9.0, is 8.0"
+        in found["warnings"]
+    )
 
 
 def test_beside_what_another_tool_measured_the_primary_is_one_that_both_have(tmp_path: Path) -> None:
