@@ -101,18 +101,17 @@ def warnings(result: Mapping[str, Any]) -> list[str]:
     its points; one that is of a single point is told in full."""
     found = {spelled(each["at"]): each["warnings"] for each in result["comparisons"]}
     common = [line for line in next(iter(found.values())) if all(line in lines for lines in found.values())]
-    kinds: dict[str, dict[str, str]] = {}
+    kinds: dict[str, dict[str, list[str]]] = {}
     for name, lines in found.items():
         for line in lines:
             if line not in common:
-                kinds.setdefault(line.partition(":")[0], {})[name] = line
-    for kind, lines in kinds.items():
-        if len(lines) == 1:
-            ((name, line),) = lines.items()
-            common.append(f"{name}: {line}")
+                kinds.setdefault(line.partition(":")[0], {}).setdefault(name, []).append(line)
+    for kind, points in kinds.items():
+        if len(points) == 1:
+            common += [f"{name}: {line}" for name, lines in points.items() for line in lines]
         else:
             common.append(
-                f"{kind}: at {len(lines)} points, {', '.join(lines)}; --format json has the numbers"
+                f"{kind}: at {len(points)} points, {', '.join(points)}; --format json has the numbers"
             )
     return common
 

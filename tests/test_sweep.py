@@ -212,6 +212,20 @@ def test_points_that_stopped_at_different_looks_say_their_confidence(tmp_path: P
     assert "Intervals: 99.5 to 99.75%, t over blocks, each at the level of the look" in table.note
 
 
+def test_of_two_warnings_of_one_kind_at_one_point_both_are_told(tmp_path: Path) -> None:
+    result, _ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
+    first, last = result["comparisons"]
+    noise = ["noise: up to 9.0% of the CPU time was taken", "noise: processes that are not the run's used 8%"]
+    one = result | {"comparisons": [first | {"warnings": [*first["warnings"], *noise]}, last]}
+    assert sweep_tables.warnings(one)[-2:] == [f"concurrency=1: {line}" for line in noise]
+    both = [
+        each | {"warnings": [*each["warnings"], line]}
+        for each, line in zip((first, last), noise, strict=True)
+    ]
+    said = sweep_tables.warnings(result | {"comparisons": both})
+    assert said[-1] == "noise: at 2 points, concurrency=1, concurrency=8; --format json has the numbers"
+
+
 def test_a_sweep_from_python(tmp_path: Path) -> None:
     found = harness.load_sweep(stored_sweep(tmp_path / "a-sweep"))
     assert found.axes == ("concurrency",)
