@@ -8,7 +8,7 @@ warned of, and get no verdict.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SIDES = ("before", "after")
+INSTEAD = ("tpot_ms_p50", "latency_ms_p50")  # of a primary that two runs do not share
+
+Series = dict[str, dict[str, list[float]]]  # metric → side → one value per block
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,10 @@ class Side:
     def description(self) -> api.Description:
         return self.manifest.descriptions[self.arm.name]
 
+    def same_run(self, other: Side) -> bool:
+        """However the two folders were written: a relative path and an absolute one are the same run."""
+        return self.folder.resolve() == other.folder.resolve()
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -61,10 +68,10 @@ def compare(texts: Sequence[str]) -> Compared:
     sides = find_sides(texts)
     first, *others = sides
     for left, right in combinations(sides, 2):
-        check_comparable(left, right)
+        if not left.same_run(right):
+            check_comparable(left, right)
     comparisons = [
-        _interleaved(first, other) if first.folder == other.folder else _apart(first, other)
-        for other in others
+        _interleaved(first, other) if first.same_run(other) else _apart(first, other) for other in others
     ]
     promised = all(side.manifest.promises_outputs for side in sides)
     differ = any(divergences.fails(each["outputs"], promised) for each in comparisons)
@@ -90,7 +97,7 @@ def find_sides(texts: Sequence[str]) -> list[Side]:
     if len(sides) < 2:
         raise api.BadSetting("compare needs two arms: RUN RUN, RUN:before RUN:after, or one RUN that has two")
     for left, right in combinations(sides, 2):
-        if left.label == right.label and left.folder.resolve() == right.folder.resolve():
+        if left.label == right.label and left.same_run(right):
             raise api.BadSetting(f"{left.label} is given twice")
     return sides
 
@@ -131,14 +138,15 @@ def check_two(folder: Path, manifest: Manifest) -> None:
 
 
 def check_comparable(left: Side, right: Side) -> None:
-    """Raises BadSetting, naming the first difference that makes a comparison meaningless. What an imported
-    run does not know differs from nothing."""
+    """Raises BadSetting, naming the first difference that makes a comparison of two runs meaningless. What an
+    imported run does not know differs from nothing."""
     same_words = _tool(left) == _tool(right)
     for what, old, new in (
         ("device", left.description.device["kind"], right.description.device["kind"]),
         ("device", left.description.device["name"], right.description.device["name"]),
         ("model", left.description.model["name"], right.description.model["name"]),
         ("workload", _asked(left), _asked(right) if same_words else _asked(left)),
+        ("workload's data", _data(left), _data(right)),
     ):
         found = "" if NOT_RECORDED in (old, new) else store.difference(old, new)
         if found:
@@ -156,6 +164,11 @@ def _asked(side: Side) -> Any:
     """The workload, in the words of who measured it."""
     imported = side.manifest.imported
     return msgspec.to_builtins(side.manifest.design.workload) if imported is None else imported.asked
+
+
+def _data(side: Side) -> Any:
+    """A digest of each file that the workload is made of. Those of an import are what it was read from."""
+    return side.manifest.files if side.manifest.imported is None else NOT_RECORDED
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -216,13 +229,15 @@ def read_block(folder: Path, number: int, design: Design) -> Block:
 
 
 def _interleaved(left: Side, right: Side) -> dict[str, Any]:
-    """Two arms of one run. Of several, those that it compares keep its adjusted verdicts; any other pair was
-    chosen by whoever asks, perhaps among many, so it is described."""
+    """Two arms of one run. Those that it compares have its own comparison, with the adjusted verdicts of
+    several arms and the noise floor beside them; of several, any other pair was chosen by whoever asks,
+    perhaps among many, so it is described."""
     manifest, (before, after) = left.manifest, (left.arm.name, right.arm.name)
-    blocks, per_block = finished(left.folder, manifest)
     first, *others = (arm.name for arm in manifest.design.arms)
-    if len(others) > 1 and before == first:
-        return comparison.comparisons(manifest, blocks, per_block)[others.index(after)]
+    if before == first:
+        own: dict[str, Any] = result(left.folder, manifest)["comparisons"][others.index(after)]
+        return own
+    blocks, _ = finished(left.folder, manifest)
     found = comparison.of_pair(manifest, blocks, before, after)
     if len(others) == 1:
         return found
@@ -251,11 +266,10 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
         left.manifest, design=design, descriptions={name: side.description for name, side in sides.items()}
     )
     blocks = _side_by_side(list(read.values()))
-    values = _values(read)
-    if left.manifest.imported or right.manifest.imported:
-        design = msgspec.structs.replace(design, primary=_primary_of_both(design.primary, values))
-    if len(values.get(design.primary, {})) < 2:
-        raise api.EngineError(f"the primary metric {design.primary} has no value in some block")
+    goods = [side.manifest.design.goodput for side in (left, right)]
+    told = _values(read, goods[0] if goods[0] == goods[1] else {})
+    values = {name: per_arm for name, per_arm in told.items() if SIDES[0] in per_arm}
+    primary = _primary_of_both(design.primary, values)
     same_prompts = left.manifest.design.seed == right.manifest.design.seed and not (
         _tool(left) or _tool(right)
     )
@@ -274,7 +288,7 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
         "blocks": min(map(len, read.values())),
         "confidence": 1 - ALPHA,
         "margin": design.margin,
-        "primary": design.primary,
+        "primary": primary,
         "metrics": {name: _row(name, per_arm) for name, per_arm in values.items()},
         "outputs": outputs.same(manifest, blocks) if same_prompts else nothing,
         "failures": outputs.failures(design, blocks),
@@ -284,14 +298,35 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
             for name, per_arm in limits.items()
         },
         "prediction": {"none": "the arms are of different runs"},
-        "warnings": [*_warnings(left, right), *cautions.circumstances(manifest, blocks, values)],
+        "warnings": [
+            *_warnings(left, right),
+            *_in_place_of(design.primary, primary, sides, told),
+            *cautions.circumstances(manifest, blocks, values),
+        ],
     }
 
 
-def _primary_of_both(primary: str, values: dict[str, dict[str, list[float]]]) -> str:
-    """The primary, or where one side's file does not tell it the first metric that both have."""
+def _primary_of_both(primary: str, values: Series) -> str:
+    """The primary, or where the two sides do not share it one that they do. Raises EngineError."""
     both = [name for name, per_arm in values.items() if len(per_arm) == 2]
-    return primary if primary in both or not both else both[0]
+    if not both:
+        raise api.EngineError("these runs have no metric with a value in every block of both")
+    return next(name for name in (primary, *INSTEAD, *both) if name in both)
+
+
+def _in_place_of(primary: str, shared: str, sides: Mapping[str, Side], told: Series) -> list[str]:
+    """Which metric stands in the primary's place, and why; nothing where it stands there itself."""
+    if shared == primary:
+        return []
+    before, after = (side.manifest.design.goodput for side in sides.values())
+    if primary == "step_ms_matched":
+        why = "it is made of two arms of one block"
+    elif primary == "goodput_req_s" and before != after:
+        why = f"what is good differs, {store.difference(before, after)}"
+    else:
+        lacking = [side.label for name, side in sides.items() if name not in told.get(primary, {})]
+        why = f"it has no value in some block of {' and '.join(lacking)}"
+    return [f"{shared} is compared in place of {primary}: {why}"]
 
 
 def _own_blocks(name: str, side: Side) -> list[Block]:
@@ -329,24 +364,24 @@ def _side_by_side(sides: Sequence[Sequence[Block]]) -> list[Block]:
     return joined
 
 
-def _values(read: dict[str, list[Block]]) -> dict[str, dict[str, list[float]]]:
-    """As comparison.measured; the two sides may have different numbers of blocks. `step_ms_matched` is made
-    from two arms of one block, and there are none."""
+def _values(read: Mapping[str, Sequence[Block]], goodput: Mapping[str, float]) -> Series:
+    """As comparison.measured, with what only one side has; the two may have different numbers of blocks.
+    `step_ms_matched` is made from two arms of one block, and there are none."""
     import pandas as pd
 
-    values: dict[str, dict[str, list[float]]] = {}
+    values: Series = {}
     for side, blocks in read.items():
-        found = [
-            metrics.measure(
-                *(block.tables.get(name, pd.DataFrame()) for name in ("requests", "steps", "rounds", "work"))
+        found = []
+        for block in blocks:
+            requests, steps, rounds, work = (
+                block.tables.get(name, pd.DataFrame()) for name in ("requests", "steps", "rounds", "work")
             )
-            for block in blocks
-        ]
+            found.append(metrics.measure(requests, steps, rounds, work, goodput))
         for name in metrics.METRICS:
             series = [each.get(name, np.nan) for each in found]
             if np.isfinite(series).all():
                 values.setdefault(name, {})[side] = [float(each) for each in series]
-    return {name: per_arm for name, per_arm in values.items() if SIDES[0] in per_arm}
+    return values
 
 
 def _row(name: str, per_arm: dict[str, list[float]]) -> dict[str, Any]:

@@ -258,10 +258,10 @@ def gate(
 
     if run is None:
         run = gate_run.measure(asked, base_ref, head_ref, names, limit, out, _say)
-    gated = gate_run.judge(run, names, limit)
-    gate_run.write(out, gated)
-    printing.show(gated.result, format, gated.verdict)
-    raise typer.Exit(_gate_code(gated.verdict, on_undecided))
+    result = gate_run.judge(run, names, limit)
+    gate_run.write(out, result)
+    printing.show(result, format)
+    raise typer.Exit(_gate_code(result["gate"]["verdict"], on_undecided))
 
 
 def _gate_code(verdict: str, on_undecided: OnUndecided | None) -> int:

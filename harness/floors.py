@@ -156,17 +156,21 @@ def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
         return Shown({}, tuple(remarks))
     newest_first = sorted(fitting, key=lambda each: each[1].created, reverse=True)
     differences, floor = min(newest_first, key=lambda each: [name in each[0] for name in WEIGHED])
-    values = {
-        name: stats.as_change(stats.half_width(spread.sd, blocks, alpha), spread.scale)
-        for name, spread in floor.metrics.items()
-    }
     measured_then = f"noise floor, measured on {floor.created[:10]} by {floor.run}"
     if differences:
         remarks.append(f"foreign {measured_then}: {'; '.join(differences.values())}")
     age = _age(floor, manifest)
     if age:
         remarks.append(f"stale {measured_then}: {age}; bench aa measures a fresh one")
-    return Shown(values, tuple(remarks), floor.outputs)
+    return Shown(at_level(floor, blocks, alpha), tuple(remarks), floor.outputs)
+
+
+def at_level(floor: Floor, blocks: int, alpha: float) -> dict[str, float]:
+    """The floor of each metric, for so many blocks: half of the interval at that level."""
+    return {
+        name: stats.as_change(stats.half_width(spread.sd, blocks, alpha), spread.scale)
+        for name, spread in floor.metrics.items()
+    }
 
 
 def beside(comparison: Mapping[str, Any], shown: Shown) -> dict[str, Any]:

@@ -15,6 +15,9 @@ that is within L in every metric fails in at most 5%. (Berger, "Multiparameter h
 acceptance sampling", Technometrics 1982, for the first; stats.holm for the second.)
 
 Where the run may stop early, the bounds have the levels of its looks, and hold over all of them.
+
+Whatever the metrics say, a gate fails where outputs differ that must not, and where a larger share of the
+requests failed in the after arm than in the before arm.
 """
 
 from __future__ import annotations
@@ -26,13 +29,14 @@ from typing import Any, Literal
 import numpy as np
 
 from engines import api
-from harness import distributions, metrics, stats
+from harness import distributions, divergences, metrics, stats
 from harness.design import MAX_SECONDARIES, Design
 
 Verdict = Literal["pass", "fail", "undecided"]
 DEFAULT_LIMIT = 0.02
 MOST_METRICS = MAX_SECONDARIES
 ONE_SIDED = 0.05
+OFFERED = "is the offered load, whatever the engine does"  # a remark: no verdict, however many blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ def judge(
 
 
 def overall(judged: Mapping[str, Judged]) -> Verdict:
-    """Fail where one fails, pass where all pass."""
+    """Of the metrics: fail where one fails, pass where all pass."""
     found = {each.verdict for each in judged.values()}
     return "fail" if "fail" in found else "pass" if found == {"pass"} else "undecided"
 
@@ -141,7 +145,7 @@ def _judge(
         verdict = "fail"
     remark = ""
     if offered:
-        verdict, remark = "undecided", "is the offered load, whatever the engine does"
+        verdict, remark = "undecided", OFFERED
     return Judged(effect.before, effect.after, effect.change, best, worst, p, excludable, verdict, remark)
 
 
@@ -159,10 +163,35 @@ def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit:
     return float(distributions.t_tail(mean / (sd / n**0.5), n - 1))
 
 
-def as_plain(judged: Mapping[str, Judged], limit: float, one_sided: float) -> dict[str, Any]:
-    """The gate's part of `--format json`: `confidence` is that of each one-sided bound."""
+def faults(comparison: Mapping[str, Any], promised: bool) -> list[str]:
+    """What fails a gate whatever the metrics say, in words; `promised` as in divergences.fails."""
+    outputs = comparison["outputs"]
+    found = _more_failed(comparison["failures"])
+    if divergences.fails(outputs, promised):
+        found.insert(0, divergences.conclusion(outputs).rstrip("."))
+    return found
+
+
+def _more_failed(failures: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """That a larger share of the requests failed in the after arm. One is enough: it is left out of every
+    metric, so nothing else here would see it."""
+    (before, old), (after, new) = failures.items()
+    if new["failed"] * old["requests"] <= old["failed"] * new["requests"]:
+        return []
+    return [
+        f"{new['failed']} of {new['requests']} requests failed in {after}, "
+        f"{old['failed']} of {old['requests']} in {before}"
+    ]
+
+
+def as_plain(
+    judged: Mapping[str, Judged], limit: float, one_sided: float, faults: Sequence[str]
+) -> dict[str, Any]:
+    """The gate's part of `--format json`: `verdict` is the last word, `confidence` that of each one-sided
+    bound."""
     return {
-        "verdict": overall(judged),
+        "verdict": "fail" if faults else overall(judged),
+        "faults": list(faults),
         "max_regression": limit,
         "confidence": 1 - one_sided,
         "metrics": {name: asdict(each) for name, each in judged.items()},
@@ -173,6 +202,7 @@ def benchmark(result: Mapping[str, Any], better: str) -> list[dict[str, Any]]:
     """What github-action-benchmark reads as customSmallerIsBetter (`better` "lower") or customBiggerIsBetter
     ("higher"): the after arm's value of each gated metric that is better that way."""
     comparison, found = result["comparisons"][0], result["gate"]
+    faults = "".join(f"; {fault}: {found['verdict']}" for fault in found["faults"])
     rows = []
     for name, each in found["metrics"].items():
         metric = metrics.METRICS[name]
@@ -187,7 +217,7 @@ def benchmark(result: Mapping[str, Any], better: str) -> list[dict[str, Any]]:
                 "value": each["after"],
                 "range": "" if half is None else f"± {half:.2%}",
                 "extra": f"base {each['before']:.4g} {metric.unit}, change {each['change']:+.2%}, "
-                f"{each['verdict']} (at most {found['max_regression']:.3g})",
+                f"{each['verdict']} (at most {found['max_regression']:.3g}){faults}",
             }
         )
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,6 @@ from harness.worktrees import resolve, uncommitted
 Say = Callable[[str], None]
 SUMMARY = "gate.md"
 BENCHMARKS = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """The result with the gate's part, `gate`; `outputs_differ` as in measure.Outcome."""
-
-    result: dict[str, Any]
-    outputs_differ: bool
-
-    @property
-    def verdict(self) -> gate.Verdict:
-        """An output that differs where it must not fails, whatever the speed."""
-        found: gate.Verdict = self.result["gate"]["verdict"]
-        return "fail" if self.outputs_differ else found
 
 
 def measure(
@@ -78,10 +64,10 @@ def measure(
     return runs.measure(design, out, on_stderr).folder
 
 
-def judge(folder: Path, names: Sequence[str], limit: float | None) -> Gated:
-    """Judge a finished run. `names` empty and `limit` None: as the run was planned, else its primary metric
-    and DEFAULT_LIMIT. Raises StoreError for a run that can't be read or is not finished, and BadSetting
-    where it can't be gated."""
+def judge(folder: Path, names: Sequence[str], limit: float | None) -> dict[str, Any]:
+    """The result of a finished run with the gate's part, `gate`. `names` empty and `limit` None: as the run
+    was planned, else its primary metric and DEFAULT_LIMIT. Raises StoreError for a run that can't be read or
+    is not finished, and BadSetting where it can't be gated."""
     manifest = readable(folder)
     design = manifest.design
     across_runs.check_two(folder, manifest)
@@ -93,18 +79,18 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Gated:
     blocks, per_block = finished(folder, manifest)
     judged = comparison.judged(design, per_block, wanted, most)
     summary = comparison.result(manifest, blocks, per_block)
-    found = gate.as_plain(judged, most, gate.level(design, len(blocks)))
-    result = floors.beside_known(summary, manifest, floors.folder_of(folder)) | {"gate": found}
-    return Gated(result, runs.outputs_differ(manifest, summary))
+    faults = gate.faults(summary["comparisons"][0], manifest.promises_outputs)
+    found = gate.as_plain(judged, most, gate.level(design, len(blocks)), faults)
+    return floors.beside_known(summary, manifest, floors.folder_of(folder)) | {"gate": found}
 
 
-def write(folder: Path, gated: Gated, environment: Mapping[str, str] = os.environ) -> None:
+def write(folder: Path, result: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> None:
     """In `folder`: gate.md, and what github-action-benchmark reads, one file for metrics that are better
     smaller and one for the others; on GitHub also the summary of the step. Raises StoreError."""
-    text = gate_tables.to_markdown(gated.result, gated.verdict)
+    text = gate_tables.to_markdown(result)
     store.write_text(folder / SUMMARY, text)
     for better, name in BENCHMARKS.items():
-        rows = gate.benchmark(gated.result, better)
+        rows = gate.benchmark(result, better)
         if rows:
             store.write_json(folder / name, rows)
     step = environment.get("GITHUB_STEP_SUMMARY")

@@ -1,14 +1,16 @@
 """What a gate says of a run, as a person reads it, before the comparison that it judged.
 
-Input is the object of `--format json` with its part `gate`, and the verdict `said`, outputs included.
+Input is the object of `--format json` with its part `gate`.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness import divergences, tables
+from harness import divergences, gate, tables
 from harness.pages import Table, markdown_table, terminal_table
 from harness.spelling import blocks_of, number, percent
 
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def conclusion(result: Mapping[str, Any], said: str) -> str:
+CSV_COLUMNS = ("before", "after", "change", "best", "worst", "p", "excludable", "verdict", "remark")
+
+
+def conclusion(result: Mapping[str, Any]) -> str:
     """One sentence: what the gate says, of how much, and why."""
     found, comparison = result["gate"], result["comparisons"][0]
     by_verdict = {
@@ -27,13 +32,27 @@ def conclusion(result: Mapping[str, Any], said: str) -> str:
     where = f"over {blocks_of(comparison['blocks'])} on the {result['device']} device"
     reasons = {
         "fail": f"{', '.join(by_verdict['fail'])} regressed by more than {limit} {where}",
-        "undecided": f"{', '.join(by_verdict['undecided'])} may have regressed by more than {limit}, or not, "
-        f"{where}; more blocks or a quieter machine would tell",
+        "undecided": "; ".join(_undecided(found["metrics"], limit, where)),
         "pass": f"no metric regressed by more than {limit} {where}",
     }
     outputs = divergences.conclusion(comparison["outputs"]).rstrip(".")
-    reason = "; ".join(filter(None, (outputs, reasons[found["verdict"]])))
-    return f"Gate: {said.upper()}. {comparison['variant']}: {reason}."
+    metrics = next(each for each in by_verdict if by_verdict[each])
+    reason = "; ".join(filter(None, dict.fromkeys((outputs, *found["faults"], reasons[metrics]))))
+    return f"Gate: {found['verdict'].upper()}. {comparison['variant']}: {reason}."
+
+
+def _undecided(rows: Mapping[str, Mapping[str, Any]], limit: str, where: str) -> Iterator[str]:
+    """What is open about the metrics that are undecided: more blocks tell nothing of the offered load."""
+    undecided = {name: row["remark"] for name, row in rows.items() if row["verdict"] == "undecided"}
+    names = [name for name, remark in undecided.items() if remark != gate.OFFERED]
+    if names:
+        yield (
+            f"{', '.join(names)} may have regressed by more than {limit}, or not, {where}; more blocks or a "
+            "quieter machine would tell"
+        )
+    for name in undecided:
+        if name not in names:
+            yield f"{name} {gate.OFFERED}, {where}: no number of blocks would tell"
 
 
 def regression_table(result: Mapping[str, Any]) -> Table:
@@ -65,18 +84,35 @@ def regression_table(result: Mapping[str, Any]) -> Table:
     )
 
 
-def to_markdown(result: Mapping[str, Any], said: str) -> str:
+def to_markdown(result: Mapping[str, Any]) -> str:
     """The summary of a gate, with the whole comparison folded away below."""
-    lines = [f"**{conclusion(result, said)}**", "", *markdown_table(regression_table(result))]
+    lines = [f"**{conclusion(result)}**", "", *markdown_table(regression_table(result))]
     whole = tables.to_markdown(result)
     lines += ["<details><summary>The whole comparison</summary>", "", whole, "</details>", ""]
     return "\n".join(lines)
 
 
-def to_terminal(result: Mapping[str, Any], said: str, width: int) -> Iterator[RenderableType]:
+def to_csv(result: Mapping[str, Any]) -> str:
+    """One line per gated metric, unrounded: `best` and `worst` are bounds of the regression, at `confidence`
+    each, and `gate` the verdict of all."""
+    found = result["gate"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    limits = ("max_regression", "confidence")
+    writer.writerow(("run", "device", "variant", "metric", "unit", *CSV_COLUMNS, *limits, "gate", "faults"))
+    comparison = result["comparisons"][0]
+    for name, row in found["metrics"].items():
+        start = (result["run"], result["device"], comparison["variant"], name)
+        values = (comparison["metrics"][name]["unit"], *(row[column] for column in CSV_COLUMNS))
+        end = (*(found[limit] for limit in limits), found["verdict"], "; ".join(found["faults"]))
+        writer.writerow((*start, *values, *end))
+    return text.getvalue()
+
+
+def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The same for a rich console, then the comparison."""
     from rich.text import Text
 
-    yield Text(conclusion(result, said), style="bold")
+    yield Text(conclusion(result), style="bold")
     yield from terminal_table(regression_table(result), width)
     yield from tables.to_terminal(result, width)

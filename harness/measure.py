@@ -114,7 +114,8 @@ def with_floor(summary: dict[str, Any], manifest: Manifest, folder: Path) -> dic
     if design.against_itself and design.plant is None and comparison["blocks"] > 1:
         floor = floors.measured(manifest, comparison)
         floors.keep(folder, floor)
-        shown = floors.Shown({name: spread.floor for name, spread in floor.metrics.items()}, ())
+        values = floors.at_level(floor, comparison["blocks"], 1 - comparison["confidence"])
+        shown = floors.Shown(values, ())
         return {**summary, "comparisons": [floors.beside(comparison, shown)]}
     return floors.beside_known(summary, manifest, folder)
 

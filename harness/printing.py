@@ -23,22 +23,16 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-def show(result: Mapping[str, Any], format: Format, gate: str | None = None) -> None:
-    """Print what was measured; `gate`: what a gate said of it."""
+def show(result: Mapping[str, Any], format: Format) -> None:
+    """Print what was measured, and what a gate said of it."""
     from harness import factorial_tables, gate_tables, tables
 
     if "factorial" in result:
         show_page(result, format, factorial_tables.to_csv, factorial_tables.page)
-    elif gate is None:
-        _print(result, format, tables.to_csv, tables.to_markdown, tables.to_terminal)
+    elif "gate" in result:
+        _print(result, format, gate_tables.to_csv, gate_tables.to_markdown, gate_tables.to_terminal)
     else:
-        _print(
-            result,
-            format,
-            tables.to_csv,
-            lambda result: gate_tables.to_markdown(result, gate),
-            lambda result, width: gate_tables.to_terminal(result, gate, width),
-        )
+        _print(result, format, tables.to_csv, tables.to_markdown, tables.to_terminal)
 
 
 def show_experiment(result: Mapping[str, Any], format: Format) -> None:

@@ -7,7 +7,7 @@ a figure of harness.plots; nothing is computed here. What a run says of itself i
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from engines import api
 from harness import divergences, plots, store, tables
 from harness.across_runs import check_two
-from harness.design import Design
+from harness.design import Arm, Design
 from harness.pages import Table, markdown_table
 from harness.plots import style
 from harness.plots.page import inline_svg
@@ -200,10 +200,10 @@ def method(run: Run) -> Table:
     blocks = run.result["comparisons"][0]["blocks"]
     if run.manifest.imported is not None:
         return _imported(run.manifest.imported, blocks)
-    boots = "one fresh boot of each arm" if len(design.arms) == 2 else "one fresh boot"
+    each = "for each arm" if any(arm.stays for arm in design.arms) else "a boot"
     rows = [
-        ("blocks", f"{blocks}, each {boots}; the first boots are discarded"),
-        ("rounds", f"{design.rounds} a boot, pooled, after {design.warmup_rounds} to warm up"),
+        ("blocks", f"{blocks}, {_boots(design.arms)}"),
+        ("rounds", f"{design.rounds} {each}, pooled, after {design.warmup_rounds} to warm up"),
     ]
     if len(design.arms) == 2:
         rows += [
@@ -219,6 +219,15 @@ def method(run: Run) -> Table:
         rows.append(("planted", f"{100 * design.plant:.3g}% of a step, at the {design.plant_at}"))
     rows += [(f"workload: {name}", value) for name, value in _asked(design.workload)]
     return Table("Method", ("", ""), tuple(rows), numbers=())
+
+
+def _boots(arms: Sequence[Arm]) -> str:
+    """What a block is made of. A server at an address was booted by somebody else, before the run."""
+    there = [f"{arm.name}: a server that was running, and was not booted" for arm in arms if arm.stays]
+    booted = [arm.name for arm in arms if not arm.stays]
+    whose = " of each arm" if len(booted) == 2 else f" of {booted[0]}" if there and booted else ""
+    fresh = [f"each one fresh boot{whose}; the first boots are discarded"] if booted else []
+    return "; ".join([*fresh, *there])
 
 
 def _imported(imported: Imported, blocks: int) -> Table:

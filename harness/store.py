@@ -203,11 +203,21 @@ def read_manifest(folder: Path) -> Manifest:
     if (folder / EVALUATION_FILE).exists():
         raise StoreError(f"{folder} is an evaluation, no run: nothing in it was timed")
     manifest = read_json(path, Manifest, "run folder")
-    design = manifest.design
-    drawn = {len(manifest.after_first), len(manifest.orders) or design.blocks}
-    if not design.arms or drawn != {design.blocks}:
+    if not _fits(manifest):
         raise StoreError(f"{path} was edited: its parts do not fit each other")
     return manifest
+
+
+def _fits(manifest: Manifest) -> bool:
+    """Whether it has an order for each block, and what every arm said of itself, or nothing yet."""
+    design, described = manifest.design, manifest.descriptions
+    drawn = {len(manifest.after_first), len(manifest.orders) or design.blocks}
+    whole = all(
+        set(api.DEVICE_SAYS) <= each.device.keys() and set(api.MODEL_SAYS) <= each.model.keys()
+        for each in described.values()
+    )
+    all_of_them = not described or {arm.name for arm in design.arms} <= described.keys()
+    return bool(design.arms) and drawn == {design.blocks} and whole and all_of_them
 
 
 def read_json(path: Path, kind: type[Read], what: str) -> Read:

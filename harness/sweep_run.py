@@ -92,23 +92,24 @@ def _measure_all(folder: Path, planned: Sweep, say: Say) -> None:
 
 def result(folder: Path) -> tuple[dict[str, Any], bool]:
     """The object that `--format json` prints: a comparison for each finished point, with `at` (the value of
-    each axis), `run`, and `requests` (asked in each round: a closed loop of more places has more); and
-    whether outputs differ that must not. Raises StoreError where nothing is finished."""
+    each axis), `run`, its kind of `device`, and `requests` (asked in each round: a closed loop of more places
+    has more); above them `device` has every kind. And whether outputs differ that must not. Raises StoreError
+    where nothing is finished."""
     from harness import across_runs
     from harness import measure as runs
 
     planned = sweep.read(folder)
     stored = list(sweep.runs_in(folder))
     comparisons: list[dict[str, Any]] = []
-    device, differ = "unknown", False
+    differ = False
     for point in planned.points:
         found = sweep.run_of(point, stored)
         if found is None or not sweep.is_done(found[0]):
             continue
         summary = across_runs.result(*found)
-        device = summary["device"]
         differ = differ or runs.outputs_differ(found[1], summary)
-        start = {"at": point.at, "run": found[1].run, "requests": point.design.workload.num_requests}
+        requests = point.design.workload.num_requests
+        start = {"at": point.at, "run": found[1].run, "device": summary["device"], "requests": requests}
         comparisons += [{**start, **each} for each in summary["comparisons"]]
     if not comparisons:
         raise store.StoreError(f"{folder} has no finished point; go on with bench sweep --resume {folder}")
@@ -116,7 +117,7 @@ def result(folder: Path) -> tuple[dict[str, Any], bool]:
     return {
         "schema_version": store.SCHEMA_VERSION,
         "run": planned.sweep,
-        "device": device,
+        "device": ", ".join(sorted({each["device"] for each in comparisons})),
         "stopped_because": f"all {most} points done" if done == most else f"{done} of {most} points done",
         "axes": [{"name": axis.name, "values": list(axis.values)} for axis in planned.axes],
         "comparisons": comparisons,

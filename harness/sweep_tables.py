@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness import divergences, spelling, tables
@@ -26,7 +26,8 @@ def conclusion(result: Mapping[str, Any]) -> str:
     comparisons = result["comparisons"]
     axes = ", ".join(axis["name"] for axis in result["axes"])
     points = f"Sweep over {axes}: {len(comparisons)} point{'s' if len(comparisons) != 1 else ''}"
-    where = f"on the {result['device']} device"
+    devices = kinds_of_device(result)
+    where = f"on the {' and '.join(devices)} device{'s' if len(devices) > 1 else ''}"
     verdicts = Counter(
         (each["primary"], each["metrics"][each["primary"]]["verdict"])
         for each in comparisons
@@ -37,6 +38,10 @@ def conclusion(result: Mapping[str, Any]) -> str:
     differ = [point for point, each in outputs.items() if divergences.unexplained(each)]
     found = f"{points} {where}: {', '.join(said)}." if said else f"{points} {where}."
     return found + (f" OUTPUTS DIFFER at {'; '.join(differ)}." if differ else "")
+
+
+def kinds_of_device(result: Mapping[str, Any]) -> list[str]:
+    return sorted({each["device"] for each in result["comparisons"]})
 
 
 def page(result: Mapping[str, Any]) -> Page:
@@ -50,10 +55,21 @@ def parts(result: Mapping[str, Any]) -> Iterator[Table]:
     yield levels_table(result)
 
 
+def _of_points(result: Mapping[str, Any]) -> list[str]:
+    """The columns that say which point a row is of: its axes, and the device where it is not the same one."""
+    axes = [axis["name"] for axis in result["axes"]]
+    return axes if len(kinds_of_device(result)) == 1 else list(dict.fromkeys([*axes, "device"]))
+
+
+def _point(each: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
+    """A comparison's cells in these columns."""
+    return (each["at"].get(name, each["device"]) for name in names)
+
+
 def changes_table(result: Mapping[str, Any]) -> Table:
     """Per point the primary before and after, its change, and the verdict. Where points may stop early, each
     interval says its confidence."""
-    names = [axis["name"] for axis in result["axes"]]
+    names = _of_points(result)
     primaries = dict.fromkeys(each["primary"] for each in result["comparisons"])
     mixed = len({each["confidence"] for each in result["comparisons"]}) > 1
     rows = []
@@ -61,7 +77,7 @@ def changes_table(result: Mapping[str, Any]) -> Table:
         row = each["metrics"][each["primary"]]
         rows.append(
             (
-                *(each["at"][name] for name in names),
+                *_point(each, names),
                 spelling.number(row["before"]),
                 spelling.number(row["after"]),
                 spelling.difference(row),
@@ -77,11 +93,11 @@ def changes_table(result: Mapping[str, Any]) -> Table:
 def levels_table(result: Mapping[str, Any]) -> Table:
     """Per point what was asked, the requests of a round, and what was reached: the mean batch, TPOT,
     throughput and latency, before → after."""
-    names = [axis["name"] for axis in result["axes"]]
+    names = _of_points(result)
     rows = []
     for each in result["comparisons"]:
         measured = [each["mechanism"].get("mean_batch"), *(each["metrics"].get(name) for name in LEVELS)]
-        asked = (*(each["at"][name] for name in names), str(each["requests"]))
+        asked = (*_point(each, names), str(each["requests"]))
         rows.append((*asked, *map(_sides, measured), str(each["blocks"])))
     columns = (*names, "requests", "batch", *LEVELS, "blocks")
     note = "requests: asked in each round; batch: mean over decode steps"
@@ -101,18 +117,20 @@ def warnings(result: Mapping[str, Any]) -> list[str]:
     its points; one that is of a single point is told in full."""
     found = {spelled(each["at"]): each["warnings"] for each in result["comparisons"]}
     common = [line for line in next(iter(found.values())) if all(line in lines for lines in found.values())]
-    kinds: dict[str, dict[str, str]] = {}
+    devices = kinds_of_device(result)
+    if len(devices) > 1:
+        common.insert(0, f"points of several devices ({', '.join(devices)}): never compare their times")
+    kinds: dict[str, dict[str, list[str]]] = {}
     for name, lines in found.items():
         for line in lines:
             if line not in common:
-                kinds.setdefault(line.partition(":")[0], {})[name] = line
-    for kind, lines in kinds.items():
-        if len(lines) == 1:
-            ((name, line),) = lines.items()
-            common.append(f"{name}: {line}")
+                kinds.setdefault(line.partition(":")[0], {}).setdefault(name, []).append(line)
+    for kind, points in kinds.items():
+        if len(points) == 1:
+            common += [f"{name}: {line}" for name, lines in points.items() for line in lines]
         else:
             common.append(
-                f"{kind}: at {len(lines)} points, {', '.join(lines)}; --format json has the numbers"
+                f"{kind}: at {len(points)} points, {', '.join(points)}; --format json has the numbers"
             )
     return common
 
@@ -127,6 +145,6 @@ def to_csv(result: Mapping[str, Any]) -> str:
     for each in result["comparisons"]:
         for name, row in each["metrics"].items():
             at = (each["at"][axis] for axis in names)
-            start = (*at, each["run"], result["device"], each["confidence"], name)
+            start = (*at, each["run"], each["device"], each["confidence"], name)
             writer.writerow((*start, *(row[column] for column in tables.CSV_COLUMNS)))
     return text.getvalue()

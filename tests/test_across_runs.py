@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from engines import api
-from harness import across_runs, store, tables
+from harness import across_runs, floors, store, tables
 from harness.machine import Machine
+from harness.measure import with_floor
 from harness.stopping import until_decided
 from harness.store import Manifest
+from harness.workload import Workload
 from tests.made_blocks import blocks, described, manifest, result, shown
 from tests.test_cli import bench
 
@@ -48,11 +50,38 @@ def test_the_arms_of_one_run_are_compared_as_it_did(tmp_path: Path) -> None:
     assert "not interleaved" not in "\n".join(only(found)["warnings"])
 
 
+def test_the_noise_floor_stands_beside_a_runs_own_comparison(tmp_path: Path) -> None:
+    run = stored(tmp_path, "a", 0.9)
+    equal = manifest(against_itself=True)
+    with_floor(result(1.0, equal, noise=0.2), equal, floors.folder_of(Path(run)))
+    found = only(across_runs.compare([run]))
+    assert found["metrics"]["tpot_ms_p50"]["floor"] > 0
+    assert "its change is smaller than what equal arms show" in "\n".join(found["warnings"])
+    assert [found] == across_runs.result(Path(run), manifest())["comparisons"]
+
+
 def test_the_arms_of_one_run_the_other_way_round(tmp_path: Path) -> None:
     run = stored(tmp_path, "a", 0.9)
     row = only(across_runs.compare([f"{run}:after", f"{run}:before"]))["metrics"]["tpot_ms_p50"]
     assert row["verdict"] == "slower"
     assert row["change"] == pytest.approx(1 / 0.9 - 1, abs=0.002)
+
+
+def test_one_run_is_one_run_however_its_folder_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stored(tmp_path, "a", 0.9)
+    monkeypatch.chdir(tmp_path)
+    found = across_runs.compare(["a:before", f"{run}:after"])
+    assert only(found) == only(across_runs.compare([run]))
+
+
+def test_the_arms_of_one_run_may_differ_in_what_two_runs_may_not(tmp_path: Path) -> None:
+    plan = manifest()
+    other = msgspec.structs.replace(described(), model={"name": "n", "vocabulary": 9, "context": 99})
+    plan = msgspec.structs.replace(plan, descriptions={**plan.descriptions, "after": other})
+    row = only(across_runs.compare([stored(tmp_path, "a", 0.9, plan)]))["metrics"]["tpot_ms_p50"]
+    assert row["verdict"] == "faster"
 
 
 def test_an_unfinished_run_gets_no_verdict(tmp_path: Path) -> None:
@@ -96,10 +125,37 @@ def without_tpot(run: str) -> str:
     return run
 
 
-def test_a_primary_that_one_run_has_no_values_of_is_an_error(tmp_path: Path) -> None:
+def test_in_place_of_a_primary_that_one_run_has_no_values_of_another_is_compared(tmp_path: Path) -> None:
     first, second = (stored(tmp_path, name, plan=manifest(2, arms=1)) for name in "ab")
-    with pytest.raises(api.EngineError, match="primary metric tpot_ms_p50 has no value in some block"):
-        across_runs.compare([first, without_tpot(second)])
+    found = only(across_runs.compare([first, without_tpot(second)]))
+    assert found["primary"] == "latency_ms_p50"
+    assert found["warnings"][1] == (
+        "latency_ms_p50 is compared in place of tpot_ms_p50: it has no value in some block of b:before"
+    )
+
+
+def test_runs_that_were_decided_by_a_metric_of_two_arms_are_compared_by_another(tmp_path: Path) -> None:
+    plan = manifest(2, primary="step_ms_matched")
+    runs = [stored(tmp_path, name, plan=plan) for name in "ab"]
+    found = only(across_runs.compare([f"{run}:after" for run in runs]))
+    assert found["primary"] == "tpot_ms_p50"
+    said = "tpot_ms_p50 is compared in place of step_ms_matched: it is made of two arms of one block"
+    assert said in found["warnings"]
+
+
+def test_goodput_is_compared_where_the_same_is_good_in_both_runs(tmp_path: Path) -> None:
+    plans = [manifest(2, arms=1, primary="goodput_req_s", goodput={"ttft": most}) for most in (9.0, 9.0, 8.0)]
+    first, same, other = (stored(tmp_path, name, plan=plan) for name, plan in zip("abc", plans, strict=True))
+    found = only(across_runs.compare([first, same]))
+    assert found["primary"] == "goodput_req_s"
+    assert found["metrics"]["goodput_req_s"]["change"] == 0
+    assert not any("in place of" in line for line in found["warnings"])
+    found = only(across_runs.compare([first, other]))
+    assert found["primary"] == "tpot_ms_p50"
+    assert (
+        "tpot_ms_p50 is compared in place of goodput_req_s: what is good differs, ttft was 9.0, is 8.0"
+        in found["warnings"]
+    )
 
 
 def test_beside_what_another_tool_measured_the_primary_is_one_that_both_have(tmp_path: Path) -> None:
@@ -188,6 +244,14 @@ def test_other_workloads_are_refused(tmp_path: Path) -> None:
     other = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, workload=workload))
     first, second = stored(tmp_path, "a", plan=plan), stored(tmp_path, "b", plan=other)
     with pytest.raises(api.BadSetting, match="their workload differs: num_requests was 64, is 9"):
+        across_runs.compare([first, second])
+
+
+def test_prompts_that_were_edited_in_between_are_refused(tmp_path: Path) -> None:
+    plan = manifest(2, arms=1, workload=Workload(prompt=None, prompts="p.txt"))
+    read, edited = (msgspec.structs.replace(plan, files={"p.txt": each}) for each in ("abc", "def"))
+    first, second = stored(tmp_path, "a", plan=read), stored(tmp_path, "b", plan=edited)
+    with pytest.raises(api.BadSetting, match=r"their workload's data differs: p\.txt was 'abc', is 'def'"):
         across_runs.compare([first, second])
 
 

@@ -12,6 +12,7 @@ from harness import floors, stats
 from harness.design import Design
 from harness.machine import Machine
 from harness.measure import with_floor
+from harness.stopping import until_decided
 from harness.store import Manifest
 from tests.made_blocks import manifest, result, shown
 
@@ -55,6 +56,17 @@ def test_an_aa_run_keeps_its_floor_and_shows_it(tmp_path: Path) -> None:
     text = shown({**result(), "comparisons": [unknown]}, 100)
     assert "Noise floor" not in text
     assert "would be detected in 4 of 5" in text
+
+
+def test_an_aa_run_that_stops_early_shows_the_floor_that_is_shown_beside_it_later(tmp_path: Path) -> None:
+    plan = redesigned(aa(), blocks=8, until=until_decided(8))
+    (only,) = kept(tmp_path, plan)["comparisons"]
+    row = only["metrics"]["tpot_ms_p50"]
+    again = floors.beside_known(result(1.0, plan, noise=0.005), plan, tmp_path)
+    assert row == again["comparisons"][0]["metrics"]["tpot_ms_p50"]
+    (path,) = tmp_path.iterdir()
+    spread = msgspec.json.decode(path.read_bytes(), type=floors.Floor).metrics["tpot_ms_p50"]
+    assert spread.floor == stats.as_change(stats.half_width(row["sd"], 8), "ratio") < row["floor"]
 
 
 def test_another_aa_run_of_the_same_replaces_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -27,6 +28,7 @@ from harness.workload import Workload
 from tests.bench_command import installed, last_line, start
 from tests.made_blocks import blocks as some_blocks
 from tests.made_blocks import manifest
+from tests.test_cli import bench
 from tests.test_plant import arm
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_engine"
@@ -210,21 +212,58 @@ def folder_of(tmp_path: Path, factor: float, count: int = 6, **design: Any) -> P
 )
 def test_a_finished_run_is_judged(tmp_path: Path, factor: float, verdict: str, words: str) -> None:
     gated = gate_run.judge(folder_of(tmp_path, factor), (), None)
-    assert gated.verdict == verdict
-    text = gate_tables.to_markdown(gated.result, gated.verdict)
+    assert gated["gate"]["verdict"] == verdict
+    text = gate_tables.to_markdown(gated)
     assert words in text
     assert "| tpot_ms_p50 |" in text
-    assert json.loads(msgspec.json.encode(gated.result))["gate"]["verdict"] == verdict
+    assert json.loads(msgspec.json.encode(gated))["gate"]["verdict"] == verdict
 
 
-def test_outputs_that_differ_fail_the_gate(tmp_path: Path) -> None:
+def test_outputs_that_differ_fail_the_gate_in_all_that_is_written(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, 1.0)
     shutil.rmtree(folder / "blocks")
     for block in some_blocks(1.0, 6, digest="other"):
         store.write_block(folder, block.number, block.tables)
     gated = gate_run.judge(folder, (), None)
-    assert gated.verdict == "fail"
-    assert "OUTPUTS DIFFER in 72 of 72 requests" in gate_tables.conclusion(gated.result, gated.verdict)
+    assert gated["gate"]["verdict"] == "fail"
+    assert gated["gate"]["metrics"]["tpot_ms_p50"]["verdict"] == "pass"
+    assert gate_tables.conclusion(gated).startswith(
+        "Gate: FAIL. pinned-h2d: OUTPUTS DIFFER in 72 of 72 requests; no metric regressed by more than 2%"
+    )
+    gate_run.write(tmp_path, gated, {})
+    (row,) = json.loads((tmp_path / "smaller-is-better.json").read_text())
+    assert row["extra"].endswith("pass (at most 0.02); OUTPUTS DIFFER in 72 of 72 requests: fail")
+
+
+def failing(folder: Path, arm: str, requests: int) -> None:
+    """As if the first so many requests of each block had failed in that arm of a half precision engine, which
+    promises no equal outputs."""
+    plan = store.read_manifest(folder)
+    descriptions = {
+        name: msgspec.structs.replace(each, deterministic=False) for name, each in plan.descriptions.items()
+    }
+    store.write_manifest(folder, msgspec.structs.replace(plan, descriptions=descriptions))
+    for number in store.finished_blocks(folder):
+        asked = store.read_table(folder, number, "requests")
+        asked.loc[(asked["arm"] == arm) & (asked["request"] < requests), "error"] = "timed out"
+        store.write_table(store.table_path(folder, number, "requests"), asked)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [(0, 6, "fail"), (0, 1, "fail"), (1, 2, "fail"), (0, 0, "pass"), (2, 2, "pass"), (2, 1, "pass")],
+)
+def test_a_head_that_fails_more_of_its_requests_fails_the_gate(
+    tmp_path: Path, before: int, after: int, verdict: str
+) -> None:
+    folder = folder_of(tmp_path, 1.0)
+    failing(folder, "before", before)
+    failing(folder, "after", after)
+    gated = gate_run.judge(folder, (), None)
+    assert gated["gate"]["verdict"] == verdict
+    said = f"{6 * after} of 72 requests failed in after, {6 * before} of 72 in before"
+    assert gated["gate"]["faults"] == ([said] if verdict == "fail" else [])
+    assert (f"{said}; no metric regressed" in gate_tables.to_markdown(gated)) == (verdict == "fail")
 
 
 def test_the_files_of_a_gate(tmp_path: Path) -> None:
@@ -242,11 +281,36 @@ def test_the_files_of_a_gate(tmp_path: Path) -> None:
     assert bigger["unit"] == "tok/s"
 
 
+def test_a_gate_as_csv_has_its_verdicts_bounds_and_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, asked = str(folder_of(tmp_path, 1.1)), ("--metric", "tpot_ms_p50", "--metric", "ttft_ms_p50")
+    arguments = ("gate", folder, *asked, "--out", str(tmp_path), "--format", "csv")
+    assert bench(monkeypatch, *arguments) == 1
+    tpot, ttft = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (tpot["metric"], tpot["verdict"], tpot["gate"]) == ("tpot_ms_p50", "fail", "fail")
+    assert (ttft["metric"], ttft["verdict"], ttft["gate"]) == ("ttft_ms_p50", "pass", "fail")
+    assert LIMIT < float(tpot["best"]) < float(tpot["change"]) < float(tpot["worst"])
+    assert (tpot["max_regression"], tpot["confidence"], tpot["unit"]) == ("0.02", "0.95", "ms")
+
+
+def test_no_number_of_blocks_tells_more_of_the_offered_load(tmp_path: Path) -> None:
+    workload = Workload(arrival="fixed", interval_ms=20)
+    folder = folder_of(tmp_path, 1.0201, workload=workload)
+    said = gate_tables.conclusion(gate_run.judge(folder, ("throughput_tok_s",), None))
+    alone = "throughput_tok_s is the offered load, whatever the engine does, over 6 blocks on the emulated "
+    alone += "device: no number of blocks would tell."
+    assert said == f"Gate: UNDECIDED. pinned-h2d: {alone}"
+    said = gate_tables.conclusion(gate_run.judge(folder, ("throughput_tok_s", "tpot_ms_p50"), None))
+    assert said.startswith("Gate: UNDECIDED. pinned-h2d: tpot_ms_p50 may have regressed by more than 2%")
+    assert said.endswith(f"; more blocks or a quieter machine would tell; {alone}")
+
+
 def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:
     gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
-    excludable = gated.result["gate"]["metrics"]["tpot_ms_p50"]["excludable"]
+    excludable = gated["gate"]["metrics"]["tpot_ms_p50"]["excludable"]
     assert 0 < excludable < LIMIT
-    assert gate_tables.regression_table(gated.result).rows[0][6] == f"{100 * excludable:.3g}%"
+    assert gate_tables.regression_table(gated).rows[0][6] == f"{100 * excludable:.3g}%"
 
 
 @pytest.mark.parametrize(
@@ -269,15 +333,15 @@ def test_one_block_is_undecided(tmp_path: Path) -> None:
     store.write_manifest(folder, plan)
     store.write_block(folder, 0, some_blocks(1.5, 1)[0].tables)
     gated = gate_run.judge(folder, (), None)
-    assert gated.verdict == "undecided"
-    assert "(one block)" in gate_tables.regression_table(gated.result).rows[0][-1]
+    assert gated["gate"]["verdict"] == "undecided"
+    assert "(one block)" in gate_tables.regression_table(gated).rows[0][-1]
 
 
 def test_a_gate_fits_the_terminal(tmp_path: Path) -> None:
     gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
     for width in (72, 100, 200):
         text = io.StringIO()
-        parts = gate_tables.to_terminal(gated.result, gated.verdict, width)
+        parts = gate_tables.to_terminal(gated, width)
         Console(file=text, width=width).print(*parts, sep="\n")
         assert max(map(len, text.getvalue().splitlines())) <= width
         assert "Gate: PASS" in text.getvalue()

@@ -198,6 +198,25 @@ def test_a_figure_that_can_not_be_drawn_says_why(page_of_one: Page) -> None:
     assert any("has no step records, so no phases" in text for text in captions)
 
 
+def test_a_server_at_an_address_was_not_booted(tmp_path: Path) -> None:
+    plan = manifest(1)
+    there = [msgspec.structs.replace(arm, toggles={"url": "http://a"}) for arm in plan.design.arms]
+    for name, arms, said in (
+        (
+            "a",
+            [plan.design.arms[0], there[1]],
+            "each one fresh boot of before; the first boots are discarded",
+        ),
+        ("b", there, "before: a server that was running, and was not booted"),
+    ):
+        design = msgspec.structs.replace(plan.design, arms=tuple(arms))
+        run = harness.load(stored(tmp_path, name, plan=msgspec.structs.replace(plan, design=design)))
+        rows = dict(report.method(run).rows)
+        assert rows["blocks"] == f"1, {said}; after: a server that was running, and was not booted"
+        assert rows["rounds"] == "2 for each arm, pooled, after 1 to warm up"
+    assert "discarded" not in report.to_html(run)
+
+
 def test_what_a_run_says_is_text(tmp_path: Path) -> None:
     plan = manifest(1)
     arms = tuple(msgspec.structs.replace(arm, env={"X": HOSTILE + arm.name}) for arm in plan.design.arms)

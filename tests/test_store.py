@@ -19,6 +19,7 @@ from harness.design import Arm, Design
 from harness.machine import Code, Machine
 from harness.store import Manifest, StoreError
 from harness.workload import Workload
+from tests.made_blocks import described
 
 NOW = datetime(2026, 5, 4, 3, 2, 1)
 DESIGN = Design(
@@ -204,8 +205,21 @@ def test_a_column_that_holds_something_else_is_named(folder: Path, name: str) ->
         store.read_block(folder, 0)
 
 
-def test_a_manifest_whose_parts_do_not_fit_is_named(folder: Path) -> None:
-    store.write_manifest(folder, changed(after_first=[True]))
+NAMELESS = msgspec.structs.replace(described(), device={"kind": "emulated"})
+NO_MODEL = msgspec.structs.replace(described(), model={})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"after_first": [True]},
+        {"descriptions": {"before": described()}},
+        {"descriptions": {"before": described(), "after": NAMELESS}},
+        {"descriptions": {"before": NO_MODEL, "after": described()}},
+    ],
+)
+def test_a_manifest_whose_parts_do_not_fit_is_named(folder: Path, changes: dict[str, Any]) -> None:
+    store.write_manifest(folder, changed(**changes))
     with pytest.raises(StoreError, match=r"manifest\.json was edited: its parts do not fit"):
         store.read_manifest(folder)
 

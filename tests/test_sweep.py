@@ -22,7 +22,7 @@ from harness.settings import Asked
 from harness.sweep import Axis, Point
 from harness.variants import load_variants
 from tests.bench_command import CLOCKWORK, installed, last_line, start
-from tests.made_blocks import blocks, manifest
+from tests.made_blocks import blocks, described, manifest
 from tests.test_cli import bench
 
 ENGINES = {"overlap": SPEC}
@@ -210,6 +210,37 @@ def test_points_that_stopped_at_different_looks_say_their_confidence(tmp_path: P
     column = table.columns.index("interval")
     assert [row[column].partition("] ")[2] for row in table.rows] == ["at 99.75%", "at 99.5%"]
     assert "Intervals: 99.5 to 99.75%, t over blocks, each at the level of the look" in table.note
+
+
+def test_points_of_several_devices_are_told_apart(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    plan = store.read_manifest(folder / "run-0")
+    cuda = {arm: described("cuda") for arm in plan.descriptions}
+    store.write_manifest(folder / "run-0", msgspec.structs.replace(plan, descriptions=cuda))
+    result, _ = sweep_run.result(folder)
+    assert result["device"] == "cuda, emulated"
+    assert [each["device"] for each in result["comparisons"]] == ["cuda", "emulated"]
+    assert "2 points on the cuda and emulated devices:" in sweep_tables.conclusion(result)
+    for table in sweep_tables.parts(result):
+        assert [row[:2] for row in table.rows] == [("1", "cuda"), ("8", "emulated")]
+        assert table.columns[:2] == ("concurrency", "device")
+    assert sweep_tables.warnings(result)[0].startswith("points of several devices (cuda, emulated): never")
+    lines = csv.DictReader(io.StringIO(sweep_tables.to_csv(result)))
+    assert {(line["concurrency"], line["device"]) for line in lines} == {("1", "cuda"), ("8", "emulated")}
+
+
+def test_of_two_warnings_of_one_kind_at_one_point_both_are_told(tmp_path: Path) -> None:
+    result, _ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
+    first, last = result["comparisons"]
+    noise = ["noise: up to 9.0% of the CPU time was taken", "noise: processes that are not the run's used 8%"]
+    one = result | {"comparisons": [first | {"warnings": [*first["warnings"], *noise]}, last]}
+    assert sweep_tables.warnings(one)[-2:] == [f"concurrency=1: {line}" for line in noise]
+    both = [
+        each | {"warnings": [*each["warnings"], line]}
+        for each, line in zip((first, last), noise, strict=True)
+    ]
+    said = sweep_tables.warnings(result | {"comparisons": both})
+    assert said[-1] == "noise: at 2 points, concurrency=1, concurrency=8; --format json has the numbers"
 
 
 def test_a_sweep_from_python(tmp_path: Path) -> None:
