@@ -16,8 +16,9 @@ acceptance sampling", Technometrics 1982, for the first; stats.holm for the seco
 
 Where the run may stop early, the bounds have the levels of its looks, and hold over all of them.
 
-Whatever the metrics say, a gate fails where outputs differ that must not, and where a larger share of the
-requests failed in the after arm than in the before arm.
+Whatever the metrics say, a gate fails where outputs differ that must not. A request that failed is in no
+metric: where a larger share of them failed in the after arm, by a one-sided t test over blocks at the same
+level, the gate fails, and where it is larger and that may be chance, the gate does not pass.
 """
 
 from __future__ import annotations
@@ -163,46 +164,57 @@ def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit:
     return float(distributions.t_tail(mean / (sd / n**0.5), n - 1))
 
 
-def faults(comparison: Mapping[str, Any], promised: bool) -> list[str]:
-    """What fails a gate whatever the metrics say, in words; `promised` as in divergences.fails."""
-    outputs = comparison["outputs"]
-    found = _more_failed(comparison["failures"])
-    if divergences.fails(outputs, promised):
-        found.insert(0, divergences.conclusion(outputs).rstrip("."))
-    return found
-
-
-def _more_failed(failures: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """That a larger share of the requests failed in the after arm. One is enough: it is left out of every
-    metric, so nothing else here would see it."""
-    (before, old), (after, new) = failures.items()
-    if new["failed"] * old["requests"] <= old["failed"] * new["requests"]:
-        return []
-    return [
-        f"{new['failed']} of {new['requests']} requests failed in {after}, "
-        f"{old['failed']} of {old['requests']} in {before}"
-    ]
+def more_failed(before: Sequence[float], after: Sequence[float], level: float) -> Verdict:
+    """Whether a larger share of the requests fails in the after arm, from the shares by block."""
+    differences = np.subtract(after, before)
+    if differences.mean() <= 0:
+        return "pass"
+    if len(differences) == 1:
+        return "undecided"
+    sd = float(differences.std(ddof=1))
+    t = float(differences.mean()) / (sd / len(differences) ** 0.5) if sd else np.inf
+    return "fail" if distributions.t_tail(t, len(differences) - 1) < level else "undecided"
 
 
 def as_plain(
-    judged: Mapping[str, Judged], limit: float, one_sided: float, faults: Sequence[str]
+    judged: Mapping[str, Judged],
+    limit: float,
+    one_sided: float,
+    comparison: Mapping[str, Any],
+    promised: bool,
+    failing: Verdict,
 ) -> dict[str, Any]:
     """The gate's part of `--format json`: `verdict` is the last word, `confidence` that of each one-sided
-    bound."""
+    bound. `faults` fail it whatever the metrics say, `doubts` keep it from passing: `failing` is what
+    more_failed says, `promised` as in divergences.fails."""
+    outputs = comparison["outputs"]
+    differ = [divergences.conclusion(outputs).rstrip(".")] if divergences.fails(outputs, promised) else []
+    faults = differ + (_failures(comparison) if failing == "fail" else [])
+    doubts = _failures(comparison) if failing == "undecided" else []
+    said = overall(judged)
     return {
-        "verdict": "fail" if faults else overall(judged),
-        "faults": list(faults),
+        "verdict": "fail" if faults else "undecided" if doubts and said == "pass" else said,
+        "faults": faults,
+        "doubts": doubts,
         "max_regression": limit,
         "confidence": 1 - one_sided,
         "metrics": {name: asdict(each) for name, each in judged.items()},
     }
 
 
+def _failures(comparison: Mapping[str, Any]) -> list[str]:
+    (before, old), (after, new) = comparison["failures"].items()
+    return [
+        f"{new['failed']} of {new['requests']} requests failed in {after}, "
+        f"{old['failed']} of {old['requests']} in {before}"
+    ]
+
+
 def benchmark(result: Mapping[str, Any], better: str) -> list[dict[str, Any]]:
     """What github-action-benchmark reads as customSmallerIsBetter (`better` "lower") or customBiggerIsBetter
     ("higher"): the after arm's value of each gated metric that is better that way."""
     comparison, found = result["comparisons"][0], result["gate"]
-    faults = "".join(f"; {fault}: {found['verdict']}" for fault in found["faults"])
+    besides = "".join(f"; {each}: {found['verdict']}" for each in (*found["faults"], *found["doubts"]))
     rows = []
     for name, each in found["metrics"].items():
         metric = metrics.METRICS[name]
@@ -217,7 +229,7 @@ def benchmark(result: Mapping[str, Any], better: str) -> list[dict[str, Any]]:
                 "value": each["after"],
                 "range": "" if half is None else f"± {half:.2%}",
                 "extra": f"base {each['before']:.4g} {metric.unit}, change {each['change']:+.2%}, "
-                f"{each['verdict']} (at most {found['max_regression']:.3g}){faults}",
+                f"{each['verdict']} (at most {found['max_regression']:.3g}){besides}",
             }
         )
     return rows

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import api
-from harness import across_runs, comparison, floors, gate, gate_tables, store
+from harness import across_runs, comparison, floors, gate, gate_tables, outputs, store
 from harness import measure as runs
 from harness.across_runs import finished, readable
 from harness.machine import guess_device
@@ -79,8 +79,11 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> dict[str, 
     blocks, per_block = finished(folder, manifest)
     judged = comparison.judged(design, per_block, wanted, most)
     summary = comparison.result(manifest, blocks, per_block)
-    faults = gate.faults(summary["comparisons"][0], manifest.promises_outputs)
-    found = gate.as_plain(judged, most, gate.level(design, len(blocks)), faults)
+    level = gate.level(design, len(blocks))
+    before, after = outputs.failed_shares(design, blocks)
+    failing = gate.more_failed(before, after, level)
+    compared = summary["comparisons"][0]
+    found = gate.as_plain(judged, most, level, compared, manifest.promises_outputs, failing)
     return floors.beside_known(summary, manifest, floors.folder_of(folder)) | {"gate": found}
 
 

@@ -37,7 +37,8 @@ def conclusion(result: Mapping[str, Any]) -> str:
     }
     outputs = divergences.conclusion(comparison["outputs"]).rstrip(".")
     metrics = next(each for each in by_verdict if by_verdict[each])
-    reason = "; ".join(filter(None, dict.fromkeys((outputs, *found["faults"], reasons[metrics]))))
+    parts = dict.fromkeys((outputs, *found["faults"], *found["doubts"], reasons[metrics]))
+    reason = "; ".join(filter(None, parts))
     return f"Gate: {found['verdict'].upper()}. {comparison['variant']}: {reason}."
 
 
@@ -95,17 +96,23 @@ def to_markdown(result: Mapping[str, Any]) -> str:
 def to_csv(result: Mapping[str, Any]) -> str:
     """One line per gated metric, unrounded: `best` and `worst` are bounds of the regression, at `confidence`
     each, and `gate` the verdict of all."""
-    found = result["gate"]
+    found, comparison = result["gate"], result["comparisons"][0]
+    about = {"run": result["run"], "device": result["device"], "variant": comparison["variant"]}
+    all_in_all = {
+        "max_regression": found["max_regression"],
+        "confidence": found["confidence"],
+        "gate": found["verdict"],
+        "faults": "; ".join(found["faults"]),
+        "doubts": "; ".join(found["doubts"]),
+    }
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    limits = ("max_regression", "confidence")
-    writer.writerow(("run", "device", "variant", "metric", "unit", *CSV_COLUMNS, *limits, "gate", "faults"))
-    comparison = result["comparisons"][0]
+    columns = (*about, "metric", "unit", *CSV_COLUMNS, *all_in_all)
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
     for name, row in found["metrics"].items():
-        start = (result["run"], result["device"], comparison["variant"], name)
-        values = (comparison["metrics"][name]["unit"], *(row[column] for column in CSV_COLUMNS))
-        end = (*(found[limit] for limit in limits), found["verdict"], "; ".join(found["faults"]))
-        writer.writerow((*start, *values, *end))
+        unit = comparison["metrics"][name]["unit"]
+        judged = {column: row[column] for column in CSV_COLUMNS}
+        writer.writerow(about | {"metric": name, "unit": unit} | judged | all_in_all)
     return text.getvalue()
 
 

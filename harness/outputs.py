@@ -54,3 +54,11 @@ def failures(design: Design, blocks: Sequence[Block]) -> dict[str, Any]:
         causes = Counter(error for error in errors if error)
         found[arm.name] = {"failed": causes.total(), "requests": len(errors), "causes": dict(causes)}
     return found
+
+
+def failed_shares(design: Design, blocks: Sequence[Block]) -> tuple[list[float], ...]:
+    """By arm, the share of its requests that failed in each block."""
+    return tuple(
+        [float((block.of(arm.name, "requests")["error"] != "").mean()) for block in blocks]
+        for arm in design.arms
+    )

@@ -158,9 +158,8 @@ class Simulation:
         assert shared <= pool._keys.keys(), "a block that nobody keeps has two owners"
         for request in scheduler.running:
             assert pool.blocks_for(request.context - 1) <= len(request.blocks), "a token without a slot"
-            assert shared.isdisjoint(request.blocks[request.kept_blocks :]), (
-                "a block was shared before it was known"
-            )
+            own = request.blocks[request.kept_blocks :]
+            assert shared.isdisjoint(own), "a block was shared before it was known"
         assert 0 not in owners, "the dummy block was handed out"
         assert len(owners) + pool.free == self.blocks - 1, "a block leaked"
         assert {key: block for block, key in pool._keys.items()} == pool._kept
