@@ -31,6 +31,7 @@ from harness.trace.chrome_export import chrome_trace
 from harness.trace.timeline import Timeline, timeline
 
 STEPS = 24  # of the window
+FEWEST_STEPS = 2  # from the start of a step on the device to the next one's: what a picture shows
 CAPTURED = ".captured"
 TRACE = ".trace.json"
 PICTURES = ("steps.png", "steps.svg")
@@ -161,8 +162,8 @@ def _capture(session: Session, design: Design, booted: Booted, steps: int, say: 
 
 def check(steps: int | None) -> None:
     """Raises BadSetting where a window can't be that long."""
-    if steps is not None and steps < 1:
-        raise api.BadSetting(f"--steps must be at least 1, not {steps}")
+    if steps is not None and steps < FEWEST_STEPS:
+        raise api.BadSetting(f"--steps must be at least {FEWEST_STEPS}, not {steps}")
 
 
 def find_nsys(given: str | None, device: str) -> str | None:
