@@ -294,19 +294,19 @@ def _write(
         store.write_bytes(folder / f"{each.timeline.arm}{TRACE}", chrome_trace(each.timeline, told))
     picture.draw(
         [(each.timeline, title(each, captured)) for each in captured],
-        f"{design.name}: {picture.STEPS} steps of steady decode, profiled, on the "
-        f"{captured[0].description.device['kind']} device",
+        f"{design.name}: steady decode, profiled, on the {captured[0].description.device['kind']} device",
         [folder / name for name in PICTURES],
     )
     store.write_json(folder / store.PROFILE_FILE, about)
 
 
 def title(captured: Captured, among: Sequence[Captured]) -> str:
-    """The arm and those of its toggles that not all have."""
+    """The arm and those of its toggles that not all have; all of them where no other arm differs."""
     own = captured.description.toggles
-    differing = [
-        f"{name}={choice}"
+    differing = {
+        name: choice
         for name, choice in own.items()
         if any(other.description.toggles.get(name) != choice for other in among)
-    ]
-    return f"{captured.timeline.arm}: {', '.join(differing or own.values())}"
+    }
+    spelled = (f"{name}={choice}" for name, choice in (differing or own).items())
+    return f"{captured.timeline.arm}: {', '.join(spelled)}"
