@@ -16,6 +16,7 @@ from harness.design import Arm
 from harness.machine import Machine
 from harness.prediction import Before, model_of
 from harness.variants import load_variants
+from tests.made_blocks import manifest
 from tests.test_attribution import frame, one_step
 
 SURE = Measured(0.0, 0.0)
@@ -131,6 +132,22 @@ def test_the_stored_calibration_can_be_read() -> None:
     assert known.device == "emulated"
     assert known.batches == sorted(known.batches)
     assert all(len(each) == len(known.batches) for each in (known.turnaround_us, known.aftermath_us))
+
+
+@pytest.mark.parametrize(
+    ("here", "where"),
+    [
+        ({}, "on this machine"),
+        ({"kernel": "7"}, "on this machine under another kernel (6)"),
+        ({"cores": 4, "kernel": "7"}, "on another machine (2 cores, kernel 6)"),
+        ({"cpu": "another", "memory_gib": 16}, "on another machine (a cpu, 8 GiB)"),
+        ({"gpus": ["H100"]}, "on another machine (no GPU)"),
+    ],
+)
+def test_a_calibration_from_elsewhere_says_what_differs(here: dict[str, Any], where: str) -> None:
+    machine = msgspec.structs.replace(calibration().machine, **here)
+    plan = msgspec.structs.replace(manifest(), machine=machine)
+    assert prediction.calibrated(calibration(), plan) == f"a test, {where}"
 
 
 @pytest.mark.parametrize("variant", ["overlap", "deferred-output", "async-output"])
