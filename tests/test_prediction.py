@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from engines import api
-from harness import prediction
+from harness import prediction, tables
 from harness.calibration import Calibration, Measured, load
 from harness.design import Arm
 from harness.machine import Machine
@@ -148,6 +148,15 @@ def test_a_calibration_from_elsewhere_says_what_differs(here: dict[str, Any], wh
     machine = msgspec.structs.replace(calibration().machine, **here)
     plan = msgspec.structs.replace(manifest(), machine=machine)
     assert prediction.calibrated(calibration(), plan) == f"a test, {where}"
+
+
+@pytest.mark.parametrize(
+    ("error", "points"), [(-1.7, "−170.0"), (0.123, "+12.3"), (-0.0033, "−0.33"), (0.00004, "+0.00")]
+)
+def test_how_far_a_prediction_is_off_is_told_in_decimals(error: float, points: str) -> None:
+    found = {"metric": "m", "change": 0.1, "ci_low": None, "measured": 0.1 - error, "error": error}
+    line = tables.prediction_line({**found, "model": "overlap", "calibration": "a test"})
+    assert f"is off by {points} points" in line
 
 
 @pytest.mark.parametrize("variant", ["overlap", "deferred-output", "async-output"])
