@@ -84,6 +84,7 @@ class Run:
         batch = self.scheduler.schedule()
         if batch is None:
             self.recorder.end(SCHEDULE, NO_STEP, began)
+            self.recorder.forget(RECV, number)  # the step may come much later, behind a wait
             return None
         self.next_step += 1
         self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
