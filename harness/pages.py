@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -97,7 +98,7 @@ def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
         rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in shown.rows:
         rich_table.add_row(*(Text(cell) for cell in row))
-    keep_words(rich_table, [tuple(map(_pieces, shown.columns)), *shown.rows], width)
+    keep_words(rich_table, [tuple(" ".join(_pieces(name)) for name in shown.columns), *shown.rows], width)
     for column, name in zip(rich_table.columns, shown.columns, strict=True):
         column.header = _packed(name, column.width)
     yield rich_table
@@ -105,21 +106,21 @@ def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
         yield Text(shown.note + "\n", style="dim")
 
 
-def _pieces(name: str) -> str:
-    """A column's name with spaces where it may be broken: host_wait_ms behind each underscore."""
-    return name.replace("_", "_ ")
+def _pieces(name: str) -> list[str]:
+    """A column's name where it may be broken: behind spaces, and host_wait_ms behind each underscore."""
+    return re.findall(r"[^ _]*[ _]|[^ _]+", name)
 
 
 def _packed(name: str, width: int | None) -> str:
-    """A column's name in lines of that width, broken behind underscores."""
+    """A column's name in lines of that width, as far as it may be broken."""
     if width is None or len(name) <= width:
         return name
     lines = [""]
-    for piece in _pieces(name).split(" "):
-        if lines[-1] and len(lines[-1]) + len(piece) > width:
+    for piece in _pieces(name):
+        if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
             lines.append("")
         lines[-1] += piece
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def narrowed(table: Table) -> Table:

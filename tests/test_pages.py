@@ -47,16 +47,26 @@ def test_markdown_is_a_table_of_even_rows() -> None:
         assert len(set(widths[start - 1 : end])) == 1
 
 
+def lines(table: Table, width: int) -> list[str]:
+    text = io.StringIO()
+    Console(file=text, width=width).print(*terminal_table(table, width), sep="\n")
+    return text.getvalue().splitlines()
+
+
+def words(table: Table, width: int) -> list[str]:
+    return " ".join(lines(table, width)).split()
+
+
 def test_a_header_that_is_too_wide_is_broken_behind_its_underscores() -> None:
     names = ("device", "copy_only_ms", "host_wait_ms", "launch_wait_ms")
     table = Table("Waits", names, (("emulated", "1.25", "2.5", "3.75"),), "", names[1:])
-
-    def words(width: int) -> list[str]:
-        text = io.StringIO()
-        Console(file=text, width=width).print(*terminal_table(table, width), sep="\n")
-        return text.getvalue().split()
-
-    assert "launch_wait_ms" in words(80)
-    narrow = words(44)
+    assert "launch_wait_ms" in words(table, 80)
+    narrow = words(table, 44)
     assert {"copy_", "only_ms"} <= set(narrow) or {"copy_only_", "ms"} <= set(narrow)
     assert not any(word in {"launch_wait_m", "copy_only_m"} for word in narrow)
+
+
+def test_a_header_that_is_too_wide_keeps_the_spaces_between_its_words() -> None:
+    cause = "wait.copy_done (decode) +1.30; wait.copy_done (prefill) +0.12; schedule (decode) +0.06"
+    table = Table("Late", ("arm", "what the thread did more of, ms"), (("before", cause),), numbers=())
+    assert "what the thread did" in " ".join(words(table, 36))
