@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from engines import api
 from harness import explain, explain_tables, pages, store
@@ -66,6 +67,15 @@ def test_every_form_says_the_same(
         assert explain_tables.conclusion(found).split(";")[0] in " ".join(shown[form].split())
         for words in ("unattributed", "ttft p99 (few)", "No prediction", "interval"):
             assert words in shown[form], (form, words)
+
+
+def test_sixty_columns_break_no_word(tmp_path: Path) -> None:
+    page = explain_tables.page(explain.explain(Path(stored(tmp_path, "a", 0.9))))
+    text = io.StringIO()
+    Console(file=text, width=60).print(*pages.terminal_page(page, 60), sep="\n")
+    shown = set(text.getvalue().split())
+    for table in page.tables:
+        assert {word for row in table.rows for cell in row for word in cell.split()} <= shown, table.title
 
 
 def test_an_unfinished_run_is_refused(
