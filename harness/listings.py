@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engines import api
-from harness.pages import keep_words
+from harness.pages import room_for
 from harness.settings import spelled
 from harness.variants import Variant
 
@@ -68,9 +68,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: 
     from rich.box import SIMPLE_HEAD
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    cells = [[str(cell) for cell in row] for row in rows]
+    room = room_for(columns, cells, width) or [None] * len(columns)
+    for column, its_room in zip(columns, room, strict=True):
+        table.add_column(column, overflow="fold", width=its_room)
     for row in rows:
         table.add_row(*row)
-    keep_words(table, [columns, *([str(cell) for cell in row] for row in rows)], width)
     return table

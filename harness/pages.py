@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table as RichTable
 
 NARROW = 90  # columns of a terminal under which change, interval and verdict share one
 NAMES = 20  # columns no wider are of names, and stay whole
+SHORT = 8  # characters of a word that is never broken: an interval's numbers have no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,38 +89,36 @@ def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
         yield Text(table.title, style="bold")
         yield Text(table.note + "\n", style="dim")
         return
-    shown = narrowed(table) if width < NARROW else table
+    shown, widths = fitted(narrowed(table) if width < NARROW else table, width)
     rich_table = RichTable(
         title=shown.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, title_style="bold"
     )
-    for name in shown.columns:
+    for name, room in zip(shown.columns, widths, strict=True):
         right = name in shown.numbers
-        rich_table.add_column(name, justify="right" if right else "left", overflow="fold")
+        header = _packed(name, room)
+        rich_table.add_column(header, justify="right" if right else "left", overflow="fold", width=room)
     for row in shown.rows:
         rich_table.add_row(*(Text(cell) for cell in row))
-    keep_words(rich_table, [tuple(map(_pieces, shown.columns)), *shown.rows], width)
-    for column, name in zip(rich_table.columns, shown.columns, strict=True):
-        column.header = _packed(name, column.width)
     yield rich_table
     if shown.note:
         yield Text(shown.note + "\n", style="dim")
 
 
-def _pieces(name: str) -> str:
-    """A column's name with spaces where it may be broken: host_wait_ms behind each underscore."""
-    return name.replace("_", "_ ")
+def _pieces(name: str) -> list[str]:
+    """A column's name where it may be broken: behind spaces, and host_wait_ms behind each underscore."""
+    return re.findall(r"[^ _]*[ _]|[^ _]+", name)
 
 
 def _packed(name: str, width: int | None) -> str:
-    """A column's name in lines of that width, broken behind underscores."""
-    if width is None or len(name) <= width:
+    """A column's name in lines of that width, as far as it may be broken."""
+    if width is None or _longest_line(name) <= width:
         return name
     lines = [""]
-    for piece in _pieces(name).split(" "):
-        if lines[-1] and len(lines[-1]) + len(piece) > width:
+    for piece in _pieces(name):
+        if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
             lines.append("")
         lines[-1] += piece
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def narrowed(table: Table) -> Table:
@@ -139,27 +138,71 @@ def narrowed(table: Table) -> Table:
     return Table(table.title, table.columns[: change + 1], rows, table.note, table.numbers)
 
 
-def keep_words(table: RichTable, rows: Sequence[Sequence[str]], width: int) -> None:
-    """Where a rich table of these rows is wider than `width`: give each column room for its longest word, the
-    first one always, and share out the rest by what each lacks. Where that is too wide too, words longer than
-    some length are broken, the same one in each column but the first."""
-    columns = list(zip(*rows, strict=True))
-    whole = [max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns]
-    room = width - 3 * (len(columns) - 1) - 2  # the rest is padding and border, as in SIMPLE_HEAD
-    if sum(whole) <= room:
-        return
-    first, *others = (
-        most if most <= NAMES else max(map(_longest_word, cells))
-        for most, cells in zip(whole, columns, strict=True)
+def stacked(table: Table, many: int) -> Table:
+    """The table with so many columns below each other in one, all behind the first."""
+    groups = [slice(1), *(slice(at, at + many) for at in range(1, len(table.columns), many))]
+
+    def joined(cells: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple("\n".join(cells[group]) for group in groups)
+
+    numbers = [group for group in groups if set(table.columns[group]) & set(table.numbers)]
+    return replace(
+        table,
+        columns=joined(table.columns),
+        rows=tuple(map(joined, table.rows)),
+        numbers=tuple("\n".join(table.columns[group]) for group in numbers),
     )
-    found = [[first, *(min(each, most) for each in others)] for most in range(1, max(others, default=0) + 1)]
-    fits = [each for each in found if sum(each) <= room]
-    if not fits:
-        return
-    least = fits[-1]
-    lacks = [most - each for most, each in zip(whole, least, strict=True)]
-    for column, each, lack in zip(table.columns, least, lacks, strict=True):
-        column.width = each + (room - sum(least)) * lack // sum(lacks)
+
+
+def fitted(table: Table, width: int) -> tuple[Table, Sequence[int | None]]:
+    """The table as it fits into `width` columns of a terminal, and the room for each of its columns: stacked
+    where its numbers would be broken else. Where nothing helps, rich breaks what it will."""
+    plain = room_for(table.columns, table.rows, width, table.numbers)
+    if plain is not None:
+        return table, plain
+    for many in range(2, len(table.columns)):  # here no word is broken at all
+        found = stacked(table, many)
+        room = room_for(found.columns, found.rows, width, found.columns[:1], found.columns[1:])
+        if room is not None:
+            return found, room
+    return table, [None] * len(table.columns)
+
+
+def room_for(
+    names: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    numbers: Sequence[str] = (),
+    lines: Sequence[str] = (),
+) -> Sequence[int | None] | None:
+    """Room for each column, None for as much as it takes. Where that is wider than `width`: room for its
+    longest word, and the rest shared out by what each lacks. Where that is too wide too, long words are
+    broken, the same length in each column, but not in those of `numbers`, and in the first one last. Those of
+    `lines` are not even broken between words. None where that does not help."""
+    columns = [(name, [row[place] for row in rows]) for place, name in enumerate(names)]
+    whole = [max(map(_longest_line, (name, *cells))) for name, cells in columns]
+    free = width - 3 * (len(columns) - 1) - 2  # the rest is padding and border, as in SIMPLE_HEAD
+    if sum(whole) <= free:
+        return [None] * len(columns)
+    words = [
+        most if name in lines else max(map(_longest_word, (*_pieces(name), *cells)), default=0)
+        for most, (name, cells) in zip(whole, columns, strict=True)
+    ]
+    kept = {*numbers, *lines}
+    parts = [word if name in kept else min(word, SHORT) for word, name in zip(words, names, strict=True)]
+    named = [most if most <= NAMES else word for most, word in zip(whole, words, strict=True)]
+    for least in ([named[0], *words[1:]], [named[0], *parts[1:]], parts):
+        for most in range(max(named), 0, -1):
+            room = [max(low, min(high, most)) for low, high in zip(least, named, strict=True)]
+            if sum(room) <= free:
+                lacks = [high - each for high, each in zip(whole, room, strict=True)]
+                left = free - sum(room)
+                return [each + left * lack // sum(lacks) for each, lack in zip(room, lacks, strict=True)]
+    return None
+
+
+def _longest_line(cell: str) -> int:
+    return max(map(len, cell.split("\n")))
 
 
 def _longest_word(cell: str) -> int:

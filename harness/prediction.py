@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,6 +34,7 @@ from harness import stats
 from harness.attribution import attribute
 from harness.calibration import Calibration, Measured, load
 from harness.design import Arm
+from harness.machine import Machine
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -202,14 +204,23 @@ def predict(
 
 def calibrated(calibration: Calibration, manifest: Manifest) -> str:
     """Where the calibrated part comes from, and whether it fits."""
-    here = calibration.machine == manifest.machine
-    return f"{calibration.source}, " + (
-        "on this machine" if here else f"on another machine ({_of(calibration)})"
-    )
+    return f"{calibration.source}, {_on_which(calibration.machine, manifest.machine)}"
 
 
-def _of(calibration: Calibration) -> str:
-    return f"{calibration.machine.cpu}, {calibration.machine.cores} cores"
+def _on_which(there: Machine, here: Machine) -> str:
+    """The machine there as seen from here: this one, or another, told by what differs."""
+    if msgspec.structs.replace(there, kernel=here.kernel) == here:
+        other = "" if there == here else f" under another kernel ({there.kernel})"
+        return f"on this machine{other}"
+    told = {
+        "cpu": there.cpu,
+        "cores": f"{there.cores} cores",
+        "memory_gib": f"{there.memory_gib} GiB",
+        "gpus": ", ".join(there.gpus) or "no GPU",
+        "kernel": f"kernel {there.kernel}",
+    }
+    differing = [said for name, said in told.items() if getattr(there, name) != getattr(here, name)]
+    return f"on another machine ({', '.join(differing)})"
 
 
 def widened(effect: stats.Effect, error: float, alpha: float) -> tuple[float | None, float | None]:

@@ -31,6 +31,7 @@ from harness.trace.chrome_export import chrome_trace
 from harness.trace.timeline import Timeline, timeline
 
 STEPS = 24  # of the window
+FEWEST_STEPS = 2  # from the start of a step on the device to the next one's: what a picture shows
 CAPTURED = ".captured"
 TRACE = ".trace.json"
 PICTURES = ("steps.png", "steps.svg")
@@ -161,8 +162,8 @@ def _capture(session: Session, design: Design, booted: Booted, steps: int, say: 
 
 def check(steps: int | None) -> None:
     """Raises BadSetting where a window can't be that long."""
-    if steps is not None and steps < 1:
-        raise api.BadSetting(f"--steps must be at least 1, not {steps}")
+    if steps is not None and steps < FEWEST_STEPS:
+        raise api.BadSetting(f"--steps must be at least {FEWEST_STEPS}, not {steps}")
 
 
 def find_nsys(given: str | None, device: str) -> str | None:
@@ -293,19 +294,19 @@ def _write(
         store.write_bytes(folder / f"{each.timeline.arm}{TRACE}", chrome_trace(each.timeline, told))
     picture.draw(
         [(each.timeline, title(each, captured)) for each in captured],
-        f"{design.name}: {picture.STEPS} steps of steady decode, profiled, on the "
-        f"{captured[0].description.device['kind']} device",
+        f"{design.name}: steady decode, profiled, on the {captured[0].description.device['kind']} device",
         [folder / name for name in PICTURES],
     )
     store.write_json(folder / store.PROFILE_FILE, about)
 
 
 def title(captured: Captured, among: Sequence[Captured]) -> str:
-    """The arm and those of its toggles that not all have."""
+    """The arm and those of its toggles that not all have; all of them where no other arm differs."""
     own = captured.description.toggles
-    differing = [
-        f"{name}={choice}"
+    differing = {
+        name: choice
         for name, choice in own.items()
         if any(other.description.toggles.get(name) != choice for other in among)
-    ]
-    return f"{captured.timeline.arm}: {', '.join(differing or own.values())}"
+    }
+    spelled = (f"{name}={choice}" for name, choice in (differing or own).items())
+    return f"{captured.timeline.arm}: {', '.join(spelled)}"

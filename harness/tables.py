@@ -214,7 +214,7 @@ def prediction_line(predicted: Mapping[str, Any]) -> str:
     name, change = predicted["metric"], percent(predicted["change"])
     said = f"Predicted from the before arm alone: {name} {change} {_predicted_interval(predicted)}".rstrip()
     if predicted["measured"] is not None:
-        points = f"{100 * predicted['error']:+.2g}".replace("-", "−")
+        points = percent(predicted["error"]).removesuffix("%")
         said += f"; measured {percent(predicted['measured'])}, so the prediction is off by {points} points"
     return (
         f"{said}. Model: {predicted['model']}, harness/prediction.py; calibrated: {predicted['calibration']}."

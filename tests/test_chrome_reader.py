@@ -100,6 +100,28 @@ def test_our_timeline_is_read_in_every_form(tmp_path: Path, name: str, wrapped: 
     assert row["launch_wait_ms"] == pytest.approx(0.008)
 
 
+def test_a_launch_whose_phase_began_before_the_device_was_idle_and_goes_on_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    """An arrow tells only where its launch began; the phase around it, how long the thread was at it."""
+
+    def split(phase_end: float) -> tuple[float | None, float | None]:
+        events = [
+            complete("step", "phase", 990.0, 1100.0, THREAD),
+            complete("launch", "phase", 1000.0, phase_end, THREAD),
+            complete("h2d", "device", 1002.0, 1010.0, STREAM, device=0),
+            complete("decode", "device", 1030.0, 1060.0, STREAM, device=0),
+            *arrow(1, 1000.0, 1030.0, THREAD, STREAM),
+        ]
+        trace = trace_file.read(written(tmp_path / "trace.json", events))
+        row = values(part(trace, "devices"), "0")
+        assert values(part(trace, "launches"), "program", "any")["p50_us"] == pytest.approx(30)
+        return row["launch_wait_ms"], row["other_ms"]
+
+    assert split(phase_end=1025.0) == (pytest.approx(0.02), 0)
+    assert split(phase_end=1005.0) == (0, pytest.approx(0.02))
+
+
 def test_a_trace_of_torch_profiler_is_read(tmp_path: Path) -> None:
     trace = trace_file.read(written(tmp_path / "trace.json", {"schemaVersion": 1, "traceEvents": TORCH}))
     assert trace.format == "Chrome trace of torch.profiler"

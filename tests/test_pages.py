@@ -47,16 +47,67 @@ def test_markdown_is_a_table_of_even_rows() -> None:
         assert len(set(widths[start - 1 : end])) == 1
 
 
+def lines(table: Table, width: int) -> list[str]:
+    text = io.StringIO()
+    Console(file=text, width=width).print(*terminal_table(table, width), sep="\n")
+    return text.getvalue().splitlines()
+
+
+def words(table: Table, width: int) -> list[str]:
+    return " ".join(lines(table, width)).split()
+
+
 def test_a_header_that_is_too_wide_is_broken_behind_its_underscores() -> None:
     names = ("device", "copy_only_ms", "host_wait_ms", "launch_wait_ms")
     table = Table("Waits", names, (("emulated", "1.25", "2.5", "3.75"),), "", names[1:])
-
-    def words(width: int) -> list[str]:
-        text = io.StringIO()
-        Console(file=text, width=width).print(*terminal_table(table, width), sep="\n")
-        return text.getvalue().split()
-
-    assert "launch_wait_ms" in words(80)
-    narrow = words(44)
+    assert "launch_wait_ms" in words(table, 80)
+    narrow = words(table, 44)
     assert {"copy_", "only_ms"} <= set(narrow) or {"copy_only_", "ms"} <= set(narrow)
     assert not any(word in {"launch_wait_m", "copy_only_m"} for word in narrow)
+
+
+def test_a_header_that_is_too_wide_keeps_the_spaces_between_its_words() -> None:
+    cause = "wait.copy_done (decode) +1.30; wait.copy_done (prefill) +0.12; schedule (decode) +0.06"
+    table = Table("Late", ("arm", "what the thread did more of, ms"), (("before", cause),), numbers=())
+    assert "what the thread did" in " ".join(words(table, 36))
+
+
+DEVICES = Table(
+    "Devices",
+    ("device", "window_ms", "busy_ms", "busy", "copy_only_ms", "idle_ms", "host_wait_ms", "sync_wait_ms",
+     "launch_wait_ms", "other_ms"),
+    (("emulated on Intel(R) Xeon(R)", "21,711.5", "20,432.5", "94.1%", "0.08257", "1.196", "0.5198", "0.2906",
+      "0.2195", "0.1662"),),
+    "",
+    ("window_ms", "busy_ms", "busy", "copy_only_ms", "idle_ms", "host_wait_ms", "sync_wait_ms",
+     "launch_wait_ms", "other_ms"),
+)  # fmt: skip
+STEP = Table(
+    "Where a decode step goes",
+    ("us of a step", "before", "share", "after", "of it", "change", "interval"),
+    (
+        ("interval", "3,697.3", "100.0%", "3,309.7", "100.0%", "−387.6", "[−482, −293]"),
+        ("completion latency", "130.9", "3.5%", "0.1", "0.0%", "−1,130.8", "[−1,440, −1,180]"),
+    ),
+    "",
+    ("before", "share", "after", "of it", "change"),
+)
+
+
+@pytest.mark.parametrize("table", [DEVICES, STEP], ids=["devices", "step"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_number_and_no_name_of_a_narrow_table_is_broken(table: Table, width: int) -> None:
+    shown = words(table, width)
+    assert max(map(len, lines(table, width))) <= width
+    for cell in (*table.rows[0], *table.rows[-1]):
+        assert set(cell.split()) <= set(shown), cell
+    if width == 60:  # columns below each other, each with the whole of its name
+        assert set(" ".join(table.columns).split()) <= set(shown)
+
+
+def test_what_is_long_in_a_narrow_table_of_numbers_is_its_text() -> None:
+    name = "void_gemm_kernel_with_a_name_that_no_terminal_has_room_for"
+    names = ("kernel", "count", "total_ms")
+    shown = words(Table("Kernels", names, ((name, "12,345", "1,538.25"),), "", names[1:]), 40)
+    assert {"12,345", "1,538.25"} <= set(shown)
+    assert name not in shown

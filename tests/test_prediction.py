@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 
 from engines import api
-from harness import prediction
+from harness import prediction, tables
 from harness.calibration import Calibration, Measured, load
 from harness.design import Arm
 from harness.machine import Machine
 from harness.prediction import Before, model_of
 from harness.variants import load_variants
+from tests.made_blocks import manifest
 from tests.test_attribution import frame, one_step
 
 SURE = Measured(0.0, 0.0)
@@ -131,6 +132,31 @@ def test_the_stored_calibration_can_be_read() -> None:
     assert known.device == "emulated"
     assert known.batches == sorted(known.batches)
     assert all(len(each) == len(known.batches) for each in (known.turnaround_us, known.aftermath_us))
+
+
+@pytest.mark.parametrize(
+    ("here", "where"),
+    [
+        ({}, "on this machine"),
+        ({"kernel": "7"}, "on this machine under another kernel (6)"),
+        ({"cores": 4, "kernel": "7"}, "on another machine (2 cores, kernel 6)"),
+        ({"cpu": "another", "memory_gib": 16}, "on another machine (a cpu, 8 GiB)"),
+        ({"gpus": ["H100"]}, "on another machine (no GPU)"),
+    ],
+)
+def test_a_calibration_from_elsewhere_says_what_differs(here: dict[str, Any], where: str) -> None:
+    machine = msgspec.structs.replace(calibration().machine, **here)
+    plan = msgspec.structs.replace(manifest(), machine=machine)
+    assert prediction.calibrated(calibration(), plan) == f"a test, {where}"
+
+
+@pytest.mark.parametrize(
+    ("error", "points"), [(-1.7, "−170.0"), (0.123, "+12.3"), (-0.0033, "−0.33"), (0.00004, "+0.00")]
+)
+def test_how_far_a_prediction_is_off_is_told_in_decimals(error: float, points: str) -> None:
+    found = {"metric": "m", "change": 0.1, "ci_low": None, "measured": 0.1 - error, "error": error}
+    line = tables.prediction_line({**found, "model": "overlap", "calibration": "a test"})
+    assert f"is off by {points} points" in line
 
 
 @pytest.mark.parametrize("variant", ["overlap", "deferred-output", "async-output"])

@@ -18,9 +18,11 @@ from harness import profiling
 from harness.design import Design
 from harness.settings import Asked, make_design
 from harness.trace import nsys_command
+from harness.trace.timeline import Timeline
 from harness.variants import load_variants
 from tests.bench_command import installed, last_line, start
 from tests.chrome_trace import faults
+from tests.made_blocks import described
 from tests.test_cli import bench
 
 # Everything there is to see: a forward thread, an output process, a stream for copies.
@@ -60,6 +62,19 @@ def program(path: Path, text: str) -> Path:
 def design(*set_: str) -> Design:
     asked = Asked(variant="overlap", both=set_, options={"device": "emulated"})
     return make_design(asked, api.find_engines(), load_variants(), lambda: "emulated")
+
+
+def test_an_arms_title_has_what_others_have_not_or_all_where_none_differs() -> None:
+    def captured(arm: str, **toggles: str) -> profiling.Captured:
+        return profiling.Captured(
+            timeline=Timeline(arm=arm, opened_ns=0, closed_ns=1, tracks=[], ranges=[], arrows=[]),
+            description=msgspec.structs.replace(described(), toggles=toggles),
+        )
+
+    before = captured("before", h2d="pinned", gc="frozen")
+    after = captured("after", h2d="packed", gc="frozen")
+    assert profiling.title(before, [before, after]) == "before: h2d=pinned"
+    assert profiling.title(before, [before]) == "before: h2d=pinned, gc=frozen"
 
 
 # -- the commands of nsys ---------------------------------------------------------------------------------
@@ -133,7 +148,7 @@ def test_print_command_prints_the_commands_and_runs_nothing(
     [
         ("profile", "say what to run: --variant NAME"),
         ("profile --variant overlop", "unknown variant 'overlop'; did you mean overlap?"),
-        ("profile --variant overlap --steps 0", "--steps must be at least 1, not 0"),
+        ("profile --variant overlap --steps 1", "--steps must be at least 2, not 1"),
         ("profile --variant overlap --blocks 6", "--blocks"),
         ("profile --variant overlap --margin 1%", "--margin"),
         ("profile --variant overlap --graph-trace kernel", "kernel"),
@@ -221,6 +236,9 @@ def test_a_profile_has_sound_traces_with_every_track_and_arrow_and_a_picture(tmp
         assert analysed[arm]["devices"] == 1
     about = json.loads((folder / "profile.json").read_text())
     assert (about["kind"], about["steps"], about["nsys"]) == ("profile", 6, [])
+    picture = (folder / "steps.svg").read_text()
+    assert ": steady decode, profiled, on the emulated device<" in picture
+    assert "before: output=process<" in picture
     before = json.loads((folder / "before.trace.json").read_text())
     after = json.loads((folder / "after.trace.json").read_text())
     assert (faults(before), faults(after)) == ([], [])

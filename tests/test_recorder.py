@@ -189,3 +189,20 @@ def test_output_is_stamped_where_it_is_processed(device: Device, choice: str, be
     )
     assert (output >= earlier).all()
     assert ((output < waited) == (choice == "deferred")).all()
+
+
+def test_a_step_behind_a_wait_has_no_recv_from_before_it(device: Device) -> None:
+    """Under overlap the loop looks for a next step while the last one runs, finds none, and then waits."""
+    waited: list[int] = []
+
+    def ask_again(engine: api.Engine, events: list[api.Event]) -> None:
+        if not waited and any(isinstance(event, api.Finish) for event in events):
+            waited.append(1)
+            engine.submit(api.Request(1, [5, 6, 7], 3))
+
+    toggles = {"schedule": "overlap", "launch": "inline", "output": "inline"}
+    _, _, record = serve(device, toggles, [api.Request(1, [5, 6, 7], 4)], meanwhile=ask_again, ends=2)
+    recorded = [start >= 0 for start in column(record, "recv.start")]
+    first = [step for step, kind in enumerate(column(record, "kind")) if kind == 0]
+    assert len(first) == 2
+    assert [step for step, known in enumerate(recorded) if not known] == first[1:]

@@ -84,6 +84,7 @@ class Run:
         batch = self.scheduler.schedule()
         if batch is None:
             self.recorder.end(SCHEDULE, NO_STEP, began)
+            self.recorder.forget(RECV, number)  # the step may come much later, behind a wait
             return None
         self.next_step += 1
         self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
@@ -152,7 +153,8 @@ class Run:
 
     def catch_up(self, step: Step) -> None:
         """Output that was put off until a step was launched. `output` is recorded where it is processed, and
-        once in a step, so that its stamps say when that was."""
+        once in a step, so that its stamps say when that was. The last step before the engine is idle has two,
+        that of the step before and its own: their sum, from the beginning of the first."""
         if self.output.deferred:
             began = self.recorder.begin(OUTPUT, step.number)
             self.output.catch_up()

@@ -76,6 +76,13 @@ class Recorder:
         else:
             cells[at + 1] += now - began
 
+    def forget(self, phase: int, step: int) -> None:
+        """What was recorded of that phase of a step that has not come was of none."""
+        row = step - self._first
+        if 0 <= row < MOST_STEPS:
+            at = row * WIDTH + STARTS[phase]
+            self._cells[at] = self._cells[at + 1] = -1
+
     def table(self) -> StepTable | None:
         return StepTable(list(COLUMNS), self._rows, self._cells[: self._rows * WIDTH].tobytes())
 
@@ -149,6 +156,9 @@ class NoRecorder(Recorder):
         return 0
 
     def end(self, phase: int, step: int, began: int) -> None:
+        pass
+
+    def forget(self, phase: int, step: int) -> None:
         pass
 
     def table(self) -> None:

@@ -37,7 +37,7 @@ import msgspec
 import numpy as np
 
 from engines.api import BadSetting
-from harness.trace import events
+from harness.trace import events, intervals
 from harness.trace.events import NONE, Calls, Coder, Copies, Ranges, Synchronizations, Trace, Work
 
 GZIP = b"\x1f\x8b"
@@ -147,10 +147,10 @@ class _Columns:
         ranges = [each for each in complete if each.cat in RANGES]
         called = [each for each in complete if each.cat in CALLS]
         arrows = self._launches(flows, work)
-        calls = self._calls(called, arrows)
+        phases = self._ranges(ranges)
+        calls = self._calls(called, arrows, phases)
         devices = Coder()
         columns = self._work(work, calls, called, arrows, devices)
-        phases = self._ranges(ranges)
         waits = [each for each in complete if each.cat == "cuda_sync"]
         ours = any(each.cat == "device" for each in work)
         return Trace(
@@ -195,13 +195,21 @@ class _Columns:
             np.ones(len(chosen), bool),
         )
 
-    def _calls(self, called: Sequence[Event], arrows: Sequence[tuple[Event, int]]) -> Calls:
-        """API calls, and behind them a call without length for each arrow."""
+    def _calls(self, called: Sequence[Event], arrows: Sequence[tuple[Event, int]], phases: Ranges) -> Calls:
+        """API calls, and behind them a call for each arrow: from its start to the end of the innermost range
+        around that, for the thread is at the launch until then; without length where there is none."""
         launches = [start for start, _ in arrows]
+        starts = self._starts(launches)
+        threads = self._codes(self.threads, (each.track for each in launches))
+        ends = starts.copy()
+        for thread in np.unique(threads):
+            own, rows = np.flatnonzero(threads == thread), np.flatnonzero(phases.thread == thread)
+            around = intervals.innermost(phases.start[rows], phases.end[rows], starts[own])
+            ends[own] = np.where(around == NONE, starts[own], events.take(phases.end[rows], around, NONE))
         return Calls(
-            np.concatenate((self._starts(called), self._starts(launches))),
-            np.concatenate((self._ends(called), self._starts(launches))),
-            self._codes(self.threads, (each.track for each in (*called, *launches))),
+            np.concatenate((self._starts(called), starts)),
+            np.concatenate((self._ends(called), ends)),
+            np.concatenate((self._codes(self.threads, (each.track for each in called)), threads)),
         )
 
     def _launches(self, flows: Sequence[Event], work: Sequence[Event]) -> list[tuple[Event, int]]:
