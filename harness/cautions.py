@@ -180,11 +180,11 @@ def _order_of_factorial(
 
 
 def _position(found: stats.Position, ran: str, left: str, weakened: bool) -> list[str]:
-    """One that is neither seen nor large enough to matter is not told."""
-    if not (weakened or found.seen):
+    """One whose interval holds 0 is not told."""
+    if found.low is None or not found.seen:
         return []
-    where = "" if found.low is None else f" [{percent(found.low)}, {percent(found.high)}]"
-    was = f"position effect: the arm that ran {ran} was at {percent(found.change)}{where}; {left}"
+    where = f"[{percent(found.low)}, {percent(found.high)}]"
+    was = f"position effect: the arm that ran {ran} was at {percent(found.change)} {where}; {left}"
     return [f"weakened by a {was}, more than half the margin" if weakened else was]
 
 

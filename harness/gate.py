@@ -10,9 +10,9 @@ Per metric, with one-sided bounds at 95% each:
 A gate that fails on "significantly above 0" would reject a harmless 1% in 36 to 100% of runs (pair SD 2 to
 0.5%, 8 blocks); this one in about none, and finds 5% in 98% up to a pair SD of 2% (stats.md). All metrics
 must pass, which needs no correction: a gate that passes by mistake does so for the metric that is truly
-beyond L, in 5%. One fail is enough, which does: the p values of the fails are Holm-adjusted, so that a change
-that is within L in every metric fails in at most 5%. (Berger, "Multiparameter hypothesis testing and
-acceptance sampling", Technometrics 1982, for the first; stats.holm for the second.)
+beyond L, in 5%. One fail is enough to fail, and that needs one: the p values of the fails are Holm-adjusted,
+so that a change that is within L in every metric fails in at most 5%. (Berger, "Multiparameter hypothesis
+testing and acceptance sampling", Technometrics 1982, for the first; stats.holm for the second.)
 
 Where the run may stop early, the bounds have the levels of its looks, and hold over all of them.
 

@@ -40,7 +40,7 @@ LEAD_NS = 5_000_000  # from the round's set-up to its start, so that the first r
 SPIN_NS = 200_000
 PROGRESS_NS = 500_000_000
 SEND, ARRIVE = 0, 1  # NVTX ranges
-CLOCK_NS = 100_000  # stamps of one clock, one of which came through seconds as a float, may differ by less
+STAMPS_NS = 100_000  # stamps of one clock, one of which came through seconds as a float, may differ by less
 CONNECT_MS = 10_000  # a host that is ready answers at once; a dead one never
 
 
@@ -209,7 +209,7 @@ def broken(exchange: Exchange) -> str:
     known = [("sent", exchange.sent_ns), *((name, stamp) for name, stamp in stamps.items() if stamp >= 0)]
     known.append(("its end's arrival", exchange.finished_ns))
     for (first, before), (second, after) in pairwise(known):
-        if after < before - CLOCK_NS:
+        if after < before - STAMPS_NS:
             return f"the engine's stamps are out of order: {second} comes before {first}"
     return ""
 

@@ -48,8 +48,10 @@ def _mechanism(arm: str, blocks: Sequence[Block]) -> dict[str, tuple[float, str]
         found["preempted"] = (float(steps["preempted"].sum()) / len(rounds), "requests per round")
     per, unit = (len(steps), "per step") if len(steps) else (len(rounds), "per round")
     for column in rounds.columns:
-        if column.startswith(COUNTER) and rounds[column].notna().any():
-            found[column.removeprefix(COUNTER)] = (float(rounds[column].sum()) / per, unit)
+        name = column.removeprefix(COUNTER)
+        # Of two by one name (dropped_rows), that of the step records stands, per round.
+        if column.startswith(COUNTER) and name not in found and rounds[column].notna().any():
+            found[name] = (float(rounds[column].sum()) / per, unit)
     return found
 
 

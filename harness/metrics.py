@@ -226,16 +226,10 @@ def goodput(served: pd.DataFrame, rounds: pd.DataFrame, objectives: Mapping[str,
     """
     if not objectives:
         return np.nan
-    first_chunk, last_chunk = _edges(served["chunk_ns"])
-    sent, tokens = served["sent_ns"].to_numpy(), served["completion_tokens"].to_numpy()
-    measured = {
-        "ttft": first_chunk - sent,
-        "tpot": (last_chunk - first_chunk) / np.maximum(1, tokens - 1),
-        "latency": served["finished_ns"].to_numpy() - sent,
-    }
-    good = first_chunk >= 0
+    times = request_times(served)
+    good = times["ttft_ms"].notna()
     for name, most_ms in objectives.items():
-        good &= measured[name] <= most_ms * NS_PER_MS
+        good &= ~(times[f"{name}_ms"] > most_ms)  # NaN is no more than it: one token has no TPOT
     return int(good.sum()) / _wall_seconds(rounds)
 
 

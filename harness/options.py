@@ -13,9 +13,10 @@ import typer
 from harness.interruption import interruptible
 from harness.printing import Format
 from harness.settings import Asked, parse_fraction, parse_goodput
+from harness.workload import lengths
 
 WORKLOAD, ENGINE, DESIGN, OUTPUT = "Workload", "Engine, both arms", "Design", "Output"
-LENGTH, LENGTH_FORMS = "LENGTH", "a number, uniform:LOW:HIGH or normal:MEAN:SD"
+LENGTH = "LENGTH"
 
 
 def option(panel: str, text: str, *names: str, **more: Any) -> Any:
@@ -51,13 +52,13 @@ def request(
     ] = None,
     input_tokens: Annotated[
         str | None,
-        option(WORKLOAD, f"Tokens of each prompt: {LENGTH_FORMS}.", metavar=LENGTH),
+        option(WORKLOAD, f"Tokens of each prompt: {lengths.FORMS}.", metavar=LENGTH),
     ] = None,
     max_new_tokens: Annotated[
         str | None,
         option(
             WORKLOAD,
-            f"Tokens to generate: {LENGTH_FORMS} (64 on emulated, 128 on cuda; as in the data for a trace "
+            f"Tokens to generate: {lengths.FORMS} (64 on emulated, 128 on cuda; as in the data for a trace "
             "and for ShareGPT).",
             metavar=LENGTH,
         ),

@@ -17,7 +17,7 @@ Int64s = NDArray[np.int64]
 
 DEVICE_KINDS = ("program", "h2d", "d2h")  # by the number in api.DeviceWork
 DEVICE_COLUMNS = ("kind", "step", "start_ns", "end_ns")
-CLOCK_NS = 1_000_000_000  # a device's clock is converted; one that is off by more is another clock
+OTHER_CLOCK_NS = 1_000_000_000  # a device's clock is converted; one that is off by more is another clock
 STEP_COLUMNS = (
     *("step", "kind", "batch", "tokens", "dropped", "preempted"),
     *(f"{phase}.{edge}" for phase in api.PHASES for edge in ("start", "end")),
@@ -103,7 +103,7 @@ def _broken_span(what: str, start: Int64s, end: Int64s, began_ns: int, ended_ns:
     start, end = start[happened], end[happened]
     if (end < start).any():
         return f"{what} ends before it starts"
-    if ((start < began_ns - CLOCK_NS) | (end > ended_ns + CLOCK_NS)).any():
+    if ((start < began_ns - OTHER_CLOCK_NS) | (end > ended_ns + OTHER_CLOCK_NS)).any():
         return f"{what} lies outside of the round: its stamps are not perf_counter_ns"
     return ""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 import psutil
@@ -312,7 +312,7 @@ class Session:
             self._wait(self._from_load)
             message = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
             if isinstance(message, messages.LoadFailed):
-                raise self._load_failure(message)
+                self._raise_load_failure(message)
             if isinstance(message, messages.Progress) and on_progress is not None:
                 on_progress(message)
             if isinstance(message, kind):
@@ -333,10 +333,10 @@ class Session:
                     raise self._failure(message)
             self._raise_if_dead()
 
-    def _load_failure(self, message: messages.LoadFailed) -> RunFailed:
-        """What the load generator says of the engine, and the last that engine printed. One that loses its
-        engine may say so before the kernel tells of the death, which is then raised. That the load generator
-        ends behind its last word is no death to tell of."""
+    def _raise_load_failure(self, message: messages.LoadFailed) -> NoReturn:
+        """Raise what the load generator says of the engine, with the last that this printed; or the engine's
+        own failure or death, of which the kernel may tell a moment later. That the load generator ends behind
+        its last word is no death to tell of."""
         others = [child for child in self._alive if child is not self._generator]
         news = zmq.Poller()
         for each in (self._from_hosts, *(child.pidfd for child in others)):
@@ -345,11 +345,11 @@ class Session:
         self._raise_if_explained(0)
         self._raise_if_dead(others)
         if self._loaded is None:
-            return RunFailed(f"the load generator gave up: {message.message}", message.traceback)
+            raise RunFailed(f"the load generator gave up: {message.message}", message.traceback)
         arm, (host, *_) = self._loaded.arm, self._loaded.children
         said = host.last_words()
         printed = f"; its host last printed: {said}" if said else ""
-        return RunFailed(
+        raise RunFailed(
             f"the load generator gave up on {arm.name}: {message.message}{printed}",
             f"{message.traceback}\n{host.output()}",
         )
@@ -365,7 +365,7 @@ class Session:
         if child is self._generator and self._from_load.poll(EXPLAIN_MS):
             word = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
             if isinstance(word, messages.LoadFailed):
-                raise self._load_failure(word)
+                self._raise_load_failure(word)
         if not by_signal:
             self._raise_if_explained()
         obituary, said = child.obituary(), child.last_words()

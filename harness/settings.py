@@ -31,7 +31,6 @@ SCALED: dict[str, dict[str, Any]] = {
 }
 ROUNDS = {"cuda": 2, "emulated": 10}
 OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
-GATE_LEVEL = 0.05  # one-sided
 PLACES = ("device", "host")  # of a planted delay
 PLANTED = ("plant_at", "plant_ns")  # engine options that only a planted delay sets
 SWITCH = {"on": True, "off": False}
@@ -93,10 +92,10 @@ def make_arm(
     """One arm from its engine, options and toggles, with `changes` (a toggle, an engine option, `engine`,
     `python`, `env.NAME`) made to it."""
     spec = api.pick(changes.get("engine", engine), engines, "engine")
-    by_name: dict[str, str] = {each.name: "toggle" for each in (*spec.toggles, *spec.settings)}
     fields = msgspec.structs.fields(api.EngineOptions)
     options_by_name = {field.name: field for field in fields if field.name not in PLANTED}
-    by_name = {**dict.fromkeys(options_by_name, "option"), "python": "python", "engine": "engine", **by_name}
+    kinds = {**dict.fromkeys(options_by_name, "option"), "python": "python", "engine": "engine"}
+    kinds |= {each.name: "toggle" for each in (*spec.toggles, *spec.settings)}
     new_toggles, new_options = dict(toggles), dict(options)
     env: dict[str, str] = {}
     for key, value in changes.items():
@@ -105,7 +104,7 @@ def make_arm(
                 raise api.BadSetting(f"{key} would be stored with the run: export it instead")
             env[key.removeprefix("env.")] = value
             continue
-        kind = api.pick(key, {each: (each, by_name[each]) for each in by_name}, "setting")[1]
+        kind = api.pick(key, kinds, "setting")
         if kind == "toggle":
             new_toggles[key] = value
         elif kind == "option":
@@ -398,10 +397,12 @@ def planting(asked: Asked, engines: Mapping[str, api.EngineSpec], arms: Sequence
 
 def make_gate(max_regression: float, design: Design) -> Gate:
     """The gate of a design, its bounds at 95% each over all looks."""
+    from harness import gate
+
     if design.until is None:
-        return Gate(max_regression=max_regression, levels=(GATE_LEVEL,))
+        return Gate(max_regression=max_regression, levels=(gate.ONE_SIDED,))
 
     from harness import stopping as rules
 
-    two_sided = rules.levels(design.until.looks, 2 * GATE_LEVEL)
+    two_sided = rules.levels(design.until.looks, 2 * gate.ONE_SIDED)
     return Gate(max_regression=max_regression, levels=tuple(each / 2 for each in two_sided))

@@ -10,6 +10,7 @@ import pytest
 
 from engines import api
 from harness import comparison, metrics, outputs, records, tables
+from harness.mechanism import mechanism
 from harness.workload import Workload
 from tests.made_blocks import block, blocks, manifest, requests, result, shown, side, steps
 
@@ -208,6 +209,17 @@ def test_one_that_failed_in_one_arm_is_no_output_where_none_are_promised() -> No
     sampled = msgspec.structs.replace(plan.design.workload, temperature=1.0)
     plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, workload=sampled))
     assert outputs.same(plan, measured)["compared"] == 66
+
+
+def test_dropped_rows_are_counted_per_round_in_both_arms() -> None:
+    """The engine counts them besides, where it dropped any."""
+    measured = blocks(0.9)
+    for each in measured:
+        rounds, made = each.tables["rounds"], each.tables["steps"]
+        rounds.loc[rounds["arm"] == "after", "counter.dropped_rows"] = 2
+        made.loc[(made["arm"] == "after") & (made["step"] == 3), "dropped"] = 2
+    found = mechanism(manifest().design, measured)["dropped_rows"]
+    assert found == {"unit": "per round", "before": 0.0, "after": 2.0}
 
 
 def test_outputs_of_two_models_are_not_compared() -> None:

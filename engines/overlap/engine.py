@@ -362,7 +362,7 @@ class OverlapEngine(api.Engine):
         assert self._run is not None
         assert self._device is not None
         self._run.settle()
-        work = self._run.plant.own_up(self._device.work())
+        work = self._run.plant.count_delays(self._device.work())
         memory = self._device.memory()
         return api.RoundRecord(
             steps=self._run.recorder.table(),

@@ -104,10 +104,10 @@ class Run:
         """Tell the output of new requests with stop strings."""
         for active in batch.requests:
             if active.request.stop and not active.tokens:
-                ending = msgspec.structs.replace(finish(active), reason="stop")
+                ending = msgspec.structs.replace(finish_event(active), reason="stop")
                 self.output.open(Opening(active.request.stop, ending))
 
-    def launch_done(self, step: Step) -> None:
+    def wait_launch_done(self, step: Step) -> None:
         """Wait until the forward thread has launched a step."""
         began = self.recorder.begin(WAIT_LAUNCH_DONE, step.number)
         waited = perf_counter_ns()
@@ -115,11 +115,11 @@ class Run:
         self.counters["wait_launch_done_ns"] += perf_counter_ns() - waited
         self.recorder.end(WAIT_LAUNCH_DONE, step.number, began)
 
-    def copy_done(self, step: Step) -> list[int]:
+    def wait_copy_done(self, step: Step) -> list[int]:
         """Wait until a step's ids are on the host, and read them."""
         began = self.recorder.begin(WAIT_COPY_DONE, step.number)
         waited = perf_counter_ns()
-        self.launch.wait_until_launched(step)
+        self.launch.wait_until_launched(step)  # until it is, there is no copy_done to wait for
         ids = self.d2h.finish(step)
         self.counters["wait_copy_done_ns"] += perf_counter_ns() - waited
         self.recorder.end(WAIT_COPY_DONE, step.number, began)
@@ -131,7 +131,7 @@ class Run:
         now = perf_counter_ns()
         appended = self.scheduler.append(step.batch, ids, self.eos)
         produced = [
-            Produced(active.request.id, token, now, finish(active) if active.finish_reason else None)
+            Produced(active.request.id, token, now, finish_event(active) if active.finish_reason else None)
             for active, token in appended
         ]
         dropped = len(step.batch.requests) - len(appended)
@@ -183,11 +183,11 @@ class Run:
         """End a request in whatever state it is; one that has ended is left alone."""
         active = self.scheduler.end(request, reason)
         if active is not None:
-            self.output.close(finish(active))
+            self.output.close(finish_event(active))
 
 
-def finish(active: Active) -> Finish:
-    """What is said of a request that ended."""
+def finish_event(active: Active) -> Finish:
+    """What is said of a request at its end."""
     return Finish(
         id=active.request.id,
         reason=active.finish_reason,
@@ -208,8 +208,8 @@ def serial_loop(run: Run, pump: Pump) -> None:
             continue
         run.launch.submit(step)
         run.catch_up(step)
-        run.process(step, run.copy_done(step))
-        if run.scheduler.idle:
+        run.process(step, run.wait_copy_done(step))
+        if run.scheduler.idle:  # no launch follows to process the last output behind
             run.catch_up(step)
 
 
@@ -221,7 +221,7 @@ def overlap_loop(run: Run, pump: Pump) -> None:
         previous = run.prefill(run, run.in_flight, current)
         if current is not None:
             run.launch.submit(current)
-        if previous is not None:
+        if previous is not None:  # prefill=consecutive-sync may have processed it already
             run.sync(run, previous, current)
         run.in_flight = current
 

@@ -50,7 +50,7 @@ class Plant:
         if self.at == "host":
             self.counters["planted_host_ns"] += compute_for(self.ns)
 
-    def own_up(self, work: np.ndarray) -> np.ndarray:
+    def count_delays(self, work: np.ndarray) -> np.ndarray:
         """Device work of a round (Device.work), each delay as work of its step; what they took is counted."""
         if self.at == "device":
             delays = work[:, 1] >= TAG

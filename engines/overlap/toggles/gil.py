@@ -54,7 +54,7 @@ def switch_fast() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def count(counters: dict[str, int], step: Step) -> None:
+def count_launch_lag(counters: dict[str, int], step: Step) -> None:
     """On the forward thread, behind the last command of a step: how long ago the step was handed over, and
     the interval in force. Per step, so that their means are a step's."""
     counters["launch_lag_ns"] += perf_counter_ns() - step.handed_over_ns

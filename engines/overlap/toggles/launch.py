@@ -40,7 +40,8 @@ class Launch(Protocol):
         """Launch a step, now or soon."""
 
     def wait_until_launched(self, step: Step) -> None:
-        """Block until the step's copy_done can be waited for. Raises what launching it raised."""
+        """Block until the step's copy_done can be waited for: once per step, in the order of submit. Raises
+        what launching it raised."""
 
     def check(self) -> None:
         """Raise what ended the launching thread, if anything did."""
@@ -110,7 +111,7 @@ class ForwardThread:
                 step.launch_done.set()
                 self._output.put(None)
                 return
-            gil.count(self.counters, step)
+            gil.count_launch_lag(self.counters, step)
             self._output.put(step)
 
 

@@ -46,7 +46,7 @@ def consecutive_sync(run: Run, previous: Step | None, current: Step | None) -> S
     """After."""
     if previous is None or not in_a_row(previous, current):
         return previous
-    ids = run.copy_done(previous)
+    ids = run.wait_copy_done(previous)
     began = perf_counter_ns()  # from here on the device has nothing to do
     run.process(previous, ids)
     run.counters["prefill_processing_ns"] += perf_counter_ns() - began

@@ -38,23 +38,23 @@ TOGGLE = Toggle(
 
 def launch_and_copy(run: Run, previous: Step, current: Step | None) -> None:
     """Before."""
-    ids = run.copy_done(previous)
+    ids = run.wait_copy_done(previous)
     if current is not None:
-        run.launch_done(current)
+        run.wait_launch_done(current)
     run.process(previous, ids)
 
 
 def copy_then_launch(run: Run, previous: Step, current: Step | None) -> None:
     """Both waits, the processing between them."""
-    ids = run.copy_done(previous)
+    ids = run.wait_copy_done(previous)
     run.process(previous, ids)
     if current is not None:
-        run.launch_done(current)
+        run.wait_launch_done(current)
 
 
 def copy_done_only(run: Run, previous: Step, current: Step | None) -> None:
     """After."""
-    ids = run.copy_done(previous)
+    ids = run.wait_copy_done(previous)
     run.process(previous, ids)
 
 
