@@ -193,10 +193,10 @@ def explain(
     debug: Debug = False,
 ) -> None:
     """Where each decode step's interval goes, what made late requests late, and what was to be expected."""
-    from harness import explain as records
     from harness import explain_tables
+    from harness.explain import explain as explain_run
 
-    found = records.explain(run)
+    found = explain_run(run)
     printing.show_page(found, format, explain_tables.to_csv, explain_tables.page)
 
 
