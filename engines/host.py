@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ import zmq
 from engines import api
 
 PR_SET_PDEATHSIG = 1
-SWEEPS = 2  # through a session that is to end: what one of its processes starts meanwhile is seen by the next
+LEAVE_S = 4.0  # from SIGTERM to SIGKILL for what a host leaves behind that loses its harness
 NOTICE_S = 0.2  # how much later than the engine the kernel may tell that a process has ended
 ORPHANED = signal.SIGRTMIN  # one that no engine's own processes use for something else
 
@@ -159,16 +160,37 @@ def die_with_parent(parent: int, with_all: bool = False) -> None:
 
 def leave_none() -> None:
     """End this process, and with it what it started: vLLM's core and its workers, and what a server's
-    wrapper started, do not follow a killed parent by themselves, and would keep the card's memory. A harness
-    gives each host a session."""
-    own = os.getpid()
-    if os.getsid(0) == own:
-        for _ in range(SWEEPS):
-            for pid in (int(each) for each in os.listdir("/proc") if each.isdecimal() and int(each) != own):
-                with suppress(OSError):
-                    if os.getsid(pid) == own:
-                        os.kill(pid, signal.SIGKILL)
+    wrapper started, do not follow a killed parent by themselves, and would keep the card's memory. SIGTERM
+    first, so that a server can end what is not below it, such as a container. A harness gives each host a
+    session."""
+    if os.getsid(0) == os.getpid():
+        _signal(_session(), signal.SIGTERM)
+        deadline = time.monotonic() + LEAVE_S
+        while _session() and time.monotonic() < deadline:
+            with suppress(ChildProcessError):  # a zombie is still in the session
+                os.waitpid(-1, os.WNOHANG)
+            time.sleep(0.02)
+        while left := _session():
+            _signal(left, signal.SIGKILL)
+            if time.monotonic() > deadline + LEAVE_S:
+                break  # what can't be killed, or is a zombie of a process outside
     os._exit(1)
+
+
+def _session() -> list[int]:
+    """The other processes of this one's session."""
+    own, found = os.getpid(), []
+    for pid in (int(each) for each in os.listdir("/proc") if each.isdecimal()):
+        with suppress(OSError):
+            if pid != own and os.getsid(pid) == own:
+                found.append(pid)
+    return found
+
+
+def _signal(pids: Sequence[int], which: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, which)
 
 
 def _where(error: BaseException) -> str:

@@ -64,7 +64,7 @@ def main() -> None:
             "tables",
             "requests",
             "ended by",
-            "put back",
+            "preempted",
             "cached tokens",
             "resident KiB after 10%, 100%",
             "wall",

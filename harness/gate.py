@@ -17,8 +17,8 @@ testing and acceptance sampling", Technometrics 1982, for the first; stats.holm 
 Where the run may stop early, the bounds have the levels of its looks, and hold over all of them.
 
 Whatever the metrics say, a gate fails where outputs differ that must not. A request that failed is in no
-metric: where a larger share of them failed in the after arm, by a one-sided t test over blocks at the same
-level, the gate fails, and where it is larger and that may be chance, the gate does not pass.
+metric, so the share of those has a rule of its own, over blocks like all else: the gate fails where a larger
+share failed in the after arm, beyond chance, and does not pass where L more of all requests could be failing.
 """
 
 from __future__ import annotations
@@ -164,16 +164,19 @@ def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit:
     return float(distributions.t_tail(mean / (sd / n**0.5), n - 1))
 
 
-def more_failed(before: Sequence[float], after: Sequence[float], level: float) -> Verdict:
-    """Whether a larger share of the requests fails in the after arm, from the shares by block."""
+def more_failed(before: Sequence[float], after: Sequence[float], limit: float, level: float) -> Verdict:
+    """Whether a larger share of the requests fails in the after arm, from the shares by block: "fail" where a
+    one-sided t test at `level` says so, "pass" where its bound on the difference is within the limit."""
     differences = np.subtract(after, before)
-    if differences.mean() <= 0:
-        return "pass"
-    if len(differences) == 1:
-        return "undecided"
-    sd = float(differences.std(ddof=1))
-    t = float(differences.mean()) / (sd / len(differences) ** 0.5) if sd else np.inf
-    return "fail" if distributions.t_tail(t, len(differences) - 1) < level else "undecided"
+    n, mean = len(differences), float(differences.mean())
+    sd = float(differences.std(ddof=1)) if n > 1 else 0.0
+    if sd == 0:  # as many in every block: the sign test, since few failures come to that by chance
+        p, worst = (0.5**n if mean > 0 else 1.0), mean
+    else:
+        error = sd / n**0.5
+        p = float(distributions.t_tail(mean / error, n - 1))
+        worst = mean + float(distributions.t_quantile(1 - level, n - 1)) * error
+    return "fail" if p < level else "pass" if worst <= limit else "undecided"
 
 
 def as_plain(

@@ -81,7 +81,7 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> dict[str, 
     summary = comparison.result(manifest, blocks, per_block)
     level = gate.level(design, len(blocks))
     before, after = outputs.failed_shares(design, blocks)
-    failing = gate.more_failed(before, after, level)
+    failing = gate.more_failed(before, after, most, level)
     compared = summary["comparisons"][0]
     found = gate.as_plain(judged, most, level, compared, manifest.promises_outputs, failing)
     return floors.beside_known(summary, manifest, floors.folder_of(folder)) | {"gate": found}

@@ -34,25 +34,31 @@ class Sweep:
 
     @cached_property
     def changes(self) -> pd.DataFrame:
-        """One row per point and metric: the axes, run, metric, unit, better, before, after, change, delta,
-        ci_low, ci_high, sd, p, p_adjusted, verdict, floor, as in a comparison."""
+        """One row per point and metric: the axes, run, kind of device, metric, unit, better, before, after,
+        change, delta, ci_low, ci_high, sd, p, p_adjusted, verdict, floor, as in a comparison."""
         rows = [
-            {**each["at"], "run": each["run"], "metric": name, **row}
+            {"device": each["device"], **each["at"], "run": each["run"], "metric": name, **row}
             for each in self.result["comparisons"]
             for name, row in each["metrics"].items()
         ]
-        return self._numbered(pd.DataFrame(rows)[[*self.axes, "run", "metric", *tables.CSV_COLUMNS]])
+        return self._numbered(pd.DataFrame(rows)[[*self._about, "metric", *tables.CSV_COLUMNS]])
 
     @cached_property
     def values(self) -> pd.DataFrame:
-        """Run.values of every point: the axes, run, block, arm, and a float64 column per metric."""
+        """Run.values of every point: the axes, run, kind of device, block, arm, and a float64 column per
+        metric."""
         parts = [
-            run.values.assign(run=each["run"], **each["at"])
+            run.values.assign(**{"run": each["run"], "device": each["device"], **each["at"]})
             for run, each in zip(self.runs, self.result["comparisons"], strict=True)
         ]
         joined = pd.concat(parts, ignore_index=True)
-        first = [*self.axes, "run"]
-        return self._numbered(joined[[*first, *(name for name in joined if name not in first)]])
+        others = (name for name in joined if name not in self._about)
+        return self._numbered(joined[[*self._about, *others]])
+
+    @property
+    def _about(self) -> list[str]:
+        """Columns that say which point a row is of; `device` may be an axis."""
+        return list(dict.fromkeys([*self.axes, "run", "device"]))
 
     def _numbered(self, frame: pd.DataFrame) -> pd.DataFrame:
         numbers: Mapping[str, pd.Series] = {

@@ -257,6 +257,7 @@ def failing(folder: Path, arm: str, by_block: Sequence[int]) -> None:
         ([0] * 6, [1, 2, 1, 0, 1, 2], "fail"),
         ([0] * 6, [1, 0, 0, 0, 0, 0], "undecided"),
         ([1, 0, 2, 1, 0, 0], [0, 2, 1, 0, 0, 2], "undecided"),
+        ([3, 2, 0, 0, 0, 0], [0, 0, 0, 3, 2, 0], "undecided"),
         ([0] * 6, [0] * 6, "pass"),
         ([2] * 6, [2] * 6, "pass"),
         ([2] * 6, [1] * 6, "pass"),
@@ -276,9 +277,29 @@ def test_a_head_that_fails_more_of_its_requests_does_not_pass_and_beyond_chance_
     assert (f"{said}; no metric regressed" in gate_tables.to_markdown(gated)) == (verdict != "pass")
 
 
-def test_one_block_alone_does_not_tell_whether_more_requests_fail() -> None:
-    assert gate.more_failed([0.0], [0.5], 0.05) == "undecided"
-    assert gate.more_failed([0.5], [0.5], 0.05) == "pass"
+def test_few_blocks_do_not_tell_whether_more_requests_fail() -> None:
+    for blocks in (1, 2, 4):
+        assert gate.more_failed([0.0] * blocks, [0.5] * blocks, LIMIT, 0.05) == "undecided"
+        assert gate.more_failed([0.5] * blocks, [0.5] * blocks, LIMIT, 0.05) == "pass"
+        assert gate.more_failed([0.0] * blocks, [LIMIT / 2] * blocks, LIMIT, 0.05) == "pass"
+
+
+@pytest.mark.parametrize("requests", [64, 160])
+def test_what_fails_at_random_fails_a_gate_in_few_runs_and_what_began_to_fail_passes_in_few(
+    requests: int,
+) -> None:
+    random, runs = np.random.default_rng(1), 1000
+
+    def share(verdict: str, before: float, after: float) -> float:
+        drawn = (random.binomial(requests, rate, (runs, 6)) / requests for rate in (before, after))
+        found = [gate.more_failed(*pair, LIMIT, 0.05) for pair in zip(*drawn, strict=True)]
+        return found.count(verdict) / runs
+
+    for rate in (0.001, 0.005, 0.02):
+        assert share("fail", rate, rate) < 0.07
+    assert share("pass", 0.001, 0.001) > 0.9
+    assert share("pass", 0, 0.02) < 0.05
+    assert share("fail", 0, 0.05) > 0.95
 
 
 def test_the_files_of_a_gate(tmp_path: Path) -> None:

@@ -204,10 +204,14 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_told(
 
 def test_a_server_that_wants_a_key_says_so(server: SmallServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "get", lambda *asked: (401, b"{}"))
-    with pytest.raises(
-        api.EngineError, match="wants a key: GET /v1/models gives HTTP 401; give one in OPENAI_A"
-    ):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(api.EngineError, match="wants a key: GET /v1/models gives HTTP 401; give one in OPEN"):
         ask(url(server), "Hello")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with pytest.raises(api.EngineError, match="refuses the key: "):
+        ask(url(server), "Hello")
+    with started(url(server), model="small") as (built, sink):  # it may hide its list and serve all the same
+        assert isinstance(serve(built, sink, [api.Request(0, "Hello", 1)])[-1], api.Finish)
 
 
 def test_a_server_that_is_still_loading_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,13 +196,16 @@ def test_a_killed_harness_leaves_no_server(environment: dict[str, str], tmp_path
 def test_a_killed_harness_leaves_no_server_that_a_script_started(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    script = tmp_path / "serve.sh"
-    script.write_text(f"#!/bin/sh\n{COMMAND.replace('{port}', '$1')}\necho ended\n")
+    script, ended = tmp_path / "serve.sh", tmp_path / "ended"
+    script.write_text(f"trap 'touch {ended}; exit' TERM\n{COMMAND.replace('{port}', '$1')} & wait\n")
     bench, server = long_run(environment, tmp_path, f"sh {script} {{port}}")
-    assert server.parent().name() == "sh"
+    parent = server.parent()
+    assert parent.name() == "sh"
     bench.popen.kill()
     bench.end()
     server.wait(10)
+    parent.wait(10)
+    assert ended.exists(), "SIGTERM came first"
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def grown_until_blocks_run_out(ahead: int) -> tuple[Simulation, Active, Active]:
     return simulation, simulation.live[0], simulation.live[1]
 
 
-def test_the_youngest_is_put_back_with_its_tokens_and_goes_first_when_blocks_are_free():
+def test_the_youngest_is_preempted_with_its_tokens_and_goes_first_when_blocks_are_free():
     simulation, older, younger = grown_until_blocks_run_out(ahead=0)
     had = list(younger.tokens)
     assert had
@@ -91,7 +91,7 @@ def test_the_youngest_is_put_back_with_its_tokens_and_goes_first_when_blocks_are
     simulation.check_ended()
 
 
-def test_nothing_is_put_back_while_a_step_is_in_flight():
+def test_nothing_is_preempted_while_a_step_is_in_flight():
     simulation, older, younger = grown_until_blocks_run_out(ahead=1)
     assert younger.in_flight
     assert simulation.scheduler.schedule() is None, "drain first"
@@ -102,7 +102,7 @@ def test_nothing_is_put_back_while_a_step_is_in_flight():
     assert not younger.blocks
 
 
-def test_without_draining_first_a_request_would_be_put_back_under_the_device():
+def test_without_draining_first_a_request_would_be_preempted_under_the_device():
     simulation, _, _ = grown_until_blocks_run_out(ahead=1)
     simulation.scheduler._steps_in_flight = 0
     with pytest.raises(AssertionError, match="still reads its blocks"):
@@ -367,7 +367,7 @@ def test_a_block_enters_the_cache_only_when_its_ids_are_on_the_host():
     simulation.check_ended()
 
 
-def test_one_that_is_put_back_finds_its_own_blocks_again():
+def test_one_that_is_preempted_finds_its_own_blocks_again():
     simulation = Simulation(batch=2, blocks=8, prefix_cache=True)
     for number in range(2):
         simulation.submit(Request(number, [number + 1] * 6, 12))

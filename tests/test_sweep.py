@@ -249,6 +249,7 @@ def test_a_sweep_from_python(tmp_path: Path) -> None:
     row = found.changes.query("metric == 'tpot_ms_p50' and concurrency == 8").iloc[0]
     assert row["change"] == pytest.approx(-0.1, abs=0.002)
     assert found.values.groupby(["concurrency", "arm"]).size().tolist() == [6] * 4
+    assert {*found.values["device"], *found.changes["device"]} == {"emulated"}
     changed = np.log(
         found.values.pivot_table(index=["concurrency", "block"], columns="arm", values="tpot_ms_p50")
     )

@@ -376,8 +376,8 @@ class CudaDevice:
         self._anchored_ns = perf_counter_ns()
 
     def work(self) -> np.ndarray:
-        """Programs only, see above; the last 2^18. Launches behind those, and whose events could not be read
-        in time, are counted in `work_rows_lost`."""
+        """Programs only, see above; the last 2^18. Launches before those, and those whose events could not be
+        read in time, are counted in `work_rows_lost`."""
         self.drain()
         self._read_all()
         rows = np.array(sorted(self._rows, key=lambda row: row[2]), dtype=np.int64).reshape(-1, 4)

@@ -156,8 +156,9 @@ def model(endpoint: Endpoint, wanted: str) -> Model:
         cards, said = [], str(error)  # the requests will tell
     except msgspec.DecodeError:
         cards, said = [], "no list of models"
-    if said in ("HTTP 401", "HTTP 403"):
-        raise api.EngineError(f"the server wants a key: GET {path} gives {said}; give one in {KEY}")
+    if not wanted and said in ("HTTP 401", "HTTP 403"):
+        which = "refuses the key" if key() else "wants a key"
+        raise api.EngineError(f"the server {which}: GET {path} gives {said}; give one in {KEY}, or a --model")
     if not wanted and not cards:
         raise api.EngineError(f"the server names no model: GET {path} gives {said}; name one with --model")
     card = next((card for card in cards if card.id == wanted), cards[0] if cards and not wanted else None)

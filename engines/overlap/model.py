@@ -1,7 +1,7 @@
 """What runs on the device: a Hugging Face causal LM over a paged KV cache, as three programs.
 
 `prefill(batch, length)` runs whole prompts, padded on the right to one length. `extend(batch, length,
-blocks)` runs what is left of prompts behind a cached prefix, over at most `blocks` KV blocks, the new tokens'
+blocks)` runs what is left of prompts after a cached prefix, over at most `blocks` KV blocks, the new tokens'
 own included. `decode(batch, blocks)` runs one token per request, each over at most `blocks` KV blocks. All
 end by sampling into `sampled_ids` and into the future map, so that the next step can be launched before the
 host knows the ids. Nothing here knows of streams, copies or the host.

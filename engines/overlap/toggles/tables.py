@@ -67,8 +67,8 @@ class Full:
         self.rows[slot, len(blocks) :] = 0
 
     def read(self, slots: list[int], blocks: int) -> np.ndarray:
-        told: np.ndarray = self.rows[slots, :blocks]
-        return told
+        rows: np.ndarray = self.rows[slots, :blocks]
+        return rows
 
     def whole(self, slots: list[int], blocks: int) -> dict[str, np.ndarray]:
         rows = self.read(slots, blocks)
@@ -97,11 +97,11 @@ class DirtyRows(Full):
     def changed(self, slots: list[int]) -> Sequence[tuple[int, np.ndarray]]:
         if not self._dirty:
             return ()
-        told = [(slot, self.rows[slot].copy()) for slot in slots if slot in self._dirty]
+        changed = [(slot, self.rows[slot].copy()) for slot in slots if slot in self._dirty]
         self._dirty.difference_update(slots)
-        self.counters["table_rows"] += len(told)
-        self.counters["table_bytes"] += sum(row.nbytes for _, row in told)
-        return told
+        self.counters["table_rows"] += len(changed)
+        self.counters["table_bytes"] += sum(row.nbytes for _, row in changed)
+        return changed
 
 
 def choose(choice: str, slots: int, blocks: int, counters: dict[str, int]) -> Tables:
