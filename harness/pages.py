@@ -176,9 +176,10 @@ def room_for(
     lines: Sequence[str] = (),
 ) -> Sequence[int | None] | None:
     """Room for each column, None for as much as it takes. Where that is wider than `width`: room for its
-    longest word, and the rest shared out by what each lacks. Where that is too wide too, long words are
-    broken, the same length in each column, but not in those of `numbers`, and in the first one last. Those of
-    `lines` are not even broken between words. None where that does not help."""
+    longest word, and the rest shared out by what each lacks; the first one, of names, stays whole as long as
+    it can. Where that is too wide too, long words are broken, the same length in each column, but not in
+    those of `numbers`, and in the first one last. Those of `lines` are not even broken between words. None
+    where that does not help."""
     columns = [(name, [row[place] for row in rows]) for place, name in enumerate(names)]
     whole = [max(map(_longest_line, (name, *cells))) for name, cells in columns]
     free = width - 3 * (len(columns) - 1) - 2  # the rest is padding and border, as in SIMPLE_HEAD
@@ -191,7 +192,7 @@ def room_for(
     kept = {*numbers, *lines}
     parts = [word if name in kept else min(word, SHORT) for word, name in zip(words, names, strict=True)]
     named = [most if most <= NAMES else word for most, word in zip(whole, words, strict=True)]
-    for least in ([named[0], *words[1:]], [named[0], *parts[1:]], parts):
+    for least in ([named[0], *words[1:]], words, [named[0], *parts[1:]], parts):
         for most in range(max(named), 0, -1):
             room = [max(low, min(high, most)) for low, high in zip(least, named, strict=True)]
             if sum(room) <= free:
@@ -206,4 +207,5 @@ def _longest_line(cell: str) -> int:
 
 
 def _longest_word(cell: str) -> int:
-    return max(map(len, cell.split()), default=0)
+    """An interval is one, though there is a space in it."""
+    return max(map(len, re.findall(r"\[[^]]*\]|\S+", cell)), default=0)

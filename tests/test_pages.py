@@ -105,6 +105,13 @@ def test_no_number_and_no_name_of_a_narrow_table_is_broken(table: Table, width: 
         assert set(" ".join(table.columns).split()) <= set(shown)
 
 
+def test_an_interval_is_on_one_line_before_a_name_is() -> None:
+    whole = max(map(len, lines(STEP, 120)))
+    text = "\n".join(lines(STEP, whole - 4))
+    assert "[−1,440, −1,180]" in text
+    assert "completion latency" not in text
+
+
 def test_what_is_long_in_a_narrow_table_of_numbers_is_its_text() -> None:
     name = "void_gemm_kernel_with_a_name_that_no_terminal_has_room_for"
     names = ("kernel", "count", "total_ms")
