@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
 import subprocess
@@ -320,6 +321,12 @@ def test_what_only_the_servers_command_can_set_is_refused() -> None:
     engine.build(heeded, settings)
     with pytest.raises(api.BadSetting, match="engine openai has no dtype: leave it out"):
         engine.build(msgspec.structs.replace(heeded, dtype="bfloat16"), settings)
+
+
+def test_a_round_that_is_broken_off_leaves_the_collector_on(server: SmallServer) -> None:
+    with started(url(server)):
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_a_kept_connection_goes_by_the_clock_of_the_round(server: SmallServer) -> None:

@@ -153,8 +153,11 @@ def test_every_output_choice_stops_at_the_same_text_and_token(chaotic_device, st
         before = TOKENIZER.decode(whole[: count - 1])
         assert request.stop[0] not in before, "it was known a token earlier"
     dropped = sum(column(record, "dropped")) + record.counters.get("stop_dropped_tokens", 0)
-    late = settings["schedule"] == "overlap" or settings["output"] != "inline"
-    assert dropped > 0 if late else dropped == 0
+    if settings["schedule"] == "overlap" or settings["output"] == "deferred":
+        assert dropped > 0  # the next step was on its way
+    elif settings["output"] == "inline":
+        assert dropped == 0
+    # In another process it is a race: a serial loop may hear of every stop before it schedules again.
 
 
 def test_an_id_may_come_again_as_soon_as_its_text_has_stopped(device, monkeypatch, stopping):

@@ -152,6 +152,7 @@ class OpenAIEngine(api.Engine):
         return api.RoundRecord(counters=counters)
 
     def stop(self) -> None:
+        gc.enable()  # a round that was broken off left it disabled
         if self.connections is not None:
             self.connections.close()
         if self.server is not None:
