@@ -167,18 +167,18 @@ def leave_none() -> None:
         _signal(_session(), signal.SIGTERM)
         deadline = time.monotonic() + LEAVE_S
         while _session() and time.monotonic() < deadline:
-            with suppress(ChildProcessError):  # a zombie is still in the session
-                os.waitpid(-1, os.WNOHANG)
             time.sleep(0.02)
-        while left := _session():
+        while (left := _session()) and time.monotonic() < deadline + LEAVE_S:
             _signal(left, signal.SIGKILL)
-            if time.monotonic() > deadline + LEAVE_S:
-                break  # what can't be killed, or is a zombie of a process outside
+            time.sleep(0.02)
     os._exit(1)
 
 
 def _session() -> list[int]:
-    """The other processes of this one's session."""
+    """The other processes of this one's session, without its own children that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     own, found = os.getpid(), []
     for pid in (int(each) for each in os.listdir("/proc") if each.isdecimal()):
         with suppress(OSError):

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -206,6 +207,22 @@ def test_a_killed_harness_leaves_no_server_that_a_script_started(
     server.wait(10)
     parent.wait(10)
     assert ended.exists(), "SIGTERM came first"
+
+
+def test_what_pays_no_heed_to_sigterm_is_killed_with_its_session() -> None:
+    host = """
+import subprocess, sys
+from engines import host
+host.LEAVE_S = 0.3
+stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+host.leave_none()
+"""
+    command = [sys.executable, "-c", host]
+    told = subprocess.run(command, stdout=subprocess.PIPE, timeout=30, start_new_session=True, check=False)
+    assert not psutil.pid_exists(int(told.stdout))  # it was reaped
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import msgspec
 import numpy as np
 import pytest
@@ -140,8 +142,19 @@ def stopping(device) -> tuple[list[api.Request], list[api.Event]]:
 
 
 @pytest.mark.parametrize("settings", CHOICES, ids=name)
-def test_every_output_choice_stops_at_the_same_text_and_token(chaotic_device, stopping, settings):
+def test_every_output_choice_stops_at_the_same_text_and_token(
+    chaotic_device, monkeypatch, stopping, settings
+):
     requests, without = stopping
+    if name(settings) == "serial-process":
+        # A quick process may tell of every stop before the next step, which is a race; here it is heard late.
+        listen, heard = InProcess.stopped, deque([(), ()])
+
+        def late_by_a_step(self):
+            heard.append(listen(self))
+            return heard.popleft()
+
+        monkeypatch.setattr(InProcess, "stopped", late_by_a_step)
     options = {"max_batch_size": 4, "stream_interval": 5, "chaos": CHAOS_SEED}
     _, events, record = serve(chaotic_device, settings, requests, **options)
     for request in requests:
@@ -153,11 +166,8 @@ def test_every_output_choice_stops_at_the_same_text_and_token(chaotic_device, st
         before = TOKENIZER.decode(whole[: count - 1])
         assert request.stop[0] not in before, "it was known a token earlier"
     dropped = sum(column(record, "dropped")) + record.counters.get("stop_dropped_tokens", 0)
-    if settings["schedule"] == "overlap" or settings["output"] == "deferred":
-        assert dropped > 0  # the next step was on its way
-    elif settings["output"] == "inline":
-        assert dropped == 0
-    # In another process it is a race: a serial loop may hear of every stop before it schedules again.
+    late = settings["schedule"] == "overlap" or settings["output"] != "inline"
+    assert dropped > 0 if late else dropped == 0
 
 
 def test_an_id_may_come_again_as_soon_as_its_text_has_stopped(device, monkeypatch, stopping):
