@@ -286,24 +286,20 @@ def decode_intervals(steps: pd.DataFrame) -> pd.DataFrame:
     Requests join only by a prefill, so those of such a step were all waiting when the step before it ended:
     what the device idles in between is the host's doing, and never a lack of requests.
     """
-    ordered = steps.sort_values(["round", "step"])
-    before = ordered[["round", "step", "device_end_ns"]].shift(fill_value=-1)
-    decode = ordered["kind"] == "decode"
-    steady = (
-        decode
-        & decode.shift(fill_value=False)
-        & (ordered["round"] == before["round"])
-        & (ordered["step"] == before["step"] + 1)
-        & (ordered["device_end_ns"] >= 0)
-        & (before["device_end_ns"] >= 0)
-    )
+    order = np.lexsort((steps["step"], steps["round"]))
+    numbers, rounds, ends = (steps[name].to_numpy()[order] for name in ("step", "round", "device_end_ns"))
+    decode, known = (steps["kind"] == "decode").to_numpy()[order], ends >= 0
+    follows = (rounds[1:] == rounds[:-1]) & (numbers[1:] == numbers[:-1] + 1)
+    steady = np.flatnonzero(follows & decode[1:] & decode[:-1] & known[1:] & known[:-1]) + 1
+    rows = order[steady]
     return pd.DataFrame(
         {
-            "batch": ordered["batch"],
-            "interval_ns": ordered["device_end_ns"] - before["device_end_ns"],
-            "device_ns": ordered["device_ns"],
-        }
-    )[steady]
+            "batch": steps["batch"].to_numpy()[rows],
+            "interval_ns": ends[steady] - ends[steady - 1],
+            "device_ns": steps["device_ns"].to_numpy()[rows],
+        },
+        index=steps.index[rows],
+    )
 
 
 def exposed_host_us(intervals: pd.DataFrame) -> float:
@@ -371,9 +367,9 @@ def _phases_ns(steps: pd.DataFrame) -> pd.DataFrame:
     goes to 0."""
     spent = {}
     for phase in PHASES:
-        start, end = steps[f"{phase}.start"], steps[f"{phase}.end"]
-        spent[phase_metric(phase)] = (end - start).where((start >= 0) & (end >= 0), 0)
-    return pd.DataFrame(spent)
+        start, end = steps[f"{phase}.start"].to_numpy(), steps[f"{phase}.end"].to_numpy()
+        spent[phase_metric(phase)] = np.where((start >= 0) & (end >= 0), end - start, 0)
+    return pd.DataFrame(spent, index=steps.index)
 
 
 def step_ms_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[float, ...]:
