@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +78,17 @@ class Bench:
     def left(self) -> list[psutil.Process]:
         """Processes of the run that still live."""
         return [each for each in self.seen.values() if each.is_running() and each.status() != "zombie"]
+
+
+def ends(pid: int) -> bool:
+    """A killed process may take a moment to go, and is a zombie where nobody reaps it."""
+    deadline = time.monotonic() + 10
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    return True
 
 
 def answer_ctrl_c() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from experiments import gpu_check
+from tests.bench_command import ends
 
 WORKER = "import time; print('at work', flush=True); time.sleep(60)"
 PART = f"""
@@ -22,12 +20,6 @@ worker.wait()
 """
 
 
-def runs(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def test_a_part_that_is_cut_off_leaves_no_worker_beside_the_next(tmp_path: Path) -> None:
     log = tmp_path / "log"
     line, passed = gpu_check.run("tokens", [sys.executable, "-c", PART], 3, log)
@@ -35,10 +27,7 @@ def test_a_part_that_is_cut_off_leaves_no_worker_beside_the_next(tmp_path: Path)
     assert line.startswith("tokens: did not end within 3 s in ")
     said = log.read_text().split()
     assert said[:1] == ["pid"], "it began"
-    deadline = time.monotonic() + 10  # a signal is on its way for a moment
-    while runs(int(said[1])) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not runs(int(said[1]))
+    assert ends(int(said[1]))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
