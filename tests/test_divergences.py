@@ -349,9 +349,7 @@ def test_another_model_is_no_near_tie_and_what_was_not_judged_can_be_later(
     # An engine that can't be booted any more costs the run nothing but the answer.
     store.write_table(store.table_path(folder, 0, "divergences"), unjudged)
     before, after = stored.design.arms
-    gone = msgspec.structs.replace(
-        before, options=msgspec.structs.replace(before.options, model=str(tmp_path / "gone"))
-    )
+    gone = msgspec.structs.replace(before, python=str(tmp_path / "gone"))
     design = msgspec.structs.replace(stored.design, arms=(gone, after))
     said: list[str] = []
     teacher_forcing.judge(folder, msgspec.structs.replace(stored, design=design), said.append)

@@ -1,4 +1,5 @@
-"""`bench run` on the overlap engine itself: what is kept when one of its own processes is killed."""
+"""`bench run` on the overlap engine itself: what is kept when one of its own processes is killed, and what
+two arms of it give."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from tests.bench_command import TESTS, Bench, last_line, start
 
 DEATH_LIMIT_S = 10
 BOOT_S = 4  # then a round runs, most likely; whenever it dies, the run must say so
-# Long rounds, so that the process dies inside one.
-SMALL = ("--variant", "async-output", "--device", "emulated", "--blocks", "2", "--rounds", "1")
-LONG = ("--num-requests", "64", "--max-new-tokens", "64", "--concurrency", "8")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS.parent), "COLUMNS": "120"}
+SMALL = ("--device", "emulated", "--rounds", "1", "--max-new-tokens", "64", "--concurrency", "8")
+# One arm, which boots in half the time; long rounds, so that the process dies inside one.
+ALONE = ("--engine", "overlap", "--set", "output=process", "--blocks", "2", "--num-requests", "64")
 
 
 def kill_after(bench: Bench, done: str, word: str) -> str:
@@ -34,26 +36,34 @@ def kill_after(bench: Bench, done: str, word: str) -> str:
 
 
 def test_a_killed_device_or_output_process_ends_the_run_which_then_goes_on(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "COLUMNS": "120"}
-    bench = start(environment, tmp_path, "run", *SMALL, *LONG)
+    bench = start(ENVIRONMENT, tmp_path, "run", *SMALL, *ALONE, "--arrival", "closed")
     line = kill_after(bench, "block 1 of 2", "engines.devices.emulated.process")
     assert "device" in line
     assert "DeviceLost" not in line  # a sentence, not a class
 
     (folder,) = (tmp_path / "results").iterdir()
     resume = ("run", "--resume", str(folder))
-    bench = start(environment, tmp_path, *resume)
+    bench = start(ENVIRONMENT, tmp_path, *resume)
     line = kill_after(bench, "first boots (discarded)", "engines.overlap.output_process")
     assert "output process" in line
 
-    code, stdout, stderr = start(environment, tmp_path, *resume, "--format", "json").end(90)
+    code, stdout, stderr = start(ENVIRONMENT, tmp_path, *resume, "--format", "json").end(90)
     assert code == 0, stderr
-    comparison = json.loads(stdout)["comparisons"][0]
+    assert "block 1 of 2" not in stderr  # it was kept
+    (comparison,) = json.loads(stdout)["comparisons"]
     assert comparison["blocks"] == 2
-    assert comparison["outputs"]["identical"] == comparison["outputs"]["compared"] == 2 * 64
+
+
+def test_two_arms_answer_the_same_and_the_difference_between_them_is_explained(tmp_path: Path) -> None:
+    asked = ("--variant", "async-output", "--blocks", "1", "--num-requests", "32", "--format", "json")
+    code, stdout, stderr = start(ENVIRONMENT, tmp_path, "run", *SMALL, *asked).end(90)
+    assert code == 0, stderr
+    (comparison,) = json.loads(stdout)["comparisons"]
+    assert comparison["outputs"]["identical"] == comparison["outputs"]["compared"] == 32
     assert comparison["prediction"]["model"] == "async_output"
 
-    code, stdout, stderr = start(environment, tmp_path, "explain", str(folder), "--format", "json").end(30)
+    (folder,) = (tmp_path / "results").iterdir()
+    code, stdout, stderr = start(ENVIRONMENT, tmp_path, "explain", str(folder), "--format", "json").end(30)
     assert code == 0, stderr
     found = json.loads(stdout)
     assert found["prediction"] == comparison["prediction"]
