@@ -2,7 +2,8 @@
 [--out FOLDER]`.
 
 A boot per model and dtype, all afters on (overlap, inline launch, packed, captured), batches in turn: prompts
-of PROMPT tokens, NEW new ones, a warm-up first. Four times per step, each over the steps of the last bucket:
+of PROMPT tokens, NEW new ones, a warm-up first, then ROUNDS rounds, each with replays of its last step behind
+it. Four times per step, each over the steps of the last bucket, as means over the rounds:
 
 - floor: the bytes a step must move (each weight once, the keys and values of each token of the context once)
   over the bandwidth of a large copy on the device, read and written bytes counted. On CUDA only: a CPU's
@@ -11,6 +12,9 @@ of PROMPT tokens, NEW new ones, a warm-up first. Four times per step, each over 
 - device: the program as the engine runs it, by events inside it (on the emulated device by its own clock).
 - step: from start to start in the engine. Less the device's part, that is the exposed host time; busy is the
   device's share of it.
+
+The program alone is compared too, by medians, in pairs of a round and its replays: so much does it cost the
+device what the engine does beside it. One pair would say nothing: a machine drifts by more between the two.
 
 MODEL is a preset or a folder; `gpt2:bfloat16` asks for a dtype. On the emulated device tiny-gpt2.
 """
@@ -31,6 +35,7 @@ from engines.devices.base import Device
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
 from experiments.record import FOLDER, write_result
+from harness import stats
 from tests.serving import Collected
 
 AFTERS = {
@@ -43,7 +48,8 @@ AFTERS = {
 BATCHES = (1, 8, 64)
 PROMPT, NEW = 200, 184  # the last 128 steps have one bucket of blocks: contexts of 257 to 384 tokens
 EDGE = 8  # steps left out at each end of them
-REPLAYS = 200
+REPLAYS = 100
+ROUNDS = 8
 COPY_BYTES = 1 << 30
 
 
@@ -52,15 +58,8 @@ class Steady:
     """Programs in steady decode, ms."""
 
     device: float  # mean
+    median: float  # of the same
     interval: float  # mean, from start to start
-
-    @property
-    def busy(self) -> float:
-        return self.device / self.interval
-
-    @property
-    def exposed_us(self) -> float:
-        return 1e3 * (self.interval - self.device)
 
 
 def steady(work: np.ndarray, steps: set[int] | None = None) -> Steady:
@@ -70,8 +69,10 @@ def steady(work: np.ndarray, steps: set[int] | None = None) -> Steady:
         rows = rows[np.isin(rows[:, 1], list(steps))]
     rows = rows[np.argsort(rows[:, 2])][EDGE:-EDGE]
     starts = rows[:, 2]
+    device = rows[:-1, 3] - starts[:-1]
     return Steady(
-        float((rows[:-1, 3] - starts[:-1]).mean()) / 1e6,
+        float(device.mean()) / 1e6,
+        float(np.median(device)) / 1e6,
         float(starts[-1] - starts[0]) / (len(rows) - 1) / 1e6,
     )
 
@@ -166,14 +167,19 @@ def one_boot(name: str, dtype: str, kind: str) -> list[dict[str, Any]]:
         found = []
         for batch in BATCHES:
             serve(engine, sink, batch)
-            launches.clear()
-            work = serve(engine, sink, batch)
-            last = launches[max(launches)]
-            of_last = {step for step, launched in launches.items() if launched == last}
+            pairs = []
+            for _ in range(ROUNDS):
+                launches.clear()
+                work = serve(engine, sink, batch)
+                last = launches[max(launches)]
+                of_last = {step for step, launched in launches.items() if launched == last}
+                pairs.append((steady(work, of_last), replayed(device, *last)))
             context = PROMPT + NEW - len(of_last) / 2
             moved = weight_bytes(described.model, name, item)
             moved += int(batch * context * described.model["kv_bytes_per_token"])
-            in_engine, bare = steady(work, of_last), replayed(device, *last)
+            step = float(np.mean([each.interval for each, _ in pairs]))
+            alone = float(np.mean([each.device for each, _ in pairs]))
+            beside = stats.effect([bare.median for _, bare in pairs], [each.median for each, _ in pairs])
             found.append(
                 {
                     "model": Path(name).name,
@@ -183,11 +189,12 @@ def one_boot(name: str, dtype: str, kind: str) -> list[dict[str, Any]]:
                     "bytes": moved,
                     "floor_ms": moved / speed * 1e3 if speed else None,
                     "bandwidth": speed,
-                    "bare_ms": bare.interval,
-                    "device_ms": in_engine.device,
-                    "step_ms": in_engine.interval,
-                    "busy": in_engine.busy,
-                    "exposed_us": in_engine.exposed_us,
+                    "bare_ms": float(np.mean([bare.interval for _, bare in pairs])),
+                    "device_ms": alone,
+                    "step_ms": step,
+                    "busy": alone / step,
+                    "exposed_us": 1e3 * (step - alone),
+                    "beside": [beside.change, beside.low, beside.high],
                 }
             )
             print(found[-1], file=sys.stderr)
@@ -213,7 +220,17 @@ def main() -> None:
         "decode_limit",
         title="A decode step against the device's own limits, ms: "
         + (torch.cuda.get_device_name() if cuda else "emulated device"),
-        header=["model", "batch", "floor", "bare replay", "device", "step", "busy", "exposed host"],
+        header=[
+            "model",
+            "batch",
+            "floor",
+            "bare replay",
+            "device",
+            "step",
+            "busy",
+            "exposed host",
+            "program in the engine, over replayed",
+        ],
         rows=[
             [
                 f"{row['model']}, {row['dtype']}",
@@ -222,6 +239,7 @@ def main() -> None:
                 *(f"{row[name]:.3f}" for name in ("bare_ms", "device_ms", "step_ms")),
                 f"{row['busy']:.1%}",
                 f"{row['exposed_us']:.0f} us",
+                "{:+.1%} [{:+.1%}, {:+.1%}]".format(*row["beside"]),
             ]
             for row in found
         ],
