@@ -217,6 +217,19 @@ def test_the_doctor_looks_at_everything(
         assert what in report
 
 
+def test_a_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+    code = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from harness.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "variants"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")
+
+
 @pytest.mark.parametrize("arguments", ["--help", "run --help", "gate --help", "variants", "engines"])
 def test_what_measures_nothing_starts_light(arguments: str) -> None:
     code = "import sys; from harness.cli import main\ntry: main()\nexcept SystemExit: pass\n"
