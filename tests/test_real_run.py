@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.bench_command import TESTS, Bench, last_line, start
 
 DEATH_LIMIT_S = 10
-BOOT_S = 4  # then a round runs, most likely; whenever it dies, the run must say so
+SERVING = 100  # voluntary switches: a process that serves has one for each step, and five when it has booted
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS.parent), "COLUMNS": "120"}
 SMALL = ("--device", "emulated", "--rounds", "1", "--max-new-tokens", "64", "--concurrency", "8")
 # One arm, which boots in half the time; long rounds, so that the process dies inside one.
@@ -20,10 +20,13 @@ ALONE = ("--engine", "overlap", "--set", "output=process", "--blocks", "2", "--n
 
 
 def kill_after(bench: Bench, done: str, word: str) -> str:
-    """Kill the process with `word` in its command line once `done` is said; the run's last line."""
+    """Once `done` is said, kill the process with `word` in its command, in a round; the run's last line."""
     bench.wait_for(f"{done} done", seconds=90)
     victim = bench.find(word, seconds=60)
-    time.sleep(BOOT_S)
+    deadline = time.monotonic() + 120
+    while victim.num_ctx_switches().voluntary < SERVING:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     victim.send_signal(signal.SIGKILL)
     code, _, stderr = bench.end(DEATH_LIMIT_S)
     assert code == 4, stderr
