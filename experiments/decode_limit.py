@@ -178,7 +178,7 @@ def one_boot(name: str, dtype: str, kind: str) -> list[dict[str, Any]]:
             moved = weight_bytes(described.model, name, item)
             moved += int(batch * context * described.model["kv_bytes_per_token"])
             step = float(np.mean([each.interval for each, _ in pairs]))
-            alone = float(np.mean([each.device for each, _ in pairs]))
+            executing = float(np.mean([each.device for each, _ in pairs]))
             beside = stats.effect([bare.median for _, bare in pairs], [each.median for each, _ in pairs])
             found.append(
                 {
@@ -190,10 +190,10 @@ def one_boot(name: str, dtype: str, kind: str) -> list[dict[str, Any]]:
                     "floor_ms": moved / speed * 1e3 if speed else None,
                     "bandwidth": speed,
                     "bare_ms": float(np.mean([bare.interval for _, bare in pairs])),
-                    "device_ms": alone,
+                    "device_ms": executing,
                     "step_ms": step,
-                    "busy": alone / step,
-                    "exposed_us": 1e3 * (step - alone),
+                    "busy": executing / step,
+                    "exposed_us": 1e3 * (step - executing),
                     "beside": [beside.change, beside.low, beside.high],
                 }
             )

@@ -435,7 +435,7 @@ def smallest_detectable(sd: float, n: int, power: float = 0.8, alpha: float = AL
     low, high = 0.0, 1.0
     while detection_power(high, n, alpha) < power:
         low, high = high, high * 2
-    while high - low > 1e-6:  # by hand: importing scipy.optimize takes 0.7 s of every command
+    while high - low > 1e-6:  # by hand: importing scipy.optimize takes 0.4 s of every command
         middle = (low + high) / 2
         low, high = (low, middle) if detection_power(middle, n, alpha) >= power else (middle, high)
     return sd * high
