@@ -15,6 +15,7 @@ it. Four times per step, each over the steps of the last bucket, as means over t
 
 The program alone is compared too, by medians, in pairs of a round and its replays: so much does it cost the
 device what the engine does beside it. One pair would say nothing: a machine drifts by more between the two.
+The interval is over the rounds of one boot, and says nothing of the next one.
 
 MODEL is a preset or a folder; `gpt2:bfloat16` asks for a dtype. On the emulated device tiny-gpt2.
 """
