@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.bench_command import Bench, start
+from tests.bench_command import PATIENCE_S, Bench, start
 
-PATIENCE_S = 60
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a socket resets its connection
 
 

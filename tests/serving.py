@@ -16,6 +16,7 @@ from engines.overlap.engine import OverlapEngine
 from engines.overlap.presets import load_model
 from engines.overlap.sampler import sample
 from harness.divergences import NEAR_TIE
+from tests.bench_command import PATIENCE_S
 
 
 @dataclass
@@ -97,8 +98,8 @@ class _Pulled(Collected):
     def pull(self, wait: bool) -> None:
         import zmq
 
-        if wait and not self._socket.poll(10_000):
-            raise TimeoutError("the output process said nothing for 10 s")
+        if wait and not self._socket.poll(PATIENCE_S * 1000):
+            raise TimeoutError("the output process said nothing")
         while True:
             try:
                 self.send(self._decode(self._socket.recv(zmq.NOBLOCK)))

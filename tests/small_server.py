@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.bench_command import PATIENCE_S
+
 MODEL = "small"
 WORDS = ("One", " two", " three", " four", " five", " six", " seven", " eight")
 STREAM = "text/event-stream; charset=utf-8"
@@ -215,12 +217,12 @@ def running(gap_s: float = 0.0, tls: ssl.SSLContext | None = None) -> Iterator[S
     stopped = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(all_of_it()), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(PATIENCE_S)
     try:
         yield server
     finally:
         loop.call_soon_threadsafe(stopped.set)
-        thread.join(10)
+        thread.join(PATIENCE_S)
         loop.close()
 
 

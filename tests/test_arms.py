@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from harness import store
-from tests.bench_command import CLOCKWORK, Bench, installed, last_line, start
+from tests.bench_command import CLOCKWORK, PATIENCE_S, Bench, installed, last_line, start
 
-BOOT_LIMIT_S = 60
 SMALL = ("--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
 
 
@@ -50,7 +49,7 @@ def running(
     python = ("--after", f"python={other_python}")
     bench = start(environment, tmp_path, "run", *engine, *before, *after, *python, *SMALL)
     found: dict[str, psutil.Process] = {}
-    deadline = time.monotonic() + BOOT_LIMIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while len(found) < 4:
         assert bench.popen.poll() is None, bench.stderr.read_text()
         assert time.monotonic() < deadline, found

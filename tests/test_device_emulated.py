@@ -23,13 +23,12 @@ from engines.devices.base import Device, DeviceLost, ModuleSpec
 from engines.devices.emulated.commands import KERNEL, LAUNCH, RECORD, WORK_HEAD, WORK_ROWS
 from engines.devices.emulated.device import EmulatedDevice
 from engines.devices.emulated.memory import SLOTS
+from tests.bench_command import PATIENCE_S
 from tests.device_contract import BUILD, DeviceContract, ints, value
-
-SOON_S = 10.0  # for what must happen at all; generous, as the machine may be busy
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + SOON_S
+    end = time.monotonic() + PATIENCE_S
     while not happened():
         assert time.monotonic() < end
         time.sleep(0.002)
@@ -161,7 +160,7 @@ def test_a_full_bounce_ring_blocks_the_caller(device: Device, gates: Gates) -> N
     ninth.join(0.1)
     assert ninth.is_alive()
     gates.open(gate)
-    ninth.join(SOON_S)
+    ninth.join(PATIENCE_S)
     assert value(device) == SLOTS
     assert device.counters["staging_wait_ns"] > 0
 
@@ -176,7 +175,7 @@ def test_sync_staging_waits_for_the_stream_first(gates: Gates) -> None:
         first.join(0.1)
         assert first.is_alive()
         gates.open(gate)
-        first.join(SOON_S)
+        first.join(PATIENCE_S)
         assert value(device) == 4
     finally:
         device.close()
@@ -243,7 +242,7 @@ def test_the_launch_queue_is_bounded(device: Device, gates: Gates) -> None:
     time.sleep(0.1)
     assert 1024 <= submitted <= 1024 + 64
     gates.open(gate)
-    thread.join(SOON_S)
+    thread.join(PATIENCE_S)
     assert value(device) == 2000
 
 
@@ -302,7 +301,7 @@ def test_a_copy_that_comes_while_a_program_runs_is_done_while_it_waits_for_its_c
     device.to_device(device.buffer("b"), ints(9), side)
     copied = device.record(side)
     gates.open(gate)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     try:
         while not device.done(copied):
             assert time.monotonic() < deadline, "the copy waits for the program"
@@ -382,7 +381,7 @@ def test_a_killed_device_is_lost_to_all_who_wait_and_to_all_later_calls(mortal: 
     assert mortal.pid is not None
     os.kill(mortal.pid, signal.SIGKILL)
     for thread in threads:
-        thread.join(SOON_S)
+        thread.join(PATIENCE_S)
     message = f"the emulated device's process (pid {mortal.pid}) died (signal 9)"
     assert {where: str(lost) for where, lost in raised.items()} == {"event": message, "queue": message}
     for call in (

@@ -278,7 +278,7 @@ def test_an_engine_that_cannot_score_is_refused(tmp_path: Path) -> None:
 def test_an_evaluation_before_and_after_a_toggle(tmp_path: Path) -> None:
     words = "eval --variant copy-done --device emulated --limit 6 --format json --max-batch-size 8"
     ran = start(installed(tmp_path), tmp_path, *words.split())
-    code, stdout, stderr = ran.end(120)
+    code, stdout, stderr = ran.end()
     assert code == 0, stderr
     result = json.loads(stdout)
     (row,) = result["tasks"]

@@ -21,7 +21,7 @@ from harness.block import Block
 from harness.experiment_file import Adjusted, Claim, Column, Experiment, Row
 from harness.experiment_result import Finished, _claim, _finding, cell
 from harness.store import read_manifest
-from tests.bench_command import installed, last_line, start
+from tests.bench_command import DEATH_LIMIT_S, installed, last_line, start
 from tests.made_blocks import block, blocks, manifest, side
 
 OWN = """
@@ -95,7 +95,7 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     bench = start(environment, tmp_path, "experiment", "run", write(tmp_path))
     bench.wait_for("block 1 of 4 done")
     bench.popen.send_signal(signal.SIGINT)
-    code, _, stderr = bench.end(20)
+    code, _, stderr = bench.end(DEATH_LIMIT_S)
     assert code == 130
     folder = only_folder(tmp_path)
     assert f"go on with bench experiment run --resume {folder.relative_to(tmp_path)}" in last_line(stderr)

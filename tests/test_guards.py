@@ -20,9 +20,10 @@ from engines.overlap.toggles import h2d
 from engines.overlap.toggles.d2h import BehindEvent
 from engines.overlap.toggles.h2d import PinnedSet
 from engines.overlap.toggles.tables import DirtyRows
+from tests.bench_command import PATIENCE_S
 from tests.conftest import CHAOS_SEED
 from tests.serving import generated, serve
-from tests.test_device_emulated import SOON_S, Gates, hold, load
+from tests.test_device_emulated import Gates, hold, load
 
 REQUESTS = [api.Request(number, [number * 37 % 4000 + 1, 11, number + 5], 24) for number in range(4)]
 
@@ -155,7 +156,7 @@ def rows_on_device(device, choice: str, gates: Gates) -> list[list[int]]:
     staging.start()
     staging.join(0.1)
     gates.open(gate)
-    staging.join(SOON_S)
+    staging.join(PATIENCE_S)
     return device.read(device.buffer("b", 0, 32), torch.int32).view(2, 4).tolist()
 
 

@@ -24,6 +24,7 @@ from harness import messages
 from harness.load_generator import LoadError, LoadGenerator, Round, digest, submission
 from harness.records import requests_frame
 from harness.workload import UNTIMED, Planned, Workload, plan
+from tests.bench_command import PATIENCE_S
 
 PATIENCE_MS = 10_000
 
@@ -274,7 +275,7 @@ def test_a_silent_engine_fails_the_round(bench: Bench) -> None:
     failed = bench.outcome()
     assert isinstance(failed, messages.LoadFailed)
     assert failed.message == "the engine has been silent for 0.3 s; requests in flight: 1"
-    assert bench.process.wait(5) == 1
+    assert bench.process.wait(PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize("bench", [0.1], indirect=True)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from harness.serve import mock
 from harness.serve.mock_answers import Answer, StreamOptions
-from tests.bench_command import installed, start
+from tests.bench_command import PATIENCE_S, installed, start
 from tests.served import Server, serving, text_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -89,7 +89,7 @@ def test_two_requests_on_one_connection_are_answered_in_order(server: Server) ->
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n".encode()
         return head + farewell + b"\r\n" + body
 
-    with socket.create_connection(server.address, timeout=10) as client:
+    with socket.create_connection(server.address, timeout=PATIENCE_S) as client:
         client.sendall(request(4, close=False) + request(2, close=True))
         received = b"".join(iter(lambda: client.recv(1 << 16), b""))
     assert [received.count(b'"completion_tokens":%d' % count) for count in (4, 2)] == [1, 1]
@@ -132,7 +132,7 @@ def test_what_it_can_not_answer_is_an_error_as_openai_has_them(
 
 
 def test_garbage_is_refused_and_the_connection_closed(server: Server) -> None:
-    with socket.create_connection(server.address, timeout=10) as client:
+    with socket.create_connection(server.address, timeout=PATIENCE_S) as client:
         client.sendall(b"garbage\r\n\r\n")
         received = b"".join(iter(lambda: client.recv(1 << 16), b""))
     assert received.startswith(b"HTTP/1.1 400 ")
@@ -188,7 +188,7 @@ def test_the_module_runs_by_itself_and_prints_its_address(tmp_path: Path) -> Non
         assert popen.stdout is not None
         url = popen.stdout.readline()
         popen.terminate()
-        assert popen.wait(10) == 0
+        assert popen.wait(PATIENCE_S) == 0
     assert url.startswith("http://127.0.0.1:")
 
 

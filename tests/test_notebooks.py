@@ -8,6 +8,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.bench_command import PATIENCE_S
+
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
@@ -28,5 +30,5 @@ def test_a_notebook_executes_and_its_committed_outputs_are_whole(path: Path) -> 
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert not any(output.output_type in ("error", "stream") for cell in code for output in cell.outputs)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(FOLDER)}}).execute()
     assert not any(output.output_type in ("error", "stream") for cell in code for output in cell.outputs)

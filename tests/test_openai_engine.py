@@ -19,10 +19,10 @@ from engines import api
 from engines.openai import SPEC, endpoint, engine
 from engines.openai import server as run_server
 from engines.openai.endpoint import Endpoint
+from tests.bench_command import PATIENCE_S
 from tests.serving import Collected
 from tests.small_server import SmallServer, running
 
-PATIENCE_S = 10
 KEY = "sk-secret"
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from harness import store
-from tests.bench_command import Bench, last_line, start
+from tests.bench_command import PATIENCE_S, Bench, last_line, start
 from tests.small_server import SmallServer, running
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,9 +54,9 @@ def only_run(folder: Path) -> Path:
     return found
 
 
-def find_server(bench: Bench, seconds: float = 10) -> psutil.Process:
+def find_server(bench: Bench) -> psutil.Process:
     """The server that a run started; its host has the command in its own command line, too."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         bench.look()
         for process in bench.left():
@@ -191,7 +191,7 @@ def test_a_killed_harness_leaves_no_server(environment: dict[str, str], tmp_path
     bench, server = long_run(environment, tmp_path)
     bench.popen.kill()
     bench.end()
-    server.wait(10)
+    server.wait(PATIENCE_S)
 
 
 def test_a_killed_harness_leaves_no_server_that_a_script_started(
@@ -204,8 +204,8 @@ def test_a_killed_harness_leaves_no_server_that_a_script_started(
     assert parent.name() == "sh"
     bench.popen.kill()
     bench.end()
-    server.wait(10)
-    parent.wait(10)
+    server.wait(PATIENCE_S)
+    parent.wait(PATIENCE_S)
     assert ended.exists(), "SIGTERM came first"
 
 
@@ -221,7 +221,9 @@ print(child.pid, flush=True)
 host.leave_none()
 """
     command = [sys.executable, "-c", host]
-    told = subprocess.run(command, stdout=subprocess.PIPE, timeout=30, start_new_session=True, check=False)
+    told = subprocess.run(
+        command, stdout=subprocess.PIPE, timeout=PATIENCE_S, start_new_session=True, check=False
+    )
     assert not psutil.pid_exists(int(told.stdout))  # it was reaped
 
 

@@ -18,10 +18,9 @@ import pytest
 from engines.api import BadSetting
 from engines.host import ORPHANED
 from harness import runner, store
-from tests.bench_command import CLOCKWORK, Bench, installed, last_line, start
+from tests.bench_command import CLOCKWORK, DEATH_LIMIT_S, Bench, installed, last_line, start
 from tests.made_blocks import described, manifest
 
-DEATH_LIMIT_S = 10
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
 
 

@@ -22,7 +22,7 @@ from engines import api
 from engines.overlap.presets import load_tokenizer, tokenizer_file
 from harness.serve.parsing import NEUTRAL, Refused
 from harness.serve.prompting import Prompting
-from tests.bench_command import installed, last_line, start
+from tests.bench_command import PATIENCE_S, installed, last_line, start
 from tests.served import Server, ids_of, serving, text_of
 from tests.test_cli import bench
 
@@ -247,7 +247,7 @@ def test_a_client_that_hangs_up_on_a_whole_answer_is_noticed_too(server: Server)
     before = idle(server)["bench_generated_tokens_total"]
     body = json.dumps({**HELLO, "max_tokens": 480}).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with socket.create_connection(server.address, timeout=10) as client:
+    with socket.create_connection(server.address, timeout=PATIENCE_S) as client:
         client.sendall(head + body)
         while not server.meters()["bench_requests_in_flight"]:
             pass

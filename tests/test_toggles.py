@@ -20,6 +20,7 @@ from engines.overlap import SPEC
 from engines.overlap.toggles import d2h, h2d, launch, output, tables
 from engines.overlap.toggles import gc as gc_toggle
 from tests import serving
+from tests.bench_command import PATIENCE_S
 from tests.serving import serve, some_requests
 
 INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"}
@@ -50,7 +51,7 @@ def test_a_forward_thread_that_can_not_begin_is_told_of_by_its_first_step():
     thread = launch.ForwardThread(forward, Counter())
     step = SimpleNamespace(launch_done=threading.Event())
     thread.submit(step)
-    assert step.launch_done.wait(10)
+    assert step.launch_done.wait(PATIENCE_S)
     with pytest.raises(DeviceLost, match="the card is gone"):
         thread.wait_until_launched(step)
     thread.stop()

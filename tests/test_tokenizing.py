@@ -21,9 +21,9 @@ from engines.host import Host
 from engines.overlap import SPEC
 from engines.overlap.presets import load_tokenizer
 from engines.overlap.tokenizing import Tokenized, Tokenizing, encode
+from tests.bench_command import PATIENCE_S
 from tests.serving import serve
 
-PATIENCE_S = 10
 TEXTS = (
     "Hello",
     "The scheduler waits.",
