@@ -295,3 +295,9 @@ def test_a_decoder_that_loses_its_place_loses_no_half_of_a_character() -> None:
         last = finish("length", 4) if place == 3 else None
         processor.process([Produced(1, tokenizer.token_to_id(token), place, last)])
     assert sent_text(sink.events) == "`\ufffdaa"
+
+
+def test_an_output_process_that_can_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(api.EngineError, match=r"the output process \(pid \d+\) did not start"):
+        InProcess("ipc:///nowhere", "tiny-gpt2", 4096, 8, {})

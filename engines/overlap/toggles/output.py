@@ -173,7 +173,7 @@ class InProcess:
         assert self._process.stdout is not None
         assert self._process.stdin is not None
         if self._process.stdout.readline() != b"ready\n":
-            raise EngineError("the output process did not start")
+            raise EngineError(f"the output process (pid {self.pid}) did not start")
         fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         os.set_blocking(self._process.stdout.fileno(), False)
         self._write = self._process.stdin.write
