@@ -338,10 +338,7 @@ class Session:
         own failure or death, of which the kernel may tell a moment later. That the load generator ends behind
         its last word is no death to tell of."""
         others = [child for child in self._alive if child is not self._generator]
-        news = zmq.Poller()
-        for each in (self._from_hosts, *(child.pidfd for child in others)):
-            news.register(each, zmq.POLLIN)
-        news.poll(EXPLAIN_MS)
+        self._await_news(others)
         self._raise_if_explained(0)
         self._raise_if_dead(others)
         if self._loaded is None:
@@ -357,9 +354,14 @@ class Session:
     def _raise_if_dead(self, among: Sequence[Child] | None = None) -> None:
         """Name the process that died. A host that dies takes its device process along, never the other way
         round unseen: so a host that was killed comes first, and an engine may still say what it knows."""
-        dead = [child for child in (self._alive if among is None else among) if child.ended()]
+        watched = self._alive if among is None else among
+        dead = [child for child in watched if child.ended()]
         if not dead:
             return
+        if all(child.popen is None for child in dead):
+            # The kernel ends what a killed host started before it tells of the host itself.
+            self._await_news([child for child in watched if child.popen is not None])
+            dead = [child for child in watched if child.ended()]
         by_signal = [child for child in dead if child.popen is not None and (child.popen.returncode or 0) < 0]
         child = (by_signal or [each for each in dead if each.popen is None] or dead)[0]
         if child is self._generator and self._from_load.poll(EXPLAIN_MS):
@@ -372,6 +374,14 @@ class Session:
         if "ModuleNotFoundError" in said:
             raise api.BadSetting(f"the interpreter of the {child.role} lacks a package: {said}")
         raise RunFailed(f"{obituary}: {said}" if said else obituary, child.output())
+
+    def _await_news(self, children: Sequence[Child]) -> None:
+        """Until a host says something or one of these processes has ended, for as long as an engine may take
+        to say why."""
+        news = zmq.Poller()
+        for each in (self._from_hosts, *(child.pidfd for child in children)):
+            news.register(each, zmq.POLLIN)
+        news.poll(EXPLAIN_MS)
 
     def _raise_if_explained(self, patience_ms: int = EXPLAIN_MS) -> None:
         """A host that fails says why and ends; which of the two is seen first is chance."""

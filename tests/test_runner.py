@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +20,8 @@ import pytest
 
 from engines.api import BadSetting
 from engines.host import ORPHANED
-from harness import runner, store
-from tests.bench_command import CLOCKWORK, DEATH_LIMIT_S, Bench, installed, last_line, start
+from harness import processes, runner, session, store
+from tests.bench_command import CLOCKWORK, DEATH_LIMIT_S, PATIENCE_S, Bench, installed, last_line, start
 from tests.made_blocks import described, manifest
 
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
@@ -229,6 +232,21 @@ def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str],
     assert "block 1 of 2" not in stderr
     assert json.loads(stdout)["comparisons"][0]["blocks"] == 2
     assert (folder / "blocks/000/requests.parquet").read_bytes() == kept
+
+
+def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(tmp_path: Path) -> None:
+    """That is the kernel's order, and the harness may look in between."""
+    with session.Session(generator=False) as run, subprocess.Popen(["sleep", "600"]) as started:
+        host = processes.start("engine host of before", ["sleep", "600"], os.environ, tmp_path / "log")
+        device = processes.adopt("device process of before", started.pid)
+        assert device is not None
+        run._watch(host)
+        run._watch(device)
+        started.kill()
+        assert processes.wait([device], PATIENCE_S)
+        threading.Timer(0.2, lambda: os.kill(host.pid, signal.SIGKILL)).start()
+        with pytest.raises(session.RunFailed, match=f"engine host of before .pid {host.pid}. was killed by"):
+            run._raise_if_dead()
 
 
 def assert_death_is_told(bench: Bench, victim: psutil.Process, name: str) -> None:
