@@ -38,6 +38,7 @@ ANSWER_S = 60.0  # an engine at rest that does not answer for so long hangs; a s
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
 IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
 SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture that waits is no faster
+CORES_PER_BOOT = 4  # where there are more than eight cores, more boot at once
 GIB = 1 << 30
 SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
 ROLES = {"device": "device process", "output": "output process", "server": "server"}
@@ -138,14 +139,16 @@ class Session:
     # -- boots ---------------------------------------------------------------------------------------------
 
     def boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
-        """Start one engine per arm, two side by side; by name, all ready. Raises BadSetting or RunFailed."""
+        """Start one engine per arm, some side by side; by name, all ready. Raises BadSetting or RunFailed."""
         first = self._boots == 0
+        # What the first two take says whether the others fit into memory, so more at once come later.
+        at_once = SIDE_BY_SIDE if first else side_by_side(len(os.sched_getaffinity(0)))
         if first:
             for arm in arms:
                 check_interpreter(arm)
         booted: dict[str, Booted] = {}
         while len(booted) < len(arms):
-            booted |= self._boot(arms[len(booted) : len(booted) + SIDE_BY_SIDE])
+            booted |= self._boot(arms[len(booted) : len(booted) + at_once])
             if first:
                 check_memory(len(booted), len(arms), private_bytes(booted), psutil.virtual_memory().available)
         return booted
@@ -416,6 +419,11 @@ class Session:
         socket.rcvhwm = 0
         socket.bind(self._endpoint(name))
         return socket
+
+
+def side_by_side(cores: int) -> int:
+    """How many engines boot at once."""
+    return max(SIDE_BY_SIDE, cores // CORES_PER_BOOT)
 
 
 def private_bytes(booted: Mapping[str, Booted]) -> int:

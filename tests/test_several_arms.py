@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,28 @@ def test_arms_that_do_not_fit_into_memory_are_refused() -> None:
     session.check_memory(booted=2, arms=8, taken=2 * gib, free=6 * gib)
     with pytest.raises(api.BadSetting, match=r"8 arms at once need about 8\.0 GiB, and beside 2"):
         session.check_memory(booted=2, arms=8, taken=2 * gib, free=5 * gib)
+
+
+def test_first_boots_are_two_at_once_and_later_ones_as_many_as_the_cores_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the first two take says whether all of them fit."""
+    assert [session.side_by_side(cores) for cores in (1, 8, 16, 17)] == [2, 2, 4, 4]
+    monkeypatch.setattr(session, "side_by_side", lambda cores: 4)
+    monkeypatch.setattr(session, "check_interpreter", lambda arm: None)
+    monkeypatch.setattr(session, "private_bytes", lambda booted: 0)
+    at_once: list[int] = []
+
+    def boot(self: session.Session, arms: Sequence[Arm]) -> dict[str, Any]:
+        at_once.append(len(arms))
+        self._boots += len(arms)
+        return {arm.name: None for arm in arms}
+
+    monkeypatch.setattr(session.Session, "_boot", boot)
+    run = session.Session()
+    for _ in range(2):
+        assert set(run.boot(three().design.arms)) == set(NAMES)
+    assert at_once == [2, 1, 3]
 
 
 def test_a_manifest_whose_orders_do_not_fit_is_named(tmp_path: Path) -> None:
