@@ -2,7 +2,8 @@
 
 A machine that was lent is taken away again, and nothing can be gone on with there. FOLDER is of any run
 (`bench run`, `aa`, `factorial`), or of an experiment, whose workloads are then shown one by one. The finished
-blocks are described and not judged: fewer than were declared are no run that decides anything.
+blocks are described and not judged: fewer than were declared are no run that decides anything. A workload
+that came to its end before its experiment was cut off has its verdicts.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from typing import Any
 
 import msgspec
 
-from harness import comparison, floors, printing, store
+from harness import across_runs, comparison, floors, printing, store
 from harness.block import Block
 from harness.printing import Format
 
 
 def described(folder: Path) -> dict[str, Any] | None:
-    """The object of `--format json` of a run's finished blocks, without a verdict; None where it has none.
-    Raises StoreError."""
+    """The object of `--format json` of a run's finished blocks, without a verdict where there should be more;
+    None where there is no block. Raises StoreError."""
     manifest, finished = store.read_manifest(folder), store.finished_blocks(folder)
     if not finished:
         return None
+    if (folder / "summary.json").exists():
+        return across_runs.result(folder, manifest)
     planned = manifest.design.blocks
     blocks = [Block(number, store.read_block(folder, number)) for number in finished]
     alone = msgspec.structs.replace(manifest.design, blocks=len(blocks), until=None)

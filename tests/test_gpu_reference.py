@@ -75,6 +75,18 @@ def test_what_an_unfinished_run_holds_is_described_and_not_judged(
     assert "no verdict" in capsys.readouterr().out.splitlines()[0]
 
 
+def test_a_workload_that_ended_before_its_experiment_was_cut_off_has_its_verdict(
+    tmp_path: Path,
+) -> None:
+    run = Path(stored(tmp_path, "workload", 0.9))
+    store.write_summary(run, {})
+    result = unfinished.described(run)
+    assert result is not None
+    (comparison,) = result["comparisons"]
+    assert comparison["metrics"][comparison["primary"]]["verdict"] == "faster"
+    assert result["stopped_because"] == "all 6 blocks done"
+
+
 def test_a_run_without_a_finished_block_has_nothing_to_describe(tmp_path: Path) -> None:
     store.write_manifest(tmp_path, manifest())
     assert unfinished.described(tmp_path) is None
