@@ -47,7 +47,9 @@ def run(title: str, command: list[str], limit_s: float, log: Path) -> tuple[str,
 
 def commands(out: Path) -> dict[str, list[str]]:
     """What is run, by its title."""
-    tests = [sys.executable, "-m", "pytest", "-m", "gpu", *TESTS, "-v", "--maxfail=5", "--durations=15"]
+    # Without the project's own options: a lent machine's pytest may be too old for one of them.
+    tests = [sys.executable, "-m", "pytest", "-o", "addopts=", "-m", "gpu", *TESTS]
+    tests += ["-v", "--maxfail=5", "--durations=15"]
     parts = {
         "device": [*tests, "-k", f"not {TOKENS}"],
         "tokens": [*tests, "-k", TOKENS, "-n", WORKERS],
