@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engines.overlap.plant import SpinKernel
 from experiments.record import FOLDER, write_result
 
 SIZES = (64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, (64 << 10) + 64, 256 << 10, 1 << 20, 16 << 20)
@@ -45,16 +46,17 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device here: nothing can be learnt of pageable copies")
     stream = torch.cuda.Stream()
-    cycles = cycles_of(BUSY_MS, stream)
+    spin = SpinKernel()
     rows, data = [], []
     with torch.cuda.stream(stream):
+        spin(0)  # it counts the card's cycles, until the clock rises no more
         for direction in ("to the device", "to the host"):
             for kind in ("pageable", "pinned"):
                 for size in SIZES:
                     host = torch.zeros(size, dtype=torch.uint8, pin_memory=kind == "pinned")
                     card = torch.zeros(size, dtype=torch.uint8, device="cuda")
                     target, source = (card, host) if direction == "to the device" else (host, card)
-                    found = measured(stream, cycles, target, source)
+                    found = measured(stream, spin, target, source)
                     data.append({"direction": direction, "memory": kind, "bytes": size, **found})
                     rows.append(
                         [
@@ -81,21 +83,8 @@ def main() -> None:
     )
 
 
-def cycles_of(ms: float, stream: torch.cuda.Stream) -> int:
-    """What torch.cuda._sleep takes for so long, by events."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    trial = 10_000_000
-    for _ in range(2):  # the first one wakes the card
-        with torch.cuda.stream(stream):
-            start.record()
-            torch.cuda._sleep(trial)
-            end.record()
-        end.synchronize()
-    return int(trial * ms / start.elapsed_time(end))
-
-
 def measured(
-    stream: torch.cuda.Stream, cycles: int, target: torch.Tensor, source: torch.Tensor
+    stream: torch.cuda.Stream, spin: SpinKernel, target: torch.Tensor, source: torch.Tensor
 ) -> dict[str, float]:
     idle, busy, waited = [], [], 0
     for _ in range(REPEATS):
@@ -103,7 +92,7 @@ def measured(
         idle.append(timed(lambda: target.copy_(source, non_blocking=True)))
     for _ in range(REPEATS):
         stream.synchronize()
-        torch.cuda._sleep(cycles)
+        spin(round(BUSY_MS * 1e6))
         worked = stream.record_event()
         busy.append(timed(lambda: target.copy_(source, non_blocking=True)))
         waited += worked.query()
