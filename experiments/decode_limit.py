@@ -94,11 +94,12 @@ def watched(device: Device) -> dict[int, tuple[Any, ...]]:
 def serve(engine: OverlapEngine, sink: Collected, batch: int) -> np.ndarray:
     """The device's work in one round."""
     sink.events.clear()
+    sink.ended = 0
     engine.begin_round()
     for row in range(batch):
         prompt = [(row * 131 + place * 17) % 4000 + 1 for place in range(PROMPT)]
         engine.submit(api.Request(row, prompt, NEW))
-    engine.run(lambda _: sum(isinstance(each, api.Finish) for each in sink.events) < batch)
+    engine.run(lambda _: sink.ended < batch)
     record = engine.collect()
     assert record.device_work is not None
     return np.frombuffer(record.device_work.data, dtype=np.int64).reshape(-1, 4)
