@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -307,9 +308,8 @@ def variants(
     name: Annotated[str | None, typer.Argument(help="One variant, in full.", show_default=False)] = None,
 ) -> None:
     """The named before/after pairs: what each changes, its source, and what to expect where."""
-    from rich.console import Console
-
     from harness import listings
+    from harness.consoles import Console
     from harness.variants import load_variants
 
     found, console = load_variants(), Console(highlight=False)
@@ -325,9 +325,8 @@ def engines(
     name: Annotated[str | None, typer.Argument(help="One, in place of all.", show_default=False)] = None,
 ) -> None:
     """Every installed engine, or one, and its toggles."""
-    from rich.console import Console
-
     from harness import listings
+    from harness.consoles import Console
 
     found = api.find_engines()
     chosen = found if name is None else {name: api.pick(name, found, "engine")}
@@ -338,10 +337,9 @@ def engines(
 @app.command()
 def doctor() -> None:
     """What would be measured here, and what would spoil it."""
-    from rich.console import Console
-
     from harness import doctor as checks
     from harness import listings
+    from harness.consoles import Console
 
     console = Console(highlight=False)
     console.print(listings.checkup(checks.examine(), console.width))
@@ -604,7 +602,7 @@ def main() -> None:
     try:
         code = command.main(prog_name="bench", standalone_mode=False)
     except Interrupted as error:
-        code = _complain(str(error), error, INTERRUPTED)
+        code = _complain(str(error), error, error.code)
     except CLICK_ERROR as error:  # what typer itself found wrong with the words; nothing where it gave help
         said = error.format_message()
         code = _complain(said, error, USAGE) if said else USAGE
@@ -622,7 +620,8 @@ def main() -> None:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"bench: {line}\n")
+    with suppress(OSError):  # a terminal that was closed, a reader that is gone: the exit code still counts
+        sys.stderr.write(f"bench: {line}\n")
 
 
 def _complain(message: str, error: BaseException, code: int) -> int:

@@ -1,24 +1,71 @@
-"""Ctrl-C on its way through typer, which would swallow it and what it carries."""
+"""What ends a run from outside, on its way through typer, which would swallow it and what it carries."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # a job that is cancelled, a terminal that is closed
+
+
+class Ended(KeyboardInterrupt):
+    """One of `ENDING`. What cleans up behind a Ctrl-C does so behind these."""
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__()
+        self.by = by
 
 
 class Interrupted(Exception):
-    """Ctrl-C; the message says what is kept."""
+    """Ctrl-C, or one of `ENDING`; the message says what is kept."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """A Ctrl-C inside is raised as Interrupted."""
+    """A Ctrl-C inside is raised as Interrupted, and so is what else ends a run; not where that is ignored, as
+    `nohup` has it for SIGHUP."""
+    taken = [each for each in ENDING if _in_main_thread() and signal.getsignal(each) == signal.SIG_DFL]
+    for each in taken:
+        signal.signal(each, _end)
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Interrupted("; ".join(["interrupted", *notes(error)])) from error
+        by = error.by if isinstance(error, Ended) else signal.SIGINT
+        said = "interrupted" if by == signal.SIGINT else f"ended by {by.name}"
+        raise Interrupted("; ".join([said, *notes(error)]), 128 + by) from error
+    finally:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, neither a Ctrl-C nor what else ends a run does anything: no cleaning up stops half way."""
+    every = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
+    previous = {each: signal.signal(each, signal.SIG_IGN) for each in every}
+    try:
+        yield
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
 
 
 def notes(error: BaseException) -> list[str]:
     """What was added to an error on its way: how to go on, and the like."""
     return list(getattr(error, "__notes__", []))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Ended(signal.Signals(number))
+
+
+def _in_main_thread() -> bool:
+    """Only there may a handler be set."""
+    return threading.current_thread() is threading.main_thread()

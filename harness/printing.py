@@ -64,8 +64,7 @@ def show_page(
 
 def show_tables(tables: Sequence[Table]) -> None:
     """Print what is for a person alone."""
-    from rich.console import Console
-
+    from harness.consoles import Console
     from harness.pages import terminal_table
 
     console = Console(highlight=False)
@@ -81,17 +80,21 @@ def _print(
     to_terminal: Callable[[Mapping[str, Any], int], Iterator[RenderableType]],
 ) -> None:
     """Print an object in the form that was asked for."""
+    from harness.consoles import Console, readable
+
     match format:
         case Format.JSON:
             import msgspec
 
-            sys.stdout.write(msgspec.json.format(msgspec.json.encode(result)).decode() + "\n")
+            with readable():
+                sys.stdout.write(msgspec.json.format(msgspec.json.encode(result)).decode() + "\n")
         case Format.CSV:
-            sys.stdout.write(to_csv(result))
+            with readable():
+                sys.stdout.write(to_csv(result))
         case Format.MARKDOWN:
-            sys.stdout.write(to_markdown(result))
+            with readable():
+                sys.stdout.write(to_markdown(result))
         case Format.TABLE:
-            from rich.console import Console
             from rich.text import Text
 
             console = Console(highlight=False)

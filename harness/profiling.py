@@ -24,6 +24,7 @@ import msgspec
 from engines import api
 from harness import processes, records, runner, store
 from harness.design import Arm, Design, round_seed
+from harness.interruption import undisturbed
 from harness.machine import Code, Machine, code, fingerprint, versions
 from harness.session import Booted, RunFailed, Session, environment
 from harness.trace import nsys_command, picture
@@ -233,9 +234,10 @@ def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -
         try:
             processes.wait([child], None)
         finally:
-            ended_well = child.ended() and child.code == 0
-            processes.end([child])
-            processes.end_orphans(known, processes.GRACE_S if ended_well else 0.0)
+            with undisturbed():
+                ended_well = child.ended() and child.code == 0
+                processes.end([child])
+                processes.end_orphans(known, processes.GRACE_S if ended_well else 0.0)
     said = child.output()
     if child.code:
         how = (

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from harness.consoles import Console
 from harness.design import Design
 from harness.messages import Progress
 from harness.runner import BlockBegun, BlockDone, Happening, Observer, RoundBegun, Said

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.interruption import undisturbed
+
 PREFIX = "bench-"
 LOCK = "lock"
 
@@ -28,7 +30,8 @@ def room(where: str | None = None) -> Iterator[Path]:
             unnamed.rename(made / LOCK)  # from now on it can be found, and is locked already
             yield made
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        with undisturbed():
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def remove_abandoned(where: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engines import api
 from harness.design import Arm, Ref
+from harness.interruption import undisturbed
 from harness.rooms import room
 
 PATIENCE_S = 300  # of one git command; a checkout of a large repository takes minutes
@@ -76,10 +77,11 @@ def checked_out(arms: Sequence[Arm]) -> Iterator[Mapping[str, Path]]:
                     raise api.BadSetting(f"can't make a worktree of {ref.name} in {ref.repository}: {why}")
             yield {name: folder / name for name in wanted}
         finally:
-            for name, ref in wanted.items():
-                _git(Path(ref.repository), "worktree", "remove", "--force", "--force", str(folder / name))
-            for repository in repositories:
-                _git(repository, "worktree", "prune")
+            with undisturbed():
+                for name, ref in wanted.items():
+                    _git(Path(ref.repository), "worktree", "remove", "--force", "--force", str(folder / name))
+                for repository in repositories:
+                    _git(repository, "worktree", "prune")
 
 
 def search_path(worktree: Path) -> list[str]:
@@ -88,11 +90,18 @@ def search_path(worktree: Path) -> list[str]:
 
 
 def _git(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git there. What a hook of git's exported must not lead it to another repository."""
+    """Run git there. What a hook of git's exported must not lead it to another repository, and a Ctrl-C is
+    not for it."""
     own = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
     try:
         return subprocess.run(
-            ["git", *arguments], cwd=where, env=own, capture_output=True, text=True, timeout=PATIENCE_S
+            ["git", *arguments],
+            cwd=where,
+            env=own,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            start_new_session=True,
         )
     except subprocess.TimeoutExpired:
         raise api.BadSetting(f"git {arguments[0]} took more than {PATIENCE_S} s in {where}") from None

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,9 +96,10 @@ def ends(pid: int) -> bool:
     return True
 
 
-def answer_ctrl_c() -> None:
-    """Whoever started the tests in the background may have them ignore it, and what they start."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def answer_signals() -> None:
+    """Whoever started the tests in the background may have them ignore these, and what they start."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
 
 
 def start(environment: dict[str, str], folder: Path, *arguments: str) -> Bench:
@@ -110,9 +112,20 @@ def start(environment: dict[str, str], folder: Path, *arguments: str) -> Bench:
             stdout=subprocess.PIPE,
             stderr=sink,
             text=True,
-            preexec_fn=answer_ctrl_c,
+            preexec_fn=answer_signals,
         )
     return Bench(popen, log)
+
+
+@contextmanager
+def nobody_reads() -> Iterator[int]:
+    """A pipe whose reader is gone, as behind `| head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        yield writing
+    finally:
+        os.close(writing)
 
 
 def last_line(text: str) -> str:

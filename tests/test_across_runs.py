@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from harness.measure import with_floor
 from harness.stopping import until_decided
 from harness.store import Manifest
 from harness.workload import Workload
+from tests.bench_command import BENCH, nobody_reads
 from tests.made_blocks import blocks, described, manifest, result, shown
 from tests.test_cli import bench
 
@@ -36,6 +38,17 @@ def stored(
 def only(found: across_runs.Compared) -> dict[str, Any]:
     (comparison,) = found.result["comparisons"]
     return dict(comparison)
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_reader_that_leaves_changes_no_exit_code(tmp_path: Path, form: str) -> None:
+    """1 would say that outputs differ, or that a gate failed."""
+    run = stored(tmp_path, "a", 0.9)
+    with nobody_reads() as pipe:
+        ran = subprocess.run(
+            [*BENCH, "compare", run, "--format", form], stdout=pipe, stderr=subprocess.PIPE, check=False
+        )
+    assert (ran.returncode, ran.stderr) == (0, b"")
 
 
 # -- arms of one run --------------------------------------------------------------------------------------

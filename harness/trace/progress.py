@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from harness.consoles import Console
 
 QUIET_S = 2.0  # between two lines where there is no terminal; a small file says nothing
 
