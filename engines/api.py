@@ -543,7 +543,8 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The host is about to end. `usage`: what was asked is wrong (exit 2), else something broke (exit 4)."""
+    """The host stops its engine now, and ends. `usage`: what was asked is wrong (exit 2), else it broke
+    (exit 4)."""
 
     name: str
     message: str

@@ -59,7 +59,7 @@ class Host:
         self.poller.register(self.parent, zmq.POLLIN)
         self.stopped = False
         self.pidfds: dict[int, int] = {}  # of the engine's other processes
-        self.died: list[int] = []
+        self.failed = False  # and has said so
         self._decode = msgspec.msgpack.Decoder(api.ToHost).decode
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -68,9 +68,9 @@ class Host:
         engine = build_engine(self.config)
         try:
             self._serve(engine)
-        except BaseException:
-            self.died = self._ended()
-            with suppress(Exception):  # half started, `stop` may well break; the first failure is told
+        except Exception as error:
+            self.tell(error)
+            with suppress(Exception):  # half started, `stop` may well break, or hang: so the first is told
                 engine.stop()
             raise
         engine.stop()
@@ -92,6 +92,19 @@ class Host:
         kernel calls it that."""
         ended, _, _ = select.select(list(self.pidfds.values()), [], [], NOTICE_S if self.pidfds else 0)
         return [pid for pid, descriptor in self.pidfds.items() if descriptor in ended]
+
+    def tell(self, error: Exception) -> None:
+        """Say what broke, whatever it was: this is the border of the process. The first counts."""
+        if self.failed:
+            return
+        self.failed = True
+        lacking = isinstance(error, ImportError)  # an engine may import late: on its first step
+        usage = lacking or isinstance(error, api.BadSetting)
+        known = isinstance(error, api.EngineError)
+        message = str(error) if known else f"{type(error).__name__}: {error} ({_where(error)})"
+        if lacking:
+            message = f"{sys.executable} can't run the engine of {self.config.name}: {error}"
+        self.say(api.Failed(self.config.name, message, usage, traceback.format_exc(), self._ended()))
 
     def say(self, message: api.FromHost) -> None:
         self.replies.send(self._encode(message))
@@ -206,16 +219,8 @@ def main() -> int:
     host = Host(config)
     try:
         host.serve()
-    except Exception as error:  # the border of the process: whatever broke is told to the harness
-        lacking = isinstance(
-            error, ImportError
-        )  # an engine may import late: in `start`, or on its first step
-        usage = lacking or isinstance(error, api.BadSetting)
-        known = isinstance(error, api.EngineError)
-        message = str(error) if known else f"{type(error).__name__}: {error} ({_where(error)})"
-        if lacking:
-            message = f"{sys.executable} can't run the engine of {config.name}: {error}"
-        host.say(api.Failed(config.name, message, usage, traceback.format_exc(), host.died))
+    except Exception as error:
+        host.tell(error)
         return 1
     finally:
         host.close()

@@ -19,9 +19,12 @@ from pathlib import Path
 
 import psutil
 
+from harness.interruption import undisturbed
+
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 ROUNDS = 10  # of ending orphans: more than processes stand below each other
 GRACE_S = 5.0  # for a process that was asked to stop, before it is killed
+LEAVE_S = 4.0  # from SIGTERM to SIGKILL, as engines/host.py has it for a host that loses its harness
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,19 +103,24 @@ def wait(children: Sequence[Child], seconds: float | None) -> bool:
 
 
 def end(children: Sequence[Child], grace: float = 0.0) -> None:
-    """Give them `grace` seconds to end, then kill them and every descendant; return when all are gone."""
+    """Give them `grace` seconds to end, then kill what the harness started, ask the rest and every descendant
+    to end, kill what does not; return when all are gone. Asked, a server ends what is not below it, such as a
+    container. A Ctrl-C while they have their grace leaves them to whoever calls this again."""
     family = _descendants(children)
     wait(children, grace)
-    for child in children:
-        _kill(child.pidfd)
-    for member in family:
-        _kill(member.pidfd)
-    wait([*children, *family], GRACE_S)
-    for child in children:
-        if child.popen is not None:
-            child.popen.wait()
-    for child in [*children, *family]:
-        os.close(child.pidfd)
+    with undisturbed():
+        started = [child for child in children if child.popen is not None]
+        others = [*(child for child in children if child.popen is None), *family]
+        _signal(started, signal.SIGKILL)
+        _signal(others, signal.SIGTERM)
+        wait(others, LEAVE_S)
+        _signal(others, signal.SIGKILL)
+        wait([*children, *family], GRACE_S)
+        for child in started:
+            if child.popen is not None:
+                child.popen.wait()
+        for child in [*children, *family]:
+            os.close(child.pidfd)
 
 
 @contextmanager
@@ -140,8 +148,7 @@ def end_orphans(known: frozenset[int], grace: float) -> None:
             return
         found = [child for child in (adopt("descendant", pid) for pid in new) if child is not None]
         wait(found, grace)
-        for child in found:
-            _kill(child.pidfd)
+        _signal(found, signal.SIGKILL)
         wait(found, GRACE_S)
         for child in found:
             os.close(child.pidfd)
@@ -166,9 +173,10 @@ def _descendants(children: Sequence[Child]) -> list[Child]:
     return [each for each in found if each is not None]
 
 
-def _kill(pidfd: int) -> None:
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+def _signal(children: Sequence[Child], which: signal.Signals) -> None:
+    for child in children:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(child.pidfd, which)
 
 
 def _zombie_code(pid: int) -> int | None:

@@ -108,10 +108,10 @@ def run_together(
                 observe(BlockBegun(block, sum(each >= block for each in missing)))
                 booted = session.boot(in_order(design.arms_with_plant(manifests[0].plant_ns), design, block))
                 measured = _block(session, [each.design for each in manifests], block, booted, observe)
-                session.shut(list(booted.values()))
                 for folder, blocks, tables in zip(folders, kept, measured, strict=True):
                     if block not in blocks:  # killed between two writes, some have it
                         store.write_block(folder, block, tables)
+                session.shut(list(booted.values()))
                 stolen = max(float(np.max(each["rounds"].get("steal_share", 0.0))) for each in measured)
                 observe(BlockDone(block, time.monotonic() - began, stolen))
             if enough(block + 1):

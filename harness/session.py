@@ -5,10 +5,8 @@ every process lives. One Session per run; everything it started is gone when it 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ import engines
 from engines import api
 from harness import messages, processes, records
 from harness.design import Arm
+from harness.interruption import undisturbed
 from harness.processes import Child
 from harness.rooms import room
 from harness.workload import Planned
@@ -36,6 +35,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARAL
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
 ANSWER_S = 60.0  # an engine at rest that does not answer for so long hangs; a start may take any time
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
+GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
 IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
 SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture that waits is no faster
 CORES_PER_BOOT = 4  # where there are more than eight cores, more boot at once
@@ -85,6 +85,7 @@ class Session:
         self._worktrees = worktrees or {}
         self._with_generator = generator
         self._alive: list[Child] = []
+        self._failed: set[str] = set()  # the roles of hosts that said so, and stop their engines now
         self._boots = 0
         self._rounds = 0
         self._began_ns = 0
@@ -118,17 +119,13 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Kill what lives and remove the sockets. A second Ctrl-C does not stop it half way."""
-        main = threading.current_thread() is threading.main_thread()
-        previous = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-        try:
+        """Kill what lives and remove the sockets; an engine that told of its failure has seconds to stop."""
+        with undisturbed():
+            processes.wait([child for child in self._alive if child.role in self._failed], processes.GRACE_S)
             processes.end(self._alive)
             self._alive = []
             self._context.destroy(linger=0)
             self._left.close()
-        finally:
-            if main:
-                signal.signal(signal.SIGINT, previous)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -169,16 +166,18 @@ class Session:
         return {arm.name: self._joined(arm, *hosts[arm.name], descriptions[arm.name]) for arm in arms}
 
     def shut(self, booted: Sequence[Booted]) -> None:
-        """Ask engines to stop; what does not is killed."""
+        """Ask engines to stop; what does not is killed. Raises RunFailed where one fails in that."""
         for each in booted:
             each.inbox.send(msgspec.msgpack.encode(api.Stop()))
         children = [child for each in booted for child in each.children]
         for child in children:
             self._poller.unregister(child.pidfd)
-            self._alive.remove(child)
         processes.end(children, processes.GRACE_S)
+        for child in children:
+            self._alive.remove(child)
         for each in booted:
             each.inbox.close(linger=0)
+        self._raise_if_explained(0)  # an engine that can't stop would be taken for one of the next boot's
 
     def _start_host(self, arm: Arm) -> tuple[Child, str]:
         self._boots += 1
@@ -194,7 +193,7 @@ class Session:
             events=self._endpoint("events"),
         )
         command = [arm.python or sys.executable, "-m", "engines.host", msgspec.json.encode(config).decode()]
-        role = f"engine host of {arm.name}"
+        role = host_role(arm.name)
         worktree = self._worktrees.get(arm.name)
         # A server is started as its command says: its threads are its own affair.
         plain = "cmd" in arm.toggles
@@ -341,7 +340,7 @@ class Session:
         own failure or death, of which the kernel may tell a moment later. That the load generator ends behind
         its last word is no death to tell of."""
         others = [child for child in self._alive if child is not self._generator]
-        self._await_news(others)
+        self._await_news(others, EXPLAIN_MS)
         self._raise_if_explained(0)
         self._raise_if_dead(others)
         if self._loaded is None:
@@ -361,13 +360,14 @@ class Session:
         dead = [child for child in watched if child.ended()]
         if not dead:
             return
-        if all(child.popen is None for child in dead):
+        hosts = [child for child in watched if child.popen is not None and child is not self._generator]
+        if not _killed(dead) and not any(host in dead for host in hosts) and dead != [self._generator]:
             # The kernel ends what a killed host started before it tells of the host itself.
-            self._await_news([child for child in watched if child.popen is not None])
+            self._await_news(hosts, GONE_MS)
             dead = [child for child in watched if child.ended()]
-        by_signal = [child for child in dead if child.popen is not None and (child.popen.returncode or 0) < 0]
+        by_signal = _killed(dead)
         child = (by_signal or [each for each in dead if each.popen is None] or dead)[0]
-        if child is self._generator and self._from_load.poll(EXPLAIN_MS):
+        if child is self._generator and not by_signal and self._from_load.poll(EXPLAIN_MS):
             word = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
             if isinstance(word, messages.LoadFailed):
                 self._raise_load_failure(word)
@@ -378,13 +378,12 @@ class Session:
             raise api.BadSetting(f"the interpreter of the {child.role} lacks a package: {said}")
         raise RunFailed(f"{obituary}: {said}" if said else obituary, child.output())
 
-    def _await_news(self, children: Sequence[Child]) -> None:
-        """Until a host says something or one of these processes has ended, for as long as an engine may take
-        to say why."""
+    def _await_news(self, children: Sequence[Child], patience_ms: int) -> None:
+        """Until a host says something or one of these processes has ended."""
         news = zmq.Poller()
         for each in (self._from_hosts, *(child.pidfd for child in children)):
             news.register(each, zmq.POLLIN)
-        news.poll(EXPLAIN_MS)
+        news.poll(patience_ms)
 
     def _raise_if_explained(self, patience_ms: int = EXPLAIN_MS) -> None:
         """A host that fails says why and ends; which of the two is seen first is chance."""
@@ -394,6 +393,7 @@ class Session:
                 raise self._failure(message)
 
     def _failure(self, message: api.Failed) -> Exception:
+        self._failed.add(host_role(message.name))
         if message.usage:
             return api.BadSetting(message.message)
         gone = [child for child in self._alive if child.pid in message.died]
@@ -419,6 +419,16 @@ class Session:
         socket.rcvhwm = 0
         socket.bind(self._endpoint(name))
         return socket
+
+
+def host_role(arm: str) -> str:
+    """What an arm's host is called."""
+    return f"engine host of {arm}"
+
+
+def _killed(dead: Sequence[Child]) -> list[Child]:
+    """Those that the harness started and a signal ended."""
+    return [child for child in dead if (child.code or 0) < 0]
 
 
 def side_by_side(cores: int) -> int:

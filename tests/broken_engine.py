@@ -23,6 +23,8 @@ BREAKS = (
     "describes no context",
     "counts in halves",
     "starts half",
+    "starts half and hangs",
+    "can not stop",
     "returns early",
     "hangs between rounds",
     "loses a token",
@@ -81,7 +83,7 @@ class Sink:
 class Broken(Clockwork):
     def start(self, events: api.EventSink) -> api.Description:
         breaks = self.toggles["breaks"]
-        if breaks == "starts half":
+        if breaks.startswith("starts half"):
             raise ValueError("no hands\nand no feet")
         said = Clockwork.start(self, Sink(events, breaks))  # type: ignore[arg-type]
         if breaks == "describes nothing":
@@ -97,7 +99,11 @@ class Broken(Clockwork):
     def stop(self) -> None:
         if self.toggles["breaks"] == "starts half":
             raise AttributeError("what start did not make")
+        if self.toggles["breaks"] == "starts half and hangs":
+            time.sleep(600)
         Clockwork.stop(self)
+        if self.toggles["breaks"] == "can not stop":
+            raise ValueError("the spring is stuck")
 
     def collect(self) -> api.RoundRecord:
         breaks = self.toggles["breaks"]

@@ -42,6 +42,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("describes no context", "the engine of before describes its model without context"),
         ("counts in halves", "the engine of before broke engines/api.py: Expected `int`, got `float`"),
         ("starts half", "the engine of before failed: ValueError: no hands and no feet (broken_engine.py:"),
+        (
+            "starts half and hangs",
+            "the engine of before failed: ValueError: no hands and no feet (broken_engine",
+        ),
+        ("can not stop", "the engine of before failed: ValueError: the spring is stuck (broken_engine.py:"),
         ("returns early", "the engine of before failed: its run returned before pump said stop"),
         ("loses a token", f"{UNSERVED} sent 4 tokens, and says at the end that it was 5"),
         ("turns time back", f"{UNSERVED}'s stamps are out of order: tokenized comes before accepted"),

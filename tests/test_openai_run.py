@@ -194,15 +194,16 @@ def test_a_killed_harness_leaves_no_server(environment: dict[str, str], tmp_path
     server.wait(PATIENCE_S)
 
 
-def test_a_killed_harness_leaves_no_server_that_a_script_started(
-    environment: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
+def test_a_harness_that_is_ended_leaves_no_server_that_a_script_started(
+    environment: dict[str, str], tmp_path: Path, by: signal.Signals
 ) -> None:
     script, ended = tmp_path / "serve.sh", tmp_path / "ended"
     script.write_text(f"trap 'touch {ended}; exit' TERM\n{COMMAND.replace('{port}', '$1')} & wait\n")
     bench, server = long_run(environment, tmp_path, f"sh {script} {{port}}")
     parent = server.parent()
     assert parent.name() == "sh"
-    bench.popen.kill()
+    bench.popen.send_signal(by)
     bench.end()
     server.wait(PATIENCE_S)
     parent.wait(PATIENCE_S)
