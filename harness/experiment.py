@@ -152,7 +152,7 @@ def _measure(designs: Mapping[Path, Design], display: Display) -> None:
         else:
             store.write_manifest(path, now)
     path, design = next(iter(designs.items()))
-    with display(path.parent, design) as observe:
+    with store.held(path.parent), display(path.parent, design) as observe:
         runner.run_together(runs, observe)
         for path in runs:
             teacher_forcing.judge(path, store.read_manifest(path), lambda line: observe(runner.Said(line)))

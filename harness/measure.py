@@ -51,7 +51,8 @@ def measure(design: Design, results: Path, display: Display) -> Outcome:
     try:
         manifest = described_here(design, folder.name, now)
         store.write_manifest(folder, manifest)
-        return _finish(folder, manifest, display)
+        with store.held(folder):
+            return _finish(folder, manifest, display)
     finally:
         store.discard_if_empty(folder)
 
@@ -62,7 +63,8 @@ def resume(folder: Path, design: Design | None, display: Display) -> Outcome:
     stored = store.read_manifest(folder)
     now = described_here(design or stored.design, stored.run, datetime.now().astimezone())
     store.check_resume(stored, now)
-    return _finish(folder, stored, display)
+    with store.held(folder):
+        return _finish(folder, stored, display)
 
 
 def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:

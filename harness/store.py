@@ -6,10 +6,12 @@ finished block and no half of one. JSON and parquet only, nothing that runs code
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -326,6 +328,26 @@ def _to_parquet(path: Path, table: pd.DataFrame) -> None:
     table.to_parquet(path, index=False, compression="zstd", compression_level=3, use_dictionary=False)
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder of a run for this process alone: two that measured its blocks beside each other would mix
+    them. Raises StoreError where another one has it. A file system that knows no such lock gives none."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StoreError(f"can't open {folder}: {_why(error)}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(f"{folder} is being measured by another bench: wait for its end") from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) -> None:
     """Write one whole block; what a killed run left of it is dropped first. Raises StoreError."""
     whole = _block_folder(folder, block)
@@ -345,7 +367,7 @@ def finished_blocks(folder: Path) -> list[int]:
     """The numbers of the whole blocks, ascending."""
     try:
         names = [each.name for each in (folder / "blocks").iterdir() if each.is_dir()]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):  # any other error is not that there are none
         return []
     return sorted(int(name) for name in names if name.isdigit())
 

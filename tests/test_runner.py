@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,22 @@ import msgspec
 import psutil
 import pytest
 
+from engines import api
 from engines.api import BadSetting
 from engines.host import ORPHANED
 from harness import processes, runner, session, store
-from tests.bench_command import CLOCKWORK, DEATH_LIMIT_S, PATIENCE_S, Bench, installed, last_line, start
+from tests import clockwork_engine
+from tests.bench_command import (
+    BENCH,
+    CLOCKWORK,
+    DEATH_LIMIT_S,
+    PATIENCE_S,
+    Bench,
+    installed,
+    last_line,
+    nobody_reads,
+    start,
+)
 from tests.made_blocks import described, manifest
 
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
@@ -226,8 +238,12 @@ def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str],
     assert_death_is_told(bench, bench.find("engines.host"), "the engine host of ")
     folder = run_folder(tmp_path)
     kept = (folder / "blocks/000/requests.parquet").read_bytes()
-    again = start(environment, tmp_path, "run", "--resume", str(folder), "--format", "json")
-    code, stdout, stderr = again.end()
+    resume = ("run", "--resume", str(folder), "--format", "json")
+    with store.held(folder):
+        code, _, stderr = start(environment, tmp_path, *resume).end()
+    assert code == 2
+    assert last_line(stderr) == f"bench: {folder} is being measured by another bench: wait for its end"
+    code, stdout, stderr = start(environment, tmp_path, *resume).end()
     assert code == 0, stderr
     assert "block 1 of 2" not in stderr
     assert json.loads(stdout)["comparisons"][0]["blocks"] == 2
@@ -273,18 +289,89 @@ def test_ctrl_c_tells_which_engine_has_not_started(environment: dict[str, str], 
     assert not bench.left()
 
 
-def test_ctrl_c_keeps_finished_blocks_and_leaves_no_process(
-    environment: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("by", "how"),
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "ended by SIGTERM"),
+        (signal.SIGHUP, "ended by SIGHUP"),
+    ],
+)
+def test_what_ends_a_run_from_outside_keeps_finished_blocks_and_leaves_nothing(
+    environment: dict[str, str], tmp_path: Path, by: signal.Signals, how: str
 ) -> None:
+    """Ctrl-C, a job that is cancelled, a terminal that is closed."""
     bench = in_second_block(environment, tmp_path)
     bench.find("engines.host")
-    bench.popen.send_signal(signal.SIGINT)
+    bench.popen.send_signal(by)
     code, stdout, stderr = bench.end(DEATH_LIMIT_S)
-    assert (code, stdout) == (130, "")
-    assert last_line(stderr).startswith("bench: interrupted; ")
+    assert (code, stdout) == (128 + by, "")
+    assert last_line(stderr).startswith(f"bench: {how}; ")
+    assert "; 1 of 2 blocks are kept, go on with bench run --resume" in last_line(stderr)
     assert store.finished_blocks(run_folder(tmp_path))
     assert not bench.left()
     assert bench.seen
+    assert not list(Path(environment["TMPDIR"]).iterdir())  # where its sockets were
+
+
+def test_a_ctrl_c_while_engines_stop_leaves_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session.Session(generator=False) as run:
+        host = processes.start("engine host of before", ["sleep", "600"], os.environ, tmp_path / "log")
+        run._watch(host)
+        booted: Any = SimpleNamespace(children=(host,), inbox=SimpleNamespace(send=lambda message: None))
+        with monkeypatch.context() as while_it_stops:
+            while_it_stops.setattr(processes, "wait", raising(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                run.shut([booted])
+    assert host.code == -signal.SIGKILL
+
+
+def test_a_block_is_kept_before_its_engines_are_stopped(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may take long, or be interrupted."""
+    few = (*CLOCKWORK, "--blocks", "1", "--rounds", "1")
+    code, _, stderr = start(environment, tmp_path, "run", *few).end()
+    assert code == 0, stderr
+    planned = store.read_manifest(run_folder(tmp_path))
+    again = tmp_path / "again"
+    store.write_manifest(again, planned)
+    boots: list[int] = []
+
+    def shut(self: session.Session, booted: list[session.Booted]) -> None:
+        boots.append(1)
+        if len(boots) == 2:  # behind the discarded ones
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(session.Session, "shut", shut)
+    monkeypatch.setattr(api, "find_engines", lambda: {"clockwork": clockwork_engine.SPEC})
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(again, planned, lambda happening: None, lambda done: False)
+    assert store.finished_blocks(again) == [0]
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def raise_it(*_: object) -> None:
+        raise error
+
+    return raise_it
+
+
+def test_a_lost_reader_of_stderr_ends_no_run(environment: dict[str, str], tmp_path: Path) -> None:
+    few = (*CLOCKWORK, "--blocks", "1", "--rounds", "1", "--format", "json")
+    with nobody_reads() as pipe:
+        ran = subprocess.run(
+            [*BENCH, "run", *few],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=pipe,
+            check=True,
+        )
+    assert json.loads(ran.stdout)["comparisons"]
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["signalled", "asleep"])

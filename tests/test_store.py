@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -70,6 +71,21 @@ def changed(**changes: Any) -> Manifest:
 def test_the_folders_name(folder: Path) -> None:
     assert folder.name.startswith("20260504-030201-pinned-h2d-")
     assert store.finished_blocks(folder) == []
+
+
+def test_a_run_whose_blocks_can_not_be_listed_is_not_taken_for_an_empty_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "blocks" / "000").mkdir(parents=True)
+
+    def failing(path: Path) -> NoReturn:
+        raise OSError(errno.EIO, "the disk is tired")
+
+    with monkeypatch.context() as now:
+        now.setattr(Path, "iterdir", failing)
+        with pytest.raises(OSError, match="tired"):
+            store.discard_if_empty(folder)
+    assert store.finished_blocks(folder) == [0]
 
 
 def test_a_manifest_comes_back(folder: Path) -> None:
