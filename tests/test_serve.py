@@ -13,13 +13,18 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engines import api
 from engines.overlap.presets import load_tokenizer, tokenizer_file
+from harness import processes
+from harness.design import Arm
+from harness.serve.engine_process import EngineProcess
 from harness.serve.parsing import NEUTRAL, Refused
 from harness.serve.prompting import Prompting
 from tests.bench_command import PATIENCE_S, installed, last_line, start
@@ -30,6 +35,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 GREEDY = {"temperature": 0, "ignore_eos": True}
 HELLO = {"prompt": "Hello, world. The scheduler", "max_tokens": 12, **GREEDY}
 CLOCKWORK = ("--engine", "clockwork")
+ARM = Arm(name="the server", engine="overlap", options=api.EngineOptions(), toggles={})
 LONG = {"prompt": [1, 2, 3], "max_tokens": 500}  # a second of clockwork
 
 
@@ -362,6 +368,23 @@ def test_ctrl_c_without_grace_tells_clients_and_exits_with_130(tmp_path: Path) -
         code, _, stderr = server.bench.end()
         assert (code, last_line(stderr)) == (130, "bench: interrupted")
         assert not server.bench.left()
+
+
+def test_an_engine_that_failed_is_named_with_what_had_died_before_it_ended_the_rest(tmp_path: Path) -> None:
+    """An output process that was killed: the host says so, and closes its device."""
+    with EngineProcess(ARM) as engine, ExitStack() as ended:
+        for role in ("device process", "output process"):
+            started = ended.enter_context(subprocess.Popen(["sleep", "600"]))
+            child = processes.adopt(role, started.pid)
+            assert child is not None
+            engine._children.append(child)
+            started.kill()
+        assert processes.wait(engine._children, PATIENCE_S)
+        pid = engine._children[1].pid
+        failed = api.Failed("the server", "Broken pipe", False, "", [pid])
+        assert engine._obituary(failed).startswith(f"the output process (pid {pid}) ")
+        own = msgspec.structs.replace(failed, died=[])
+        assert engine._obituary(own) == "the engine failed: Broken pipe"
 
 
 @pytest.mark.parametrize(("which", "who"), [("engines.host", "engine host"), ("sleep", "device process")])

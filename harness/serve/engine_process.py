@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
 from tempfile import gettempdir
+from time import monotonic
 from types import TracebackType
 
 import msgspec
@@ -180,18 +181,22 @@ class EngineProcess:
         """It serves no more; every request is told why."""
         if self.failure:
             return
-        if said is None and self._replies.poll(EXPLAIN_MS):
-            message = self._decode_reply(self._replies.recv())
+        deadline = monotonic() + EXPLAIN_MS / 1e3
+        while said is None and self._replies.poll(max(0, int((deadline - monotonic()) * 1e3))):
+            message = self._decode_reply(self._replies.recv())  # an answer to /metrics may lie before it
             said = message if isinstance(message, api.Failed) else None
         self.failure = self._obituary(said)
         sys.stderr.write(f"bench: {self.failure}\n")
         self.give_up(self.failure)
 
     def _obituary(self, said: api.Failed | None) -> str:
-        """Which process died, and what is known of why. A host that was killed takes the others along."""
+        """Which process died, and what is known of why. A host that was killed takes the others along; one
+        that failed says which had died before, and then ends what it started."""
         dead = [child for child in self._children if child.ended()]
         killed = [child for child in dead if child.popen is not None and (child.popen.returncode or 0) < 0]
-        culprit = next(iter(killed or [child for child in dead if child.popen is None] or dead), None)
+        told = None if said is None else [child for child in self._children if child.pid in said.died]
+        others = [child for child in dead if child.popen is None] or dead
+        culprit = next(iter(killed or (others if told is None else told)), None)
         who = "the engine failed" if culprit is None else culprit.obituary()
         why = "" if killed else said.message if said is not None else self._children[0].last_words()
         return f"{who}: {why}" if why else who
