@@ -37,9 +37,11 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        by = error.by if isinstance(error, Ended) else signal.SIGINT
-        said = "interrupted" if by == signal.SIGINT else f"ended by {by.name}"
-        raise Interrupted("; ".join([said, *notes(error)]), 128 + by) from error
+        raise _interrupted(error) from error
+    except OSError as error:  # a closed terminal takes no last line
+        if isinstance(error.__context__, Ended):
+            raise _interrupted(error.__context__) from error
+        raise
     finally:
         for each in taken:
             signal.signal(each, signal.SIG_DFL)
@@ -60,6 +62,12 @@ def undisturbed() -> Iterator[None]:
 def notes(error: BaseException) -> list[str]:
     """What was added to an error on its way: how to go on, and the like."""
     return list(getattr(error, "__notes__", []))
+
+
+def _interrupted(error: KeyboardInterrupt) -> Interrupted:
+    by = error.by if isinstance(error, Ended) else signal.SIGINT
+    said = "interrupted" if by == signal.SIGINT else f"ended by {by.name}"
+    return Interrupted("; ".join([said, *notes(error)]), 128 + by)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

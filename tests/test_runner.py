@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ from tests.bench_command import (
     DEATH_LIMIT_S,
     PATIENCE_S,
     Bench,
+    answer_signals,
     installed,
     last_line,
     nobody_reads,
@@ -312,6 +315,26 @@ def test_what_ends_a_run_from_outside_keeps_finished_blocks_and_leaves_nothing(
     assert not bench.left()
     assert bench.seen
     assert not list(Path(environment["TMPDIR"]).iterdir())  # where its sockets were
+
+
+def test_a_run_whose_terminal_is_closed_ends_as_told(environment: dict[str, str], tmp_path: Path) -> None:
+    """Though nobody can be told: a write to it fails."""
+
+    def take_terminal() -> None:
+        answer_signals()
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    screen, terminal = os.openpty()
+    command = [*BENCH, "run", *COMPARE, "--blocks", "2", "--num-requests", "60"]
+    ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    ran = subprocess.Popen(command, env=environment, cwd=tmp_path, preexec_fn=take_terminal, **ends)
+    os.close(terminal)
+    while not list(tmp_path.glob("results/*/blocks/000")):
+        os.read(screen, 4096)
+    os.close(screen)
+    assert ran.wait(PATIENCE_S) == 128 + signal.SIGHUP
+    assert store.finished_blocks(run_folder(tmp_path)) == [0]
 
 
 def test_a_ctrl_c_while_engines_stop_leaves_none_of_them(
