@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ BREAKS = (
     "counts in halves",
     "starts half",
     "starts half and hangs",
-    "can not stop",
+    "can not stop again",
     "returns early",
     "hangs between rounds",
     "loses a token",
@@ -102,8 +103,11 @@ class Broken(Clockwork):
         if self.toggles["breaks"] == "starts half and hangs":
             time.sleep(600)
         Clockwork.stop(self)
-        if self.toggles["breaks"] == "can not stop":
-            raise ValueError("the spring is stuck")
+        if self.toggles["breaks"] == "can not stop again":
+            stopped = Path("stopped-once")
+            if stopped.exists():
+                raise ValueError("the spring is stuck")
+            stopped.touch()
 
     def collect(self) -> api.RoundRecord:
         breaks = self.toggles["breaks"]

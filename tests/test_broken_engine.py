@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engines import api
-from harness import session
+from harness import session, store
 from harness.design import Arm
 from tests import broken_engine
 from tests.bench_command import installed, last_line, start
@@ -46,7 +46,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "starts half and hangs",
             "the engine of before failed: ValueError: no hands and no feet (broken_engine",
         ),
-        ("can not stop", "the engine of before failed: ValueError: the spring is stuck (broken_engine.py:"),
         ("returns early", "the engine of before failed: its run returned before pump said stop"),
         ("loses a token", f"{UNSERVED} sent 4 tokens, and says at the end that it was 5"),
         ("turns time back", f"{UNSERVED}'s stamps are out of order: tokenized comes before accepted"),
@@ -70,6 +69,21 @@ def test_an_engine_that_breaks_the_contract_is_named_with_what_it_did(
     assert last_line(stderr).startswith(f"bench: {message}")
     assert not list((tmp_path / "results").iterdir())
     assert not bench.left()
+
+
+def test_an_engine_that_fails_when_it_is_stopped_for_the_last_time_fails_the_run_which_is_kept(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    bench = start(environment, tmp_path, *ONE_ARM, "--before", "breaks=can not stop again")
+    code, stdout, stderr = bench.end()
+    assert (code, stdout) == (4, "")
+    said = last_line(stderr)
+    assert said.startswith(
+        "bench: the engine of before failed: ValueError: the spring is stuck (broken_engine.py:"
+    )
+    assert "1 of 1 blocks are kept" in said
+    (folder,) = (tmp_path / "results").iterdir()
+    assert store.finished_blocks(folder) == [0]
 
 
 def test_an_engine_that_does_not_answer_between_rounds_is_taken_for_hanging(

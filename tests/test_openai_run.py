@@ -199,7 +199,9 @@ def test_a_harness_that_is_ended_leaves_no_server_that_a_script_started(
     environment: dict[str, str], tmp_path: Path, by: signal.Signals
 ) -> None:
     script, ended = tmp_path / "serve.sh", tmp_path / "ended"
-    script.write_text(f"trap 'touch {ended}; exit' TERM\n{COMMAND.replace('{port}', '$1')} & wait\n")
+    script.write_text(
+        f"trap 'sleep 0.2; touch {ended}; exit' TERM\n{COMMAND.replace('{port}', '$1')} & wait\n"
+    )
     bench, server = long_run(environment, tmp_path, f"sh {script} {{port}}")
     parent = server.parent()
     assert parent.name() == "sh"
