@@ -68,8 +68,9 @@ class Host:
         engine = build_engine(self.config)
         try:
             self._serve(engine)
-        except Exception as error:
-            self.tell(error)
+        except BaseException as error:
+            if isinstance(error, Exception):  # an engine may leave by sys.exit; what it started must end too
+                self.tell(error)
             with suppress(Exception):  # half started, `stop` may well break, or hang: so the first is told
                 engine.stop()
             raise

@@ -24,12 +24,9 @@ import psutil
 
 from experiments.record import write_result
 from harness import store
-from tests.bench_command import TESTS, Bench, last_line, start
+from tests.bench_command import TESTS, Bench, last_line, start, wait_until_serving
 
 LIMIT_S = 10
-SERVING = (
-    100  # voluntary switches: a device process that serves has one for each step, a few when it has booted
-)
 VICTIMS = {
     "load generator, kill -9": "harness.load_generator",
     "engine host, kill -9": "engines.host",
@@ -58,9 +55,7 @@ def die(who: str, serving: bool, folder: Path, rng: random.Random) -> Death:
     bench = start({**os.environ, "PYTHONPATH": str(TESTS.parent)}, folder, *RUN)
     bench.wait_for("block 1 of 2 done")
     if serving:
-        device = bench.find(VICTIMS["device process, kill -9"])
-        while device.num_ctx_switches().voluntary < SERVING:
-            time.sleep(0.01)
+        wait_until_serving(bench.find(VICTIMS["device process, kill -9"]))
         time.sleep(rng.random())
     victim = bench.find(VICTIMS[who]) if VICTIMS[who] else psutil.Process(bench.popen.pid)
     bench.look()

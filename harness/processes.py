@@ -50,6 +50,11 @@ class Child:
         """How it ended where the harness started it: its status, negative for a signal."""
         return self.popen.returncode if self.popen is not None else None
 
+    @property
+    def killed(self) -> bool:
+        """Whether a signal ended it; known of what the harness started itself."""
+        return (self.code or 0) < 0
+
     def obituary(self) -> str:
         """How it ended, for a message: which process, and by which signal or status as far as is known."""
         code = self.popen.returncode if self.popen is not None else _zombie_code(self.pid)

@@ -361,11 +361,12 @@ class Session:
         if not dead:
             return
         hosts = [child for child in watched if child.popen is not None and child is not self._generator]
-        if not _killed(dead) and not any(host in dead for host in hosts) and dead != [self._generator]:
+        adopted = any(child.popen is None for child in dead)
+        if adopted and not any(child.killed for child in dead) and not any(host in dead for host in hosts):
             # The kernel ends what a killed host started before it tells of the host itself.
             self._await_news(hosts, GONE_MS)
             dead = [child for child in watched if child.ended()]
-        by_signal = _killed(dead)
+        by_signal = [child for child in dead if child.killed]
         child = (by_signal or [each for each in dead if each.popen is None] or dead)[0]
         if child is self._generator and not by_signal and self._from_load.poll(EXPLAIN_MS):
             word = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
@@ -424,11 +425,6 @@ class Session:
 def host_role(arm: str) -> str:
     """What an arm's host is called."""
     return f"engine host of {arm}"
-
-
-def _killed(dead: Sequence[Child]) -> list[Child]:
-    """Those that the harness started and a signal ended."""
-    return [child for child in dead if (child.code or 0) < 0]
 
 
 def side_by_side(cores: int) -> int:

@@ -85,6 +85,14 @@ class Bench:
         return [each for each in self.seen.values() if each.is_running() and each.status() != "zombie"]
 
 
+def wait_until_serving(process: psutil.Process) -> None:
+    """Until it is in a round: then it has a voluntary switch for each step, and a few when it has booted."""
+    deadline = time.monotonic() + PATIENCE_S
+    while process.num_ctx_switches().voluntary < 100:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def ends(pid: int) -> bool:
     """A killed process may take a moment to go, and is a zombie where nobody reaps it."""
     deadline = time.monotonic() + PATIENCE_S

@@ -6,13 +6,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 from harness import store
-from tests.bench_command import DEATH_LIMIT_S, PATIENCE_S, TESTS, Bench, last_line, start
+from tests.bench_command import DEATH_LIMIT_S, TESTS, Bench, last_line, start, wait_until_serving
 
-SERVING = 100  # voluntary switches: a process that serves has one for each step, and five when it has booted
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS.parent), "COLUMNS": "120"}
 SMALL = ("--device", "emulated", "--rounds", "1", "--max-new-tokens", "64", "--concurrency", "8")
 # One arm, which boots in half the time; long rounds, so that the process dies inside one.
@@ -22,10 +20,7 @@ ALONE = ("--engine", "overlap", "--set", "output=process", "--blocks", "2", "--n
 def kill(bench: Bench, word: str) -> str:
     """Kill the process with `word` in its command, in a round; the run's last line."""
     victim = bench.find(word)
-    deadline = time.monotonic() + PATIENCE_S
-    while victim.num_ctx_switches().voluntary < SERVING:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until_serving(victim)
     victim.send_signal(signal.SIGKILL)
     code, _, stderr = bench.end(DEATH_LIMIT_S)
     assert code == 4, stderr

@@ -193,7 +193,7 @@ class EngineProcess:
         """Which process died, and what is known of why. A host that was killed takes the others along; one
         that failed says which had died before, and then ends what it started."""
         dead = [child for child in self._children if child.ended()]
-        killed = [child for child in dead if child.popen is not None and (child.popen.returncode or 0) < 0]
+        killed = [child for child in dead if child.killed]
         told = None if said is None else [child for child in self._children if child.pid in said.died]
         others = [child for child in dead if child.popen is None] or dead
         culprit = next(iter(killed or (others if told is None else told)), None)
