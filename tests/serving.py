@@ -50,7 +50,7 @@ def serve(
     try:
         engine.start(sink)
         if eos is not None:
-            engine._run.eos = eos
+            engine._loop.eos = eos
         engine.begin_round()
         for request in requests:
             engine.submit(request)

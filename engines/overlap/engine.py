@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from collections import Counter
@@ -18,11 +17,12 @@ from engines.overlap import SPEC
 from engines.overlap.forward import Forward
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.layout import ITEM_BYTES, families, lay_out_all, program_name
-from engines.overlap.loop import LOOPS, Run
+from engines.overlap.loop import LOOPS, Loop
 from engines.overlap.output import OutputProcessor
 from engines.overlap.plant import Plant
 from engines.overlap.presets import load_tokenizer, tokenizer_file
 from engines.overlap.recorder import Tracer, make_recorder
+from engines.overlap.refusal import why_refused
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
 from engines.overlap.toggles import d2h, gc, gil, graph, h2d, launch, output, prefill, sync, tables
@@ -52,11 +52,23 @@ class OverlapEngine(api.Engine):
         self.toggles = SPEC.check(toggles)
         self.counters: Counter[str] = Counter()
         self._own_device = device is None
-        self._device = device
-        self._run: Run | None = None
+        self._opened = device
+        self._started: Loop | None = None
         self._tokenizing: Tokenizing | None = None
         self._cancelled: set[int] = set()  # while their texts were being tokenized
         self._tracer: Tracer | None = None  # in a round that is profiled
+
+    @property
+    def _loop(self) -> Loop:
+        """What `start` put together."""
+        assert self._started is not None
+        return self._started
+
+    @property
+    def _device(self) -> Device:
+        """What `start` opened, or was handed in."""
+        assert self._opened is not None
+        return self._opened
 
     def start(self, events: api.EventSink) -> api.Description:
         options, toggles = self.options, self.toggles
@@ -65,13 +77,13 @@ class OverlapEngine(api.Engine):
                 "scoring and sampling exclude each other: a step is of one family of programs"
             )
         self._events = events
-        device = self._device or open_device(
+        device = self._opened or open_device(
             options.device,
             staging=options.staging,
             chaos=options.chaos,
             blocking_sync=options.blocking_sync,
         )
-        self._device = device
+        self._opened = device
 
         block_buckets = ladder(-(-options.max_context // options.block_size))
         limits = Limits(
@@ -108,7 +120,7 @@ class OverlapEngine(api.Engine):
         )
         forward = Forward(device, host_to_device, device_to_host, recorder, options.chaos, plant)
         self._forward = forward
-        self._run = Run(
+        self._started = Loop(
             scheduler=Scheduler(
                 BlockPool(num_blocks, options.block_size),
                 limits,
@@ -184,7 +196,6 @@ class OverlapEngine(api.Engine):
             persistent_tables=self._persistent_tables,
         )
         device = self._device
-        assert device is not None
         table_rows: tuple[Buffer, ...] = ()
         if self._persistent_tables:
             width = limits.block_buckets[-1] * ITEM_BYTES["int32"]
@@ -201,12 +212,10 @@ class OverlapEngine(api.Engine):
         }
 
     def _check_launching(self) -> None:
-        assert self._run is not None
-        self._run.launch.check()
+        self._loop.launch.check()
 
     def _describe(self, device: Device, facts: dict[str, Any]) -> api.Description:
-        assert self._run is not None
-        pids = {"engine": os.getpid(), "device": device.pid, "output": self._run.output.pid}
+        pids = {"engine": os.getpid(), "device": device.pid, "output": self._loop.output.pid}
         return api.Description(
             engine=SPEC.name,
             versions={"python": platform.python_version()}
@@ -232,8 +241,7 @@ class OverlapEngine(api.Engine):
     def submit(self, request: api.Request) -> None:
         """Tokenize where the client did not, refuse what can never run, queue the rest."""
         accepted = perf_counter_ns()
-        assert self._run is not None
-        self._run.end_stopped()  # the id may be one that ended, which the client knows already
+        self._loop.end_stopped()  # the id may be one that ended, which the client knows already
         prompt = request.prompt
         if isinstance(prompt, str):
             if self._tokenizing is not None:
@@ -255,73 +263,20 @@ class OverlapEngine(api.Engine):
             self.cancel(tokenized.request.id)
 
     def _queue(self, active: Active) -> None:
-        assert self._run is not None
-        reason = self._why_impossible(active)
+        reason = why_refused(active, self.options, self._vocabulary, self._loop.scheduler.pool)
         if reason is not None:
             self._events.send([api.Error(active.request.id, reason)])
         else:
-            self._run.scheduler.add(active)
+            self._loop.scheduler.add(active)
 
     def cancel(self, request: int) -> None:
         """Its blocks are free at once, or when the step in flight that reads them is done."""
-        assert self._run is not None
         if self._tokenizing is not None and request in self._tokenizing.requests:
             self._cancelled.add(request)
         else:
-            self._run.end(request, "cancelled")
-
-    def _why_impossible(self, active: Active) -> str | None:
-        options, prompt, most = self.options, len(active.prompt), active.request.max_new_tokens
-        if not prompt:
-            return "the prompt is empty"
-        if most < 1:
-            return f"max_new_tokens is {most}; at least one token must be asked for"
-        if prompt + most > options.max_context:
-            return f"a prompt of {prompt} tokens and {most} new ones exceed max_context={options.max_context}"
-        if prompt > options.prefill_max_tokens:
-            return f"a prompt of {prompt} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
-        if max(active.prompt) >= self._vocabulary or min(active.prompt) < 0:
-            return f"the prompt has ids beyond the model's vocabulary, 0 to {self._vocabulary - 1}"
-        if "" in active.request.stop:
-            return "a stop string is empty"
-        reason = self._why_not_sampled(active.request) or self._why_not_scored(active.request)
-        if reason is not None:
-            return reason
-        assert self._run is not None
-        pool = self._run.scheduler.pool
-        if pool.blocks_for(active.most_kv_tokens) > pool.capacity:
-            return f"{prompt + most} tokens do not fit into {pool.capacity} KV blocks of {pool.block_size}"
-        return None
-
-    def _why_not_sampled(self, request: api.Request) -> str | None:
-        if not (math.isfinite(request.temperature) and request.temperature >= 0):
-            return f"temperature is {request.temperature:g}; it must be 0 (greedy) or above"
-        if request.top_k < 0:
-            return f"top_k is {request.top_k}; it must be 0 (all) or above"
-        if request.top_k >= 1 << 31:
-            return f"top_k {request.top_k} does not fit into 32 bits"
-        if not 0 < request.top_p <= 1:
-            return f"top_p is {request.top_p:g}; it must be above 0 and at most 1 (all)"
-        if not -(1 << 63) <= request.seed < 1 << 63:
-            return f"seed {request.seed} does not fit into 64 bits"
-        if request.temperature > 0 and not self.options.sampling:
-            return "a temperature needs an engine started with sampling=on"
-        return None
-
-    def _why_not_scored(self, request: api.Request) -> str | None:
-        forced = request.forced
-        if not forced:
-            return None
-        if not self.options.scoring:
-            return "forced tokens need an engine started with scoring=on"
-        if len(forced) != request.max_new_tokens:
-            return f"max_new_tokens is {request.max_new_tokens}, and {len(forced)} tokens are forced"
-        if max(forced) >= self._vocabulary or min(forced) < 0:
-            return f"forced tokens have ids beyond the model's vocabulary, 0 to {self._vocabulary - 1}"
-        return None
+            self._loop.end(request, "cancelled")
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
-        assert self._run is not None
         name_thread("scheduler")
         if self._tokenizing is not None:
             pump = self._tokenizing.feeding(pump, self._take)
@@ -331,43 +286,37 @@ class OverlapEngine(api.Engine):
             gc.SERVING[toggles["gc"]](),
             gc.counted(self.counters),
         ):
-            LOOPS[toggles["schedule"]](self._run, pump)
+            LOOPS[toggles["schedule"]](self._loop, pump)
 
     def begin_round(self) -> None:
-        assert self._run is not None
         self._forget()
         self._tracer = None
-        self._run.recorder.begin_round(self._run.next_step)
+        self._loop.recorder.begin_round(self._loop.next_step)
 
     def begin_profile(self, steps: int) -> None:
-        assert self._run is not None
         self._forget()
-        run = self._run
-        self._tracer = run.recorder if isinstance(run.recorder, Tracer) else Tracer()
-        run.recorder = self._forward.recorder = self._tracer
-        run.output.keep_ranges()
-        self._tracer.begin_profile(run.next_step, steps)
+        loop = self._loop
+        self._tracer = loop.recorder if isinstance(loop.recorder, Tracer) else Tracer()
+        loop.recorder = self._forward.recorder = self._tracer
+        loop.output.keep_ranges()
+        self._tracer.begin_profile(loop.next_step, steps)
 
     def _forget(self) -> None:
         """What the device and the counters hold of earlier rounds."""
-        assert self._run is not None
-        assert self._device is not None
-        self._run.settle()
+        self._loop.settle()
         self._device.drain()
         self._device.begin_round()
         self.counters.clear()
         self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # no collection is a finding too
 
     def collect(self) -> api.RoundRecord:
-        assert self._run is not None
-        assert self._device is not None
-        self._run.settle()
-        work = self._run.plant.count_delays(self._device.work())
+        self._loop.settle()
+        work = self._loop.plant.count_delays(self._device.work())
         memory = self._device.memory()
         return api.RoundRecord(
-            steps=self._run.recorder.table(),
+            steps=self._loop.recorder.table(),
             device_work=api.DeviceWork(len(work), work.tobytes()),
-            counters=dict(self.counters) | {"steps_lost": self._run.recorder.lost} | self._device.counters,
+            counters=dict(self.counters) | {"steps_lost": self._loop.recorder.lost} | self._device.counters,
             memory={"device_peak": memory.device_peak, "pinned_peak": memory.pinned_peak},
             profile=self._profile(),
         )
@@ -376,17 +325,15 @@ class OverlapEngine(api.Engine):
         """What was kept of a profiled round."""
         if self._tracer is None:
             return None
-        assert self._run is not None
         return api.Profile(
             opened_ns=self._tracer.opened_ns,
             closed_ns=self._tracer.closed_ns,
-            hosts=[self._tracer.end_profile(), *self._run.output.take_ranges()],
-            streams={"program": "forward", "h2d": "forward", "d2h": self._run.d2h.stream.name},
+            hosts=[self._tracer.end_profile(), *self._loop.output.take_ranges()],
+            streams={"program": "forward", "h2d": "forward", "d2h": self._loop.d2h.stream.name},
         )
 
     def gauges(self) -> dict[str, int]:
-        assert self._run is not None
-        scheduler = self._run.scheduler
+        scheduler = self._loop.scheduler
         return {
             "requests_running": len(scheduler.running),
             "requests_waiting": len(scheduler.waiting),
@@ -398,13 +345,13 @@ class OverlapEngine(api.Engine):
         if self._tokenizing is not None:
             self._tokenizing.stop()
             self._tokenizing = self.wake_fd = None
-        if self._run is not None:
-            self._run.launch.stop()
-            self._run.output.stop()
-            self._run = None
-        if self._device is not None and self._own_device:
-            self._device.close()
-            self._device = None
+        if self._started is not None:
+            self._started.launch.stop()
+            self._started.output.stop()
+            self._started = None
+        if self._opened is not None and self._own_device:
+            self._opened.close()
+            self._opened = None
 
 
 def build(options: api.EngineOptions, toggles: dict[str, str]) -> OverlapEngine:

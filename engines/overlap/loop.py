@@ -49,7 +49,7 @@ NO_STEP = -1
 
 
 @dataclass(slots=True)
-class Run:
+class Loop:
     """What a loop works with, and the helpers that both loops share. All on the scheduler's thread."""
 
     scheduler: Scheduler
@@ -200,30 +200,30 @@ def finish_event(active: Active) -> Finish:
     )
 
 
-def serial_loop(run: Run, pump: Pump) -> None:
+def serial_loop(loop: Loop, pump: Pump) -> None:
     """schedule N, launch N, wait for N, process N."""
-    while run.receive(pump, wait=run.scheduler.idle):
-        step = run.schedule()
+    while loop.receive(pump, wait=loop.scheduler.idle):
+        step = loop.schedule()
         if step is None:
             continue
-        run.launch.submit(step)
-        run.catch_up(step)
-        run.process(step, run.wait_copy_done(step))
-        if run.scheduler.idle:  # no launch follows to process the last output behind
-            run.catch_up(step)
+        loop.launch.submit(step)
+        loop.catch_up(step)
+        loop.process(step, loop.wait_copy_done(step))
+        if loop.scheduler.idle:  # no launch follows to process the last output behind
+            loop.catch_up(step)
 
 
-def overlap_loop(run: Run, pump: Pump) -> None:
+def overlap_loop(loop: Loop, pump: Pump) -> None:
     """schedule N+1, launch N+1, wait for N, process N. Of two prefills in a row, prefill=consecutive-sync
     processes N before it launches N+1."""
-    while run.receive(pump, wait=run.in_flight is None and run.scheduler.idle):
-        current = run.schedule()
-        previous = run.prefill(run, run.in_flight, current)
+    while loop.receive(pump, wait=loop.in_flight is None and loop.scheduler.idle):
+        current = loop.schedule()
+        previous = loop.prefill(loop, loop.in_flight, current)
         if current is not None:
-            run.launch.submit(current)
+            loop.launch.submit(current)
         if previous is not None:  # prefill=consecutive-sync may have processed it already
-            run.sync(run, previous, current)
-        run.in_flight = current
+            loop.sync(loop, previous, current)
+        loop.in_flight = current
 
 
 LOOPS = {"serial": serial_loop, "overlap": overlap_loop}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from engines.api import Toggle
 
 if TYPE_CHECKING:
-    from engines.overlap.loop import Run
+    from engines.overlap.loop import Loop
     from engines.overlap.step import Step
 
 TOGGLE = Toggle(
@@ -35,22 +35,22 @@ TOGGLE = Toggle(
 )
 
 
-def overlap(run: Run, previous: Step | None, current: Step | None) -> Step | None:
+def overlap(loop: Loop, previous: Step | None, current: Step | None) -> Step | None:
     """Before."""
     if in_a_row(previous, current):
-        run.counters["consecutive_prefills"] += 1
+        loop.counters["consecutive_prefills"] += 1
     return previous
 
 
-def consecutive_sync(run: Run, previous: Step | None, current: Step | None) -> Step | None:
+def consecutive_sync(loop: Loop, previous: Step | None, current: Step | None) -> Step | None:
     """After."""
     if previous is None or not in_a_row(previous, current):
         return previous
-    ids = run.wait_copy_done(previous)
+    ids = loop.wait_copy_done(previous)
     began = perf_counter_ns()  # from here on the device has nothing to do
-    run.process(previous, ids)
-    run.counters["prefill_processing_ns"] += perf_counter_ns() - began
-    run.counters["consecutive_prefills"] += 1
+    loop.process(previous, ids)
+    loop.counters["prefill_processing_ns"] += perf_counter_ns() - began
+    loop.counters["consecutive_prefills"] += 1
     return None
 
 
@@ -64,6 +64,6 @@ def in_a_row(previous: Step | None, current: Step | None) -> bool:
 
 
 # With `current` scheduled and not launched yet; what comes back is still to be processed once it is.
-Prefill = Callable[["Run", "Step | None", "Step | None"], "Step | None"]
+Prefill = Callable[["Loop", "Step | None", "Step | None"], "Step | None"]
 
 POLICIES: dict[str, Prefill] = {"overlap": overlap, "consecutive-sync": consecutive_sync}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from engines.api import Toggle
 
 if TYPE_CHECKING:
-    from engines.overlap.loop import Run
+    from engines.overlap.loop import Loop
     from engines.overlap.step import Step
 
 TOGGLE = Toggle(
@@ -36,29 +36,29 @@ TOGGLE = Toggle(
 )
 
 
-def launch_and_copy(run: Run, previous: Step, current: Step | None) -> None:
+def launch_and_copy(loop: Loop, previous: Step, current: Step | None) -> None:
     """Before."""
-    ids = run.wait_copy_done(previous)
+    ids = loop.wait_copy_done(previous)
     if current is not None:
-        run.wait_launch_done(current)
-    run.process(previous, ids)
+        loop.wait_launch_done(current)
+    loop.process(previous, ids)
 
 
-def copy_then_launch(run: Run, previous: Step, current: Step | None) -> None:
+def copy_then_launch(loop: Loop, previous: Step, current: Step | None) -> None:
     """Both waits, the processing between them."""
-    ids = run.wait_copy_done(previous)
-    run.process(previous, ids)
+    ids = loop.wait_copy_done(previous)
+    loop.process(previous, ids)
     if current is not None:
-        run.wait_launch_done(current)
+        loop.wait_launch_done(current)
 
 
-def copy_done_only(run: Run, previous: Step, current: Step | None) -> None:
+def copy_done_only(loop: Loop, previous: Step, current: Step | None) -> None:
     """After."""
-    ids = run.wait_copy_done(previous)
-    run.process(previous, ids)
+    ids = loop.wait_copy_done(previous)
+    loop.process(previous, ids)
 
 
-Sync = Callable[["Run", "Step", "Step | None"], None]
+Sync = Callable[["Loop", "Step", "Step | None"], None]
 
 POLICIES: dict[str, Sync] = {
     "launch-and-copy": launch_and_copy,
