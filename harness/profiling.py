@@ -24,9 +24,10 @@ import msgspec
 from engines import api
 from harness import processes, records, runner, store
 from harness.design import Arm, Design, round_seed
+from harness.hosts import RunFailed, environment
 from harness.interruption import undisturbed
 from harness.machine import Code, Machine, code, fingerprint, versions
-from harness.session import Booted, RunFailed, Session, environment
+from harness.session import Booted, Session
 from harness.trace import nsys_command, picture
 from harness.trace.chrome_export import chrome_trace
 from harness.trace.timeline import Timeline, timeline

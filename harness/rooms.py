@@ -8,13 +8,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from harness.interruption import undisturbed
 
 PREFIX = "bench-"
 LOCK = "lock"
+SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
 
 
 @contextmanager
@@ -32,6 +33,11 @@ def room(where: str | None = None) -> Iterator[Path]:
     finally:
         with undisturbed():
             shutil.rmtree(made, ignore_errors=True)
+
+
+def for_sockets() -> AbstractContextManager[Path]:
+    """A room whose path leaves a socket's name its place."""
+    return room(None if len(tempfile.gettempdir()) < SOCKET_PATH else "/tmp")
 
 
 def remove_abandoned(where: Path) -> None:

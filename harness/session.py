@@ -5,13 +5,11 @@ every process lives. One Session per run; everything it started is gone when it 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import gettempdir
 from time import perf_counter_ns
 from types import TracebackType
 from typing import NoReturn, TypeVar
@@ -20,42 +18,32 @@ import msgspec
 import psutil
 import zmq
 
-import engines
 from engines import api
-from harness import messages, processes, records
+from harness import messages, processes, records, rooms
 from harness.design import Arm
+from harness.hosts import (
+    EXPLAIN_MS,
+    ROLES,
+    SIDE_BY_SIDE,
+    RunFailed,
+    check_description,
+    check_interpreter,
+    check_memory,
+    environment,
+    host_role,
+    private_bytes,
+    side_by_side,
+)
 from harness.interruption import undisturbed
 from harness.processes import Child
-from harness.rooms import room
 from harness.workload import Planned
-from harness.worktrees import search_path
 
-# One compute thread per process: two OpenMP threads beside another busy process collapse 10-40x.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
 ANSWER_S = 60.0  # an engine at rest that does not answer for so long hangs; a start may take any time
-EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
 GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
-IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
-SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture that waits is no faster
-CORES_PER_BOOT = 4  # where there are more than eight cores, more boot at once
-GIB = 1 << 30
-SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
-ROLES = {"device": "device process", "output": "output process", "server": "server"}
 
 T = TypeVar("T")
 OnProgress = Callable[[messages.Progress], object]
-
-
-class RunFailed(api.EngineError):
-    """A process of the run failed or died; the message is one line that names it.
-
-    `details` is what is known besides (a traceback, the process's output), for --debug.
-    """
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +82,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self._left = ExitStack()
-        self._room = self._left.enter_context(room(None if len(gettempdir()) < SOCKET_PATH else "/tmp"))
+        self._room = self._left.enter_context(rooms.for_sockets())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._from_hosts = self._bound("hosts")
         self._from_load = self._bound("load")
@@ -147,7 +135,9 @@ class Session:
         while len(booted) < len(arms):
             booted |= self._boot(arms[len(booted) : len(booted) + at_once])
             if first:
-                check_memory(len(booted), len(arms), private_bytes(booted), psutil.virtual_memory().available)
+                children = (child for each in booted.values() for child in each.children)
+                free = psutil.virtual_memory().available
+                check_memory(len(booted), len(arms), private_bytes(children), free)
         return booted
 
     def _boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
@@ -420,88 +410,3 @@ class Session:
         socket.rcvhwm = 0
         socket.bind(self._endpoint(name))
         return socket
-
-
-def host_role(arm: str) -> str:
-    """What an arm's host is called."""
-    return f"engine host of {arm}"
-
-
-def side_by_side(cores: int) -> int:
-    """How many engines boot at once."""
-    return max(SIDE_BY_SIDE, cores // CORES_PER_BOOT)
-
-
-def private_bytes(booted: Mapping[str, Booted]) -> int:
-    """Memory that would be free without these engines. A process that is gone has none; that it died is told
-    by whoever waits for it next."""
-    total = 0
-    for child in (child for each in booted.values() for child in each.children):
-        with suppress(psutil.NoSuchProcess):  # a zombie is one too
-            total += psutil.Process(child.pid).memory_full_info().uss
-    return total
-
-
-def check_memory(booted: int, arms: int, taken: int, free: int) -> None:
-    """Raises BadSetting where the arms that are still to boot will not fit beside those that are: of a block
-    all live at once, parked but one. `taken`: bytes of the booted; `free`: bytes."""
-    wanted = taken / booted * (arms - booted)
-    if wanted > free:
-        raise api.BadSetting(
-            f"{arms} arms at once need about {taken / booted * arms / GIB:.1f} GiB, and beside {booted} of "
-            f"them {free / GIB:.1f} GiB are free: compare fewer, or a smaller model"
-        )
-
-
-def check_description(ready: api.Ready) -> None:
-    """Raises RunFailed where an engine leaves out what its Description has to say at least."""
-    said = ready.description
-    for what, there, needed in (
-        ("device", said.device, api.DEVICE_SAYS),
-        ("model", said.model, api.MODEL_SAYS),
-    ):
-        if missing := [name for name in needed if name not in there]:
-            raise RunFailed(
-                f"the engine of {ready.name} describes its {what} without {' and '.join(missing)}"
-            )
-
-
-def check_interpreter(arm: Arm) -> None:
-    """Raises BadSetting where the arm's own interpreter is none, or lacks what every host needs."""
-    if arm.python is None:
-        return
-    try:
-        done = subprocess.run(
-            [arm.python, "-c", "import engines.host; print('ready')"],
-            env=environment(arm.env),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=IMPORT_S,
-        )
-    except OSError as error:
-        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {error.strerror}") from error
-    except subprocess.TimeoutExpired:
-        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: it says nothing") from None
-    if done.stdout.strip() != "ready":
-        why = (done.stderr.strip().splitlines() or ["it is no Python that can run an engine"])[-1].strip()
-        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {why}")
-
-
-def environment(
-    extra: Mapping[str, str], worktree: Path | None = None, plain: bool = False
-) -> dict[str, str]:
-    """What a process of the run starts with. From a checkout its folder is on the path, so that a foreign
-    interpreter finds `engines` too; an installed one is left to the interpreter. A worktree comes in front of
-    everything, the current folder included, which may hold the same packages at another commit. `plain`:
-    without ENVIRONMENT."""
-    values = {**os.environ, **({} if plain else ENVIRONMENT)}
-    root = Path(engines.__file__).resolve().parent.parent
-    if "site-packages" not in root.parts:
-        rest = os.environ.get("PYTHONPATH")
-        values["PYTHONPATH"] = f"{root}{os.pathsep}{rest}" if rest else str(root)
-    values |= extra
-    if worktree is not None:
-        path = [*search_path(worktree), *filter(None, [values.get("PYTHONPATH")])]
-        values |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
-    return values

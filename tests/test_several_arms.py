@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import api
-from harness import across_runs, comparison, explain, gate_run, report, runner, session, store, tables
+from harness import across_runs, comparison, explain, gate_run, hosts, report, runner, session, store, tables
 from harness.block import Block
 from harness.design import Arm, Design, order, orders
 from harness.store import Manifest
@@ -228,16 +228,16 @@ def test_what_means_nothing_with_several_arms_is_refused(change: dict[str, Any],
 
 def test_arms_that_do_not_fit_into_memory_are_refused() -> None:
     gib = 1 << 30
-    session.check_memory(booted=2, arms=8, taken=2 * gib, free=6 * gib)
+    hosts.check_memory(booted=2, arms=8, taken=2 * gib, free=6 * gib)
     with pytest.raises(api.BadSetting, match=r"8 arms at once need about 8\.0 GiB, and beside 2"):
-        session.check_memory(booted=2, arms=8, taken=2 * gib, free=5 * gib)
+        hosts.check_memory(booted=2, arms=8, taken=2 * gib, free=5 * gib)
 
 
 def test_first_boots_are_two_at_once_and_later_ones_as_many_as_the_cores_allow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the first two take says whether all of them fit."""
-    assert [session.side_by_side(cores) for cores in (1, 8, 16, 17)] == [2, 2, 4, 4]
+    assert [hosts.side_by_side(cores) for cores in (1, 8, 16, 17)] == [2, 2, 4, 4]
     monkeypatch.setattr(session, "side_by_side", lambda cores: 4)
     monkeypatch.setattr(session, "check_interpreter", lambda arm: None)
     monkeypatch.setattr(session, "private_bytes", lambda booted: 0)

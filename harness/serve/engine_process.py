@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
-from tempfile import gettempdir
 from time import monotonic
 from types import TracebackType
 
@@ -22,11 +21,10 @@ import msgspec
 import zmq
 
 from engines import api
-from harness import processes
+from harness import processes, rooms
 from harness.design import Arm
+from harness.hosts import EXPLAIN_MS, ROLES, RunFailed, check_interpreter, environment
 from harness.processes import Child
-from harness.rooms import room
-from harness.session import EXPLAIN_MS, ROLES, SOCKET_PATH, RunFailed, check_interpreter, environment
 
 GAUGES_S = 1.0  # for an engine to answer between two steps
 
@@ -94,7 +92,7 @@ class EngineProcess:
     def __enter__(self) -> EngineProcess:
         check_interpreter(self._arm)
         self._left = ExitStack()
-        self._room = self._left.enter_context(room(None if len(gettempdir()) < SOCKET_PATH else "/tmp"))
+        self._room = self._left.enter_context(rooms.for_sockets())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replies = self._bound("replies")
         self._events = self._bound("events")

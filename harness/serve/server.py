@@ -19,10 +19,10 @@ import uvloop
 
 from engines import api
 from harness.design import Arm
+from harness.hosts import RunFailed
 from harness.serve.app import App, Rules
 from harness.serve.engine_process import EngineProcess
 from harness.serve.listening import address_of, allow_connections, bind
-from harness.session import RunFailed
 from harness.settings import spelled
 
 SHUTTING_DOWN = "the server is shutting down"
