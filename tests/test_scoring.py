@@ -148,19 +148,6 @@ def test_an_engine_that_does_not_score_has_no_program_for_it(device):
         device.buffer("prefill_scored")
 
 
-def test_what_cannot_be_scored_is_answered_with_one_line(device):
-    wrong = {
-        "max_new_tokens is 4, and 2 tokens are forced": api.Request(0, [1], 4, forced=[1, 2]),
-        "forced tokens have ids beyond the model's vocabulary, 0 to 4095": api.Request(
-            1, [1], 1, forced=[4096]
-        ),
-    }
-    _, events, _ = serve(device, SERIAL, list(wrong.values()), scoring=True)
-    assert events == [api.Error(number, message) for number, message in enumerate(wrong)]
-    _, events, _ = serve(device, SERIAL, [api.Request(0, [1], 1, forced=[1])])
-    assert events == [api.Error(0, "forced tokens need an engine started with scoring=on")]
-
-
 def test_an_engine_that_is_to_score_and_to_sample_does_not_start(device):
     with pytest.raises(api.BadSetting, match="scoring and sampling exclude each other"):
         serve(device, SERIAL, [], scoring=True, sampling=True)
