@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from mmap import mmap
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, cast
@@ -20,9 +21,19 @@ import torch
 from engines.api import BadSetting
 from engines.devices import open_device
 from engines.devices.base import Device, DeviceLost, ModuleSpec
-from engines.devices.emulated.commands import KERNEL, LAUNCH, RECORD, WORK_HEAD, WORK_ROWS
+from engines.devices.emulated import streams
+from engines.devices.emulated.commands import (
+    COMPLETED,
+    KERNEL,
+    LAUNCH,
+    PAGE_BYTES,
+    RECORD,
+    WORK_HEAD,
+    WORK_ROWS,
+)
 from engines.devices.emulated.device import EmulatedDevice
 from engines.devices.emulated.memory import SLOTS
+from engines.devices.emulated.streams import EmulatedEvent, Waiting
 from tests.bench_command import PATIENCE_S
 from tests.device_contract import BUILD, DeviceContract, ints, value
 
@@ -339,6 +350,26 @@ def test_threads_that_end_give_their_place_among_the_waiters_back(device: Device
     assert device.counters["lost_wakeups"] == 0
 
 
+def test_a_wake_up_that_is_on_its_way_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device counts first and wakes then: a waiter that looks in between finds it happened."""
+    monkeypatch.setattr(streams, "_BACKSTOP_MS", 1)
+    page = mmap(-1, PAGE_BYTES)
+    fd = os.eventfd(0)
+    waiting = Waiting(page, os.pidfd_open(os.getpid()), [fd], lambda: DeviceLost("gone"))
+
+    def happen(late_s: float) -> None:
+        memoryview(page).cast("q")[COMPLETED] += 1
+        time.sleep(late_s)
+        os.eventfd_write(fd, 1)
+
+    for late_s, lost in ((0.02, 0), (1.0, 1)):
+        thread = threading.Timer(0.02, happen, (late_s,))
+        thread.start()
+        waiting.until(EmulatedEvent(0, 1 + lost))
+        assert waiting.lost_wakeups == lost
+        thread.join()
+
+
 def test_device_work_that_is_lost_is_counted(device: Device) -> None:
     emulated = cast(EmulatedDevice, device)
     device.drain()
@@ -438,6 +469,9 @@ def test_a_core_of_its_own_is_taken_and_given_back() -> None:
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one core")
+    done = threading.Event()
+    earlier = threading.Thread(target=done.wait)  # a thread that was there before the device, as ZeroMQ's is
+    earlier.start()
     device = open_device("emulated")
     try:
         assert device.pid is not None
@@ -445,8 +479,10 @@ def test_a_core_of_its_own_is_taken_and_given_back() -> None:
         device.load(ModuleSpec(BUILD, {}))
         assert os.sched_getaffinity(device.pid) == {max(before)}
         assert os.sched_getaffinity(0) == before - {max(before)}
+        assert os.sched_getaffinity(earlier.native_id or 0) == before - {max(before)}
     finally:
         device.close()
+        done.set()
     assert os.sched_getaffinity(0) == before
 
 
@@ -458,3 +494,9 @@ def test_open_device_refuses_what_is_not_there() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(BadSetting, match="no CUDA device"):
             open_device("cuda")
+
+
+def test_a_staging_that_a_card_would_not_heed_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(BadSetting, match="staging is the emulated device's"):
+        open_device("auto", staging="sync")

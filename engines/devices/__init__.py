@@ -31,6 +31,11 @@ def open_device(
         import torch
 
         if torch.cuda.is_available():
+            if staging != "copy":
+                raise BadSetting(
+                    "staging is the emulated device's: on a card the driver decides what a pageable copy "
+                    "does; leave it out"
+                )
             from engines.devices.cuda import CudaDevice
 
             return cast("Device", CudaDevice(chaos=chaos, blocking_sync=blocking_sync))

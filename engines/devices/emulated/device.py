@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+from contextlib import suppress
 from mmap import mmap
 from time import perf_counter_ns
 from typing import Any
@@ -135,7 +136,7 @@ class EmulatedDevice:
             self.close()
             raise
         if core is not None:
-            os.sched_setaffinity(0, self._all_cores - {core})
+            _move_threads(self._all_cores - {core})
 
     # -- boot ----------------------------------------------------------------------------------------------
 
@@ -321,7 +322,7 @@ class EmulatedDevice:
         for stream in self._unnamed:
             stream.close()
         self._waiting.close()
-        os.sched_setaffinity(0, self._all_cores)
+        _move_threads(self._all_cores)
 
     def _program(self, program: str, arguments: tuple[int, ...]) -> int:
         try:
@@ -354,6 +355,13 @@ _COUNTERS = (
     "lost_wakeups",  # 0, or the fence is none on this machine
     "work_rows_lost",
 )
+
+
+def _move_threads(cores: set[int]) -> None:
+    """All threads of this process: ZeroMQ's, which was there first, would run on the device's core."""
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _check_copy(tensor: torch.Tensor, buffer: EmulatedBuffer, nbytes: int) -> None:

@@ -29,6 +29,7 @@ _KERNEL_RECORD = RECORD.pack(KERNEL, 0, 0, 0, 0, 0, 0, 0)
 # A wake-up cannot be lost if `fence` is what it says. Should it be, the waiter looks again after this long,
 # and `lost_wakeups` tells. Steps take 1 to 20 ms, so a wait seldom gets that far.
 _BACKSTOP_MS = 20
+_ON_ITS_WAY_MS = 200  # the device counts first and wakes then, and may lose its core in between
 
 
 class EmulatedEvent(NamedTuple):
@@ -104,8 +105,9 @@ class Waiting:
         try:
             while not self.happened(event):
                 ready = seat.poll.poll(_BACKSTOP_MS)
-                if not ready:
-                    self.lost_wakeups += self.happened(event)
+                if not ready and self.happened(event):
+                    ready = seat.poll.poll(_ON_ITS_WAY_MS)
+                    self.lost_wakeups += not ready
                 for fd, _ in ready:
                     if fd == self._pidfd:
                         if self.happened(event):
