@@ -275,15 +275,15 @@ def synchronizations(trace: Trace) -> Part:
                 (group.count, group.total / MS, *(each / US for each in group.percentiles)),
             )
         )
+    but = ", but for one that is the wait itself, such as wait.copy_done" if (found.own != NONE).any() else ""
     return Part(
         "synchronizations",
         "Synchronizations",
         ("type", "range"),
         (("count", ""), ("total_ms", "ms"), ("p50_us", "us"), ("p95_us", "us"), ("max_us", "us")),
         tuple(rows),
-        "Range: the innermost that the waiting thread was in, but for one that is the wait itself, such as "
-        f"wait.copy_done. {events.STREAM_WAITS!r} holds up a stream, "
-        "not the host: its time is the call's.",
+        f"Range: the innermost that the waiting thread was in{but}. {events.STREAM_WAITS!r} holds up a "
+        "stream, not the host: its time is the call's.",
         ranked_by="total_ms",
     )
 
