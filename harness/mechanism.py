@@ -16,9 +16,10 @@ COUNTER = "counter."  # columns of the rounds table that are mechanism counters
 
 
 def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, Any]]:
-    """What the toggles did: each counter per step (per round for an engine without step records), the mean
+    """What the toggles did: each counter per step (per round where an arm has no step records), the mean
     batch, steps by kind, preemptions and dropped rows per round."""
-    per_arm = {arm.name: _mechanism(arm.name, blocks) for arm in design.arms}
+    per_step = all(len(block.of(arm.name, "steps")) for block in blocks for arm in design.arms)
+    per_arm = {arm.name: _mechanism(arm.name, blocks, per_step) for arm in design.arms}
     names = list(dict.fromkeys(name for found in per_arm.values() for name in found))
     return {
         name: {
@@ -29,7 +30,7 @@ def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, dict[str, An
     }
 
 
-def _mechanism(arm: str, blocks: Sequence[Block]) -> dict[str, tuple[float, str]]:
+def _mechanism(arm: str, blocks: Sequence[Block], per_step: bool) -> dict[str, tuple[float, str]]:
     import pandas as pd
 
     rounds = pd.concat([block.of(arm, "rounds") for block in blocks])
@@ -46,7 +47,7 @@ def _mechanism(arm: str, blocks: Sequence[Block]) -> dict[str, tuple[float, str]
             found[f"{kind}_steps"] = (float(kinds.get(kind, 0)) / len(rounds), "per round")
         found["dropped_rows"] = (float(steps["dropped"].sum()) / len(rounds), "per round")
         found["preempted"] = (float(steps["preempted"].sum()) / len(rounds), "requests per round")
-    per, unit = (len(steps), "per step") if len(steps) else (len(rounds), "per round")
+    per, unit = (len(steps), "per step") if per_step else (len(rounds), "per round")
     for column in rounds.columns:
         name = column.removeprefix(COUNTER)
         # Of two by one name (dropped_rows), that of the step records stands, per round.

@@ -211,6 +211,15 @@ def test_one_that_failed_in_one_arm_is_no_output_where_none_are_promised() -> No
     assert outputs.same(plan, measured)["compared"] == 66
 
 
+def test_a_counter_is_per_round_in_both_arms_where_one_records_no_steps() -> None:
+    measured = blocks(1.0)
+    for each in measured:
+        steps = each.tables["steps"]
+        each.tables["steps"] = steps[steps["arm"] == "before"]
+    found = mechanism(manifest().design, measured)["copies"]
+    assert found == {"unit": "per round", "before": 70.0, "after": 70.0}
+
+
 def test_dropped_rows_are_counted_per_round_in_both_arms() -> None:
     """The engine counts them besides, where it dropped any."""
     measured = blocks(0.9)
