@@ -34,6 +34,7 @@ SKIPPED = {
     "long": "conversations too long for vLLM's limits or the context",
     "failed": "requests that failed when the trace was recorded",
 }
+LOST = {"counter.steps_lost": "steps", "counter.work_rows_lost": "rows of what the device did"}
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 THROTTLE = {
     0x08: "hardware slowdown",
@@ -67,6 +68,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
         *_client(values),
         *_late_reads(values),
         *_clock(blocks),
+        *_lost(blocks),
         *_failures(blocks),
         *_skipped(manifest, blocks),
         *_set_up(manifest, blocks),
@@ -274,6 +276,19 @@ def _clock(blocks: Sequence[Block]) -> list[str]:
     return []
 
 
+def _lost(blocks: Sequence[Block]) -> list[str]:
+    """A round that outgrew its records; each arm then lacks another part of it."""
+    rounds = _joined(blocks, "rounds")
+    lost = [f"{count:,.0f} {what}" for column, what in LOST.items() if (count := _largest(rounds, column))]
+    if not lost:
+        return []
+    return [
+        f"records lost: of a round up to {' and '.join(lost)}; step times, phases, device_busy, "
+        "exposed_host_us and the mechanism are of what is left, not the same part in each arm: ask for "
+        "shorter rounds"
+    ]
+
+
 def _failures(blocks: Sequence[Block]) -> list[str]:
     requests = _joined(blocks, "requests")
     failed = requests[requests["error"] != ""]
@@ -283,7 +298,8 @@ def _failures(blocks: Sequence[Block]) -> list[str]:
 
 
 def _skipped(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
-    """What the workload's data holds and was not asked; the same in both arms, so counted in one."""
+    """What the workload's data holds and was not asked; by the smallest context of all arms, so the same in
+    each, and counted in one."""
     rounds = _joined(blocks, "rounds")
     rounds = rounds[rounds["arm"] == manifest.design.arms[0].name]
     counts = {

@@ -36,6 +36,15 @@ def test_warnings_that_apply_are_given() -> None:
         assert word not in quiet
 
 
+def test_a_round_that_outgrew_its_records_is_told() -> None:
+    measured = blocks(1.0)
+    measured[2].tables["rounds"]["counter.work_rows_lost"] = [0, 70_000]
+    measured[3].tables["rounds"]["counter.steps_lost"] = [12, 0]
+    found = warnings(comparison.result(manifest(), measured))
+    assert "records lost: of a round up to 12 steps and 70,000 rows of what the device did" in found
+    assert "records lost" not in warnings(comparison.result(manifest(), blocks(1.0)))
+
+
 def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
     lagging = blocks(1.0)  # its gaps are of 4 ms
     for each, lag in ((lagging, 3 * MS), (punctual := blocks(1.0), MS)):
