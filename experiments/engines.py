@@ -34,7 +34,7 @@ from experiments.record import write_result
 from harness.design import Arm, round_seed
 from harness.metrics import measure
 from harness.records import requests_frame
-from harness.runner import planned
+from harness.runner import least_context, planned
 from harness.session import Booted, Session
 from harness.workload import Workload
 
@@ -77,7 +77,7 @@ def serve(session: Session, booted: Booted, batch: int, seed: int) -> tuple[dict
         prompts="english",
         unique_prompts=True,
     )
-    plan, _ = planned(workload, seed, booted)
+    plan, _ = planned(workload, seed, booted, least_context([booted.description]))
     session.begin(booted)
     done = session.load(booted, plan, workload.concurrency, workload.interval_ns, lambda _: None)
     session.collect(booted)

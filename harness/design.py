@@ -1,4 +1,9 @@
-"""What a run will do, as plain data: arms, blocks, order, seeds. All chance follows from `seed`."""
+"""What a run will do, as plain data: arms, blocks, order, seeds.
+
+What is asked follows from `seed`, so that runs can ask the same. The order of the arms follows from a lot of
+each run's own: runs with one order all have the same part of a position effect in their change, and a fresh
+run would confirm what an earlier one got from its order.
+"""
 
 from __future__ import annotations
 
@@ -181,17 +186,18 @@ def _settings(arm: Arm) -> Arm:
     return msgspec.structs.replace(arm, name="")
 
 
-def order(seed: int, block: int) -> bool:
-    """Whether the after arm runs first in `block`: one coin per block, independent of all others.
+def order(lot: str, block: int) -> bool:
+    """Whether the after arm runs first in `block`: one coin per block, independent of all others, and of
+    those of a run with another lot.
 
     A fixed pattern such as ABBA resonates with periodic noise (10 to 33% false alarms, by simulation); a coin
     keeps 5% under every drift tried but one of two pair SDs per boot, and needs no balance to be unbiased
     (stats.md).
     """
-    return bool(_draw(seed, "order", block) & 1)
+    return bool(_draw(lot, "order", block) & 1)
 
 
-def orders(seed: int, block: int, arms: int) -> list[int]:
+def orders(lot: str, block: int, arms: int) -> list[int]:
     """The arms of `block` by number, in the order in which they run: every order is as likely as any other.
 
     Each arm is put at a place drawn among those before it, the second one by the coin of `order`; so two
@@ -199,7 +205,7 @@ def orders(seed: int, block: int, arms: int) -> list[int]:
     """
     found = [0]
     for arm in range(1, arms):
-        drawn = _draw(seed, "order", block) if arm == 1 else _draw(seed, "order", block, arm)
+        drawn = _draw(lot, "order", block) if arm == 1 else _draw(lot, "order", block, arm)
         found.insert(arm - drawn % (arm + 1), arm)
     return found
 

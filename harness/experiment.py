@@ -131,7 +131,7 @@ def _go_on(folder: Path, kept: Kept, planned: Plan, display: Display) -> Outcome
     try:
         for boots, of_workload in planned.designs.items():
             _measure({folder / kept.folders[boots][name]: design for name, design in of_workload.items()},
-                     display)  # fmt: skip
+                     f"{folder.name}/{boots}", display)  # fmt: skip
     except BaseException as error:
         if any(store.finished_blocks(folder / each) for each in kept.names):
             error.add_note(f"its finished blocks are kept, go on with bench experiment run --resume {folder}")
@@ -139,12 +139,12 @@ def _go_on(folder: Path, kept: Kept, planned: Plan, display: Display) -> Outcome
     return show(folder)
 
 
-def _measure(designs: Mapping[Path, Design], display: Display) -> None:
-    """The runs of one boots, together, each into its folder."""
+def _measure(designs: Mapping[Path, Design], lot: str, display: Display) -> None:
+    """The runs of one boots, together, in the order drawn by `lot`, each into its folder."""
     runs = {}
     for path, design in designs.items():
         comparison.check_metrics(design)
-        now = measure.described_here(design, path.name, datetime.now().astimezone())
+        now = measure.described_here(design, path.name, datetime.now().astimezone(), lot)
         runs[path] = now
         if (path / "manifest.json").exists():
             runs[path] = store.read_manifest(path)

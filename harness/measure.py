@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from engines.api import BadSetting
-from harness import divergences, floors, machine, runner, store, teacher_forcing
+from harness import divergences, floors, gate, machine, runner, store, teacher_forcing
 from harness.block import Block
 from harness.comparison import (
     Values,
@@ -49,7 +49,7 @@ def measure(design: Design, results: Path, display: Display) -> Outcome:
     now = datetime.now().astimezone()
     folder = store.create(results, design.name, now)
     try:
-        manifest = described_here(design, folder.name, now)
+        manifest = described_here(design, folder.name, now, lot=folder.name)
         store.write_manifest(folder, manifest)
         with store.held(folder):
             return _finish(folder, manifest, display)
@@ -61,7 +61,7 @@ def resume(folder: Path, design: Design | None, display: Display) -> Outcome:
     """Go on with a stored run; `design` None: with what it was told to be. Raises StoreError where the
     commit, the settings, the machine or the versions are others."""
     stored = store.read_manifest(folder)
-    now = described_here(design or stored.design, stored.run, datetime.now().astimezone())
+    now = described_here(design or stored.design, stored.run, datetime.now().astimezone(), stored.run)
     store.check_resume(stored, now)
     with store.held(folder):
         return _finish(folder, stored, display)
@@ -97,7 +97,7 @@ def outputs_differ(manifest: Manifest, summary: Mapping[str, Any]) -> bool:
 
 def differences_from(manifest: Manifest) -> list[str]:
     """How here and now differ from where and when a run was measured; a rerun tells."""
-    now = described_here(manifest.design, manifest.run, datetime.now().astimezone())
+    now = described_here(manifest.design, manifest.run, datetime.now().astimezone(), manifest.run)
     pairs: tuple[tuple[str, Any, Any], ...] = (
         ("commit", manifest.code, now.code),
         ("machine", manifest.machine, now.machine),
@@ -132,22 +132,22 @@ def _rule(folder: Path, design: Design) -> runner.Enough:
             return False
         for number in range(len(values), done):
             values.append(block_values(design, Block(number, store.read_block(folder, number))))
-        check_values(design, values, [design.primary])
+        check_values(design, values, gate.gated(design))
         return design.until is not None and reason_to_stop(design, values) is not None
 
     return enough
 
 
-def described_here(design: Design, run: str, now: datetime) -> Manifest:
-    """The manifest of a run that starts here and now."""
+def described_here(design: Design, run: str, now: datetime, lot: str) -> Manifest:
+    """The manifest of a run that starts here and now; `lot` is what the order of its arms is drawn by."""
     arms = len(design.arms)
     return Manifest(
         schema_version=store.SCHEMA_VERSION,
         run=run,
         created=now.isoformat(timespec="seconds"),
         design=design,
-        after_first=[order(design.seed, block) for block in range(design.blocks)],
-        orders=[orders(design.seed, block, arms) for block in range(design.blocks)] if arms > 2 else [],
+        after_first=[order(lot, block) for block in range(design.blocks)],
+        orders=[orders(lot, block, arms) for block in range(design.blocks)] if arms > 2 else [],
         machine=machine.fingerprint(),
         code=machine.code(),
         versions=machine.versions(),

@@ -153,7 +153,7 @@ def request(
     secondary: Annotated[
         list[str] | None, option(DESIGN, "Further metric with a verdict; up to five.")
     ] = None,
-    seed: Annotated[int | None, option(DESIGN, "Of order, prompts and arrivals (0).")] = None,
+    seed: Annotated[int | None, option(DESIGN, "Of prompts, lengths and arrivals (0).")] = None,
 ) -> Asked:
     """What every command that measures can be asked for."""
     values = dict(locals())

@@ -122,19 +122,22 @@ def capture(design: Design, steps: int, say: Say) -> list[Captured]:
     with Session() as session:
         say("booting")
         booted = session.boot(design.arms)
-        return [_capture(session, design, booted[arm.name], steps, say) for arm in design.arms]
+        context = runner.least_context([each.description for each in booted.values()])
+        return [_capture(session, design, booted[arm.name], context, steps, say) for arm in design.arms]
 
 
-def _capture(session: Session, design: Design, booted: Booted, steps: int, say: Say) -> Captured:
+def _capture(
+    session: Session, design: Design, booted: Booted, context: int, steps: int, say: Say
+) -> Captured:
     name, workload = booted.arm.name, design.workload
     warmup = runner.warmup(workload)
     for index in range(-design.warmup_rounds, 0):
         say(f"{name}: warm-up")
-        asked, _ = runner.planned(warmup, round_seed(design.seed, 0, index), booted)
+        asked, _ = runner.planned(warmup, round_seed(design.seed, 0, index), booted, context)
         session.begin(booted)
         session.load(booted, asked, warmup.concurrency, warmup.interval_ns, lambda progress: None)
     say(f"{name}: the profiled round")
-    asked, _ = runner.planned(workload, round_seed(design.seed, 0, 0), booted)
+    asked, _ = runner.planned(workload, round_seed(design.seed, 0, 0), booted, context)
     session.begin_profile(booted, steps)
     done = session.load(booted, asked, workload.concurrency, workload.interval_ns, lambda progress: None)
     record = session.collect(booted)

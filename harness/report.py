@@ -207,7 +207,7 @@ def method(run: Run) -> Table:
     ]
     if len(design.arms) == 2:
         rows += [
-            ("order", f"drawn for each block from seed {design.seed}"),
+            ("order", "drawn for each block of this run"),
             ("decides", design.primary),
             ("also judged", ", ".join(design.secondaries) or "nothing"),
             ("margin", f"±{100 * design.margin:.3g}%, the largest change that counts as none"),

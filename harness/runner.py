@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ import pandas as pd
 
 from engines import api
 from harness import divergences, messages, metrics, readings, records, store
-from harness.design import Arm, Design, orders, round_seed, workload_order
+from harness.design import Arm, Design, round_seed, workload_order
 from harness.session import Booted, Session
 from harness.store import Manifest
 from harness.workload import Planned, Workload, plan, skipped
@@ -106,8 +106,9 @@ def run_together(
                     manifests = _discarded(session, folders, manifests, len(missing), observe)
                 began = time.monotonic()
                 observe(BlockBegun(block, sum(each >= block for each in missing)))
-                booted = session.boot(in_order(design.arms_with_plant(manifests[0].plant_ns), design, block))
-                measured = _block(session, [each.design for each in manifests], block, booted, observe)
+                arms = design.arms_with_plant(manifests[0].plant_ns)
+                booted = session.boot([arms[number] for number in manifests[0].drawn[block]])
+                measured = _block(session, manifests, block, booted, observe)
                 for folder, blocks, tables in zip(folders, kept, measured, strict=True):
                     if block not in blocks:  # killed between two writes, some have it
                         store.write_block(folder, block, tables)
@@ -127,9 +128,9 @@ def _discarded(
     design = manifests[0].design
     began = time.monotonic()
     observe(BlockBegun(-1, left))
-    booted = session.boot(in_order(design.arms_with_plant(None), design, -1))
+    booted = session.boot(design.arms_with_plant(None))
     manifests = [described(each, booted) for each in manifests]
-    measured = _block(session, [each.design for each in manifests], -1, booted, observe)
+    measured = _block(session, manifests, -1, booted, observe)
     if design.plant is not None and manifests[0].plant_ns is None:
         size = planted_ns(design.plant, design.arms[0].name, measured[0]["steps"])
         manifests = [msgspec.structs.replace(each, plant_ns=size) for each in manifests]
@@ -179,30 +180,33 @@ def _identity(described: api.Description) -> dict[str, Any]:
 
 def _block(
     session: Session,
-    designs: Sequence[Design],
+    manifests: Sequence[Manifest],
     block: int,
     booted: Mapping[str, Booted],
     observe: Observer,
 ) -> list[dict[str, pd.DataFrame]]:
-    """Every arm's rounds on the workload of each design, in the order of this block; the block's tables of
+    """Every arm's rounds on the workload of each run, in the order of this block; the block's tables of
     each."""
+    designs = [each.design for each in manifests]
     design = designs[0]
     parts: list[dict[str, list[pd.DataFrame]]] = [{name: [] for name in store.TABLES} for _ in designs]
+    context = least_context([each.description for each in booted.values()])
     if block == -1:
         for each in booted.values():  # what does not fit the model is said now, not after a warm-up that did
             for one in designs:
-                planned(one.workload, round_seed(one.seed, block, 0), each)
+                planned(one.workload, round_seed(one.seed, block, 0), each, context)
     with ExitStack() as stack:
         gpus = {arm.name: _gpu(booted[arm.name], stack) for arm in design.arms}
         # Parked arms hold the card too.
         own = {pid for each in booted.values() for pid in each.pids.values()} | {*session.pids.values()}
         for index in rounds_of(design, block):
             for number in workload_order(design.seed, block, index, len(designs)):
-                for position, arm in enumerate(arms_in_order(design, block, index)):
+                for position, arm in enumerate(arms_in_order(manifests[0], block, index)):
                     observe(RoundBegun(block, arm.name, index))
                     tables = _round(
-                        session, designs[number], block, index, booted[arm.name], gpus[arm.name], own, observe
-                    )
+                        session, designs[number], block, index, booted[arm.name], context,
+                        gpus[arm.name], own, observe,
+                    )  # fmt: skip
                     tables["rounds"]["position"] = position
                     for name, table in tables.items():
                         table.insert(0, "arm", arm.name)
@@ -222,15 +226,12 @@ def _whole(design: Design, parts: Mapping[str, Sequence[pd.DataFrame]]) -> dict[
     return tables | {"requests": tables["requests"].drop(columns="token_ids"), "divergences": differing}
 
 
-def arms_in_order(design: Design, block: int, index: int) -> list[Arm]:
+def arms_in_order(manifest: Manifest, block: int, index: int) -> list[Arm]:
     """The arms as they run in one round of `block`: as they were drawn, and every other round the other
-    way."""
-    return in_order(design.arms, design, block)[:: -1 if index % 2 else 1]
-
-
-def in_order(arms: Sequence[Arm], design: Design, block: int) -> list[Arm]:
-    """These arms as they were drawn for `block`."""
-    return [arms[number] for number in orders(design.seed, block, len(arms))]
+    way. Nothing is drawn for the discarded block."""
+    arms = manifest.design.arms
+    order = range(len(arms)) if block == -1 else manifest.drawn[block]
+    return [arms[number] for number in order][:: -1 if index % 2 else 1]
 
 
 def rounds_of(design: Design, block: int) -> Iterator[int]:
@@ -248,21 +249,28 @@ def warmup(workload: Workload) -> Workload:
     return msgspec.structs.replace(workload, num_requests=max(1, workload.num_requests // WARMUP_SHARE))
 
 
-def planned(workload: Workload, seed: int, booted: Booted) -> tuple[list[Planned], dict[str, int]]:
-    """What a round asks of an engine, and how much of its data it skips, by reason. Raises BadSetting where
-    it does not fit the model."""
-    model = booted.description.model
-    tokenizer, context = str(model.get("tokenizer", "")), int(model["context"])
+def least_context(descriptions: Iterable[api.Description]) -> int:
+    """Tokens of the smallest context among the arms. A prompt that one arm has no room for is asked of none:
+    what a workload skips moves all prompts behind it, and the arms would be asked different things."""
+    return min(int(each.model["context"]) for each in descriptions)
+
+
+def planned(
+    workload: Workload, seed: int, booted: Booted, context: int
+) -> tuple[list[Planned], dict[str, int]]:
+    """What a round asks of an engine, in at most `context` tokens a request, and how much of its data it
+    skips, by reason. Raises BadSetting where it does not fit."""
+    tokenizer = str(booted.description.model.get("tokenizer", ""))
     return plan(workload, seed, tokenizer, context), skipped(workload, seed, tokenizer, context)
 
 
 def _round(
-    session: Session, design: Design, block: int, index: int, booted: Booted, gpu: readings.Gpu | None,
-    own: set[int], observe: Observer,
+    session: Session, design: Design, block: int, index: int, booted: Booted, context: int,
+    gpu: readings.Gpu | None, own: set[int], observe: Observer,
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
     workload = design.workload if index >= 0 else warmup(design.workload)
     seed = round_seed(design.seed, block, index)
-    asked, passed_over = planned(workload, seed, booted)
+    asked, passed_over = planned(workload, seed, booted, context)
     pids = {**booted.pids, **session.pids}
     session.begin(booted)
     start = readings.read(pids)

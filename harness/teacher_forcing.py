@@ -15,7 +15,7 @@ import numpy as np
 
 from engines import api
 from harness import divergences, runner, store
-from harness.design import Arm, Design, round_seed
+from harness.design import Arm, round_seed
 from harness.scoring import Client, to_score
 from harness.session import Booted, Session
 from harness.store import Manifest
@@ -66,7 +66,7 @@ def judge(folder: Path, manifest: Manifest, say: Say) -> None:
     outputs = "1 output differs" if count == 1 else f"{count} outputs differ"
     say(f"{outputs}: asking the model of {before.name} how likely the tokens are that differ")
     try:
-        _fill(manifest.design, waiting)
+        _fill(manifest, waiting)
     except api.EngineError as error:
         say(f"the outputs that differ are not judged: {error}; --resume asks again")
         return
@@ -74,14 +74,14 @@ def judge(folder: Path, manifest: Manifest, say: Say) -> None:
         store.write_table(store.table_path(folder, block, "divergences"), table)
 
 
-def _fill(design: Design, waiting: Mapping[int, pd.DataFrame]) -> None:
+def _fill(manifest: Manifest, waiting: Mapping[int, pd.DataFrame]) -> None:
     """Put the gaps into the divergences of these blocks. All that an engine knows of its files is asked of
     the one that is booted here: those of a git ref are gone with the worktree that they were in. Raises
     EngineError."""
-    before = design.arms[0]
+    before = manifest.design.arms[0]
     with checked_out([before]) as worktrees, Session(worktrees, generator=False) as session:
         booted = session.boot([to_judge(before)])[before.name]
-        partings = {block: _partings(design, block, table, booted) for block, table in waiting.items()}
+        partings = {block: _partings(manifest, block, table, booted) for block, table in waiting.items()}
         every = [parting for each in partings.values() for parting in each]
         model = booted.description.model
         vocabulary = int(model.get("vocabulary", np.iinfo(np.int64).max))
@@ -99,12 +99,13 @@ def _fill(design: Design, waiting: Mapping[int, pd.DataFrame]) -> None:
         table["near_tie"] = near_tie
 
 
-def _partings(design: Design, block: int, table: pd.DataFrame, booted: Booted) -> list[Parting]:
+def _partings(manifest: Manifest, block: int, table: pd.DataFrame, booted: Booted) -> list[Parting]:
     """The divergences of a block, in the order of the table."""
+    design, context = manifest.design, runner.least_context(manifest.descriptions.values())
     encode = _encoder("" if design.workload.pretok else str(booted.description.model.get("tokenizer", "")))
     prompts: dict[int, list[Context]] = {}
     for index in table["round"].unique().tolist():
-        asked, _ = runner.planned(design.workload, round_seed(design.seed, block, index), booted)
+        asked, _ = runner.planned(design.workload, round_seed(design.seed, block, index), booted, context)
         prompts[index] = [tuple(encode(each.prompt)) for each in asked]
     columns = ("round", "request", "agreed", "before_token", "after_token")
     rows = zip(*(table[name] for name in columns), strict=True)

@@ -51,13 +51,13 @@ def arm(name: str = "before", **toggles: str) -> Arm:
 # -- chance -----------------------------------------------------------------------------------------------
 
 
-def test_order_is_a_coin_that_the_seed_decides() -> None:
-    tosses = [order(3, block) for block in range(1000)]
-    assert tosses == [order(3, block) for block in range(1000)]
+def test_order_is_a_coin_that_the_lot_decides() -> None:
+    tosses = [order("3", block) for block in range(1000)]
+    assert tosses == [order("3", block) for block in range(1000)]
     assert 430 < sum(tosses) < 570
     repeats = sum(left == right for left, right in pairwise(tosses))
     assert 430 < repeats < 570  # independent: no alternation
-    assert [order(4, block) for block in range(20)] != tosses[:20]
+    assert [order("4", block) for block in range(20)] != tosses[:20]
 
 
 @untimed

@@ -18,6 +18,7 @@ import pytest
 import harness
 from harness import comparison, experiment_result, experiment_tables, stats
 from harness.block import Block
+from harness.design import orders
 from harness.experiment_file import Adjusted, Claim, Column, Experiment, Row
 from harness.experiment_result import Finished, _claim, _finding, cell
 from harness.store import read_manifest
@@ -128,6 +129,8 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     run = folder / "clocks-few"  # an ordinary run, of the same boots as the other
     design = read_manifest(run).design
     assert [arm.name for arm in design.arms] == ["slow", "fast", "other"]
+    drawn = [orders(f"{folder.name}/clocks", number, 3) for number in range(4)]
+    assert [read_manifest(folder / f"clocks-{each}").orders for each in ("few", "many")] == [drawn, drawn]
     loaded = harness.load(run)
     assert set(loaded.requests["round"]) == {0, 1}
     compared = harness.compare(f"{run}:slow", f"{run}:fast")["comparisons"][0]

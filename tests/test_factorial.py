@@ -61,7 +61,7 @@ def planned(toggles: str, blocks: int = 6, **asked: Any) -> Manifest:
     return msgspec.structs.replace(
         manifest(blocks),
         design=found,
-        orders=[orders(0, number, len(found.arms)) for number in range(blocks)],
+        orders=[orders("0", number, len(found.arms)) for number in range(blocks)],
         descriptions={arm.name: described() for arm in found.arms},
     )
 

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import pandas as pd
 import psutil
 import pytest
 
@@ -58,6 +59,26 @@ def in_second_block(environment: dict[str, str], folder: Path) -> Bench:
     bench = start(environment, folder, "run", *COMPARE, "--blocks", "2", "--num-requests", "60")
     bench.wait_for("block 1 of 2 done")
     return bench
+
+
+def test_every_arm_is_asked_what_fits_into_the_smallest_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one skips for its length moves all prompts behind it."""
+    asked = []
+
+    def remember(*arguments: Any) -> dict[str, pd.DataFrame]:
+        asked.append((arguments[4].arm.name, arguments[5]))
+        return {"rounds": pd.DataFrame([{"seed": 0}])}
+
+    plan = manifest(rounds=1, warmup_rounds=0)
+    booted = {}
+    for arm, context in zip(plan.design.arms, (1024, 512), strict=True):
+        described = plan.descriptions[arm.name]
+        smaller = msgspec.structs.replace(described, model={**described.model, "context": context})
+        booted[arm.name] = session.Booted(arm, (), cast(Any, None), "", smaller)
+    monkeypatch.setattr(runner, "_round", remember)
+    monkeypatch.setattr(session.Booted, "pids", {})
+    runner._block(cast(Any, SimpleNamespace(pids={})), [plan], 0, booted, lambda happening: None)
+    assert dict(asked) == {"before": 512, "after": 512}
 
 
 def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path: Path) -> None:
