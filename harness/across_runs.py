@@ -273,7 +273,6 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
     same_prompts = left.manifest.design.seed == right.manifest.design.seed and not (
         _tool(left) or _tool(right)
     )
-    nothing = {"compared": 0, "identical": 0, "near_ties": None}
     limits = {name: values[name] for name in ("device_busy", "exposed_host_us") if name in values}
     before, after = (
         side.manifest.design.arms_with_plant(side.manifest.plant_ns)[
@@ -290,7 +289,7 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
         "margin": design.margin,
         "primary": primary,
         "metrics": {name: _row(name, per_arm) for name, per_arm in values.items()},
-        "outputs": outputs.same(manifest, blocks) if same_prompts else nothing,
+        "outputs": outputs.same(manifest, blocks) if same_prompts else outputs.NONE_COMPARED,
         "failures": outputs.failures(design, blocks),
         "mechanism": mechanism(design, blocks),
         "limit": {

@@ -11,6 +11,8 @@ from harness.block import Block
 from harness.design import Design
 from harness.store import Manifest
 
+NONE_COMPARED: dict[str, int | None] = {"compared": 0, "identical": 0, "near_ties": None, "distinct": 0}
+
 
 def same(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
     """Requests whose output is the same in both arms, by digest; none is compared between two models.
@@ -18,14 +20,16 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
     One that failed in both arms has no output. One that failed in one of them differs where equal outputs
     are promised, and is left out where they are not: there it is a failure like any other. `near_ties`: how
     many that differ part at a tie of two tokens (divergences.py), whichever of the two arms is the first;
-    null where they were not judged, for it takes an engine that scores.
+    null where they were not judged, for it takes an engine that scores. `distinct`: how many different ones
+    the first arm gave; of one, asked for again and again, equal outputs show little.
     """
     import pandas as pd
 
     design = manifest.design
     if len(design.arms) < 2 or len({arm.options.model for arm in design.arms}) > 1:
-        return {"compared": 0, "identical": 0, "near_ties": None}
+        return NONE_COMPARED
     compared = identical = 0
+    distinct: set[str] = set()
     for block in blocks:
         before, after = (
             block.of(arm.name, "requests").set_index(["round", "request"])[["digest", "error"]]
@@ -36,6 +40,7 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
         answered = sides[0] | sides[1] if manifest.promises_outputs else sides[0] & sides[1]
         compared += int(answered.sum())
         identical += int((answered & (before["digest"] == after["digest"])).sum())
+        distinct.update(before["digest"][answered & sides[0]])
     names = [arm.name for arm in design.arms]
     parted = [divergences.between(block.tables["divergences"], names) for block in blocks]
     found = [table for table in parted if len(table)]
@@ -43,6 +48,7 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
         "compared": compared,
         "identical": identical,
         "near_ties": divergences.near_ties(pd.concat(found)) if found else None,
+        "distinct": len(distinct),
     }
 
 

@@ -183,6 +183,9 @@ def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
 
 def _outputs_table(outputs: Mapping[str, Any]) -> Table:
     names, note = ["compared", "identical"], "requests whose tokens are the same in both arms, by digest"
+    if "distinct" in outputs:  # an older summary has none
+        names.append("distinct")
+        note += "; distinct: the different outputs that the before arm gave"
     if outputs["near_ties"] is not None:
         names.append("near_ties")
         note += "; near_ties part where the model holds both tokens for equally likely, up to rounding"

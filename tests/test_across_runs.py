@@ -202,7 +202,7 @@ def test_outputs_are_compared_where_the_prompts_are_the_same(tmp_path: Path) -> 
     alone = manifest(2, arms=1)
     same = [stored(tmp_path, name, plan=alone) for name in "ab"]
     found = across_runs.compare(same)
-    assert only(found)["outputs"] == {"compared": 24, "identical": 24, "near_ties": None}
+    assert only(found)["outputs"] == {"compared": 24, "identical": 24, "near_ties": None, "distinct": 12}
     other = stored(tmp_path, "c", plan=manifest(2, arms=1, seed=7))
     found = across_runs.compare([same[0], other])
     assert only(found)["outputs"]["compared"] == 0

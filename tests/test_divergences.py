@@ -325,7 +325,12 @@ def test_another_model_is_no_near_tie_and_what_was_not_judged_can_be_later(
     load = ("--num-requests", "4", "--max-new-tokens", "8")
     code, result, stderr = bench(*RUN, *settings, *load, "--out", str(tmp_path))
     assert code == 1, stderr
-    assert result["comparisons"][0]["outputs"] == {"compared": 4, "identical": 0, "near_ties": 0}
+    assert result["comparisons"][0]["outputs"] == {
+        "compared": 4,
+        "identical": 0,
+        "near_ties": 0,
+        "distinct": 1,
+    }
 
     folder = only_run(tmp_path)
     first = store.read_table(folder, 0, "divergences")

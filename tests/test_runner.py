@@ -89,7 +89,7 @@ def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path:
     assert result == json.loads((run_folder(tmp_path) / "summary.json").read_text())
     comparison = result["comparisons"][0]
     assert comparison["metrics"]["tpot_ms_p50"]["verdict"] is not None  # which one, is the machine's affair
-    assert comparison["outputs"] == {"compared": 48, "identical": 48, "near_ties": None}
+    assert comparison["outputs"] == {"compared": 48, "identical": 48, "near_ties": None, "distinct": 8}
     assert comparison["mechanism"]["ticks"]["before"] > 0
     manifest = store.read_manifest(run_folder(tmp_path))
     assert set(manifest.descriptions) == {"before", "after"}
