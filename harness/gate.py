@@ -193,7 +193,8 @@ def as_plain(
     outputs = comparison["outputs"]
     differ = [divergences.conclusion(outputs).rstrip(".")] if divergences.fails(outputs, promised) else []
     faults = differ + (_failures(comparison) if failing == "fail" else [])
-    doubts = _failures(comparison) if failing == "undecided" else []
+    doubts = [f"{each}: too few blocks to tell it from chance" for each in _failures(comparison)]
+    doubts = doubts if failing == "undecided" else []
     said = overall(judged)
     return {
         "verdict": "fail" if faults else "undecided" if doubts and said == "pass" else said,
@@ -232,7 +233,7 @@ def benchmark(result: Mapping[str, Any], better: str) -> list[dict[str, Any]]:
                 "value": each["after"],
                 "range": "" if half is None else f"± {half:.2%}",
                 "extra": f"base {each['before']:.4g} {metric.unit}, change {each['change']:+.2%}, "
-                f"{each['verdict']} (at most {found['max_regression']:.3g}){besides}",
+                f"{each['verdict']} (at most {100 * found['max_regression']:.3g}%){besides}",
             }
         )
     return rows

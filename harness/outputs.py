@@ -17,8 +17,7 @@ NONE_COMPARED: dict[str, int | None] = {"compared": 0, "identical": 0, "near_tie
 def same(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
     """Requests whose output is the same in both arms, by digest; none is compared between two models.
 
-    One that failed in both arms has no output. One that failed in one of them differs where equal outputs
-    are promised, and is left out where they are not: there it is a failure like any other. `near_ties`: how
+    One that failed in either arm has no output to compare: it is a failure, counted as such. `near_ties`: how
     many that differ part at a tie of two tokens (divergences.py), whichever of the two arms is the first;
     null where they were not judged, for it takes an engine that scores. `distinct`: how many different ones
     the first arm gave; of one, asked for again and again, equal outputs show little.
@@ -36,11 +35,10 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
             for arm in design.arms
         )
         before, after = before.align(after, join="inner", axis=0)
-        sides = [side["error"] == "" for side in (before, after)]
-        answered = sides[0] | sides[1] if manifest.promises_outputs else sides[0] & sides[1]
+        answered = (before["error"] == "") & (after["error"] == "")
         compared += int(answered.sum())
         identical += int((answered & (before["digest"] == after["digest"])).sum())
-        distinct.update(before["digest"][answered & sides[0]])
+        distinct.update(before["digest"][answered])
     names = [arm.name for arm in design.arms]
     parted = [divergences.between(block.tables["divergences"], names) for block in blocks]
     found = [table for table in parted if len(table)]
