@@ -107,12 +107,14 @@ def wait(children: Sequence[Child], seconds: float | None) -> bool:
     return True
 
 
-def end(children: Sequence[Child], grace: float = 0.0) -> None:
+def end(children: Sequence[Child], grace: float = 0.0) -> list[Child]:
     """Give them `grace` seconds to end, then kill what the harness started, ask the rest and every descendant
-    to end, kill what does not; return when all are gone. Asked, a server ends what is not below it, such as a
+    to end, kill what does not; return when all are gone, with those of `children` that did not end in their
+    grace. Asked, a server ends what is not below it, such as a
     container. A Ctrl-C while they have their grace leaves them to whoever calls this again."""
     family = _descendants(children)
     wait(children, grace)
+    late = [child for child in children if not child.ended()]
     with undisturbed():
         started = [child for child in children if child.popen is not None]
         others = [*(child for child in children if child.popen is None), *family]
@@ -126,6 +128,7 @@ def end(children: Sequence[Child], grace: float = 0.0) -> None:
                 child.popen.wait()
         for child in [*children, *family]:
             os.close(child.pidfd)
+    return late
 
 
 @contextmanager

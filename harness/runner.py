@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from engines import api
-from harness import divergences, messages, metrics, readings, records, store
+from harness import divergences, messages, metrics, processes, readings, records, store
 from harness.design import Arm, Design, round_seed, workload_order
 from harness.session import Booted, Session
 from harness.store import Manifest
@@ -112,7 +112,7 @@ def run_together(
                 for folder, blocks, tables in zip(folders, kept, measured, strict=True):
                     if block not in blocks:  # killed between two writes, some have it
                         store.write_block(folder, block, tables)
-                session.shut(list(booted.values()))
+                _shut(session, booted, observe)
                 stolen = max(float(np.max(each["rounds"].get("steal_share", 0.0))) for each in measured)
                 observe(BlockDone(block, time.monotonic() - began, stolen))
             if enough(block + 1):
@@ -136,9 +136,14 @@ def _discarded(
         manifests = [msgspec.structs.replace(each, plant_ns=size) for each in manifests]
     for folder, manifest in zip(folders, manifests, strict=True):
         store.write_manifest(folder, manifest)
-    session.shut(list(booted.values()))
+    _shut(session, booted, observe)
     observe(BlockDone(-1, time.monotonic() - began))
     return manifests
+
+
+def _shut(session: Session, booted: Mapping[str, Booted], observe: Observer) -> None:
+    for name in session.shut(list(booted.values())):
+        observe(Said(f"the engine of {name} did not stop within {processes.GRACE_S:g} s and was killed"))
 
 
 def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:

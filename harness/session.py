@@ -155,19 +155,21 @@ class Session:
             raise
         return {arm.name: self._joined(arm, *hosts[arm.name], descriptions[arm.name]) for arm in arms}
 
-    def shut(self, booted: Sequence[Booted]) -> None:
-        """Ask engines to stop; what does not is killed. Raises RunFailed where one fails in that."""
+    def shut(self, booted: Sequence[Booted]) -> list[str]:
+        """Ask engines to stop; what does not is killed. The arms of those that were killed. Raises RunFailed
+        where one fails in that."""
         for each in booted:
             each.inbox.send(msgspec.msgpack.encode(api.Stop()))
         children = [child for each in booted for child in each.children]
         for child in children:
             self._poller.unregister(child.pidfd)
-        processes.end(children, processes.GRACE_S)
+        late = processes.end(children, processes.GRACE_S)
         for child in children:
             self._alive.remove(child)
         for each in booted:
             each.inbox.close(linger=0)
         self._raise_if_explained(0)  # an engine that can't stop would be taken for one of the next boot's
+        return [each.arm.name for each in booted if any(child in late for child in each.children)]
 
     def _start_host(self, arm: Arm) -> tuple[Child, str]:
         self._boots += 1

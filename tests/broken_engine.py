@@ -26,6 +26,7 @@ BREAKS = (
     "starts half",
     "starts half and hangs",
     "can not stop again",
+    "does not stop",
     "returns early",
     "hangs between rounds",
     "loses a token",
@@ -103,6 +104,8 @@ class Broken(Clockwork):
         if self.toggles["breaks"] == "starts half and hangs":
             time.sleep(600)
         Clockwork.stop(self)
+        if self.toggles["breaks"] == "does not stop":
+            time.sleep(600)
         if self.toggles["breaks"] == "can not stop again":
             stopped = Path("stopped-once")
             if stopped.exists():

@@ -71,6 +71,18 @@ def test_an_engine_that_breaks_the_contract_is_named_with_what_it_did(
     assert not bench.left()
 
 
+def test_an_engine_that_had_to_be_killed_at_its_end_is_told_of(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    bench = start(environment, tmp_path, *ONE_ARM, "--before", "breaks=does not stop")
+    code, _, stderr = bench.end()
+    assert code == 0, stderr
+    assert (
+        stderr.count("the engine of before did not stop within 5 s and was killed") == 2
+    )  # with the discarded
+    assert not bench.left()
+
+
 def test_an_engine_that_fails_when_it_is_stopped_for_the_last_time_fails_the_run_which_is_kept(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
