@@ -389,6 +389,7 @@ class EngineSpec:
     needs: str = ""  # what must be installed, for `bench engines`
     plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
     scores: bool = False  # whether EngineOptions.scoring means something to it
+    samples: bool = False  # whether EngineOptions.sampling does; then `bench serve` asks for it
     settings: tuple[Setting, ...] = ()
     # Of EngineOptions, where this engine has its own.
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -454,13 +455,19 @@ def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
 def find_engines() -> dict[str, EngineSpec]:
     """Every installed engine by name. One that can't be loaded is left out and told of, once: it may be no
     part of what is asked."""
-    found = {}
+    found: dict[str, EngineSpec] = {}
     for entry in sorted(entry_points(group="bench.engines")):
         try:
-            found[entry.name] = entry.load()
+            spec = entry.load()
+            if not isinstance(spec, EngineSpec):
+                raise TypeError(f"{entry.value} is no EngineSpec but of type {type(spec).__name__}")
+            if spec.name != entry.name:
+                raise ValueError(f"{entry.value} calls itself {spec.name}; one name for both, please")
         except Exception as error:  # whatever a third party's module does when it is imported
             package = f" of {entry.dist.name}" if entry.dist is not None else ""
             _tell_once(f"engine {entry.name}{package} can't be loaded: {type(error).__name__}: {error}")
+        else:
+            found[entry.name] = spec
     return found
 
 

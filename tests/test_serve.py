@@ -24,6 +24,7 @@ from engines import api
 from engines.overlap.presets import load_tokenizer, tokenizer_file
 from harness import processes
 from harness.design import Arm
+from harness.serve.asking import make_served
 from harness.serve.engine_process import EngineProcess
 from harness.serve.parsing import NEUTRAL, Refused
 from harness.serve.prompting import Prompting
@@ -83,6 +84,11 @@ def test_text_is_the_same_prompt_as_its_ids(server: Server) -> None:
         assert by_ids["choices"] == by_text["choices"]
         assert by_ids["usage"]["prompt_tokens"] == len(ids)
     assert ids_of(server.events(COMPLETIONS, asked)) == by_text["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize(("engine", "sampling"), [("overlap", True), ("transformers", False)])
+def test_an_engine_is_asked_for_sampling_where_it_has_it(engine: str, sampling: bool) -> None:
+    assert make_served({"engine": engine}).options.sampling is sampling
 
 
 def test_a_chat_is_its_rendered_text_and_begins_with_a_role(server: Server) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engines import api
 from tests.bench_command import TESTS, start
 
 PACKAGE = TESTS.parent / "examples" / "own_engine"
@@ -47,6 +48,32 @@ def test_and_is_measured_like_any_other(environment: dict[str, str], tmp_path: P
 def test_the_package_is_as_small_as_is_said() -> None:
     lines = [line for line in (PACKAGE / "paced_engine.py").read_text().splitlines() if line.strip()]
     assert len(lines) <= 70
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("SPEC = 3", "TypeError: odd_engine:SPEC is no EngineSpec but of type int"),
+        (
+            "from engines.api import EngineSpec\nSPEC = EngineSpec('even', '', (), 'x:y')",
+            "ValueError: odd_engine:SPEC calls itself even; one name for both, please",
+        ),
+    ],
+)
+def test_an_entry_point_that_is_no_engine_of_its_name_is_told_of(
+    code: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    information = tmp_path / "odd-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[bench.engines]\nodd = odd_engine:SPEC\n")
+    (tmp_path / "odd_engine.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_engine", raising=False)
+    found = api.find_engines()
+    assert "overlap" in found
+    assert "odd" not in found
+    assert f"engine odd of odd can't be loaded: {why}\n" in capsys.readouterr().err
 
 
 def test_one_that_can_not_be_loaded_is_told_of_and_takes_no_other_along(

@@ -44,6 +44,7 @@ SPEC = api.EngineSpec(
         api.Setting("start_timeout_s", "a command's server must answer within", "600"),
     ),
     build="engines.openai.engine:build",
+    samples=True,
     defaults={"model": ""},  # the first that the server names
     asks_text=True,
 )

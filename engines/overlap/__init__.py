@@ -37,4 +37,5 @@ SPEC = EngineSpec(
     build="engines.overlap.engine:build",
     plants=("device", "host"),
     scores=True,
+    samples=True,
 )

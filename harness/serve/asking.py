@@ -17,8 +17,6 @@ VARIANT = "all"
 TTFT_MS, ITL_MS = 50.0, 10.0
 MOST_REQUESTS = 1024
 GRACE_S = 30.0
-# As servers do, unlike `bench run`: each token goes out at once, and requests may ask for a temperature.
-OPTIONS = {"stream_interval": 1, "sampling": True}
 
 
 def serve_engine(asked: Mapping[str, Any], of_mock: Mapping[str, Any], host: str, port: int) -> None:
@@ -60,16 +58,19 @@ def make_served(asked: Mapping[str, Any]) -> Arm:
     asked for besides. Raises BadSetting."""
     if "variant" in asked and "engine" in asked:
         raise api.BadSetting("--variant brings its engine: give --variant or --engine, not both")
-    options: dict[str, Any] = dict(OPTIONS)
+    options: dict[str, Any] = {}
     toggles: Mapping[str, str] = {}
     engine = asked.get("engine", "")
     if not engine:
         variant = api.pick(asked.get("variant", VARIANT), load_variants(), "variant")
         engine, toggles = variant.engine, variant.after
         options |= variant.options
-    options |= {name: asked[name] for name in ("model", "device") if name in asked}
+    engines = api.find_engines()
+    # As servers do, unlike `bench run`: each token goes out at once, and requests may ask for a temperature.
+    served = {"stream_interval": 1, "sampling": api.pick(engine, engines, "engine").samples}
+    options = served | options | {name: asked[name] for name in ("model", "device") if name in asked}
     changes = parse_changes(asked.get("both", ()), "--set")
-    return make_arm(api.find_engines(), "the server", engine, options, toggles, changes)
+    return make_arm(engines, "the server", engine, options, toggles, changes)
 
 
 def _flag(name: str) -> str:
