@@ -35,6 +35,7 @@ SKIPPED = {
     "failed": "requests that failed when the trace was recorded",
 }
 LOST = {"counter.steps_lost": "steps", "counter.work_rows_lost": "rows of what the device did"}
+BY_CHUNKS = "counter.requests_counted_by_chunks"  # engines/openai/replies.py
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 THROTTLE = {
     0x08: "hardware slowdown",
@@ -69,6 +70,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
         *_late_reads(values),
         *_clock(blocks),
         *_lost(blocks),
+        *_counted(blocks),
         *_failures(blocks),
         *_skipped(manifest, blocks),
         *_set_up(manifest, blocks),
@@ -295,6 +297,18 @@ def _failures(blocks: Sequence[Block]) -> list[str]:
     if not len(failed):
         return []
     return [f"{len(failed)} of {len(requests)} requests failed and are left out: {failed['error'].iloc[0]}"]
+
+
+def _counted(blocks: Sequence[Block]) -> list[str]:
+    """Replies that say nothing of their tokens: one a chunk is then a guess."""
+    rounds = _joined(blocks, "rounds")
+    by_chunks = int(rounds[BY_CHUNKS].sum()) if BY_CHUNKS in rounds.columns else 0
+    if not by_chunks:
+        return []
+    return [
+        f"tokens of {by_chunks} requests were counted as one a chunk, for the server tells no number: TPOT, "
+        "ITL and throughput are wrong where a chunk holds more; --set tokenizer=FILE counts them"
+    ]
 
 
 def _skipped(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:

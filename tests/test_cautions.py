@@ -45,6 +45,14 @@ def test_a_round_that_outgrew_its_records_is_told() -> None:
     assert "records lost" not in warnings(comparison.result(manifest(), blocks(1.0)))
 
 
+def test_tokens_that_nobody_counted_are_told() -> None:
+    measured = blocks(1.0)
+    for each in measured:
+        each.tables["rounds"]["counter.requests_counted_by_chunks"] = [12.0, np.nan]  # a counter of one arm
+    found = warnings(comparison.result(manifest(), measured))
+    assert "tokens of 72 requests were counted as one a chunk, for the server tells no number" in found
+
+
 def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
     lagging = blocks(1.0)  # its gaps are of 4 ms
     for each, lag in ((lagging, 3 * MS), (punctual := blocks(1.0), MS)):
