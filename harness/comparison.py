@@ -229,8 +229,10 @@ def judged(
     design: Design, per_block: Sequence[Values], names: Sequence[str], limit: float
 ) -> dict[str, gate.Judged]:
     """What a gate says of these metrics after these blocks."""
-    check_values(design, per_block, names, ratio=True)
+    check_values(design, per_block, names)
     values = measured(design, per_block)
+    rest = [name for name in names if not gate.is_gone(name, *values[name].values())]
+    check_values(design, per_block, rest, ratio=True)
     offered = THROUGHPUTS if offered_load(design, per_block) else ()
     return gate.judge(values, names, limit, gate.level(design, len(per_block)), offered)
 

@@ -107,11 +107,28 @@ def judge(
         if len(values.get(name, {})) < 2:
             raise api.EngineError(f"the metric {name} has no value in some block")
     pairs = {name: (before, after) for name in names for before, after in [values[name].values()]}
-    adjusted = stats.holm([_p_beyond(name, *pairs[name], limit) for name in names])
-    return {
+    gone = {name: _judge_gone(pairs[name][0]) for name in names if is_gone(name, *pairs[name])}
+    rest = [name for name in names if name not in gone]
+    adjusted = stats.holm([_p_beyond(name, *pairs[name], limit) for name in rest])
+    found = {
         name: _judge(name, *pairs[name], limit, one_sided, p, name in offered)
-        for name, p in zip(names, adjusted, strict=True)
+        for name, p in zip(rest, adjusted, strict=True)
     }
+    return {name: {**gone, **found}[name] for name in names}
+
+
+def is_gone(name: str, before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether nothing is left of what there should be much of, such as a goodput: no ratio tells how bad that
+    is, and nothing is worse."""
+    higher = metrics.METRICS[name].better == "higher"
+    return higher and min(before) > 0 == max(after)
+
+
+def _judge_gone(before: Sequence[float]) -> Judged:
+    """Two blocks at least: of one nothing is said."""
+    verdict: Verdict = "fail" if len(before) > 1 else "undecided"
+    base = float(np.exp(np.log(before).mean()))
+    return Judged(base, 0.0, -1.0, None, None, None, None, verdict, "0 in every block of after")
 
 
 def overall(judged: Mapping[str, Judged]) -> Verdict:

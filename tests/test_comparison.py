@@ -192,6 +192,18 @@ def test_a_secondary_without_a_value_is_told_and_keeps_its_place_among_the_other
     assert alone["metrics"]["latency_ms_p50"]["p_adjusted"] == pytest.approx(p)
 
 
+def test_a_gate_fails_where_nothing_is_left_of_a_metric() -> None:
+    plan = manifest(goodput={"tpot": 5.0})
+    values = [comparison.block_values(plan.design, each) for each in blocks(2.0)]
+    names = ("goodput_req_s", "ttft_ms_p50")
+    found = comparison.judged(plan.design, values, names, 0.02)
+    assert list(found) == list(names)
+    row = found["goodput_req_s"]
+    assert (row.after, row.change, row.verdict, row.remark) == (0, -1, "fail", "0 in every block of after")
+    assert row.before > 0
+    assert comparison.judged(plan.design, values[:1], names, 0.02)["goodput_req_s"].verdict == "undecided"
+
+
 def test_a_gate_says_where_a_metric_has_no_ratio() -> None:
     plan = manifest(goodput={"tpot": 3.8})
     values = [comparison.block_values(plan.design, each) for each in blocks(0.9)]
