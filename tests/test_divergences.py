@@ -329,7 +329,7 @@ def test_another_model_is_no_near_tie_and_what_was_not_judged_can_be_later(
         "compared": 4,
         "identical": 0,
         "near_ties": 0,
-        "distinct": 1,
+        "distinct": 4,
     }
 
     folder = only_run(tmp_path)

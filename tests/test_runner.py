@@ -384,10 +384,11 @@ def test_a_block_is_kept_before_its_engines_are_stopped(
     store.write_manifest(again, planned)
     boots: list[int] = []
 
-    def shut(self: session.Session, booted: list[session.Booted]) -> None:
+    def shut(self: session.Session, booted: list[session.Booted]) -> list[str]:
         boots.append(1)
         if len(boots) == 2:  # behind the discarded ones
             raise KeyboardInterrupt
+        return []
 
     monkeypatch.setattr(session.Session, "shut", shut)
     monkeypatch.setattr(api, "find_engines", lambda: {"clockwork": clockwork_engine.SPEC})
