@@ -110,8 +110,8 @@ def wait(children: Sequence[Child], seconds: float | None) -> bool:
 def end(children: Sequence[Child], grace: float = 0.0) -> list[Child]:
     """Give them `grace` seconds to end, then kill what the harness started, ask the rest and every descendant
     to end, kill what does not; return when all are gone, with those of `children` that did not end in their
-    grace. Asked, a server ends what is not below it, such as a
-    container. A Ctrl-C while they have their grace leaves them to whoever calls this again."""
+    grace. Asked, a server ends what is not below it, such as a container. A Ctrl-C while they have their
+    grace leaves them to whoever calls this again."""
     family = _descendants(children)
     wait(children, grace)
     late = [child for child in children if not child.ended()]
