@@ -107,28 +107,17 @@ def judge(
         if len(values.get(name, {})) < 2:
             raise api.EngineError(f"the metric {name} has no value in some block")
     pairs = {name: (before, after) for name in names for before, after in [values[name].values()]}
-    gone = {name: _judge_gone(pairs[name][0]) for name in names if is_gone(name, *pairs[name])}
-    rest = [name for name in names if name not in gone]
-    adjusted = stats.holm([_p_beyond(name, *pairs[name], limit) for name in rest])
-    found = {
+    adjusted = stats.holm([_p_beyond(name, *pairs[name], limit) for name in names])
+    return {
         name: _judge(name, *pairs[name], limit, one_sided, p, name in offered)
-        for name, p in zip(rest, adjusted, strict=True)
+        for name, p in zip(names, adjusted, strict=True)
     }
-    return {name: {**gone, **found}[name] for name in names}
 
 
 def is_gone(name: str, before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether nothing is left of what there should be much of, such as a goodput: no ratio tells how bad that
-    is, and nothing is worse."""
+    """Whether nothing is left of what there should be much of, such as a goodput: that has no ratio."""
     higher = metrics.METRICS[name].better == "higher"
     return higher and min(before) > 0 == max(after)
-
-
-def _judge_gone(before: Sequence[float]) -> Judged:
-    """Two blocks at least: of one nothing is said."""
-    verdict: Verdict = "fail" if len(before) > 1 else "undecided"
-    base = float(np.exp(np.log(before).mean()))
-    return Judged(base, 0.0, -1.0, None, None, None, None, verdict, "0 in every block of after")
 
 
 def overall(judged: Mapping[str, Judged]) -> Verdict:
@@ -146,6 +135,10 @@ def _judge(
     p: float,
     offered: bool,
 ) -> Judged:
+    if is_gone(name, before, after):
+        base = float(np.exp(np.log(before).mean()))
+        lost: Verdict = "fail" if p < one_sided else "undecided"
+        return Judged(base, 0.0, -1.0, None, None, p, None, lost, "0 in every block of after")
     effect = stats.effect(before, after, "ratio", 2 * one_sided)
     assert effect.change is not None
     if effect.low is None or effect.high is None or effect.sd is None:
@@ -168,7 +161,10 @@ def _judge(
 
 
 def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit: float) -> float:
-    """One-sided p of "the regression is within the limit"; 1 with a single block."""
+    """One-sided p of "the regression is within the limit"; 1 with a single block. Where nothing is left
+    there is no mean to test, but signs: every block is beyond the limit, as half would be by chance."""
+    if is_gone(name, before, after):
+        return float(0.5 ** len(before))
     lower = metrics.METRICS[name].better == "lower"
     worse = stats.paired(before, after, "ratio") * (1 if lower else -1)
     beyond = worse - (np.log1p(limit) if lower else -np.log1p(-limit))
@@ -210,8 +206,11 @@ def as_plain(
     outputs = comparison["outputs"]
     differ = [divergences.conclusion(outputs).rstrip(".")] if divergences.fails(outputs, promised) else []
     faults = differ + (_failures(comparison) if failing == "fail" else [])
-    doubts = [f"{each}: too few blocks to tell it from chance" for each in _failures(comparison)]
-    doubts = doubts if failing == "undecided" else []
+    doubts = [
+        f"{each}: too few blocks to tell it from chance"
+        for each in _failures(comparison)
+        if failing == "undecided"
+    ]
     said = overall(judged)
     return {
         "verdict": "fail" if faults else "undecided" if doubts and said == "pass" else said,
