@@ -182,13 +182,17 @@ PHASES = (
     "output",
 )
 STEP_KINDS = ("prefill", "decode")
+STEP_COLUMNS = (
+    *("step", "kind", "batch", "tokens", "dropped", "preempted"),
+    *(f"{phase}.{edge}" for phase in PHASES for edge in ("start", "end")),
+)
 
 
 class StepTable(msgspec.Struct, frozen=True):
     """Step records of one round as one int64 matrix, row-major; -1 means "did not happen".
 
-    Columns, all of them: "step", "kind" (index into STEP_KINDS), "batch" (requests), "tokens" (fed to the
-    model), "dropped" (rows whose result was not wanted any more), "preempted" (requests that lost their
+    Columns, all of STEP_COLUMNS: "step", "kind" (index into STEP_KINDS), "batch" (requests), "tokens" (fed to
+    the model), "dropped" (rows whose result was not wanted any more), "preempted" (requests that lost their
     blocks to others), and for each of PHASES the stamps "<phase>.start" and "<phase>.end". A round whose
     records can't be (a step number twice, a phase that ends before it starts, stamps that are no
     perf_counter_ns of the round) fails the run.

@@ -18,10 +18,6 @@ Int64s = NDArray[np.int64]
 DEVICE_KINDS = ("program", "h2d", "d2h")  # by the number in api.DeviceWork
 DEVICE_COLUMNS = ("kind", "step", "start_ns", "end_ns")
 OTHER_CLOCK_NS = 1_000_000_000  # a device's clock is converted; one that is off by more is another clock
-STEP_COLUMNS = (
-    *("step", "kind", "batch", "tokens", "dropped", "preempted"),
-    *(f"{phase}.{edge}" for phase in api.PHASES for edge in ("start", "end")),
-)
 
 
 def requests_frame(done: RoundDone) -> pd.DataFrame:
@@ -67,8 +63,8 @@ def broken(record: api.RoundRecord, began_ns: int, ended_ns: int) -> str:
 def _broken_steps(table: api.StepTable | None, began_ns: int, ended_ns: int) -> str:
     if table is None:
         return ""
-    if sorted(table.columns) != sorted(STEP_COLUMNS):
-        odd = sorted(set(table.columns) ^ set(STEP_COLUMNS))
+    if sorted(table.columns) != sorted(api.STEP_COLUMNS):
+        odd = sorted(set(table.columns) ^ set(api.STEP_COLUMNS))
         return (
             f"the columns of its steps are not those of StepTable: {', '.join(odd) or 'one is twice there'}"
         )
@@ -116,7 +112,7 @@ def steps_frame(record: api.RoundRecord) -> pd.DataFrame:
     api.PHASES; device_start_ns, device_end_ns (first start and last end of its programs); device_ns (their
     sum: an eager step is many programs with holes between them).
     """
-    table = record.steps or api.StepTable(list(STEP_COLUMNS), 0, b"")
+    table = record.steps or api.StepTable(list(api.STEP_COLUMNS), 0, b"")
     frame = pd.DataFrame(_matrix(table.data, len(table.columns)), columns=table.columns)
     dropped = (frame["batch"] > 0) & (frame["dropped"] == frame["batch"])
     kinds = frame["kind"].map(dict(enumerate(api.STEP_KINDS)))

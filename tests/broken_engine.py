@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from engines import api
-from harness.records import STEP_COLUMNS
 from tests import clockwork_engine
 from tests.clockwork_engine import Clockwork
 
@@ -129,7 +128,7 @@ def table(breaks: str) -> api.StepTable:
         "ends before it starts": (now, now - 1000),
         "records another clock": (time.time_ns(), time.time_ns()),
     }.get(breaks, (now - 1000, now))
-    values = dict.fromkeys(STEP_COLUMNS, -1) | {
+    values = dict.fromkeys(api.STEP_COLUMNS, -1) | {
         "step": 1,
         "batch": 1,
         "launch.start": start,

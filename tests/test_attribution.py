@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines.api import STEP_COLUMNS
 from harness import metrics
 from harness.attribution import PARTS, attribute, matched_means, paint
-from harness.records import STEP_COLUMNS
 
 Phases = Mapping[str, tuple[int, int]]
 

@@ -246,8 +246,8 @@ Row = tuple[int, int, int, int, int]  # step, kind, batch, dropped, ms of host w
 
 def record(rows: Sequence[Row], work: Sequence[tuple[int, int, int, int]]) -> api.RoundRecord:
     """Steps whose schedule phase takes the given ms, and device work (kind, step, start, end) in ms."""
-    table = np.full((len(rows), len(records.STEP_COLUMNS)), -1, dtype=np.int64)
-    column = {name: index for index, name in enumerate(records.STEP_COLUMNS)}
+    table = np.full((len(rows), len(api.STEP_COLUMNS)), -1, dtype=np.int64)
+    column = {name: index for index, name in enumerate(api.STEP_COLUMNS)}
     for row, (step, kind, batch, dropped, host) in zip(table, rows, strict=True):
         row[[column[name] for name in ("step", "kind", "batch", "tokens", "dropped", "preempted")]] = (
             *(step, kind, batch, batch, dropped, 0),
@@ -256,7 +256,7 @@ def record(rows: Sequence[Row], work: Sequence[tuple[int, int, int, int]]) -> ap
     matrix = np.array(work, dtype=np.int64).reshape(-1, 4)
     matrix[:, 2:] *= MS
     return api.RoundRecord(
-        steps=api.StepTable(list(records.STEP_COLUMNS), len(rows), table.tobytes()),
+        steps=api.StepTable(list(api.STEP_COLUMNS), len(rows), table.tobytes()),
         device_work=api.DeviceWork(len(matrix), matrix.tobytes()),
     )
 

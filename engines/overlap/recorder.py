@@ -10,15 +10,13 @@ from __future__ import annotations
 from array import array
 from time import perf_counter_ns
 
-from engines.api import PHASES, STEP_KINDS, HostRanges, StepTable
+from engines.api import PHASES, STEP_COLUMNS, STEP_KINDS, HostRanges, StepTable
 from engines.tracing import WINDOW, WINDOW_DOMAIN, RangeLog, listening, open_ranges
 
 (RECV, SCHEDULE, METADATA, H2D, LAUNCH, WAIT_LAUNCH_DONE, WAIT_COPY_DONE, APPEND, OUTPUT) = range(len(PHASES))
 
-FACTS = ("step", "kind", "batch", "tokens", "dropped", "preempted")
-COLUMNS = FACTS + tuple(f"{phase}.{end}" for phase in PHASES for end in ("start", "end"))
-WIDTH = len(COLUMNS)
-STARTS = tuple(COLUMNS.index(f"{phase}.start") for phase in PHASES)  # its end is the next column
+WIDTH = len(STEP_COLUMNS)
+STARTS = tuple(STEP_COLUMNS.index(f"{phase}.start") for phase in PHASES)  # its end is the next column
 MOST_STEPS = 1 << 17  # of one round; later steps are run, not recorded, and counted as `lost`
 SETTLED = 8  # decode steps in a row, after which decode counts as steady
 
@@ -54,7 +52,7 @@ class Recorder:
 
     def set_dropped(self, step: int, rows: int) -> None:
         if 0 <= step - self._first < MOST_STEPS:
-            self._cells[(step - self._first) * WIDTH + FACTS.index("dropped")] = rows
+            self._cells[(step - self._first) * WIDTH + STEP_COLUMNS.index("dropped")] = rows
 
     def begin(self, phase: int, step: int) -> int:
         """A phase begins on this thread; hand what comes back to `end`. `step`: which it belongs to, or may
@@ -84,7 +82,7 @@ class Recorder:
             self._cells[at] = self._cells[at + 1] = -1
 
     def table(self) -> StepTable | None:
-        return StepTable(list(COLUMNS), self._rows, self._cells[: self._rows * WIDTH].tobytes())
+        return StepTable(list(STEP_COLUMNS), self._rows, self._cells[: self._rows * WIDTH].tobytes())
 
 
 class Tracer(Recorder):
