@@ -11,8 +11,8 @@ builds, and the spec's place in its pyproject.toml,
     yours = "your_module:SPEC"
 
 Once that is installed beside `bench`, `bench engines` lists it and `bench run --engine yours` measures it. A
-complete one is examples/own_engine. What an engine can't tell (step records, counters, a stamp that it does
-not have: -1) it leaves out, and the metrics made of that are absent, not zero.
+complete one, with a toggle, is examples/own_engine. What an engine can't tell (step records, counters, a
+stamp that it does not have: -1) it leaves out, and the metrics made of that are absent, not zero.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -37,17 +38,26 @@ def test_an_installed_package_is_found_by_its_entry_point(
     assert "paced: one token a request and step" in listed
 
 
-def test_and_is_measured_like_any_other(environment: dict[str, str], tmp_path: Path) -> None:
+def test_and_its_toggle_is_measured_like_any_other_with_its_counter_and_its_steps(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    arms = ("--engine", "paced", "--before", "output=inline", "--after", "output=deferred")
     asked = ("--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
-    bench = start(environment, tmp_path, "run", "--engine", "paced", *asked, "--format", "markdown")
-    code, table, stderr = bench.end()
+    code, stdout, stderr = start(environment, tmp_path, "run", *arms, *asked, "--format", "json").end()
     assert code == 0, stderr
-    assert "tpot_ms_p50" in table
+    (comparison,) = json.loads(stdout)["comparisons"]
+    assert "tpot_ms_p50" in comparison["metrics"]
+    assert comparison["outputs"]["identical"] == 4
+    mechanism = comparison["mechanism"]
+    assert mechanism["deferred_writes"]["before"] == 0
+    assert mechanism["deferred_writes"]["after"] > 0
+    assert mechanism["decode_steps"]["before"] >= 4
+    assert {"device_busy", "exposed_host_us"} <= comparison["limit"].keys()
 
 
 def test_the_package_is_as_small_as_is_said() -> None:
     lines = [line for line in (PACKAGE / "paced_engine.py").read_text().splitlines() if line.strip()]
-    assert len(lines) <= 70
+    assert len(lines) <= 120
 
 
 @pytest.mark.parametrize(

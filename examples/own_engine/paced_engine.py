@@ -1,22 +1,37 @@
-"""A complete engine of one's own, as small as it gets: each step computes for STEP_US and gives every running
-request one token. To try the gate on: change STEP_US on a branch."""
+"""A complete engine of one's own, with one optimization to measure.
+
+A step gives every running request one token and takes STEP_US of a device that is not there. Its output takes
+the host WRITE_US: after it, while the device would stand idle, or, with output=deferred, while the next runs.
+
+To try the gate on: change STEP_US on a branch.
+"""
 
 from __future__ import annotations
 
 import os
-import time
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter_ns as now
 
 from engines import api
 
 STEP_US = 2000
+WRITE_US = 200
 VOCABULARY = 256
 
+OUTPUT = api.Toggle(
+    name="output",
+    choices=("inline", "deferred"),
+    changes="a step's tokens are written while the next step runs",
+    source="examples/own_engine",
+    requires={},
+    counters=("deferred_writes",),
+)
 SPEC = api.EngineSpec(
     name="paced",
     summary="one token a request and step, and a step takes a fixed time",
-    toggles=(),
+    toggles=(OUTPUT,),
     build="paced_engine:build",
     asks_text=True,  # it names no tokenizer, so prompts can't come as token ids
 )
@@ -26,13 +41,18 @@ SPEC = api.EngineSpec(
 class Running:
     request: api.Request
     accepted_ns: int
-    sent: int = 0
+    tokens: int = 0
 
 
 @dataclass(slots=True)
 class PacedEngine(api.Engine):
     options: api.EngineOptions
+    toggles: Mapping[str, str]
     running: list[Running] = field(default_factory=list)
+    unwritten: list[api.Event] = field(default_factory=list)
+    record: array[int] = field(default_factory=lambda: array("q"))  # a row of api.STEP_COLUMNS per step
+    programs: array[int] = field(default_factory=lambda: array("q"))  # a row of api.DeviceWork per step
+    deferred_writes: int = 0
 
     def start(self, events: api.EventSink) -> api.Description:
         self.events = events
@@ -41,36 +61,83 @@ class PacedEngine(api.Engine):
             versions={},
             device={"kind": "cpu", "name": "the host"},
             model={"name": "none", "vocabulary": VOCABULARY, "context": self.options.max_context},
-            toggles={},
+            toggles=dict(self.toggles),
             deterministic=True,
             pids={"engine": os.getpid()},
         )
 
     def submit(self, request: api.Request) -> None:
-        self.running.append(Running(request, time.perf_counter_ns()))
+        self.running.append(Running(request, now()))
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
-        while pump(0 if self.running else None):
+        while pump(0 if self.running or self.unwritten else None):
             if self.running:
                 self.step()
+            elif self.unwritten:
+                self.write()
 
     def step(self) -> None:
-        until = time.perf_counter_ns() + STEP_US * 1000
-        while time.perf_counter_ns() < until:
-            pass
-        now = time.perf_counter_ns()
-        events: list[api.Event] = []
+        batch = len(self.running)
+        facts = dict.fromkeys(api.STEP_COLUMNS, -1)  # -1: what it does not have
+        facts |= {"step": self.steps, "kind": api.STEP_KINDS.index("decode"), "batch": batch}
+        facts |= {"tokens": batch, "dropped": 0, "preempted": 0}
+        launched = now()
+        if self.toggles["output"] == "deferred" and self.unwritten:
+            self.deferred_writes += 1
+            facts["output.start"], facts["output.end"] = self.write()
+        facts["wait.copy_done.start"], done = now(), spin(launched, STEP_US)
+        facts["wait.copy_done.end"] = facts["append.start"] = done
+        facts["append.end"] = self.append()
+        if self.toggles["output"] == "inline":
+            facts["output.start"], facts["output.end"] = self.write()
+        self.record.extend(facts.values())
+        self.programs.extend((0, facts["step"], launched, done))
+
+    def append(self) -> int:
+        """One token more for each that runs."""
+        at = now()
         for each in self.running:
             request = each.request
-            token = (request.id + each.sent) % VOCABULARY
-            each.sent += 1
-            events.append(api.Chunk(request.id, [token], chr(token), [now]))
-            if each.sent == request.max_new_tokens:
+            token = (request.id + each.tokens) % VOCABULARY
+            each.tokens += 1
+            self.unwritten.append(api.Chunk(request.id, [token], chr(token), [at]))
+            if each.tokens == request.max_new_tokens:
                 stamps = (each.accepted_ns,) * 3
-                events.append(api.Finish(request.id, "length", len(request.prompt), each.sent, *stamps))
-        self.running = [each for each in self.running if each.sent < each.request.max_new_tokens]
-        self.events.send(events)
+                end = api.Finish(request.id, "length", len(request.prompt), each.tokens, *stamps)
+                self.unwritten.append(end)
+        self.running = [each for each in self.running if each.tokens < each.request.max_new_tokens]
+        return now()
+
+    def write(self) -> tuple[int, int]:
+        """Sends what is not written yet; when that began and ended."""
+        began = now()
+        spin(began, WRITE_US)
+        self.events.send(self.unwritten)
+        self.unwritten = []
+        return began, now()
+
+    @property
+    def steps(self) -> int:
+        return len(self.record) // len(api.STEP_COLUMNS)
+
+    def begin_round(self) -> None:
+        self.record, self.programs = array("q"), array("q")
+        self.deferred_writes = 0
+
+    def collect(self) -> api.RoundRecord:
+        return api.RoundRecord(
+            steps=api.StepTable(list(api.STEP_COLUMNS), self.steps, self.record.tobytes()),
+            device_work=api.DeviceWork(self.steps, self.programs.tobytes()),
+            counters={"deferred_writes": self.deferred_writes},
+        )
+
+
+def spin(since: int, for_us: int) -> int:
+    """Takes the host until so long after; when that was."""
+    while now() < since + for_us * 1000:
+        pass
+    return now()
 
 
 def build(options: api.EngineOptions, toggles: Mapping[str, str]) -> PacedEngine:
-    return PacedEngine(options)
+    return PacedEngine(options, toggles)
