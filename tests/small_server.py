@@ -92,6 +92,8 @@ class SmallServer:
         match asked.prompt:
             case "refuse":
                 await whole(writer, 400, {"error": {"message": "unknown field: ignore_eos"}})
+            case "refuse as transformers does":
+                await whole(writer, 422, {"detail": "Unexpected fields in the request: {'ignore_eos'}"})
             case "break":
                 await whole(writer, 500, {"error": {"message": "out of memory"}})
             case "tell the key":

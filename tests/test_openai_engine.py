@@ -133,6 +133,10 @@ def test_a_reply_may_end_with_its_connection(server: SmallServer, prompt: str) -
 
 BAD = [
     ("refuse", "HTTP 400: unknown field: ignore_eos; --stop-on-eos leaves ignore_eos out"),
+    (
+        "refuse as transformers does",
+        "HTTP 422: Unexpected fields in the request: {'ignore_eos'}; --stop-on-eos leaves ignore_eos out",
+    ),
     ("break", "HTTP 500: out of memory"),
     ("page", "the reply is no event stream: its type is application/json"),
     ("hang up", "the server closed the connection without a reply"),

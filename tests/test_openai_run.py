@@ -165,6 +165,19 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
     assert not bench.left()
 
 
+def test_a_server_that_serves_nothing_leaves_its_output(environment: dict[str, str], tmp_path: Path) -> None:
+    arm = ("--before", f"cmd={COMMAND}", "--prompt", "break")
+    bench = start(environment, tmp_path, *ENGINE, *arm)
+    code, _, stderr = bench.end()
+    said = last_line(stderr)
+    assert code == 4
+    assert "the server served no request: HTTP 500: out of memory; its output is in " in said
+    kept = Path(said.rpartition(" ")[2])
+    assert "loading the model" in kept.read_text()
+    kept.unlink()
+    assert not bench.left()
+
+
 def long_run(
     environment: dict[str, str], folder: Path, command: str = COMMAND
 ) -> tuple[Bench, psutil.Process]:

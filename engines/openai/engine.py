@@ -45,6 +45,8 @@ class OpenAIEngine(api.Engine):
         self.counters: Counter[str] = Counter()
         self.in_flight = 0
         self.alive_ns = 0
+        self.served = 0  # of the round
+        self.failed = ""  # how the last one of the round failed
 
     def start(self, events: api.EventSink) -> api.Description:
         self.events = events
@@ -120,7 +122,12 @@ class OpenAIEngine(api.Engine):
         self.in_flight -= 1
         found = outcome(reply, self.tokens)
         self._count(found)
-        self.events.send([self._without_key(event) for event in found.events])
+        events = [self._without_key(event) for event in found.events]
+        if isinstance(events[-1], api.Error):
+            self.failed = events[-1].message
+        else:
+            self.served += 1
+        self.events.send(events)
 
     def _without_key(self, event: api.Event) -> api.Event:
         """A server may repeat the key in an error, and errors are stored."""
@@ -138,14 +145,19 @@ class OpenAIEngine(api.Engine):
     def begin_round(self) -> None:
         assert self.connections is not None
         self.counters.clear()
+        self.served, self.failed = 0, ""
         self.connections.opened = 0
         self.connections.clock.renew()
         gc.collect()
         gc.disable()  # until the round is over: a collection takes milliseconds
 
     def collect(self) -> api.RoundRecord:
+        """Raises EngineError where a server of our own served nothing: its output, which says why, would end
+        with it."""
         assert self.connections is not None
         gc.enable()
+        if self.server is not None and self.failed and not self.served:
+            raise self.server.failure("served no request", self.failed)
         counters = dict(self.counters)
         counters["connections_opened"] = self.connections.opened
         counters["clock_moved_us"] = self.connections.clock.moved_ns() // 1000

@@ -284,7 +284,7 @@ def refusal(status: int, body: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError):
         said = body.decode(errors="replace")
     message = _message(said)
-    hint = "; --stop-on-eos leaves ignore_eos out" if status == 400 and "ignore_eos" in message else ""
+    hint = "; --stop-on-eos leaves ignore_eos out" if status in (400, 422) and "ignore_eos" in message else ""
     return f"HTTP {status}" + (f": {message}" if message else "") + hint
 
 

@@ -40,15 +40,17 @@ class Server:
         """Whether it has; it is left for `stop` to be reaped, so that others can see how it ended."""
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
-    def failure(self, when: str) -> api.EngineError:
-        """That it ended or hung, with its last words; the whole log is kept and named."""
+    def failure(self, when: str, words: str = "") -> api.EngineError:
+        """That it ended, hung or failed, with what is known of why, or else its last words; the whole log is
+        kept and named."""
         ended = self.ended()
         self.log.seek(0)
         with tempfile.NamedTemporaryFile(prefix="bench-server-", suffix=".log", delete=False) as kept:
             shutil.copyfileobj(self.log, kept)
-        self.log.seek(0)
-        lines = self.log.read().decode(errors="replace").strip().splitlines()
-        words = lines[-1].strip() if lines else "it said nothing"
+        if not words:
+            self.log.seek(0)
+            lines = self.log.read().decode(errors="replace").strip().splitlines()
+            words = lines[-1].strip() if lines else "it said nothing"
         how = f"the server {_end(self.popen.pid)}" if ended else "the server"
         return api.EngineError(f"{how} {when}: {words}; its output is in {kept.name}")
 
