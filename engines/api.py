@@ -127,8 +127,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """The end of one request; comes after its last chunk, once.
 
     Its stamps and `token_ns` are each -1 or in the order of their happening, after the request was sent and
-    before this arrives. A request whose records break that, or whose tokens are not `completion_tokens`,
-    counts as failed.
+    before this arrives. A request whose records break that, whose tokens are not `completion_tokens`, or that
+    ends cancelled when nobody cancelled it, counts as failed.
 
     The last three are of an engine that is itself the client of a server, as in Chunk: just before and just
     after the call that sent the request, and the arrival of the last byte.

@@ -193,7 +193,11 @@ def broken(exchange: Exchange) -> str:
     made of it; so such a request counts as failed, with this as its cause. An engine that is itself a client
     only passes on what a server says, which may count tokens that it does not send."""
     finish = exchange.finish
-    if finish is None or finish.sent_ns >= 0:
+    if finish is None:
+        return ""
+    if finish.reason == "cancelled":
+        return "the engine gave it up: it ended cancelled, and nobody had asked for that"
+    if finish.sent_ns >= 0:
         return ""
     told = len(exchange.token_ids)
     if not exchange.texts and told != finish.completion_tokens:

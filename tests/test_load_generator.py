@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from engines import api
 from harness import messages
-from harness.load_generator import LoadError, LoadGenerator, Round, digest, submission
+from harness.load_generator import LoadError, LoadGenerator, Round, broken, digest, submission
 from harness.records import requests_frame
 from harness.workload import UNTIMED, Planned, Workload, plan
 from tests.bench_command import PATIENCE_S
@@ -278,10 +278,10 @@ def test_a_silent_engine_fails_the_round(bench: Bench) -> None:
     assert bench.process.wait(PATIENCE_S) == 1
 
 
-@pytest.mark.parametrize("bench", [0.1], indirect=True)
+@pytest.mark.parametrize("bench", [2.0], indirect=True)  # less, and a busy machine's engine is silent so long
 def test_waiting_for_the_next_due_time_is_no_stall(bench: Bench) -> None:
     bench.engine()
-    frame = bench.round(Workload(pretok=False, num_requests=3, interval_ms=300.0, max_new_tokens=2))
+    frame = bench.round(Workload(pretok=False, num_requests=2, interval_ms=2200.0, max_new_tokens=2))
     assert frame["error"].eq("").all()
 
 
@@ -355,6 +355,58 @@ def test_without_such_times_those_of_the_message_stand() -> None:
     (exchange,) = round_.exchanges
     assert (exchange.sent_ns, exchange.submitted_ns) == (1, 2)
     assert (exchange.chunk_ns, exchange.finished_ns) == ([50], 60)
+
+
+MS = 1_000_000
+CHUNKS = (api.Chunk(0, [7], "x", [60 * MS]), api.Chunk(0, [8], "y", [70 * MS]))
+FINISH = api.Finish(0, "length", 1, 2, 20 * MS, 30 * MS, 40 * MS)
+OUT_OF_ORDER = "the engine's stamps are out of order"
+GAVE_UP = "the engine gave it up: it ended cancelled, and nobody had asked for that"
+
+
+def what_is_wrong(*events: api.Event) -> str:
+    """With a request that was sent at 10 ms, and of which all comes at 80."""
+    round_ = Round(order(1), started_ns=0)
+    round_.sent(0, 10 * MS, 11 * MS)
+    round_.arrived(80 * MS, events)
+    return broken(round_.exchanges[0])
+
+
+def test_records_of_a_request_that_can_be_are_taken() -> None:
+    assert what_is_wrong(*CHUNKS, FINISH) == ""
+    assert what_is_wrong(api.Chunk(0, [7, 8], "xy", []), api.Finish(0, "eos", 1, 2, -1, -1, -1)) == ""
+    assert what_is_wrong(api.Error(0, "no room")) == ""
+
+
+@pytest.mark.parametrize(
+    ("chunk", "end", "message"),
+    [
+        ({}, {"completion_tokens": 3}, "the engine sent 2 tokens, and says at the end that it was 3"),
+        (
+            {},
+            {"tokenized_ns": 15 * MS},
+            f"{OUT_OF_ORDER}: tokenized comes before accepted",
+        ),
+        ({}, {"accepted_ns": 5 * MS}, f"{OUT_OF_ORDER}: accepted comes before sent"),
+        ({"token_ns": [90 * MS]}, {}, f"{OUT_OF_ORDER}: its end's arrival comes before token 2"),
+        ({"token_ns": [70 * MS, 71 * MS]}, {}, "the engine's token_ns are not one per token"),
+        (
+            {},
+            {"reason": "cancelled"},
+            "the engine gave it up: it ended cancelled, and nobody had asked for that",
+        ),
+    ],
+)
+def test_records_of_a_request_that_can_not_be_are_its_failure(
+    chunk: dict[str, object], end: dict[str, object], message: str
+) -> None:
+    second = msgspec.structs.replace(CHUNKS[1], **chunk)
+    assert what_is_wrong(CHUNKS[0], second, msgspec.structs.replace(FINISH, **end)) == message
+
+
+def test_stamps_of_some_tokens_only_are_its_failure() -> None:
+    without = msgspec.structs.replace(CHUNKS[0], token_ns=[])
+    assert what_is_wrong(without, CHUNKS[1], FINISH) == "the engine's token_ns are not one per token"
 
 
 def test_what_a_round_that_was_given_up_left_behind_is_in_no_later_round(tmp_path: Path) -> None:
