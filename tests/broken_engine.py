@@ -29,16 +29,8 @@ BREAKS = (
     "returns early",
     "hangs between rounds",
     "loses a token",
-    "turns time back",
-    "is of another clock",
-    "stamps every other",
-    "short records",
-    "no such kind",
     "ends before it starts",
-    "records another clock",
 )
-
-BAD_STEPS = BREAKS[-4:]
 
 SPEC = api.EngineSpec(
     name="broken",
@@ -71,12 +63,6 @@ class Sink:
                 return [api.Chunk(event.id, ["a"], event.text, event.token_ns)]  # type: ignore[list-item]
             case "loses a token", api.Finish():
                 return [msgspec.structs.replace(event, completion_tokens=event.completion_tokens + 1)]
-            case "turns time back", api.Finish():
-                return [msgspec.structs.replace(event, tokenized_ns=event.accepted_ns - 1_000_000)]
-            case "is of another clock", api.Chunk():
-                return [msgspec.structs.replace(event, token_ns=[time.time_ns()])]
-            case "stamps every other", api.Chunk() if event.token_ids[0] % 2 == 0:
-                return [msgspec.structs.replace(event, token_ns=[])]
         return [event]
 
 
@@ -118,25 +104,13 @@ class Broken(Clockwork):
         if breaks == "counts in halves":
             return api.RoundRecord(counters={"ticks": 0.5})  # type: ignore[dict-item]
         record = Clockwork.collect(self)
-        return msgspec.structs.replace(record, steps=table(breaks)) if breaks in BAD_STEPS else record
-
-
-def table(breaks: str) -> api.StepTable:
-    """One step, with what is wrong with it."""
-    now = time.perf_counter_ns()
-    start, end = {
-        "ends before it starts": (now, now - 1000),
-        "records another clock": (time.time_ns(), time.time_ns()),
-    }.get(breaks, (now - 1000, now))
-    values = dict.fromkeys(api.STEP_COLUMNS, -1) | {
-        "step": 1,
-        "batch": 1,
-        "launch.start": start,
-        "launch.end": end,
-    }
-    values["kind"] = len(api.STEP_KINDS) if breaks == "no such kind" else 1
-    data = np.array(list(values.values()), dtype=np.int64).tobytes()
-    return api.StepTable(list(values), 2 if breaks == "short records" else 1, data)
+        if breaks == "ends before it starts":
+            now = time.perf_counter_ns()
+            values = dict.fromkeys(api.STEP_COLUMNS, -1) | {"step": 1, "kind": 1, "batch": 1}
+            values |= {"launch.start": now, "launch.end": now - 1000}
+            data = np.array(list(values.values()), dtype=np.int64).tobytes()
+            return msgspec.structs.replace(record, steps=api.StepTable(list(values), 1, data))
+        return record
 
 
 def build(options: api.EngineOptions, toggles: Mapping[str, str]) -> Broken:
