@@ -457,10 +457,16 @@ def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
 
 
 def find_engines() -> dict[str, EngineSpec]:
-    """Every installed engine by name. One that can't be loaded is left out and told of, once: it may be no
-    part of what is asked."""
+    """Every installed engine by name. One that can't be loaded, and a name that two modules claim, are left
+    out and told of, once: they may be no part of what is asked."""
     found: dict[str, EngineSpec] = {}
-    for entry in sorted(entry_points(group="bench.engines")):
+    entries = entry_points(group="bench.engines")
+    for name in sorted(entries.names):
+        entry, *others = {each.value: each for each in entries.select(name=name)}.values()
+        if others:
+            claims = " and ".join(sorted(each.value for each in (entry, *others)))
+            _tell_once(f"engine {name} is left out: {claims} both claim the name")
+            continue
         try:
             spec = entry.load()
             if not isinstance(spec, EngineSpec):

@@ -86,6 +86,28 @@ def test_an_entry_point_that_is_no_engine_of_its_name_is_told_of(
     assert f"engine odd of odd can't be loaded: {why}\n" in capsys.readouterr().err
 
 
+def test_a_name_that_two_modules_claim_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("one", "two", "two_again"):  # the last is the second, installed twice
+        information = tmp_path / f"{package}-1.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+        module = package.removesuffix("_again")
+        (information / "entry_points.txt").write_text(
+            f"[bench.engines]\nshared = {module}:SPEC\n{module} = {module}:SPEC\n"
+        )
+        (tmp_path / f"{module}.py").write_text(
+            f"from engines.api import EngineSpec\nSPEC = EngineSpec('{module}', '', (), 'x:y')\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = api.find_engines()
+    assert {"overlap", "one", "two"} <= found.keys()
+    assert "shared" not in found
+    told = capsys.readouterr().err
+    assert told == "bench: engine shared is left out: one:SPEC and two:SPEC both claim the name\n"
+
+
 def test_one_that_can_not_be_loaded_is_told_of_and_takes_no_other_along(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
