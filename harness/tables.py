@@ -147,7 +147,11 @@ def changed_settings(comparison: Mapping[str, Any]) -> str:
     names = [
         name for name in dict.fromkeys([*before, *flat_after]) if before.get(name) != flat_after.get(name)
     ]
-    sides = (", ".join(f"{name}={side.get(name, 'none')}" for name in names) for side in (before, flat_after))
+    absent = {"ref": "as installed"}
+    sides = (
+        ", ".join(f"{name}={side.get(name, absent.get(name, 'none'))}" for name in names)
+        for side in (before, flat_after)
+    )
     return "before: {}; after: {}".format(*sides)
 
 

@@ -67,6 +67,15 @@ def test_a_server_at_a_url_is_one_boot_and_undecided() -> None:
     assert "undecided: one boot per side." in tables.conclusion(found, found["comparisons"][0])
 
 
+def test_arms_are_told_apart_by_what_differs() -> None:
+    (found,) = result()["comparisons"]
+    assert tables.changed_settings(found) == "before: h2d=pageable; after: h2d=pinned"
+    ref = {"name": "base", "commit": "0123456789abcdef"}
+    here = found["before"] | {"toggles": {}}
+    gated = found | {"before": here | {"ref": ref}, "after": here}
+    assert tables.changed_settings(gated) == "before: ref=base (0123456789); after: ref=as installed"
+
+
 def test_the_primary_comes_first_and_judged_ones_next() -> None:
     only = result(plan=manifest(secondaries=("latency_ms_p50",)))["comparisons"][0]
     names = [row[0] for row in tables.metric_table(only).rows]
