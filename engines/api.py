@@ -398,6 +398,9 @@ class EngineSpec:
     # Of EngineOptions, where this engine has its own.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     asks_text: bool = False  # prompts go to it as text unless --pretok is asked: it may name no tokenizer
+    # Whether it makes itself as large as the memory that it finds free. It would count as its own what starts
+    # beside it, and two arms would get caches of two sizes (vLLM issue 55827); so one starts after the other.
+    starts_alone: bool = False
 
     def toggle(self, name: str) -> Toggle:
         """The toggle of that name; BadSetting offers the nearest one."""

@@ -43,6 +43,12 @@ def host_role(arm: str) -> str:
     return f"engine host of {arm}"
 
 
+def spec_of(arm: Arm) -> api.EngineSpec:
+    """Of its engine, which is installed: the design was checked."""
+    spec: api.EngineSpec = api.pick(arm.engine, api.find_engines(), "engine")
+    return spec
+
+
 def side_by_side(cores: int) -> int:
     """How many engines boot at once."""
     return max(SIDE_BY_SIDE, cores // CORES_PER_BOOT)

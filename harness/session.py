@@ -33,6 +33,7 @@ from harness.hosts import (
     host_role,
     private_bytes,
     side_by_side,
+    spec_of,
 )
 from harness.interruption import undisturbed
 from harness.processes import Child
@@ -124,10 +125,13 @@ class Session:
     # -- boots ---------------------------------------------------------------------------------------------
 
     def boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
-        """Start one engine per arm, some side by side; by name, all ready. Raises BadSetting or RunFailed."""
+        """Start one engine per arm, in order, some side by side; by name, all ready. Raises BadSetting or
+        RunFailed."""
         first = self._boots == 0
         # What the first two take says whether the others fit into memory, so more at once come later.
         at_once = SIDE_BY_SIDE if first else side_by_side(len(os.sched_getaffinity(0)))
+        if any(spec_of(arm).starts_alone for arm in arms):
+            at_once = 1
         if first:
             for arm in arms:
                 check_interpreter(arm)
@@ -177,7 +181,7 @@ class Session:
         address = self._endpoint(stem)
         config = api.HostConfig(
             name=arm.name,
-            build=api.pick(arm.engine, api.find_engines(), "engine").build,
+            build=spec_of(arm).build,
             options=arm.options,
             toggles=arm.toggles,
             inbox=address,

@@ -233,10 +233,13 @@ def test_arms_that_do_not_fit_into_memory_are_refused() -> None:
         hosts.check_memory(booted=2, arms=8, taken=2 * gib, free=5 * gib)
 
 
-def test_first_boots_are_two_at_once_and_later_ones_as_many_as_the_cores_allow(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("alone", "expected"), [(False, [2, 1, 3]), (True, [1] * 6)])
+def test_first_boots_are_two_at_once_and_later_ones_as_many_as_cores_allow_or_each_starts_alone(
+    monkeypatch: pytest.MonkeyPatch, alone: bool, expected: list[int]
 ) -> None:
     """What the first two take says whether all of them fit."""
+    spec = api.EngineSpec("e", "", (), "x:y", starts_alone=alone)
+    monkeypatch.setattr(session, "spec_of", lambda arm: spec)
     assert [hosts.side_by_side(cores) for cores in (1, 8, 16, 17)] == [2, 2, 4, 4]
     monkeypatch.setattr(session, "side_by_side", lambda cores: 4)
     monkeypatch.setattr(session, "check_interpreter", lambda arm: None)
@@ -252,7 +255,7 @@ def test_first_boots_are_two_at_once_and_later_ones_as_many_as_the_cores_allow(
     run = session.Session()
     for _ in range(2):
         assert set(run.boot(three().design.arms)) == set(NAMES)
-    assert at_once == [2, 1, 3]
+    assert at_once == expected
 
 
 def test_a_manifest_whose_orders_do_not_fit_is_named(tmp_path: Path) -> None:

