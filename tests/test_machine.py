@@ -21,6 +21,7 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copy(machine.__file__, tmp_path / "harness" / "machine.py")
     (tmp_path / "harness" / "other.py").write_text("first\n")
     (tmp_path / "experiments" / "an_experiment.py").write_text("first\n")
+    (tmp_path / ".gitignore").write_text("__pycache__/\n")  # which importing the module makes
     identity = ("-c", "user.name=example", "-c", "user.email=example@example.org")
     for command in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "-m", "first")):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)

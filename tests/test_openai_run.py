@@ -145,7 +145,7 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     dies = (
-        f"{sys.executable} -c {shlex.quote('import sys; print(1); sys.exit(*[chr(110) + str()])')} {{port}}"
+        f"{sys.executable} -uc {shlex.quote('import sys; print(1); sys.exit(*[chr(110) + str()])')} {{port}}"
     )
     code, _, stderr = start(environment, tmp_path, *ENGINE, "--before", f"cmd={dies}").end()
     said = last_line(stderr)
