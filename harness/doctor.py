@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 import psutil
@@ -33,7 +35,7 @@ def examine() -> list[Finding]:
     """Every check, in the order in which to read them. Takes a second."""
     checks: tuple[Callable[[], Finding], ...] = (
         device, versions, nsys, cores, governor, turbo, load, steal, other_processes, huge_pages, swap,
-        memory, scheduler_slice,
+        memory, scheduler_slice, bytecode,
     )  # fmt: skip
     return [check() for check in checks]
 
@@ -151,6 +153,22 @@ def scheduler_slice() -> Finding:
         False,
         "not granted",
         "Linux 6.12 has it; without it some requests go out 1 to 2 ms late",
+    )
+
+
+def bytecode() -> Finding:
+    """A boot is a fresh process: it compiles what no process before it, and no installer, left compiled."""
+    torch = find_spec("torch")
+    assert torch is not None  # this package needs it
+    assert torch.origin is not None
+    kept = not sys.dont_write_bytecode and os.access(Path(torch.origin).parent, os.W_OK)
+    if kept or Path(cache_from_source(torch.origin)).exists():
+        return Finding("bytecode", True, "kept, or compiled when torch was installed")
+    return Finding(
+        "bytecode",
+        False,
+        "torch is not compiled, and what is compiled is not kept: each boot does it anew",
+        "unset PYTHONDONTWRITEBYTECODE, or compile: python -m compileall",
     )
 
 
