@@ -6,6 +6,7 @@ input, 3 a gate is undecided, 4 an engine or the run failed, 130 Ctrl-C. An erro
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -599,6 +600,8 @@ def eval_(
 def main() -> None:
     """Run the command line; the only place where an error becomes a line and an exit code."""
     command = typer.main.get_command(app)
+    # One that was closed before the process began is None, and to write to it an error of its own.
+    sys.stdout, sys.stderr = (each or open(os.devnull, "w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
     try:
         code = command.main(prog_name="bench", standalone_mode=False)
     except Interrupted as error:
@@ -616,7 +619,19 @@ def main() -> None:
     else:
         if code == INTERRUPTED:  # of a Ctrl-C outside of a measurement typer makes this, and says nothing
             _say("interrupted")
+    _flush()
     sys.exit(code or 0)
+
+
+def _flush() -> None:
+    """What can't be written any more Python would try again at its end, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            from harness.consoles import discard
+
+            discard(stream)
 
 
 def _say(line: str) -> None:

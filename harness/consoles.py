@@ -16,7 +16,7 @@ class Console(rich.console.Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        _to_nowhere(self.file)
+        discard(self.file)
 
 
 @contextmanager
@@ -26,10 +26,10 @@ def readable() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        _to_nowhere(sys.stdout)
+        discard(sys.stdout)
 
 
-def _to_nowhere(stream: IO[str]) -> None:
+def discard(stream: IO[str]) -> None:
     """What is still buffered, and all that comes, is written to where it is thrown away."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())

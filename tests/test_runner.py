@@ -339,7 +339,8 @@ def test_what_ends_a_run_from_outside_keeps_finished_blocks_and_leaves_nothing(
 
 
 def test_a_run_whose_terminal_is_closed_ends_as_told(environment: dict[str, str], tmp_path: Path) -> None:
-    """Though nobody can be told: a write to it fails."""
+    """Though nobody can be told: a write to it fails, and what is buffered would fail again at the end."""
+    buffered = {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
 
     def take_terminal() -> None:
         answer_signals()
@@ -349,7 +350,7 @@ def test_a_run_whose_terminal_is_closed_ends_as_told(environment: dict[str, str]
     screen, terminal = os.openpty()
     command = [*BENCH, "run", *COMPARE, "--blocks", "2", "--num-requests", "60"]
     ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
-    ran = subprocess.Popen(command, env=environment, cwd=tmp_path, preexec_fn=take_terminal, **ends)
+    ran = subprocess.Popen(command, env=buffered, cwd=tmp_path, preexec_fn=take_terminal, **ends)
     os.close(terminal)
     while not list(tmp_path.glob("results/*/blocks/000")):
         os.read(screen, 4096)
@@ -403,6 +404,14 @@ def raising(error: BaseException) -> Callable[..., None]:
         raise error
 
     return raise_it
+
+
+@pytest.mark.parametrize(("arguments", "closed", "code"), [("engines", 1, 0), ("engine", 2, 2)])
+def test_an_output_that_was_closed_before_changes_no_exit_code(
+    environment: dict[str, str], arguments: str, closed: int, code: int
+) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *BENCH, arguments]
+    assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode == code
 
 
 def test_a_lost_reader_of_stderr_ends_no_run(environment: dict[str, str], tmp_path: Path) -> None:
