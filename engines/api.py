@@ -468,7 +468,7 @@ def find_engines() -> dict[str, EngineSpec]:
         entry, *others = {each.value: each for each in entries.select(name=name)}.values()
         if others:
             claims = " and ".join(sorted(each.value for each in (entry, *others)))
-            _tell_once(f"engine {name} is left out: {claims} both claim the name")
+            _tell_once(f"engine {name} is left out: {claims} claim the name")
             continue
         try:
             spec = entry.load()

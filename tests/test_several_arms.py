@@ -258,6 +258,12 @@ def test_first_boots_are_two_at_once_and_later_ones_as_many_as_cores_allow_or_ea
     assert at_once == expected
 
 
+def test_engines_that_size_themselves_by_the_memory_they_find_free_say_so() -> None:
+    alone = {name for name, spec in api.find_engines().items() if spec.starts_alone}
+    assert {"openai", "vllm"} <= alone
+    assert "overlap" not in alone
+
+
 def test_a_manifest_whose_orders_do_not_fit_is_named(tmp_path: Path) -> None:
     store.write_manifest(tmp_path, msgspec.structs.replace(three(), orders=[[0, 1, 2]]))
     with pytest.raises(store.StoreError, match="was edited: its parts do not fit"):

@@ -105,7 +105,7 @@ def test_a_name_that_two_modules_claim_is_nobodys(
     assert {"overlap", "one", "two"} <= found.keys()
     assert "shared" not in found
     told = capsys.readouterr().err
-    assert told == "bench: engine shared is left out: one:SPEC and two:SPEC both claim the name\n"
+    assert told == "bench: engine shared is left out: one:SPEC and two:SPEC claim the name\n"
 
 
 def test_one_that_can_not_be_loaded_is_told_of_and_takes_no_other_along(
