@@ -1,6 +1,6 @@
 """How often the verdicts are wrong, by simulation: `python -m experiments.false_alarms`. About a minute.
 
-Boots are simulated, not blocks: each block has two, one after the other, in the order that a coin says, so
+Boots are simulated, not blocks: each block has two, one after the other, in an order drawn as in a run, so
 that what moves with time (a drift, a random walk, a period of eight boots) reaches the paired differences as
 it does in a run. Everything is in units of the SD of a pair. The arrays here are the rules of stats.py and
 stopping.py over many runs at once; `agree` holds some runs against those files themselves.
@@ -20,7 +20,7 @@ from engines import api
 from experiments.record import write_result
 from harness import stats, stopping
 from harness.comparison import Values, reason_to_stop
-from harness.design import ALPHA, Arm, Design, Until
+from harness.design import ALPHA, DRAWN_TOGETHER, Arm, Design, Until
 from harness.workload import Workload
 
 RUNS = 100_000
@@ -59,10 +59,15 @@ def walking(random: np.random.Generator, runs: int, boots: int) -> Floats:
     return normal(random, runs, boots) + 0.5 * np.cumsum(random.standard_normal((runs, boots)), axis=1)
 
 
-def periodic(random: np.random.Generator, runs: int, boots: int) -> Floats:
+def periodic(random: np.random.Generator, runs: int, boots: int, period: int = 8) -> Floats:
     """A sine of eight boots, one pair SD high, that starts anywhere."""
     phase = random.uniform(0, 2 * np.pi, (runs, 1))
-    return normal(random, runs, boots) + np.sin(2 * np.pi * np.arange(boots) / 8 + phase)
+    return normal(random, runs, boots) + np.sin(2 * np.pi * np.arange(boots) / period + phase)
+
+
+def alternating(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    """A sine of four boots: what the second boot of a block has over the first turns round in the next."""
+    return periodic(random, runs, boots, 4)
 
 
 NOISES: dict[str, Noise] = {
@@ -71,6 +76,7 @@ NOISES: dict[str, Noise] = {
     "drift": drifting,
     "random walk": walking,
     "period of 8 boots": periodic,
+    "period of 4 boots": alternating,
     "extreme drift": rushing,
 }
 
@@ -87,12 +93,20 @@ def ordered(
     blocks: int,
     after_first: npt.NDArray[np.bool_] | None = None,
 ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """The same, and for each block whether the coin let the after arm run first (given: as it fell)."""
+    """The same, and for each block whether the after arm ran first (given: as it was drawn)."""
     boots = noise(random, runs, 2 * blocks).reshape(runs, blocks, 2)
     if after_first is None:
-        after_first = random.random((runs, blocks)) < 0.5
+        after_first = drawn(random, runs, blocks)
     later = boots[:, :, 1] - boots[:, :, 0]
     return SD * np.where(after_first, -later, later), after_first
+
+
+def drawn(random: np.random.Generator, runs: int, blocks: int) -> npt.NDArray[np.bool_]:
+    """As design.orders of two arms: any of the 62 ways in which six blocks do not all have one order."""
+    sixes = random.integers(1, 2**DRAWN_TOGETHER - 1, (runs, -(-blocks // DRAWN_TOGETHER), 1))
+    coins = (sixes >> np.arange(DRAWN_TOGETHER)) & 1 == 1
+    found: npt.NDArray[np.bool_] = coins.reshape(runs, -1)[:, :blocks]
+    return found
 
 
 # -- the rules, over many runs ----------------------------------------------------------------------------
@@ -195,8 +209,8 @@ def false_alarms(runs: int, random: np.random.Generator) -> list[list[str]]:
     decided = stopping.until_decided(MOST)
     rows: dict[str, list[float]] = {}
     for noise in NOISES.values():
-        pairs, coin = ordered(noise, random, runs, MOST)
-        own = [ordered(noise, random, runs, MOST, coin)[0] for _ in range(SECONDARIES)]
+        pairs, after_first = ordered(noise, random, runs, MOST)
+        own = [ordered(noise, random, runs, MOST, after_first)[0] for _ in range(SECONDARIES)]
         for n in (2, 5, 6, 8, 10, 20):
             rows.setdefault(f"primary, {n} blocks", []).append(fixed(pairs, n, NEVER_SAME).detected)
         for share in (0.0, 0.5, 1.0):
@@ -318,7 +332,7 @@ def warned(random: np.random.Generator) -> list[list[str]]:
     """Rows by noise: of the false alarms of 8 blocks, the share whose run warns of a position effect."""
     rows = []
     for name, noise in NOISES.items():
-        pairs, after_first = ordered(noise, random, 4000, 8)
+        pairs, after_first = ordered(noise, random, 20_000, 8)
         alarms = np.abs(fixed(pairs, 8, NEVER_SAME).verdict) == 1
         found = [stats.position(*each) for each in zip(pairs[alarms], after_first[alarms], strict=True)]
         told = np.mean([each is None or each.weakens(SD) for each in found])
@@ -395,7 +409,13 @@ def shortcuts(runs: int, random: np.random.Generator) -> list[list[str]]:
     for blocks in (6, 8, 20):
         turns = np.resize([False, True, True, False], (1, blocks)).repeat(runs, axis=0)[:, :blocks]
         turned = ordered(periodic, random, runs, blocks, turns)[0]
-        told(f"ABBA in place of a coin, period of 8 boots, {blocks} blocks",
+        told(f"ABBA in place of drawn orders, period of 8 boots, {blocks} blocks",
+             fixed(turned, blocks, NEVER_SAME).detected)  # fmt: skip
+    for blocks in (6, 8, 20):
+        first = random.random((runs, blocks // 2, 1)) < 0.5
+        turns = np.concatenate([first, ~first], axis=2).reshape(runs, blocks)
+        turned = ordered(alternating, random, runs, blocks, turns)[0]
+        told(f"one of each order in every two blocks, period of 4 boots, {blocks} blocks",
              fixed(turned, blocks, NEVER_SAME).detected)  # fmt: skip
     return rows
 

@@ -23,7 +23,7 @@ from harness.comparison import (
     reason_to_stop,
     result,
 )
-from harness.design import Design, order, orders
+from harness.design import Design, orders
 from harness.store import Manifest
 
 Display = Callable[[Path, Design], AbstractContextManager[runner.Observer]]
@@ -141,13 +141,14 @@ def _rule(folder: Path, design: Design) -> runner.Enough:
 def described_here(design: Design, run: str, now: datetime, lot: str) -> Manifest:
     """The manifest of a run that starts here and now; `lot` is what the order of its arms is drawn by."""
     arms = len(design.arms)
+    drawn = [orders(lot, block, arms) for block in range(design.blocks)]
     return Manifest(
         schema_version=store.SCHEMA_VERSION,
         run=run,
         created=now.isoformat(timespec="seconds"),
         design=design,
-        after_first=[order(lot, block) for block in range(design.blocks)],
-        orders=[orders(lot, block, arms) for block in range(design.blocks)] if arms > 2 else [],
+        after_first=[arms > 1 and order.index(1) < order.index(0) for order in drawn],
+        orders=drawn if arms > 2 else [],
         machine=machine.fingerprint(),
         code=machine.code(),
         versions=machine.versions(),

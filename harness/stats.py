@@ -311,9 +311,9 @@ def position(
 
     Model: d_i = theta + pi · x_i with x_i = +1 where the after arm ran second and -1 where it ran first, so
     pi = (mean of d where after ran second - mean of d where it ran first) / 2, with the pooled two-sample t
-    interval on n-2 degrees of freedom. The coin does not balance the orders: with unequal counts pi leaks
-    into theta by pi · mean(x), which is `left`. Source: the 2x2 crossover, Jones & Kenward, "Design and
-    Analysis of Cross-Over Trials", ch. 2.
+    interval on n-2 degrees of freedom. The orders are not balanced: with unequal counts pi leaks into theta
+    by pi · mean(x), which is `left`. Source: the 2x2 crossover, Jones & Kenward, "Design and Analysis of
+    Cross-Over Trials", ch. 2.
     """
     values, first = np.asarray(differences, float), np.asarray(after_first, float)
     found = position_of_several(
@@ -361,8 +361,8 @@ def drift(*arms: Sequence[float]) -> Drift | None:
     """Least-squares slope of the arms' mean log over the block number, times n-1; None under 3 blocks.
 
     What both boots of a block share of it cancels in d_i; what moves between them is a position effect, which
-    the coin turns into noise. It says that the machine was not in one state, so that the level of all numbers
-    is not to be quoted.
+    the drawn orders turn into noise. It says that the machine was not in one state, so that the level of all
+    numbers is not to be quoted.
     """
     level = np.log(np.asarray(arms, float)).mean(axis=0)
     n = len(level)
@@ -390,7 +390,7 @@ def blocks_needed(
     The SD of the d_i from `blocks` blocks is itself uncertain: its `confidence` interval is
     sd · sqrt((n-1) / chi2((1 ± confidence)/2; n-1)), and each end gives one number by `fixed_plan`. Uses
     the SD alone: a plan made from the observed effect repeats the luck of the run (Hoenig & Heisey, "The
-    abuse of power", 2001). Not a reason to add blocks to this run: that is peeking, and gives 8 to 17%
+    abuse of power", 2001). Not a reason to add blocks to this run: that is peeking, and gives 9 to 18%
     false alarms (stats.md). Raises ValueError with fewer than two blocks.
     """
     if blocks < 2:

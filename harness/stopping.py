@@ -1,7 +1,7 @@
 """When a run may stop before its last block, declared before its first one.
 
 Looking at the same data again and again, and stopping once it says something, finds differences where there
-are none: a fixed run topped up until it is decided gives 8 to 17% false alarms (stats.md). A rule that is to
+are none: a fixed run topped up until it is decided gives 9 to 18% false alarms (stats.md). A rule that is to
 look several times must pay for each look. Two are offered, and nothing else stops a run:
 
 **decided** (group-sequential). Looks at 6, 8, ... blocks. At look k, of n_k blocks, the t test is made at

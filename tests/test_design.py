@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 
 from engines import api
 from engines.overlap import SPEC
+from experiments.false_alarms import drawn
 from harness import design, settings
 from harness.comparison import check_metrics
-from harness.design import Arm, Design, order, round_seed
+from harness.design import Arm, Design, orders, round_seed
 from harness.settings import Asked, make_design
 from harness.variants import Variant, load_variants
 from harness.workload import Workload
@@ -51,13 +54,27 @@ def arm(name: str = "before", **toggles: str) -> Arm:
 # -- chance -----------------------------------------------------------------------------------------------
 
 
-def test_order_is_a_coin_that_the_lot_decides() -> None:
-    tosses = [order("3", block) for block in range(1000)]
-    assert tosses == [order("3", block) for block in range(1000)]
+def after_first(lot: str, blocks: int) -> list[bool]:
+    return [orders(lot, block, 2) == [1, 0] for block in range(blocks)]
+
+
+def test_the_order_is_a_coin_that_the_lot_decides() -> None:
+    tosses = after_first("3", 1000)
+    assert tosses == after_first("3", 1000)
     assert 430 < sum(tosses) < 570
     repeats = sum(left == right for left, right in pairwise(tosses))
     assert 430 < repeats < 570  # independent: no alternation
-    assert [order("4", block) for block in range(20)] != tosses[:20]
+    assert after_first("4", 20) != tosses[:20]
+
+
+def test_six_blocks_have_any_orders_but_one_throughout() -> None:
+    """As in the simulation of the error rates: to leave out more of them resonates with periodic noise."""
+    counts = Counter(tuple(after_first(str(lot), 6)) for lot in range(6200))
+    simulated = {tuple(row) for row in drawn(np.random.default_rng(1), 6200, 6).tolist()}
+    assert counts.keys() == simulated
+    assert len(simulated) == 2**6 - 2
+    assert max(counts.values()) < 150  # 100 on average
+    assert min(counts.values()) > 60
 
 
 @untimed

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from engines import api
 from harness import across_runs, comparison, explain, gate_run, hosts, report, runner, session, store, tables
 from harness.block import Block
-from harness.design import Arm, Design, order, orders
+from harness.design import Arm, Design, orders
 from harness.store import Manifest
 from harness.workload import Workload
 from tests.bench_command import installed, start
@@ -80,9 +80,13 @@ def test_every_arm_runs_once_in_each_round(lot: str, number: int, arms: int) -> 
 
 
 @untimed
-@given(st.text(), st.integers(0, 100))
-def test_two_arms_have_the_order_of_the_coin(lot: str, number: int) -> None:
-    assert orders(lot, number, 2) == ([1, 0] if order(lot, number) else [0, 1])
+@given(st.text(), st.integers(0, 10), st.integers(2, 16))
+def test_in_six_blocks_each_arm_runs_both_before_the_first_arm_and_behind_it(
+    lot: str, six: int, arms: int
+) -> None:
+    found = [orders(lot, number, arms) for number in range(6 * six, 6 * six + 6)]
+    for arm in range(1, arms):
+        assert {each.index(arm) < each.index(0) for each in found} == {True, False}
 
 
 def test_every_order_is_as_likely_as_any_other() -> None:

@@ -169,25 +169,25 @@ def test_the_simulated_rules_are_those_of_the_harness(decided: Until) -> None:
         simulated.agree(some, stopping.until_precise(0.006, 20), simulated.SD)
 
 
-BEARABLE = {name: noise for name, noise in simulated.NOISES.items() if name != "extreme drift"}
+BOUNDS = {name: 0.06 if name == "period of 4 boots" else 0.05 for name in simulated.NOISES}  # stats.md
 
 
-@pytest.mark.parametrize("noise", BEARABLE.values(), ids=BEARABLE)
-def test_false_alarms_stay_within_five_percent(noise: simulated.Noise, decided: Until) -> None:
-    random = np.random.default_rng(5)
+@pytest.mark.parametrize(("name", "bound"), BOUNDS.items(), ids=BOUNDS)
+def test_false_alarms_stay_within_their_bounds(name: str, bound: float, decided: Until) -> None:
+    noise, random = simulated.NOISES[name], np.random.default_rng(5)
     pairs = simulated.differences(noise, random, RUNS, 20)
-    assert simulated.sequential(pairs, decided, simulated.NEVER_SAME).detected <= at_most(0.05)
+    assert simulated.sequential(pairs, decided, simulated.NEVER_SAME).detected <= at_most(bound)
     precise = stopping.until_precise(0.6 * simulated.SD, 20)
-    assert simulated.sequential(pairs, precise, simulated.NEVER_SAME).detected <= at_most(0.05)
-    assert simulated.fixed(pairs, 6, simulated.NEVER_SAME).detected <= at_most(0.05)
+    assert simulated.sequential(pairs, precise, simulated.NEVER_SAME).detected <= at_most(bound)
+    assert simulated.fixed(pairs, 6, simulated.NEVER_SAME).detected <= at_most(bound)
 
 
 def test_where_the_order_makes_the_difference_the_false_alarms_are_warned_of() -> None:
-    """A drift of two pair SDs per boot is beyond what a coin balances; the position effect shows it."""
-    pairs, after_first = simulated.ordered(simulated.rushing, np.random.default_rng(3), 4000, 8)
+    """A drift of two pair SDs per boot is beyond what drawn orders even out; the position effect shows it."""
+    pairs, after_first = simulated.ordered(simulated.rushing, np.random.default_rng(3), 16_000, 8)
     alarms = np.abs(simulated.fixed(pairs, 8, simulated.NEVER_SAME).verdict) == 1
     found = [stats.position(*each) for each in zip(pairs[alarms], after_first[alarms], strict=True)]
-    assert np.mean([each is None or each.weakens(simulated.SD) for each in found]) > 0.85
+    assert np.mean([each is None or each.weakens(simulated.SD) for each in found]) > 0.8
 
 
 def test_naive_looks_would_raise_many_false_alarms(decided: Until) -> None:
