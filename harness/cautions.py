@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import divergences, stats
+from harness import core_speed, divergences, stats
 from harness.design import ALPHA
 from harness.spelling import percent
 from harness.store import Imported, Manifest
@@ -213,6 +213,13 @@ def _noise(blocks: Sequence[Block]) -> list[str]:
             f"noise: processes that are not the run's used up to {others:.1%} of the CPU time; load average "
             f"up to {_largest(rounds, 'load_1m'):.1f}"
         )
+    if "loop_us" in rounds:
+        fast, slow = core_speed.spread(rounds["loop_us"].dropna().tolist())
+        if slow >= core_speed.STEADY * fast:
+            lines.append(
+                f"noise: the same loop took {fast:.0f} us between some rounds and {slow:.0f} us between "
+                "others: a neighbour on the same physical core, or clocks that move; steal does not show it"
+            )
     if _largest(rounds, "gpu_other_processes") > 0:
         lines.append("shared GPU: other processes were on the card")
     for bit, reason in THROTTLE.items():

@@ -1,4 +1,4 @@
-"""What the machine did during a round: load, steal, context switches, CPU time, clocks, the state of a GPU.
+"""What the machine did during a round: load, steal, context switches, CPU time, speed, clocks, a GPU's state.
 
 A reading is taken before and after a round, never during it. Each is plain numbers by name; `between` turns
 two of them into columns of the round's row.
@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from harness import core_speed
+
 OWN = "own"  # names the CPU time of each process of the run, in ms
 CPUFREQ = Path("/sys/devices/system/cpu")
 
@@ -24,7 +26,7 @@ def read(pids: Mapping[str, int]) -> dict[str, float]:
     """Counters that only grow, by name: CPU time of the machine in ms (all of it, stolen, busy) and of each
     process that is the run's (this one, and what descends from it or from `pids`: parked arms and the workers
     of a server too); and for each of `pids`, by its role, context switches and CPU time. A process that is
-    gone is left out."""
+    gone is left out. Besides, how long a loop takes now (core_speed)."""
     ms = [1e3 * ticks / os.sysconf("SC_CLK_TCK") for ticks in cpu_ticks()]
     user, nice, system, _, _, irq, softirq, steal = ms  # left out: idle, and idle for want of a disk
     values = {"all": sum(ms), "steal": steal, "busy": user + nice + system + irq + softirq}
@@ -39,6 +41,7 @@ def read(pids: Mapping[str, int]) -> dict[str, float]:
         values[f"switches_voluntary.{role}"] = float(switches.voluntary)
         values[f"switches_forced.{role}"] = float(switches.involuntary)
         values[f"cpu_ms.{role}"] = spent_ns / 1e6
+    values["loop_us"] = core_speed.mean_loop_us()
     return values
 
 
@@ -52,6 +55,7 @@ def between(start: Mapping[str, float], end: Mapping[str, float]) -> dict[str, f
     if spent["all"] > 0:
         row["steal_share"] = spent["steal"] / spent["all"]
         row["others_share"] = max(0.0, spent["busy"] - own) / spent["all"]
+    row["loop_us"] = (start["loop_us"] + end["loop_us"]) / 2
     row["load_1m"] = os.getloadavg()[0]
     frequency = frequency_mhz()
     if frequency is not None:

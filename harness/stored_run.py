@@ -113,6 +113,9 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "host_cpu_us_per_step": Column("float64", "us", "CPU time of the engine's process per step"),
         "steal_share": Column("float64", "", "of all CPU time: taken by other virtual machines"),
         "others_share": Column("float64", "", "of all CPU time: used by processes that are not the run's"),
+        "loop_us": Column(
+            "float64", "us", "a loop of fixed work just before and after, mean of both and of cores"
+        ),
         "load_1m": Column("float64", "", "load average over a minute, at the end"),
         "frequency_mhz": Column("float64", "MHz", "of the cores, mean"),
         "memory.": Column("float64", "bytes", "peak, by kind of memory"),

@@ -29,7 +29,9 @@ def test_warnings_that_apply_are_given() -> None:
     stolen = blocks(0.9)
     for each in stolen:
         each.tables["rounds"][["steal_share", "others_share"]] = 0.2
+        each.tables["rounds"]["loop_us"] = 150.0 if each.number else 210.0
     noisy = warnings(comparison.result(manifest(), stolen))
+    assert "the same loop took 150 us between some rounds and 210 us between others" in noisy
     assert "up to 20.0% of the CPU time was taken by other virtual machines" in noisy
     assert "processes that are not the run's used up to 20.0%" in noisy
     for word in ("late sends", "too few", "not steady", "noise", "drift", "undecided"):

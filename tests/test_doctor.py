@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from harness import doctor
+from harness import doctor, readings
 
 
 def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine() -> None:
@@ -15,6 +16,38 @@ def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine() 
     assert len({each.what for each in found}) == len(found)
     assert all(each.found for each in found)
     assert all(each.fine == (not each.remedy) for each in found)
+
+
+def test_all_cores_are_kept_busy_while_it_is_looked_at_what_is_stolen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "BUSY_S", 0.3)
+    spent = [sum(readings.cpu_ticks()[:3])]
+    busy = doctor.keep_busy()
+    spent.append(sum(readings.cpu_ticks()[:3]))
+    assert 0 <= busy.stolen < 1
+    assert all(each > 0 for each in busy.loops_us)
+    assert spent[1] - spent[0] > 5  # ticks of 10 ms
+
+
+def test_stolen_time_is_told_of() -> None:
+    assert doctor.steal(doctor.Busy(0.005, [])).fine
+    found = doctor.steal(doctor.Busy(0.2, []))
+    assert not found.fine
+    assert found.found == "20.0% of the time of busy cores"
+
+
+def test_cores_that_are_half_as_fast_again_at_times_are_told_of() -> None:
+    assert doctor.speed(doctor.Busy(0, [150.0] * 95 + [900.0] * 5)).fine  # interrupted, now and then
+    found = doctor.speed(doctor.Busy(0, [150.0] * 80 + [225.0] * 20))
+    assert not found.fine
+    assert found.found == "the same loop takes 150 to 225 us"
+
+
+def test_a_core_that_is_late_to_return_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "SLEEPS", 50)
+    monkeypatch.setattr(doctor.time, "sleep", lambda _, sleep=time.sleep: sleep(0.002))
+    assert not doctor.wake_ups().fine
 
 
 @pytest.mark.parametrize("told_not_to", [False, True])

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from harness import readings
+from harness import core_speed, readings
 
 
 def test_cpu_time_is_that_of_every_thread_to_the_nanosecond() -> None:
@@ -40,6 +40,20 @@ def test_a_round_gets_the_differences() -> None:
     assert row["cpu_ms.self"] > 0
     assert row["switches_voluntary.self"] >= 0
     assert row["load_1m"] >= 0
+
+
+def test_a_round_gets_the_time_of_a_loop_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = os.sched_getaffinity(0)
+    assert 1 < core_speed.mean_loop_us() < 100_000
+    assert os.sched_getaffinity(0) == allowed
+    monkeypatch.setattr(core_speed, "mean_loop_us", iter([150.0, 210.0]).__next__)
+    assert readings.between(readings.read({}), readings.read({}))["loop_us"] == 180
+
+
+def test_of_many_cores_a_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, seen in ((1, 1), (2, 2), (8, 8), (9, 5), (128, 8)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=count: set(range(cores)))
+        assert len(core_speed.cores()) == seen
 
 
 def test_what_a_process_of_the_run_started_is_no_stranger() -> None:
