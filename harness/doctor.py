@@ -138,7 +138,8 @@ def speed(busy: Busy) -> Finding:
 
 def wake_ups() -> Finding:
     """A virtual machine's core that idles is given back, and may be late to return. On one such machine the
-    p99 was 1 to 3 ms, and 0.08 ms while a process of policy SCHED_IDLE kept each core from idling."""
+    p99 was 1 to 3 ms, and 0.08 ms while a process of policy SCHED_IDLE kept each core from idling; but that
+    made the engine's steps 40% longer, so it is no remedy."""
     ask_for_exact_timers()
     late_ms = []
     for _ in range(SLEEPS):
@@ -151,7 +152,7 @@ def wake_ups() -> Finding:
         "wake-ups",
         fine,
         f"a sleep ends {late:.2f} ms late (p99)",
-        "" if fine else "an idle core is slow to return: use a dedicated host, or boot with idle=poll",
+        "" if fine else "a core that idled is slow to return: use a dedicated host",
     )
 
 
