@@ -127,6 +127,14 @@ def test_a_generation_config_says_what_ends_a_text(device, make, tmp_path):
     assert stopped[0] == tokens[0][: tokens[0].index(tokens[0][5]) + 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_presets_frequencies_are_float32_in_every_dtype_as_those_of_a_folder_are(make, dtype):
+    for name in ("tiny-llama", make("llama")):
+        model = load_model(name, dtype, torch.device("cpu"), seed=0)
+        assert {each.dtype for each in model.parameters()} == {dtype}
+        assert {each.dtype for name, each in model.named_buffers() if "inv_freq" in name} == {torch.float32}
+
+
 # -- bad ones ---------------------------------------------------------------------------------------------
 
 

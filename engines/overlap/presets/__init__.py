@@ -99,7 +99,10 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if name in PRESETS:
-        return _make(PRESETS[name], seed).to(device=device, dtype=dtype).eval()
+        made = _make(PRESETS[name], seed)
+        for weight in made.parameters():  # no buffers: a rotary embedding's frequencies stay float32
+            weight.data = weight.data.to(dtype)
+        return made.to(device).eval()
 
     source = _local_folder(name) or name
     try:
