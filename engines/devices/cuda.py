@@ -197,7 +197,7 @@ class CudaDevice:
         return module.facts
 
     def capture(self, program: str, *arguments: int) -> None:
-        """Warm up on a side stream, then capture twice. One thread captures, and nothing else runs.
+        """Warm up on a side stream, capture twice, replay both. One thread captures, and nothing else runs.
 
         One pool for all: replays run on one stream, one after another, so they may share their temporaries;
         what has to last from one to the next is in the module's buffers, outside of the pool. Capture the
@@ -215,6 +215,9 @@ class CudaDevice:
                 run(*arguments)
         side.synchronize()
         first, second = (self._capture_once(run, arguments) for _ in range(2))
+        with torch.cuda.stream(side):
+            for replay in (first, second):  # the first launch of a graph uploads it: not in a measured round
+                replay.graph.replay()
         torch.cuda.synchronize(self._device)
         self._captured[program, arguments] = _Captured((first, second))
 
