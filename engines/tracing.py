@@ -15,6 +15,7 @@ import os
 import threading
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from threading import get_ident, get_native_id
@@ -119,5 +120,7 @@ class RangeLog:
 
 
 def name_thread(name: str) -> None:
-    """Name the calling thread for whoever looks from outside: profilers, top. At most 15 bytes are kept."""
-    Path(f"/proc/self/task/{get_native_id()}/comm").write_text(name)
+    """Name the calling thread for whoever looks from outside: profilers, top. At most 15 bytes are kept. Some
+    sandboxes allow no name, and nothing depends on it."""
+    with suppress(OSError):
+        Path(f"/proc/self/task/{get_native_id()}/comm").write_text(name)
