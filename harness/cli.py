@@ -254,7 +254,7 @@ def gate(
     """Fail where a change makes a metric worse by more than it may: for continuous integration."""
     names, limit = metric or (), fraction(max_regression, "--max-regression")
     if run is not None and (not asked.nothing or base_ref or head_ref):
-        raise api.BadSetting(f"{run} is measured: with it, only --metric and --max-regression mean something")
+        raise api.BadSetting(f"{run} is measured: only the options of Gate and Output mean something")
 
     from harness import gate_run
 

@@ -96,6 +96,8 @@ def write(folder: Path, result: Mapping[str, Any], environment: Mapping[str, str
         rows = gate.benchmark(result, better)
         if rows:
             store.write_json(folder / name, rows)
+        else:  # an earlier gate's would be taken for this one's
+            (folder / name).unlink(missing_ok=True)
     step = environment.get("GITHUB_STEP_SUMMARY")
     if step:
         store.append_text(Path(step), text)

@@ -312,6 +312,8 @@ def test_the_files_of_a_gate(tmp_path: Path) -> None:
         assert isinstance(each["value"], float)
     (bigger,) = json.loads((tmp_path / "bigger-is-better.json").read_text())
     assert bigger["unit"] == "tok/s"
+    gate_run.write(tmp_path, gate_run.judge(folder, names[:1], 0.05), {})
+    assert not (tmp_path / "bigger-is-better.json").exists()  # or it would be taken for this gate's
 
 
 def test_a_gate_as_csv_has_its_verdicts_bounds_and_limit(
@@ -497,7 +499,7 @@ def test_a_ref_that_stands_in_the_folder_is_told_of_changes_that_are_not_committ
         ("--base-ref base --metric tpot_p50", "did you mean tpot_ms_p50?"),
         ("--base-ref base --until-precision 1%", "a gate stops after --blocks, or --until-decided"),
         ("", "a gate needs two arms"),
-        ("results/nothing", "is measured: with it, only --metric"),
+        ("results/nothing", "is measured: only the options of Gate"),
     ],
 )
 def test_a_wrong_gate_is_one_line_and_leaves_nothing(
