@@ -278,14 +278,15 @@ class _Versioned(msgspec.Struct):
 def check_resume(stored: Manifest, now: Manifest) -> None:
     """Raises StoreError, naming the difference, unless `now` is the same commit, settings and machine."""
     pairs: tuple[tuple[str, msgspec.Struct, msgspec.Struct], ...] = (
-        ("commit", stored.code, now.code),
-        ("settings", stored.design, now.design),
-        ("machine", stored.machine, now.machine),
+        ("another commit", stored.code, now.code),
+        ("other settings", stored.design, now.design),
+        ("another machine", stored.machine, now.machine),
     )
     for what, old, new in pairs:
         found = difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
         if found:
-            raise StoreError(f"can't resume {stored.run} on another {what}: {found}; start a fresh run")
+            hint = "leave the options out, or " if what == "other settings" else ""
+            raise StoreError(f"can't resume {stored.run} on {what}: {found}; {hint}start a fresh run")
     for what, before, after in (
         ("versions", stored.versions, now.versions),
         ("files", stored.files, now.files),
@@ -349,7 +350,8 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) -> None:
-    """Write one whole block; what a killed run left of it is dropped first. Raises StoreError."""
+    """Write one whole block; what a killed run left of it is dropped first. Raises EngineError, for by now it
+    is no fault of what was asked."""
     whole = _block_folder(folder, block)
     partial = whole.with_name(whole.name + PARTIAL)
     try:
@@ -360,7 +362,7 @@ def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) ->
                 _to_parquet(partial / f"{name}.parquet", table)
         os.rename(partial, whole)
     except OSError as error:
-        raise StoreError(f"can't write block {block} to {whole}: {_why(error)}") from error
+        raise api.EngineError(f"can't write block {block} to {whole}: {_why(error)}") from error
 
 
 def finished_blocks(folder: Path) -> list[int]:

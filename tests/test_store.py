@@ -114,6 +114,13 @@ def test_half_a_block_is_none(folder: Path) -> None:
     assert not half.exists()
 
 
+def test_a_block_that_cannot_be_kept_is_no_fault_of_what_was_asked(folder: Path) -> None:
+    (folder / "blocks" / "000.partial").touch()  # so that it fails, as where the disk is full
+    with pytest.raises(api.EngineError, match="can't write block 0") as raised:
+        store.write_block(folder, 0, tables())
+    assert not isinstance(raised.value, api.BadSetting)
+
+
 def test_a_run_without_blocks_leaves_nothing(folder: Path) -> None:
     assert store.discard_if_empty(folder)
     assert not folder.exists()
@@ -257,7 +264,7 @@ OTHER_ARMS = (DESIGN.arms[0], msgspec.structs.replace(DESIGN.arms[1], toggles={"
         ({"code": Code(commit="abc", changes="12")}, "another commit: changes was '', is '12'"),
         (
             {"design": msgspec.structs.replace(DESIGN, arms=OTHER_ARMS)},
-            "another settings: arms.1.toggles.h2d was 'pinned', is 'packed'",
+            "other settings: arms.1.toggles.h2d was 'pinned', is 'packed'",
         ),
         ({"design": msgspec.structs.replace(DESIGN, blocks=7)}, "settings: blocks was 6, is 7"),
         ({"machine": msgspec.structs.replace(MANIFEST.machine, cores=4)}, "machine: cores was 2, is 4"),
