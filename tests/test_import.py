@@ -4,6 +4,7 @@ decided by it."""
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -331,6 +332,27 @@ def test_lists_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
     edited = tmp_path / "edited.json"
     edited.write_text(json.dumps(said))
     with pytest.raises(api.BadSetting, match="its lists of requests differ in length"):
+        files.read(str(edited))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("ttfts", float("nan"), "request 0 took nan s"),
+        ("ttfts", -0.011, "request 0 took -0.011 s"),
+        ("itls", [0.01, float("inf")], "request 0 took inf s"),
+        ("duration", 0.0, "Expected `float` > 0.0 - at `$.duration`"),
+    ],
+)
+def test_a_time_that_cannot_be_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
+    said = document(VLLM_DETAILED)
+    if isinstance(said[key], list):
+        said[key][0] = value
+    else:
+        said[key] = value
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(said))
+    with pytest.raises(api.BadSetting, match=re.escape(message)):
         files.read(str(edited))
 
 

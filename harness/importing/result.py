@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -60,15 +61,18 @@ class Detailed(msgspec.Struct, kw_only=True):
 
     def rows(self, tool: str) -> Iterator[Row]:
         """Nothing where the file was written without details. Raises BadSetting where the lists differ in
-        length."""
+        length, or a request that was served has a time that can't be."""
         if self.ttfts is None or self.itls is None or self.input_lens is None or self.output_lens is None:
             return
         errors = self.errors or [""] * len(self.ttfts)
         lists = (self.ttfts, self.itls, self.input_lens, self.output_lens, errors)
         if len({len(each) for each in lists}) != 1:
             raise uneven(tool)
-        for ttft, gaps, prompt, tokens, error in zip(*lists, strict=True):
+        for number, (ttft, gaps, prompt, tokens, error) in enumerate(zip(*lists, strict=True)):
             reason = error.strip().splitlines()[-1] if error else "" if tokens else "no token"
+            for each in (ttft, *gaps):
+                if not reason and not 0 <= each < math.inf:
+                    raise api.BadSetting(f"a result of {tool} was edited: request {number} took {each} s")
             yield Row(ttft, gaps, prompt, tokens, reason)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -43,7 +43,7 @@ class Server(msgspec.Struct):
 class Document(Detailed, kw_only=True):
     backend: str
     request_rate: float | str
-    duration: float
+    duration: Annotated[float, msgspec.Meta(gt=0)]
     completed: int
     total_input_tokens: int
     total_output_tokens: int

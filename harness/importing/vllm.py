@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from engines import api
 from harness.importing.result import (
@@ -35,7 +37,7 @@ E2EL = "latency_ms ends with the last chunk that holds a token (E2EL), not with 
 class Document(Detailed, kw_only=True):
     """The keys that are looked at; the percentiles aside, whose names depend on what was asked for."""
 
-    duration: float
+    duration: Annotated[float, msgspec.Meta(gt=0)]
     completed: int
     total_input_tokens: int
     total_output_tokens: int
