@@ -383,8 +383,11 @@ def _change(run: Finished, name: str, before: str, arm: str) -> dict[str, Any]:
     if not before or before == arm or first is None or second is None:
         return NONE
     effect = stats.effect(first, second, _scale(name, first, second))
-    shown, value = ("delta", effect.delta) if effect.change is None else ("change", effect.change)
-    return {"shown": shown, "value": value, "low": effect.low, "high": effect.high, "unit": unit_of(name)}
+    if effect.change is None:
+        shown, value, unit = "delta", effect.delta, unit_of(name)
+    else:
+        shown, value, unit = "change", effect.change, ""
+    return {"shown": shown, "value": value, "low": effect.low, "high": effect.high, "unit": unit}
 
 
 def _share(run: Finished, part: str, whole: str, arm: str) -> dict[str, Any]:

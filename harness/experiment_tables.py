@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from harness import divergences
@@ -199,7 +200,7 @@ def to_csv(result: Mapping[str, Any]) -> str:
         writer.writerow((*start, "claims", claim["says"], _where(claim), *_numbers(claim["measured"])))
     for table in result["tables"]:
         for row in table["rows"]:
-            label = ", ".join(cell for cell in row if isinstance(cell, str))
+            label = ", ".join(takewhile(lambda cell: isinstance(cell, str), row))
             for column, cell in zip(table["columns"], row, strict=True):
                 if not isinstance(cell, str):
                     for one in _one_by_one(cell):

@@ -326,8 +326,8 @@ def test_csv_has_every_number_unrounded() -> None:
         "tables": [
             {
                 "title": "t",
-                "columns": ["", "a"],
-                "rows": [["row", {"shown": "percentiles", "value": [1 / 3, 0.5], "unit": "ms"}]],
+                "columns": ["", "a", "outputs"],
+                "rows": [["row", {"shown": "percentiles", "value": [1 / 3, 0.5], "unit": "ms"}, "2 of 2"]],
             }
         ],
     }
@@ -335,3 +335,4 @@ def test_csv_has_every_number_unrounded() -> None:
     assert lines[0][3:] == list(experiment_tables.CSV_COLUMNS)
     assert float(lines[1][7]) == found["claims"][0]["measured"]["value"]
     assert [line[7] for line in lines[2:]] == [repr(1 / 3), "0.5"]
+    assert {line[4] for line in lines[2:]} == {"row"}  # not what was found in it
