@@ -55,3 +55,10 @@ def test_markdown_has_a_table_for_each_part_with_rows(tmp_path: Path) -> None:
     assert "| device |  | before | after | change |" in text
     assert "| 0 | window_ms |" in text
     assert "### Ranges\n\nNone in the trace.\n" in text
+
+
+def test_a_share_changes_by_points() -> None:
+    value = {"before": 0.866, "after": 0.979, "change": 0.979 / 0.866 - 1}
+    assert report._change("busy", value) == "+11.3 points"
+    assert report._change("busy_ms", value) == "+13.0%"
+    assert report._change("share", value | {"after": None, "change": None}) == ""

@@ -157,9 +157,17 @@ def _compared(part: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], note: 
         for place, (name, value) in enumerate(row["values"].items()):
             key = map(shortened, row["key"]) if place == 0 else ("" for _ in row["key"])
             before, after = (_cell(name, value[side]) for side in ("before", "after"))
-            cells.append((*key, name, before, after, percent(value["change"])))
+            cells.append((*key, name, before, after, _change(name, value)))
     columns = (*part["keys"], "", "before", "after", "change") if rows else ()
     return Table(part["title"], columns, tuple(cells), note)
+
+
+def _change(measure: str, value: Mapping[str, float | None]) -> str:
+    """Of what is shown in percent, in points: a change in percent of it would be taken for that."""
+    before, after = value["before"], value["after"]
+    if measure not in SHARES or before is None or after is None:
+        return percent(value["change"])
+    return f"{100 * (after - before):+.1f} points".replace("-", "−")
 
 
 def _cell(measure: str, value: float | None) -> str:
