@@ -114,8 +114,8 @@ def of_decision(manifest: Manifest, primary: stats.Effect | None, verdict: str |
         low, high = stats.blocks_needed(primary.sd, primary.blocks, design.margin)
         change = f"a change of {100 * design.margin:.3g}%"
         lines.append(
-            f"undecided: the blocks spread so much that no number of them would show {change}: look for what "
-            "disturbs this machine (bench doctor)"
+            f"undecided: the blocks spread so much that it takes more than {HOPELESS:,} to show {change}: "
+            "look for what disturbs this machine (bench doctor)"
             if low > HOPELESS
             else f"undecided: judged by the spread alone, {low:,} to {high:,} blocks would detect {change} "
             "in 4 of 5 runs; that is for a fresh run, more blocks for this one would be peeking"
@@ -335,6 +335,7 @@ def _skipped(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
 def _set_up(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
     lines = [] if manifest.imported is None else of_import(manifest.run, manifest.imported)
     kinds = {description.device["kind"] for description in manifest.descriptions.values()}
+    compared = len(manifest.design.arms) > 1
     if "emulated" in kinds:
         lines.append("emulated device: these are times of CPU cores; never compare them with a GPU's")
     if "remote" in kinds and len(manifest.design.arms) == 2:
@@ -343,7 +344,7 @@ def _set_up(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
             "fail this run: what a server batches can turn a token, so that it differs from itself too; how "
             "often, bench aa says"
         )
-    elif manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
+    elif compared and manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
         lines.append(_differing_outputs(manifest, blocks))
     elif any(len(block.tables["divergences"]) for block in blocks):
         lines.append(

@@ -74,7 +74,8 @@ def of_boot(block: Block, arm: Arm, folder: Path) -> pd.DataFrame:
     where = f"{folder}, block {block.number}, arm {arm.name}"
     if not len(steps):
         off = not arm.options.recorder
-        why = "it ran with recorder=off" if off else f"the engine {arm.engine} records none"
+        none = f"the engine {arm.engine} records none, or steps.parquet is gone"
+        why = "it ran with recorder=off" if off else none
         raise api.BadSetting(f"{where} has no step records to explain: {why}")
     if misplaced_output(steps, arm):
         raise api.BadSetting(

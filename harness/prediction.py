@@ -208,10 +208,10 @@ def calibrated(calibration: Calibration, manifest: Manifest) -> str:
 
 
 def _on_which(there: Machine, here: Machine) -> str:
-    """The machine there as seen from here: this one, or another, told by what differs."""
+    """The machine there as seen from here: one like this, or another, told by what differs."""
     if msgspec.structs.replace(there, kernel=here.kernel) == here:
         other = "" if there == here else f" under another kernel ({there.kernel})"
-        return f"on this machine{other}"
+        return f"on a machine like this one{other}"
     told = {
         "cpu": there.cpu,
         "cores": f"{there.cores} cores",

@@ -23,6 +23,8 @@ def measure(asked: Asked, over: Sequence[str], resume: Path | None, out: Path, s
     finished point kept; a sweep that ends before its first block leaves no folder."""
     axes: tuple[Axis, ...] = ()
     points: tuple[Point, ...] = ()
+    if resume is not None and (over or not asked.nothing) and not (asked.variant or asked.engine):
+        raise api.BadSetting("--resume goes on with a sweep as it was asked for: leave the other options out")
     if resume is None or over or not asked.nothing:
         axes = sweep.parse_axes(over)
         if not axes:

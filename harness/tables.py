@@ -248,7 +248,7 @@ def _metrics_table(comparison: Mapping[str, Any], names: Sequence[str]) -> Table
     metrics = comparison["metrics"]
     if comparison["after"] is None:
         values = ((name, with_unit(metrics[name]["before"], metrics[name]["unit"])) for name in names)
-        return Table("One arm", ("metric", "before"), tuple(values), "means over blocks")
+        return Table("One arm", ("metric", "before"), tuple(values), "arithmetic means over blocks")
     known = any(metrics[name]["floor"] is not None for name in names)
     rows = tuple(
         (

@@ -119,7 +119,7 @@ def test_drift_is_told() -> None:
     assert "drift: both arms moved by +5.1%" in warnings(comparison.result(manifest(), moving))
 
 
-def test_where_no_number_of_blocks_would_do_none_is_named() -> None:
+def test_where_too_many_blocks_would_be_needed_their_number_is_not_named() -> None:
     found = result(1.0, noise=2.0)["comparisons"][0]["warnings"]
-    assert any("no number of them would show a change of 1%" in line for line in found)
+    assert any("it takes more than 1,000 to show a change of 1%" in line for line in found)
     assert not any("blocks would detect" in line for line in found)

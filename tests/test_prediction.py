@@ -137,8 +137,8 @@ def test_the_stored_calibration_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("here", "where"),
     [
-        ({}, "on this machine"),
-        ({"kernel": "7"}, "on this machine under another kernel (6)"),
+        ({}, "on a machine like this one"),
+        ({"kernel": "7"}, "on a machine like this one under another kernel (6)"),
         ({"cores": 4, "kernel": "7"}, "on another machine (2 cores, kernel 6)"),
         ({"cpu": "another", "memory_gib": 16}, "on another machine (a cpu, 8 GiB)"),
         ({"gpus": ["H100"]}, "on another machine (no GPU)"),

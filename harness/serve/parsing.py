@@ -153,9 +153,12 @@ def parse_chat(body: bytes, model: str, temperature: float) -> Wanted:
 def _parsed(body: bytes, kind: type, model: str) -> Any:
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(400, f"the body is no JSON object: {error}") from error
+    try:
         known = _known(fields, [field.name for field in msgspec.structs.fields(kind)])
         parsed: Any = msgspec.convert(known, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is one too
+    except msgspec.ValidationError as error:
         raise Refused(400, str(error)) from error
     if parsed.model is not None and parsed.model != model:
         raise Refused(404, f"the model '{parsed.model}' does not exist; there is {model}", "model_not_found")
