@@ -126,6 +126,7 @@ def narrowed(table: Table) -> Table:
     if table.columns[-1] != "verdict":
         return table
     change = table.columns.index("interval") - 1
+    header = "\n".join(table.columns[change:])
     named = {"floor": "floor "}  # under each other, a bare ±1.2% would be taken for the interval's
     joined = [named.get(column, "") for column in table.columns[change:]]
     rows = tuple(
@@ -135,7 +136,8 @@ def narrowed(table: Table) -> Table:
         )
         for row in table.rows
     )
-    return Table(table.title, table.columns[: change + 1], rows, table.note, table.numbers)
+    columns, numbers = (*table.columns[:change], header), (*table.numbers, header)
+    return Table(table.title, columns, rows, table.note, numbers)
 
 
 def stacked(table: Table, many: int) -> Table:

@@ -360,7 +360,7 @@ def test_a_narrow_terminal_has_each_company_of_an_effect() -> None:
     result = found()
     table = factorial_tables.effects_table(result)
     narrow = pages.narrowed(table)
-    assert narrow.columns == ("toggle", "alone", "with the others", "on average")
+    assert narrow.columns == ("toggle", "alone", "with the others", "on average\ninterval\nverdict")
     for row, kept in zip(table.rows, narrow.rows, strict=True):
         assert kept == (*row[:3], "\n".join(row[3:]))
     text = io.StringIO()

@@ -173,7 +173,7 @@ def test_a_narrow_terminal_has_the_values_of_both_axes(tmp_path: Path) -> None:
     points = [each | {"at": each["at"] | {"variant": "overlap"}} for each in result["comparisons"]]
     both = result | {"axes": axes, "comparisons": points}
     table = pages.narrowed(sweep_tables.changes_table(both))
-    assert table.columns == ("concurrency", "variant", "before", "after", "change")
+    assert table.columns == ("concurrency", "variant", "before", "after", "change\ninterval\nverdict")
     row = points[0]["metrics"]["tpot_ms_p50"]
     assert table.rows[0] == (
         "1", "overlap", spelling.number(row["before"]), spelling.number(row["after"]),
