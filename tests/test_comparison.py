@@ -12,7 +12,7 @@ from engines import api
 from harness import comparison, metrics, outputs, records, tables
 from harness.mechanism import mechanism
 from harness.workload import Workload
-from tests.made_blocks import block, blocks, manifest, requests, result, shown, side, steps
+from tests.made_blocks import block, blocks, described, manifest, requests, result, shown, side, steps
 
 TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
 COMPARISON = {
@@ -117,6 +117,10 @@ def test_one_arm_alone() -> None:
     assert "tpot_ms_p50 is 4 ms over 2 blocks" in tables.conclusion(found, only)
     assert "One arm" in shown(found, 100)
     assert "| tpot_ms_p50 | 4 ms |" in tables.to_markdown(found)
+    half = msgspec.structs.replace(described(), deterministic=False)
+    plan = msgspec.structs.replace(manifest(blocks=2, arms=1), descriptions={"before": half})
+    (only,) = comparison.result(plan, alone)["comparisons"]
+    assert not any("outputs" in line for line in only["warnings"])  # nothing is compared
 
 
 def test_an_engine_without_step_records() -> None:

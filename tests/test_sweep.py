@@ -272,6 +272,13 @@ def test_what_is_no_sweep_and_what_is_no_run_is_one_line(tmp_path: Path) -> None
         harness.load_sweep(folder)
 
 
+def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path, monkeypatch, capsys) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    for more in (("--over", "concurrency=1,4"), ("--blocks", "3")):
+        assert bench(monkeypatch, "sweep", "--resume", str(folder), *more) == 2
+        assert "leave the other options out" in last_line(capsys.readouterr().err)
+
+
 def test_the_floors_of_a_point_lie_beside_its_sweep(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
     assert floors.folder_of(folder / "run-0") == tmp_path / "floors"
