@@ -299,10 +299,20 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
         "prediction": {"none": "the arms are of different runs"},
         "warnings": [
             *_warnings(left, right),
+            *_uneven(sides, read),
             *_in_place_of(design.primary, primary, sides, told),
             *cautions.circumstances(manifest, blocks, values),
         ],
     }
+
+
+def _uneven(sides: Mapping[str, Side], read: Mapping[str, Sequence[Block]]) -> list[str]:
+    """The headline names one number of blocks, the fewer."""
+    counts = [len(blocks) for blocks in read.values()]
+    if len(set(counts)) == 1:
+        return []
+    each = zip(sides.values(), counts, strict=True)
+    return [f"other numbers of blocks: {', '.join(f'{side.label} has {count}' for side, count in each)}"]
 
 
 def _primary_of_both(primary: str, values: Series) -> str:

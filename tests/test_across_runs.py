@@ -124,6 +124,7 @@ def test_what_was_not_interleaved_gets_an_interval_and_no_verdict(tmp_path: Path
     assert comparison["blocks"] == 3
     assert comparison["warnings"][0].startswith("not interleaved: a:before was measured at ")
     assert "there is no verdict" in comparison["warnings"][0]
+    assert "other numbers of blocks: a:before has 6, b:after has 3" in comparison["warnings"]
     assert "step_ms_matched" not in comparison["metrics"]
     assert "no verdict" in shown(found.result, 120)
     assert "no verdict" in tables.to_markdown(found.result)
