@@ -1,4 +1,4 @@
-"""How often the verdicts are wrong, by simulation: `python -m experiments.false_alarms`. About a minute.
+"""How often the verdicts are wrong, by simulation: `python -m experiments.false_alarms`. Two minutes.
 
 Boots are simulated, not blocks: each block has two, one after the other, in an order drawn as in a run, so
 that what moves with time (a drift, a random walk, a period of eight boots) reaches the paired differences as
@@ -60,7 +60,7 @@ def walking(random: np.random.Generator, runs: int, boots: int) -> Floats:
 
 
 def periodic(random: np.random.Generator, runs: int, boots: int, period: int = 8) -> Floats:
-    """A sine of eight boots, one pair SD high, that starts anywhere."""
+    """A sine of so many boots, one pair SD high, that starts anywhere."""
     phase = random.uniform(0, 2 * np.pi, (runs, 1))
     return normal(random, runs, boots) + np.sin(2 * np.pi * np.arange(boots) / period + phase)
 
