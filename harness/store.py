@@ -279,14 +279,13 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
     """Raises StoreError, naming the difference, unless `now` is the same commit, settings and machine."""
     pairs: tuple[tuple[str, msgspec.Struct, msgspec.Struct], ...] = (
         ("another commit", stored.code, now.code),
-        ("other settings", stored.design, now.design),
+        ("settings that are not its own", stored.design, now.design),
         ("another machine", stored.machine, now.machine),
     )
     for what, old, new in pairs:
         found = difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
         if found:
-            hint = "leave the options out, or " if what == "other settings" else ""
-            raise StoreError(f"can't resume {stored.run} on {what}: {found}; {hint}start a fresh run")
+            raise StoreError(f"can't resume {stored.run} on {what}: {found}; start a fresh run")
     for what, before, after in (
         ("versions", stored.versions, now.versions),
         ("files", stored.files, now.files),

@@ -264,9 +264,12 @@ OTHER_ARMS = (DESIGN.arms[0], msgspec.structs.replace(DESIGN.arms[1], toggles={"
         ({"code": Code(commit="abc", changes="12")}, "another commit: changes was '', is '12'"),
         (
             {"design": msgspec.structs.replace(DESIGN, arms=OTHER_ARMS)},
-            "other settings: arms.1.toggles.h2d was 'pinned', is 'packed'",
+            "settings that are not its own: arms.1.toggles.h2d was 'pinned', is 'packed'",
         ),
-        ({"design": msgspec.structs.replace(DESIGN, blocks=7)}, "settings: blocks was 6, is 7"),
+        (
+            {"design": msgspec.structs.replace(DESIGN, blocks=7)},
+            "settings that are not its own: blocks was 6, is 7",
+        ),
         ({"machine": msgspec.structs.replace(MANIFEST.machine, cores=4)}, "machine: cores was 2, is 4"),
         ({"versions": {"python": "3.12"}}, "versions: python was '3.11', is '3.12'"),
         ({"files": {"a.txt": "5e1f"}}, "files: a.txt was '0c2d', is '5e1f'"),
