@@ -1,7 +1,7 @@
 """How fast a core is now: one small loop, timed.
 
-A busy neighbour on the same physical core makes all of a virtual machine's work take half as long again, and
-no counter of its kernel shows it: nothing was stolen. Clocks that move and heat show here too.
+A busy neighbour on the same physical core can make all work take half as long again, and in a virtual machine
+no counter shows it: nothing was stolen. Clocks that move and heat show here too.
 """
 
 from __future__ import annotations
