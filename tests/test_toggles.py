@@ -137,14 +137,14 @@ def test_what_was_made_before_is_frozen_while_the_engine_serves_and_no_longer(de
     seen, send = [], serving.Collected.send
 
     def look(sink: serving.Collected, events: list[api.Event]) -> None:
-        seen.append((gc.get_freeze_count() > 0, gc.isenabled()))
+        seen.append((gc.get_freeze_count() > own, gc.isenabled()))
         send(sink, events)
 
     monkeypatch.setattr(serving.Collected, "send", look)
-    assert gc.get_freeze_count() == 0
+    own = gc.get_freeze_count()  # Python 3.12 begins with some of its own
     _, _, record = serve(device, SPEC.check(INLINE | {"gc": choice}), some_requests(3))
     assert set(seen) == {(choice == "frozen", True)}
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= own
     assert set(gc_toggle.TOGGLE.counters) <= record.counters.keys()
 
 

@@ -247,7 +247,7 @@ def refusing():
         ({}, {"staging": "sync"}, "engine transformers has no staging: leave it out"),
         ({}, {"prefix_cache": True}, "engine transformers has no prefix_cache"),
         ({}, {"max_context": 2048}, "tiny-gpt2 has 1024 positions"),
-        ({"batching": "continuous"}, {"block_size": 2}, "page_size must be at least 4"),
+        ({"batching": "continuous"}, {"block_size": 2}, "size must be at least 4"),
     ],
 )
 def test_what_it_cannot_do_is_refused_before_it_serves(toggles, options, message) -> None:

@@ -11,7 +11,9 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
 from itertools import count
+from typing import Any
 
 from transformers import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
@@ -69,14 +71,13 @@ class ContinuousEngine(TransformersEngine):
         try:
             self._manager = self.model.init_continuous_batching(
                 continuous_batching_config=ContinuousBatchingConfig(
-                    page_size=options.block_size,
                     num_blocks=options.num_blocks or blocks,
                     max_batch_tokens=max(options.prefill_max_tokens, options.max_batch_size),
                     max_requests_per_batch=options.max_batch_size,
                     allow_block_sharing=options.prefix_cache,
                     use_async_batching="async_batching" in wanted,
                     use_cuda_graph="cuda_graph" in wanted,
-                    auto_switch_to_flash=options.dtype != "float32",  # which no flash attention computes in
+                    **self._by_version(),
                 )
             )
             self._outputs = self._manager.output_router = Outputs()
@@ -89,6 +90,20 @@ class ContinuousEngine(TransformersEngine):
         self._names = count()  # the client's ids come again, and old outputs may still be on their way
         self._running: dict[str, Taken] = {}  # by the manager's name for it
         self._named: dict[int, str] = {}  # by request id
+
+    def _by_version(self) -> dict[str, Any]:
+        """What transformers 5.17 and 5.18 call otherwise, or do not have. Float32 is kept from the flash
+        attention that the library takes where it finds one: none computes in it."""
+        known = {each.name for each in fields(ContinuousBatchingConfig)}
+        settings: dict[str, Any] = {
+            "page_size" if "page_size" in known else "block_size": self.options.block_size
+        }
+        if self.options.dtype == "float32":
+            if "auto_switch_to_flash" in known:
+                settings["auto_switch_to_flash"] = False
+            else:
+                self.model.set_attn_implementation("paged|sdpa")
+        return settings
 
     def queue(self, taken: Taken) -> None:
         name = str(next(self._names))
