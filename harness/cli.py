@@ -1,26 +1,24 @@
 """The command `bench`. Each command is a thin call into the rest; heavy imports wait until one needs them.
 
-Exit codes: 0 done (undecided included), 1 outputs differ where they must not, or a gate fails, 2 bad usage or
-input, 3 a gate is undecided, 4 an engine or the run failed, 130 Ctrl-C. An error is one line on stderr.
+How it ends, and with which exit code, is in exits.py.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from engines import api
-from harness import printing
-from harness.interruption import Interrupted, interruptible, notes
+from harness import exits, printing
+from harness.exits import GATE_FAILED, GATE_UNDECIDED, OUTPUTS_DIFFER, say
+from harness.interruption import interruptible
 from harness.options import (
     DESIGN,
     ENGINE,
@@ -39,10 +37,6 @@ from harness.options import (
 )
 from harness.printing import Format
 from harness.settings import Asked, make_design
-
-OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
-GATE_FAILED, GATE_UNDECIDED = 1, 3
-CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
 
 app = typer.Typer(
     help="Does this overlap optimization really help, by how much, and how sure are we?",
@@ -129,7 +123,7 @@ def rerun(
     for arm in manifest.design.arms:
         api.pick(arm.engine, known, "engine").check(arm.toggles)
     for line in measure.differences_from(manifest):
-        _say(f"unlike {manifest.run}: {line}")
+        say(f"unlike {manifest.run}: {line}")
     with interruptible():
         outcome = measure.measure(manifest.design, out, on_stderr)
     printing.show(outcome.result, format)
@@ -183,9 +177,9 @@ def profile(
     if found is None and graph_trace is not None:
         raise api.BadSetting("--graph-trace means something only with nsys; give --nsys PATH")
     tool = None if found is None else profiling.Nsys(found, graph)
-    profiled = profiling.profile(design, wanted, tool, out, _say)
+    profiled = profiling.profile(design, wanted, tool, out, say)
     _show_traces(profiled.traces, format)
-    _say(f"the traces open in ui.perfetto.dev; the picture is {profiled.picture}")
+    say(f"the traces open in ui.perfetto.dev; the picture is {profiled.picture}")
 
 
 @app.command()
@@ -259,7 +253,7 @@ def gate(
     from harness import gate_run
 
     if run is None:
-        run = gate_run.measure(asked, base_ref, head_ref, names, limit, out, _say)
+        run = gate_run.measure(asked, base_ref, head_ref, names, limit, out, say)
     result = gate_run.judge(run, names, limit)
     gate_run.write(out, result)
     printing.show(result, format)
@@ -396,7 +390,7 @@ def sweep(
     from harness import sweep_run, sweep_tables
 
     if folder is None:
-        folder = sweep_run.measure(asked, over or (), resume, out, _say)
+        folder = sweep_run.measure(asked, over or (), resume, out, say)
     elif not asked.nothing or over or resume is not None:
         raise api.BadSetting(f"{folder} is measured: with it, only --format means something")
     result, outputs_differ = sweep_run.result(folder)
@@ -502,7 +496,7 @@ def import_(
     from harness.importing import run as importing
 
     folder, result = importing.bring(files, out, name=name, engine=engine_name, fresh_boots=fresh_boots)
-    _say(f"written to {folder}")
+    say(f"written to {folder}")
     printing.show(result, format)
 
 
@@ -591,63 +585,15 @@ def eval_(
     names = tuple(tasks.split(","))
     evaluate.check(names, limit, num_fewshot)
     arms = evaluate.scoring(engines, design.arms)
-    found = evaluate.evaluate(design.name, arms, names, limit, num_fewshot, out, _say)
-    _say(f"written to {found.folder}")
+    found = evaluate.evaluate(design.name, arms, names, limit, num_fewshot, out, say)
+    say(f"written to {found.folder}")
     printing.show_page(found.result, format, shown.to_csv, shown.page)
     raise typer.Exit(OUTPUTS_DIFFER if found.answers_differ else 0)
 
 
 def main() -> None:
-    """Run the command line; the only place where an error becomes a line and an exit code."""
-    command = typer.main.get_command(app)
-    # One that was closed before the process began is None, and to write to it an error of its own.
-    sys.stdout, sys.stderr = (each or open(os.devnull, "w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
-    try:
-        code = command.main(prog_name="bench", standalone_mode=False)
-    except Interrupted as error:
-        code = _complain(str(error), error, error.code)
-    except CLICK_ERROR as error:  # what typer itself found wrong with the words; nothing where it gave help
-        said = error.format_message()
-        code = _complain(said, error, USAGE) if said else USAGE
-    except api.BadSetting as error:
-        code = _complain("; ".join([str(error), *notes(error)]), error, USAGE)
-    except api.EngineError as error:
-        code = _complain("; ".join([str(error), *notes(error)]), error, FAILED)
-    except Exception as error:
-        what = f"unexpected {type(error).__name__}: {error}"
-        code = _complain("; ".join([what, *notes(error), "--debug shows where"]), error, FAILED)
-    else:
-        if code == INTERRUPTED:  # of a Ctrl-C outside of a measurement typer makes this, and says nothing
-            _say("interrupted")
-    _flush()
-    sys.exit(code or 0)
-
-
-def _flush() -> None:
-    """What can't be written any more Python would try again at its end, and exit with 120."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            from harness.consoles import discard
-
-            discard(stream)
-
-
-def _say(line: str) -> None:
-    with suppress(OSError):  # a terminal that was closed, a reader that is gone: the exit code still counts
-        sys.stderr.write(f"bench: {line}\n")
-
-
-def _complain(message: str, error: BaseException, code: int) -> int:
-    """The one line; with --debug what is known besides: the traceback, and a dead process's own words."""
-    if "--debug" in sys.argv:
-        import traceback
-
-        traceback.print_exception(error)
-        sys.stderr.write(getattr(error, "details", ""))
-    _say(" ".join(message.split()))
-    return code
+    """Run the command line and exit."""
+    exits.run(typer.main.get_command(app))
 
 
 if __name__ == "__main__":
