@@ -96,7 +96,7 @@ def run(planned: Plan, results: Path, display: Display) -> Outcome:
     """
     now = datetime.now().astimezone()
     name = planned.experiment.name
-    folder = store.create_experiment(results, name, now)
+    folder = store.create(results, f"experiment-{name}", now)
     kept = Kept(
         schema_version=store.SCHEMA_VERSION,
         created=now.isoformat(timespec="seconds"),

@@ -93,7 +93,7 @@ def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: S
     """Profile every arm into a new folder under `results`. Raises BadSetting, RunFailed, StoreError; a
     profile that is not finished leaves no folder."""
     now = datetime.now().astimezone()
-    folder = store.create_profile(results, design.name, now)
+    folder = store.create(results, f"{store.PROFILE}-{design.name}", now)
     try:
         say(f"writing to {folder}")
         if nsys is None:
@@ -104,7 +104,7 @@ def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: S
         used = [] if nsys is None else commands(nsys, design, steps, folder)
         _write(folder, design, steps, used, captured, now)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        store.discard(folder)
         raise
     # nsys sees no device where there is no GPU: then our own timeline is what there is to analyse.
     on_gpu = captured[0].description.device["kind"] == "cuda"

@@ -51,7 +51,6 @@ PROFILE = "profile"  # what a profile's folder says it is, in PROFILE_FILE
 PROFILE_FILE = "profile.json"
 SWEEP_FILE = "sweep.json"  # what makes a folder of runs a sweep; see sweep.py
 EXPERIMENT_FILE = "experiment.json"  # the same of an experiment; see experiment.py
-EVALUATION = "eval"
 EVALUATION_FILE = "evaluation.json"
 
 
@@ -127,35 +126,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create(results: Path, name: str, now: datetime) -> Path:
-    """A new, empty run folder under `results`. Raises StoreError where that can't be written."""
-    return _create(results, name, now, "blocks")
-
-
-def create_profile(results: Path, name: str, now: datetime) -> Path:
-    """A new, empty folder of a profile. Raises StoreError."""
-    return _create(results, f"{PROFILE}-{name}", now, "")
-
-
-def create_sweep(results: Path, name: str, now: datetime) -> Path:
-    """A new, empty folder of a sweep, which gets its runs. Raises StoreError."""
-    return _create(results, f"sweep-{name}", now, "")
-
-
-def create_experiment(results: Path, name: str, now: datetime) -> Path:
-    """A new, empty folder of an experiment, which gets a run folder for each workload. Raises StoreError."""
-    return _create(results, f"experiment-{name}", now, "")
-
-
-def create_evaluation(results: Path, name: str, now: datetime) -> Path:
-    """A new, empty folder of an evaluation. Raises StoreError."""
-    return _create(results, f"{EVALUATION}-{name}", now, "")
-
-
-def _create(results: Path, name: str, now: datetime, inside: str) -> Path:
-    run = f"{now:%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
-    folder = results / run
+    """A new, empty folder under `results`: of a run, or of what has its kind in front of its name. Raises
+    StoreError where that can't be written."""
+    folder = results / f"{now:%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
     try:
-        (folder / inside).mkdir(parents=True)
+        folder.mkdir(parents=True)
     except OSError as error:
         raise StoreError(f"can't write results to {results}: {_why(error)}; choose another --out") from error
     return folder
@@ -170,7 +145,7 @@ def discard_if_empty(folder: Path) -> bool:
 
 
 def discard(folder: Path) -> None:
-    """Remove a run folder, whatever it holds."""
+    """Remove a folder, whatever it holds."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -186,24 +161,23 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write or replace a JSON file and its folder, whole or not at all. Raises StoreError."""
-    _make_folder(path)
-    _write(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a run. Raises StoreError for no run folder, one of something else, a newer schema, or a
     damaged file."""
+    of_something_else = {
+        PROFILE_FILE: "a profile, no run: times taken while profiling are not measurements",
+        SWEEP_FILE: f"a sweep: each folder in it is a run; bench sweep {folder} shows all",
+        EXPERIMENT_FILE: "an experiment: each folder in it is a run; bench experiment show "
+        f"{folder} shows all",
+        EVALUATION_FILE: "an evaluation, no run: nothing in it was timed",
+    }
+    for name, said in of_something_else.items():
+        if (folder / name).exists():
+            raise StoreError(f"{folder} is {said}")
     path = folder / "manifest.json"
-    if (folder / PROFILE_FILE).exists():
-        raise StoreError(f"{folder} is a profile, no run: times taken while profiling are not measurements")
-    if (folder / SWEEP_FILE).exists():
-        raise StoreError(f"{folder} is a sweep: each folder in it is a run; bench sweep {folder} shows all")
-    if (folder / EXPERIMENT_FILE).exists():
-        raise StoreError(
-            f"{folder} is an experiment: each folder in it is a run; bench experiment show {folder} shows all"
-        )
-    if (folder / EVALUATION_FILE).exists():
-        raise StoreError(f"{folder} is an evaluation, no run: nothing in it was timed")
     manifest = read_json(path, Manifest, "run folder")
     if not _fits(manifest):
         raise StoreError(f"{path} was edited: its parts do not fit each other")
@@ -248,15 +222,23 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write or replace a file and its folder, whole or not at all. Raises StoreError."""
-    _make_folder(path)
-    _write(path, content)
+    with _whole(path) as partial:
+        partial.write_bytes(content)
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write or replace a parquet file, whole or not at all. Raises StoreError."""
+    """Write or replace a parquet file and its folder, whole or not at all. Raises StoreError."""
+    with _whole(path) as partial:
+        _to_parquet(partial, table)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """The file to write in its place; what is not written to its end replaces nothing."""
     partial = path.with_name(path.name + PARTIAL)
     try:
-        _to_parquet(partial, table)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
         os.replace(partial, path)
     except OSError as error:
         raise StoreError(f"can't write {path}: {_why(error)}") from error
@@ -277,22 +259,17 @@ class _Versioned(msgspec.Struct):
 
 def check_resume(stored: Manifest, now: Manifest) -> None:
     """Raises StoreError, naming the difference, unless `now` is the same commit, settings and machine."""
-    pairs: tuple[tuple[str, msgspec.Struct, msgspec.Struct], ...] = (
+    pairs: tuple[tuple[str, Any, Any], ...] = (
         ("another commit", stored.code, now.code),
         ("settings that are not its own", stored.design, now.design),
         ("another machine", stored.machine, now.machine),
+        ("other versions", stored.versions, now.versions),
+        ("other files", stored.files, now.files),
     )
     for what, old, new in pairs:
         found = difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
         if found:
             raise StoreError(f"can't resume {stored.run} on {what}: {found}; start a fresh run")
-    for what, before, after in (
-        ("versions", stored.versions, now.versions),
-        ("files", stored.files, now.files),
-    ):
-        found = difference(before, after)
-        if found:
-            raise StoreError(f"can't resume {stored.run} on other {what}: {found}; start a fresh run")
 
 
 TOLD = 4  # differences, in a line
@@ -414,22 +391,6 @@ def table_path(folder: Path, block: int, table: str) -> Path:
 
 def _block_folder(folder: Path, block: int) -> Path:
     return folder / "blocks" / f"{block:03d}"
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"can't write {path}: {_why(error)}") from error
-
-
-def _write(path: Path, text: bytes) -> None:
-    partial = path.with_name(path.name + PARTIAL)
-    try:
-        partial.write_bytes(text)
-        os.replace(partial, path)
-    except OSError as error:
-        raise StoreError(f"can't write {path}: {_why(error)}") from error
 
 
 def _why(error: Exception) -> str:

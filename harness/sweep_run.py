@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -44,7 +43,7 @@ def measure(asked: Asked, over: Sequence[str], resume: Path | None, out: Path, s
         _measure_all(folder, sweep.read(folder), say)
     finally:
         if not _kept(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            store.discard(folder)
     return folder
 
 
@@ -55,7 +54,7 @@ def _kept(folder: Path) -> bool:
 
 def _begin(out: Path, axes: tuple[Axis, ...], points: tuple[Point, ...]) -> Path:
     now = datetime.now().astimezone()
-    folder = store.create_sweep(out, "-".join(axis.name for axis in axes), now)
+    folder = store.create(out, "-".join(["sweep", *(axis.name for axis in axes)]), now)
     store.write_json(folder / store.SWEEP_FILE, sweep.described_here(axes, points, folder.name, now))
     return folder
 

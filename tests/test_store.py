@@ -115,7 +115,7 @@ def test_half_a_block_is_none(folder: Path) -> None:
 
 
 def test_a_block_that_cannot_be_kept_is_no_fault_of_what_was_asked(folder: Path) -> None:
-    (folder / "blocks" / "000.partial").touch()  # so that it fails, as where the disk is full
+    (folder / "blocks").touch()  # so that it fails, as where the disk is full
     with pytest.raises(api.EngineError, match="can't write block 0") as raised:
         store.write_block(folder, 0, tables())
     assert not isinstance(raised.value, api.BadSetting)

@@ -83,7 +83,7 @@ def evaluate(
     """Ask every arm, one after the other, and keep what came of it in a new folder under `results`. Raises
     BadSetting, EngineError, RunFailed and StoreError; an evaluation that is not finished leaves no folder."""
     now = datetime.now().astimezone()
-    folder = store.create_evaluation(results, name, now)
+    folder = store.create(results, f"eval-{name}", now)
     try:
         manager = _manager(tasks)
         with Session(generator=False) as session:
