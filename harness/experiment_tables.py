@@ -5,8 +5,6 @@ What it found is made of the object of `--format json` and nothing else.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness import divergences
 from harness.design import Design
 from harness.experiment_file import Adjusted, Experiment, scaling
-from harness.pages import Table, markdown_table, terminal_table
+from harness.pages import Table, csv_text, markdown_table, terminal_table
 from harness.settings import spelled
 from harness.spelling import difference, interval, number, percent, with_unit
 
@@ -192,20 +190,19 @@ def to_markdown(result: Mapping[str, Any]) -> str:
 
 def to_csv(result: Mapping[str, Any]) -> str:
     """One line per cell with a number, unrounded; percentiles one by one."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("experiment", "run", "device", *CSV_COLUMNS))
     start = (result["experiment"], result["run"], result["device"])
-    for claim in result["claims"]:
-        writer.writerow((*start, "claims", claim["says"], _where(claim), *_numbers(claim["measured"])))
+    lines = [
+        (*start, "claims", claim["says"], _where(claim), *_numbers(claim["measured"]))
+        for claim in result["claims"]
+    ]
     for table in result["tables"]:
         for row in table["rows"]:
             label = ", ".join(takewhile(lambda cell: isinstance(cell, str), row))
             for column, cell in zip(table["columns"], row, strict=True):
                 if not isinstance(cell, str):
                     for one in _one_by_one(cell):
-                        writer.writerow((*start, table["title"], label, column, *_numbers(one)))
-    return out.getvalue()
+                        lines.append((*start, table["title"], label, column, *_numbers(one)))
+    return csv_text(("experiment", "run", "device", *CSV_COLUMNS), lines)
 
 
 def _one_by_one(cell: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

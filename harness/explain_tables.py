@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.explain import SHOWN_CAUSES
-from harness.pages import Page, Table
-from harness.spelling import confidence, interval, number
+from harness.pages import Page, Table, csv_text
+from harness.spelling import blocks_of, confidence, interval, number
 from harness.tables import changed_settings, prediction_line
 
 CSV_COLUMNS = ("before", "after", "delta", "ci_low", "ci_high", "share_before", "share_after")
@@ -29,7 +27,7 @@ TAIL_NOTE = (
 def conclusion(found: Mapping[str, Any]) -> str:
     """One sentence: the change of the step, and the part with most of it."""
     whole, parts = found["step_us"]["interval"], _parts(found)
-    blocks = f"{found['blocks']} block{'s' if found['blocks'] != 1 else ''}"
+    blocks = blocks_of(found["blocks"])
     start = f"{found['variant']}: a decode step takes {number(whole['before'])} us"
     if found["after"] is None:
         device = parts["device"]["share_before"]
@@ -124,10 +122,8 @@ def _delta(row: Mapping[str, Any]) -> str:
 
 def to_csv(found: Mapping[str, Any]) -> str:
     """One line per part of the step, unrounded."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("run", "device", "variant", "part", *CSV_COLUMNS))
-    for name, row in found["step_us"].items():
-        start = (found["run"], found["device"], found["variant"], name)
-        writer.writerow((*start, *(row[column] for column in CSV_COLUMNS)))
-    return text.getvalue()
+    about = (found["run"], found["device"], found["variant"])
+    lines = [
+        (*about, name, *(row[column] for column in CSV_COLUMNS)) for name, row in found["step_us"].items()
+    ]
+    return csv_text(("run", "device", "variant", "part", *CSV_COLUMNS), lines)

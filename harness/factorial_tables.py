@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness import divergences, tables
 from harness.factorial import label
-from harness.pages import Page, Table
-from harness.spelling import confidence, difference, interval, percent, with_unit
+from harness.pages import Page, Table, csv_text
+from harness.spelling import blocks_of, confidence, difference, interval, percent, with_unit
 
 NOTE = (
     "Alone: the others at their before. With the others: the others at their after. On average: over all "
@@ -29,7 +27,7 @@ def conclusion(result: Mapping[str, Any]) -> str:
     first, found = result["comparisons"][0], result["factorial"]
     primary = first["primary"]
     effects = found["metrics"][primary]
-    blocks = f"{first['blocks']} block{'s' if first['blocks'] != 1 else ''}"
+    blocks = blocks_of(first["blocks"])
     mains = [row for row in effects["effects"] if len(row["effect"]) == 1]
     each = ", ".join(f"{row['effect'][0]} {_change(row)} ({row['verdict'] or 'no verdict'})" for row in mains)
     assumed = " and ".join(taken_for_none(mains))
@@ -147,13 +145,9 @@ def settings_table(result: Mapping[str, Any]) -> Table:
 
 def to_csv(result: Mapping[str, Any]) -> str:
     """One line per metric and effect, unrounded; `where`: alone, with_others, average or together."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("run", "device", "metric", "effect", "where", *CSV_COLUMNS))
-    for row in rows(result):
-        start = (result["run"], result["device"], row["metric"], row["effect"], row["where"])
-        writer.writerow((*start, *(row[column] for column in CSV_COLUMNS)))
-    return text.getvalue()
+    columns = ("metric", "effect", "where", *CSV_COLUMNS)
+    lines = [(result["run"], result["device"], *(row[column] for column in columns)) for row in rows(result)]
+    return csv_text(("run", "device", *columns), lines)
 
 
 def rows(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -5,13 +5,11 @@ Input is the object of `--format json` with its part `gate`.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from harness import divergences, gate, tables
-from harness.pages import Table, markdown_table, terminal_table
+from harness.pages import Table, csv_text, markdown_table, terminal_table
 from harness.spelling import blocks_of, number, percent
 
 if TYPE_CHECKING:
@@ -105,15 +103,12 @@ def to_csv(result: Mapping[str, Any]) -> str:
         "faults": "; ".join(found["faults"]),
         "doubts": "; ".join(found["doubts"]),
     }
-    text = io.StringIO()
-    columns = (*about, "metric", "unit", *CSV_COLUMNS, *all_in_all)
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
+    lines = []
     for name, row in found["metrics"].items():
         unit = comparison["metrics"][name]["unit"]
-        judged = {column: row[column] for column in CSV_COLUMNS}
-        writer.writerow(about | {"metric": name, "unit": unit} | judged | all_in_all)
-    return text.getvalue()
+        judged = (row[column] for column in CSV_COLUMNS)
+        lines.append([*about.values(), name, unit, *judged, *all_in_all.values()])
+    return csv_text((*about, "metric", "unit", *CSV_COLUMNS, *all_in_all), lines)
 
 
 def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:

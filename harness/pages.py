@@ -1,11 +1,14 @@
-"""A page of tables, as everything is printed, and how it is written: as markdown, or for a terminal."""
+"""A page of tables, as everything is printed, and how it is written: as markdown, or for a terminal. What is
+printed by --format csv is one flat table of its own."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,6 +37,15 @@ class Page:
     lines: tuple[str, ...]
     tables: tuple[Table, ...]
     warnings: Sequence[str]
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A header and a line for each row; numbers unrounded, None empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 # ---------------------------------------------------------------------------------------------------------

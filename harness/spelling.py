@@ -1,12 +1,17 @@
 """How a value is written: numbers and shares, changes with their intervals, verdicts.
 
-`row` is one metric of a comparison, as in the object of `--format json`.
+`row` is one metric of a comparison, as in the object of `--format json`: it has all of ROW.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+ROW = (
+    "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
+    "verdict", "floor",
+)  # fmt: skip
 
 
 def number(value: float | None) -> str:

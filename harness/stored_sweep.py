@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness import stored_run, sweep, sweep_run, tables
+from harness import spelling, stored_run, sweep, sweep_run
 from harness.stored_run import Run
 
 
@@ -41,7 +41,7 @@ class Sweep:
             for each in self.result["comparisons"]
             for name, row in each["metrics"].items()
         ]
-        return self._numbered(pd.DataFrame(rows)[[*self._about, "metric", *tables.CSV_COLUMNS]])
+        return self._numbered(pd.DataFrame(rows)[[*self._about, "metric", *spelling.ROW]])
 
     @cached_property
     def values(self) -> pd.DataFrame:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness import divergences, spelling, tables
-from harness.pages import Page, Table
+from harness.pages import Page, Table, csv_text
 from harness.settings import spelled
 
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
@@ -139,12 +137,9 @@ def to_csv(result: Mapping[str, Any]) -> str:
     """One line per point and metric, every one that was measured, unrounded; `confidence`, a fraction, is of
     the interval."""
     names = [axis["name"] for axis in result["axes"]]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow((*names, "run", "device", "confidence", "metric", *tables.CSV_COLUMNS))
+    lines = []
     for each in result["comparisons"]:
+        about = [*(each["at"][axis] for axis in names), each["run"], each["device"], each["confidence"]]
         for name, row in each["metrics"].items():
-            at = (each["at"][axis] for axis in names)
-            start = (*at, each["run"], each["device"], each["confidence"], name)
-            writer.writerow((*start, *(row[column] for column in tables.CSV_COLUMNS)))
-    return text.getvalue()
+            lines.append([*about, name, *(row[column] for column in spelling.ROW)])
+    return csv_text((*names, "run", "device", "confidence", "metric", *spelling.ROW), lines)

@@ -5,15 +5,14 @@ Input is the object of `--format json` and nothing else, so that a stored summar
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness import divergences, plants, stats
-from harness.pages import Page, Table, markdown_page, terminal_page
+from harness.pages import Page, Table, csv_text, markdown_page, terminal_page
 from harness.spelling import (
+    ROW,
     blocks_of,
     confidence,
     difference,
@@ -44,10 +43,6 @@ DESCRIPTIVE = (
     "queue_wait_ms_p50",
     "step_ms_matched",
 )
-CSV_COLUMNS = (
-    "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
-    "verdict", "floor",
-)  # fmt: skip
 CONVENTIONS = (
     "change = after/before − 1: for times, negative is faster. Before and after are means over blocks "
     "(geometric where the change is in percent); interval: {confidence}%, t over blocks. Only the primary "
@@ -180,16 +175,17 @@ def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
         name: {"unit": comparison["metrics"][name]["unit"], **sides}
         for name, sides in comparison["limit"].items()
     }
-    predicted = comparison.get("prediction")
+    predicted = comparison["prediction"]
     note = "" if predicted is None else prediction_line(predicted)
     yield from _sides_table("Limit", limit, alone=comparison["after"] is None, note=note)
 
 
 def _outputs_table(outputs: Mapping[str, Any]) -> Table:
-    names, note = ["compared", "identical"], "requests whose tokens are the same in both arms, by digest"
-    if "distinct" in outputs:  # an older summary has none
-        names.append("distinct")
-        note += "; distinct: the different outputs that the before arm gave"
+    names = ["compared", "identical", "distinct"]
+    note = (
+        "requests whose tokens are the same in both arms, by digest; "
+        "distinct: the different outputs that the before arm gave"
+    )
     if outputs["near_ties"] is not None:
         names.append("near_ties")
         note += "; near_ties part where the model holds both tokens for equally likely, up to rounding"
@@ -201,7 +197,7 @@ CAUSES = 3  # of failed requests, in the table
 
 def _failures_table(comparison: Mapping[str, Any]) -> Iterator[Table]:
     """Requests that failed, by arm, with their first causes; nothing where none did."""
-    found = comparison.get("failures", {})  # an older summary has none
+    found = comparison["failures"]
     if not any(side["failed"] for side in found.values()):
         return
     rows = []
@@ -316,14 +312,12 @@ def to_markdown(result: Mapping[str, Any]) -> str:
 
 def to_csv(result: Mapping[str, Any]) -> str:
     """One line per metric, every one that was measured, unrounded."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("run", "device", "variant", "metric", *CSV_COLUMNS))
-    for comparison in result["comparisons"]:
-        for name, row in comparison["metrics"].items():
-            start = (result["run"], result["device"], comparison["variant"], name)
-            writer.writerow((*start, *(row[column] for column in CSV_COLUMNS)))
-    return text.getvalue()
+    lines = [
+        (result["run"], result["device"], comparison["variant"], name, *(row[column] for column in ROW))
+        for comparison in result["comparisons"]
+        for name, row in comparison["metrics"].items()
+    ]
+    return csv_text(("run", "device", "variant", "metric", *ROW), lines)
 
 
 def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from typing import Any
 
 from harness import spelling, tables
 from harness.evaluation.accuracy import APART
-from harness.pages import Page, Table
+from harness.pages import Page, Table, csv_text
 
 COLUMNS = ("task", "metric", "items", "before", "after", "delta", "low", "high", "p", "differ")
 MOST_ROWS = 24
@@ -98,12 +96,9 @@ def _interval(row: Mapping[str, Any]) -> str:
 
 def to_csv(result: Mapping[str, Any]) -> str:
     """One line per task and metric, unrounded."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("run", "variant", *COLUMNS))
-    for row in result["tasks"]:
-        writer.writerow((result["run"], result["variant"], *(row[column] for column in COLUMNS)))
-    return text.getvalue()
+    about = (result["run"], result["variant"])
+    lines = [(*about, *(row[column] for column in COLUMNS)) for row in result["tasks"]]
+    return csv_text(("run", "variant", *COLUMNS), lines)
 
 
 def page(result: Mapping[str, Any]) -> Page:

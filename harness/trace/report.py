@@ -12,12 +12,10 @@ two traces lacks is 0 there in counts and in totals, and null in the rest.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.pages import Page, Table
+from harness.pages import Page, Table, csv_text
 from harness.spelling import number, percent
 from harness.trace.analysis import Part
 from harness.trace.events import Trace
@@ -192,12 +190,11 @@ def page(result: Mapping[str, Any]) -> Page:
 
 def to_csv(result: Mapping[str, Any]) -> str:
     """One line per value, every one of them, unrounded."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("part", "key", "measure", "unit", "before", "after", "change"))
-    for name, part in result["parts"].items():
-        for row in part["rows"]:
-            for measure, value in row["values"].items():
-                cells = (value[each] for each in ("unit", "before", "after", "change"))
-                writer.writerow((name, " / ".join(row["key"]), measure, *cells))
-    return text.getvalue()
+    columns = ("unit", "before", "after", "change")
+    lines = [
+        (name, " / ".join(row["key"]), measure, *(value[column] for column in columns))
+        for name, part in result["parts"].items()
+        for row in part["rows"]
+        for measure, value in row["values"].items()
+    ]
+    return csv_text(("part", "key", "measure", *columns), lines)
