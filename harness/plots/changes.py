@@ -64,11 +64,8 @@ def changes(comparison: Mapping[str, Any], width: float = style.WIDTH) -> Figure
 def _line(axes: Any, place: int, row: Mapping[str, Any], kind: str, label: str | None) -> None:
     marker, filled = KINDS[kind]
     change = 100 * row["change"]
-    spread = None
-    if row["ci_low"] is not None:
-        spread = [[change - 100 * row["ci_low"]], [100 * row["ci_high"] - change]]
     axes.errorbar(
-        change, place, xerr=spread, label=label, capsize=2.5, lw=1.4,
+        change, place, xerr=style.spread(row), label=label, capsize=2.5, lw=1.4,
         color=style.ARMS["after"].colour, marker=marker, linestyle="none",
         markerfacecolor=style.ARMS["after"].colour if filled else "white",
         markersize=6 if kind == "primary" else 4.5,

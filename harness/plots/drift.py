@@ -56,6 +56,6 @@ def _lines(axes: Axes, rounds: pd.DataFrame, arms: tuple[str, ...], level: float
             axes.plot(
                 boot["place"], boot[level], linestyle=look.line, color=look.colour, lw=0.9,
                 marker=look.marker, markersize=3.2,
-                markerfacecolor="white" if look.face == "none" else look.face,
+                markerfacecolor=look.face,
                 label=None if index else arm,
             )  # fmt: skip

@@ -12,7 +12,7 @@ from engines import api
 from harness.factorial import label
 from harness.factorial_tables import taken_for_none
 from harness.plots import style
-from harness.spelling import confidence, interval, percent
+from harness.spelling import blocks_of, confidence, interval, percent
 
 ROW, APART = 0.62, 0.24  # inches of a row; of it, how far apart its marks stand
 REACH = 4  # times the largest change: an interval that goes beyond would press all else onto the zero line
@@ -74,7 +74,7 @@ def effects(result: Mapping[str, Any], metric: str | None = None, width: float =
         axes.grid(False, axis="y")
         higher = ", higher is better" if chosen["better"] == "higher" else ""
         axes.set_xlabel(f"change of {name} (%){higher}")
-        blocks = f"{first['blocks']} block{'s' if first['blocks'] != 1 else ''}"
+        blocks = blocks_of(first["blocks"])
         said = "no interval" if first["blocks"] == 1 else f"{confidence(first)}% intervals"
         axes.set_title(f"Effects on {name}" + (f", {blocks}, {said}" if width >= style.WIDE else ""))
         handles, labels = axes.get_legend_handles_labels()
@@ -110,11 +110,8 @@ def _places(rows: list[dict[str, Mapping[str, Any]]]) -> list[float]:
 def _mark(axes: Axes, place: float, company: str, row: Mapping[str, Any], name: str | None) -> None:
     marker, colour, filled, offset = COMPANY[company]
     change = 100 * row["change"]
-    spread = None
-    if row["ci_low"] is not None:
-        spread = [[change - 100 * row["ci_low"]], [100 * row["ci_high"] - change]]
     axes.errorbar(
-        change, place + APART * offset, xerr=spread, label=name, capsize=2.5, lw=1.4, color=colour,
+        change, place + APART * offset, xerr=style.spread(row), label=name, capsize=2.5, lw=1.4, color=colour,
         marker=marker, linestyle="none", markerfacecolor=colour if filled else "white",
         markersize=5.5 if filled else 4.5,
     )  # fmt: skip

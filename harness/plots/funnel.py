@@ -48,7 +48,7 @@ def funnel(
             mine = [(half, change) for half, change, each in kept if each == count]
             axes.plot(
                 [half for half, _ in mine], [change for _, change in mine], look.marker, color=look.colour,
-                markerfacecolor="white" if look.face == "none" else look.face, label=f"{count} blocks",
+                markerfacecolor=look.face, label=f"{count} blocks",
             )  # fmt: skip
         axes.set_xlim(0, reach)
         name = metric or comparisons[0]["primary"]

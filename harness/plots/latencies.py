@@ -53,7 +53,7 @@ def _curves(axes: Axes, samples: dict[str, metrics.Floats], name: str) -> None:
         axes.step(ordered[chosen], shares, linestyle=look.line, where="post", color=look.colour, label=arm)
         axes.plot(
             np.percentile(ordered, MARKED), [level / 100 for level in MARKED], look.marker,
-            color=look.colour, markerfacecolor="white" if look.face == "none" else look.face,
+            color=look.colour, markerfacecolor=look.face,
         )  # fmt: skip
     scale = "ms"
     if all(each[0] > 0 for each in samples.values()) and any(

@@ -53,7 +53,7 @@ def _bars(axes: Axes, rows: Mapping[str, Mapping[str, Any]], sides: Sequence[str
             [place + (index - (len(sides) - 1) / 2) * height for place in range(len(rows))],
             [row[side] or 0 for row in rows.values()],
             height, label=side, hatch=look.hatch, edgecolor=look.colour, lw=1,
-            facecolor="white" if look.face == "none" else look.face,
+            facecolor=look.face,
         )  # fmt: skip
     for place, row in enumerate(rows.values()):
         longest = max(row[side] or 0 for side in sides)

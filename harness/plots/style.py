@@ -3,9 +3,10 @@ colour-blind readers tell apart; light and dark enough to differ in grey)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -29,20 +30,20 @@ class Look:
 
 
 ARMS = {
-    "before": Look("#d97f00", "none", "--", "o", "////"),
+    "before": Look("#d97f00", "white", "--", "o", "////"),
     "after": Look("#0072b2", "#0072b2", "-", "s", ""),
 }
 
 # Of other arms, in turn: also of Okabe and Ito's.
 OTHERS = (
-    Look("#1b1b1b", "none", "--", "o", "////"),
+    Look("#1b1b1b", "white", "--", "o", "////"),
     Look("#0072b2", "#0072b2", "-", "s", ""),
     Look("#d97f00", "#d97f00", "-.", "^", "...."),
-    Look("#009e73", "none", ":", "v", "xxxx"),
+    Look("#009e73", "white", ":", "v", "xxxx"),
     Look("#d55e00", "#d55e00", (0, (5, 1)), "D", "----"),
-    Look("#56b4e9", "none", (0, (1, 1)), "P", "||||"),
+    Look("#56b4e9", "white", (0, (1, 1)), "P", "||||"),
     Look("#cc79a7", "#cc79a7", (0, (3, 1, 1, 1)), "X", "++++"),
-    Look("#666666", "none", "-", "*", "\\\\\\\\"),
+    Look("#666666", "white", "-", "*", "\\\\\\\\"),
 )
 
 SETTINGS = {
@@ -109,6 +110,13 @@ def panels(
     shape = (1, len(heights)) if beside else (len(heights), 1)
     axes = made.subplots(*shape, squeeze=False, height_ratios=ratios)
     return made, list(axes.flat)
+
+
+def spread(row: Mapping[str, Any]) -> list[list[float]] | None:
+    """The interval of a row's change as its error bar, in percent; None where it has none."""
+    if row["ci_low"] is None:
+        return None
+    return [[100 * (row["change"] - row["ci_low"])], [100 * (row["ci_high"] - row["change"])]]
 
 
 def legend_below(made: Figure, axes: Axes) -> None:

@@ -80,7 +80,7 @@ def against(
                 panel.plot(
                     [place for place, _ in points], [value for _, value in points], linestyle=look.line,
                     color=look.colour, marker=look.marker, label=side,
-                    markerfacecolor="white" if look.face == "none" else look.face,
+                    markerfacecolor=look.face,
                 )  # fmt: skip
             _along(panel, chosen, each.places)
             panel.set_title(each.name)
@@ -111,7 +111,7 @@ def frontier(
                 panel.plot(
                     [x for _, x, _ in points], [y for _, _, y in points], linestyle=look.line,
                     color=look.colour, marker=look.marker, label=side,
-                    markerfacecolor="white" if look.face == "none" else look.face,
+                    markerfacecolor=look.face,
                 )  # fmt: skip
             before = dict(ys.get("before", ()))
             for place, x, y in points:
@@ -178,11 +178,8 @@ def gains(
 
 def _gain(axes: Axes, place: float, row: Mapping[str, Any]) -> None:
     change, colour = 100 * row["change"], style.ARMS["after"].colour
-    spread = None
-    if row["ci_low"] is not None:
-        spread = [[change - 100 * row["ci_low"]], [100 * row["ci_high"] - change]]
     axes.errorbar(
-        place, change, yerr=spread, color=colour, marker="s", linestyle="none", capsize=2.5,
+        place, change, yerr=style.spread(row), color=colour, marker="s", linestyle="none", capsize=2.5,
         markerfacecolor=colour if row["verdict"] in stats.CHANGES else "white",
     )  # fmt: skip
 
