@@ -51,7 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness import metrics, stats
-from harness.design import ALPHA, Arm, Factor
+from harness.design import Arm, Factor
 
 Floats = NDArray[np.float64]
 Term = tuple[str, ...]  # the factors of an effect, in the order of their declaration
@@ -167,11 +167,11 @@ def _turned(corner: Floats, factor: int) -> Floats:
     return turned
 
 
-def estimate(values: Floats, weights: Floats, alpha: float = ALPHA) -> stats.Effect:
+def estimate(values: Floats, weights: Floats) -> stats.Effect:
     """The effect of a contrast from `values`, positive, float64 [blocks, settings]: mean, t interval and test
     of one number per block."""
     contrasts = np.log(values) @ weights
-    return stats.effect(np.ones(len(contrasts)).tolist(), np.exp(contrasts).tolist(), "ratio", alpha)
+    return stats.effect(np.ones(len(contrasts)).tolist(), np.exp(contrasts).tolist(), "ratio")
 
 
 def judge(
@@ -249,7 +249,7 @@ def _effects(planned: Plan, values: Floats, metric: str, margin: float | None) -
         for term, effect in effects.items()
         if margin is not None and len(term) <= JUDGED_ORDER and effect.p is not None
     }
-    adjusted = dict(zip(family, stats.holm(list(family.values())), strict=True))
+    adjusted = stats.holm(family)
     kind = metrics.METRICS[metric]
     rows = []
     for each in planned.contrasts:

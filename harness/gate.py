@@ -107,10 +107,9 @@ def judge(
         if len(values.get(name, {})) < 2:
             raise api.EngineError(f"the metric {name} has no value in some block")
     pairs = {name: (before, after) for name in names for before, after in [values[name].values()]}
-    adjusted = stats.holm([_p_beyond(name, *pairs[name], limit) for name in names])
+    adjusted = stats.holm({name: _p_beyond(name, *pairs[name], limit) for name in names})
     return {
-        name: _judge(name, *pairs[name], limit, one_sided, p, name in offered)
-        for name, p in zip(names, adjusted, strict=True)
+        name: _judge(name, *pairs[name], limit, one_sided, p, name in offered) for name, p in adjusted.items()
     }
 
 

@@ -24,10 +24,10 @@ margin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,12 @@ from harness.design import ALPHA
 
 EXACT_BLOCKS = 12  # sign flips are enumerated up to here (4,096 of them), drawn beyond
 CHECK_BLOCKS = 8  # below this a sign-flip test is too coarse to disagree with anything
+DRAWS = 20_000  # sign patterns
+POWER = 0.8  # of a plan: in 4 of 5 runs a change of that size is detected
+CONFIDENCE = 0.8  # of the range that a plan gives
 
 Differences = npt.NDArray[np.float64]
+Tested = TypeVar("Tested", bound=Hashable)
 Scale = Literal["ratio", "difference"]
 Verdict = Literal["same", "faster", "slower", "better", "worse", "undecided"]
 CHANGES = ("faster", "slower", "better", "worse")  # the verdicts that call a difference one
@@ -143,9 +147,7 @@ def as_change(value: float, scale: Scale) -> float:
     return float(np.expm1(value)) if scale == "ratio" else value
 
 
-def unpaired(
-    before: Sequence[float], after: Sequence[float], scale: Scale = "ratio", alpha: float = ALPHA
-) -> Effect:
+def unpaired(before: Sequence[float], after: Sequence[float], scale: Scale = "ratio") -> Effect:
     """Change and interval of two runs that were *not* interleaved: Welch's t, one value per block.
 
     Model: the two runs are independent samples with a mean and a variance each. What the machine did between
@@ -171,7 +173,7 @@ def unpaired(
                 part**2 / (len(each) - 1) for part, each in zip(parts, (first, second), strict=True)
             )
             freedom = sum(parts) ** 2 / weights
-            half = float(distributions.t_quantile(1 - alpha / 2, freedom)) * error
+            half = float(distributions.t_quantile(1 - ALPHA / 2, freedom)) * error
             p = float(2 * distributions.t_tail(abs(mean) / error, freedom))
         else:
             half, p = 0.0, 1.0 if mean == 0 else 0.0
@@ -231,7 +233,7 @@ def detected(estimate: Effect, p_adjusted: float | None = None, alpha: float = A
     return p is not None and p < alpha
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Mapping[Tested, float]) -> dict[Tested, float]:
     """Holm's step-down adjusted p values, in the order given.
 
     With p_(1) <= ... <= p_(m): adjusted_(k) = max over j <= k of min(1, (m - j + 1) p_(j)). Rejecting where
@@ -239,11 +241,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     other. Source: Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 1979.
     """
     m = len(p_values)
-    adjusted = [0.0] * m
+    adjusted = dict(p_values)
     largest = 0.0
-    for rank, index in enumerate(sorted(range(m), key=lambda each: p_values[each])):
-        largest = max(largest, min(1.0, (m - rank) * p_values[index]))
-        adjusted[index] = largest
+    for rank, tested in enumerate(sorted(p_values, key=lambda each: p_values[each])):
+        largest = max(largest, min(1.0, (m - rank) * p_values[tested]))
+        adjusted[tested] = largest
     return adjusted
 
 
@@ -251,11 +253,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 # Checking the decision
 
 
-def sign_flip(differences: Sequence[float] | Differences, seed: int = 0, draws: int = 20_000) -> float:
+def sign_flip(differences: Sequence[float] | Differences) -> float:
     """Two-sided p of the sign-flip test: the share of sign patterns whose |mean| is at least the observed.
 
     Needs only that the d_i are independent and symmetric about 0 under H0, not normal. Exact (all 2^n
-    patterns) up to EXACT_BLOCKS blocks, beyond that `draws` seeded patterns with the observed one counted in.
+    patterns) up to EXACT_BLOCKS blocks, beyond that DRAWS seeded patterns with the observed one counted in.
     With n blocks no p below 2^(1-n) exists: under six blocks it can't reach 5%. Source: Fisher, "The Design
     of Experiments", 1935, §21; Phipson & Smyth 2010 for counting the observed pattern.
     """
@@ -266,19 +268,19 @@ def sign_flip(differences: Sequence[float] | Differences, seed: int = 0, draws: 
     if n <= EXACT_BLOCKS:
         signs = np.array(list(product((1.0, -1.0), repeat=n)))
         return float((np.abs(signs @ values) >= observed - slack).mean())
-    signs = np.random.default_rng(seed).choice((1.0, -1.0), size=(draws, n))
+    signs = np.random.default_rng(0).choice((1.0, -1.0), size=(DRAWS, n))
     hits = int((np.abs(signs @ values) >= observed - slack).sum())
-    return (hits + 1) / (draws + 1)
+    return (hits + 1) / (DRAWS + 1)
 
 
-def sign_flip_disagrees(differences: Sequence[float] | Differences, alpha: float = ALPHA) -> bool:
-    """Whether the sign-flip test and the t test fall on different sides of alpha: a hint that one block
+def sign_flip_disagrees(differences: Sequence[float] | Differences) -> bool:
+    """Whether the sign-flip test and the t test fall on different sides of ALPHA: a hint that one block
     carries, or hides, the effect. Never below CHECK_BLOCKS blocks."""
     values = np.asarray(differences, float)
     if len(values) < CHECK_BLOCKS:
         return False
     by_t = t_test(float(values.mean()), float(values.std(ddof=1)), len(values))
-    return (by_t < alpha) != (sign_flip(values) < alpha)
+    return (by_t < ALPHA) != (sign_flip(values) < ALPHA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +306,7 @@ class Position:
         return self.seen and abs(self.left) > margin / 2
 
 
-def position(
-    differences: Sequence[float] | Differences, after_first: Sequence[bool], alpha: float = ALPHA
-) -> Position | None:
+def position(differences: Sequence[float] | Differences, after_first: Sequence[bool]) -> Position | None:
     """Effect of running second, from log ratios; None where every block ran in one order.
 
     Model: d_i = theta + pi · x_i with x_i = +1 where the after arm ran second and -1 where it ran first, so
@@ -317,7 +317,7 @@ def position(
     """
     values, first = np.asarray(differences, float), np.asarray(after_first, float)
     found = position_of_several(
-        np.stack([np.zeros_like(values), values], axis=1), np.stack([first, 1 - first], axis=1), alpha
+        np.stack([np.zeros_like(values), values], axis=1), np.stack([first, 1 - first], axis=1)
     )
     if found is None:
         return None
@@ -325,7 +325,7 @@ def position(
     return replace(found, left=float(np.expm1(left)))
 
 
-def position_of_several(logs: Differences, places: Differences, alpha: float = ALPHA) -> Position | None:
+def position_of_several(logs: Differences, places: Differences) -> Position | None:
     """Effect of running last of several arms, from the log of each value and its arm's place, 0 for the
     first to run to 1 for the last: float64 [blocks, arms]. None where every block ran in one order.
 
@@ -345,7 +345,7 @@ def position_of_several(logs: Differences, places: Differences, alpha: float = A
     if freedom < 1:
         return Position(float(np.expm1(slope)), None, None)
     error = (float(((y - slope * x) ** 2).sum()) / freedom / squares) ** 0.5
-    reach = float(distributions.t_quantile(1 - alpha / 2, freedom)) * error
+    reach = float(distributions.t_quantile(1 - ALPHA / 2, freedom)) * error
     return Position(*(float(np.expm1(each)) for each in (slope, slope - reach, slope + reach)))
 
 
@@ -382,30 +382,28 @@ def drift(*arms: Sequence[float]) -> Drift | None:
 # Planning
 
 
-def blocks_needed(
-    sd: float, blocks: int, margin: float, power: float = 0.8, alpha: float = ALPHA, confidence: float = 0.8
-) -> tuple[int, int]:
-    """How many blocks a fixed plan needs to detect a true change of `margin` with `power`, as a range.
+def blocks_needed(sd: float, blocks: int, margin: float) -> tuple[int, int]:
+    """How many blocks a fixed plan needs to detect a true change of `margin` with POWER, as a range.
 
-    The SD of the d_i from `blocks` blocks is itself uncertain: its `confidence` interval is
-    sd · sqrt((n-1) / chi2((1 ± confidence)/2; n-1)), and each end gives one number by `fixed_plan`. Uses
+    The SD of the d_i from `blocks` blocks is itself uncertain: its interval at CONFIDENCE is
+    sd · sqrt((n-1) / chi2((1 ± CONFIDENCE)/2; n-1)), and each end gives one number by `fixed_plan`. Uses
     the SD alone: a plan made from the observed effect repeats the luck of the run (Hoenig & Heisey, "The
     abuse of power", 2001). Not a reason to add blocks to this run: that is peeking, and gives 9 to 18%
     false alarms (stats.md). Raises ValueError with fewer than two blocks.
     """
     if blocks < 2:
         raise ValueError("the SD of one block is not known")
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     freedom = blocks - 1
     low, high = (
         sd * (freedom / float(distributions.chi2_quantile(quantile, freedom))) ** 0.5
         for quantile in (1 - tail, tail)
     )
-    return fixed_plan(low, margin, power, alpha), fixed_plan(high, margin, power, alpha)
+    return fixed_plan(low, margin), fixed_plan(high, margin)
 
 
-def fixed_plan(sd: float, margin: float, power: float = 0.8, alpha: float = ALPHA) -> int:
-    """The smallest n at which the two-sided t test at `alpha` detects a mean of `margin` with `power`.
+def fixed_plan(sd: float, margin: float) -> int:
+    """The smallest n at which the two-sided t test at ALPHA detects a mean of `margin` with POWER.
 
     Power of the noncentral t with n-1 degrees of freedom and noncentrality margin · sqrt(n) / sd (on the
     log scale a small margin and log(1 + margin) are one). An SD of 0.5 / 1 / 2 / 3% at a margin of 1% needs
@@ -415,16 +413,16 @@ def fixed_plan(sd: float, margin: float, power: float = 0.8, alpha: float = ALPH
         return 2
     target = margin / sd
     low, high = 1, 2  # the power at `low` is too small; double `high` until its power is enough, then bisect
-    while detection_power(target, high, alpha) < power:
+    while detection_power(target, high) < POWER:
         low, high = high, high * 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if detection_power(target, middle, alpha) >= power else (middle, high)
+        low, high = (low, middle) if detection_power(target, middle) >= POWER else (middle, high)
     return high
 
 
-def smallest_detectable(sd: float, n: int, power: float = 0.8, alpha: float = ALPHA) -> float:
-    """The smallest true change that n blocks of this SD detect with `power`, on the scale of the d_i: the
+def smallest_detectable(sd: float, n: int, alpha: float = ALPHA) -> float:
+    """The smallest true change that n blocks of this SD detect with POWER, on the scale of the d_i: the
     inverse of `fixed_plan`. A smaller true change is seen less often, and is not excluded by an undecided
     run. The SD is taken as known, so with few blocks this is an estimate as rough as the SD. Raises
     ValueError with fewer than two blocks."""
@@ -433,11 +431,11 @@ def smallest_detectable(sd: float, n: int, power: float = 0.8, alpha: float = AL
     if sd == 0:
         return 0.0
     low, high = 0.0, 1.0
-    while detection_power(high, n, alpha) < power:
+    while detection_power(high, n, alpha) < POWER:
         low, high = high, high * 2
     while high - low > 1e-6:  # by hand: importing scipy.optimize takes 0.4 s of every command
         middle = (low + high) / 2
-        low, high = (low, middle) if detection_power(middle, n, alpha) >= power else (middle, high)
+        low, high = (low, middle) if detection_power(middle, n, alpha) >= POWER else (middle, high)
     return sd * high
 
 

@@ -21,12 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from engines.api import PHASES
 from harness.attribution import Int64s, Painted, paint, spans
 
-Floats = NDArray[np.float64]
 TAILS = ("submit_lag_ms", "queue_wait_ms", "ttft_ms", "itl_token_ms")
 LEVELS = (95, 99)
 NEEDED_SAMPLES = {95: 72, 99: 368}  # for a 95% order-statistic interval of the percentile

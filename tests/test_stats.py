@@ -165,15 +165,15 @@ def test_verdicts_follow_from_the_interval(middle: float, half: float, margin: f
 
 
 def test_holm_by_hand() -> None:
-    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert stats.holm([]) == []
+    assert stats.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    assert stats.holm({}) == {}
 
 
 @untimed
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
 def test_holm_lies_between_raw_and_bonferroni_and_keeps_the_order(values: list[float]) -> None:
-    adjusted = stats.holm(values)
-    for raw, each in zip(values, adjusted, strict=True):
+    adjusted = stats.holm(dict(enumerate(values)))
+    for raw, each in zip(values, adjusted.values(), strict=True):
         assert raw <= each <= min(1.0, raw * len(values)) + 1e-12
     by_raw = [adjusted[index] for index in np.argsort(values, kind="stable")]
     assert by_raw == sorted(by_raw)

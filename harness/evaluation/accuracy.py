@@ -93,14 +93,14 @@ def _interval(first: np.ndarray, second: np.ndarray) -> tuple[float | None, floa
     return mean - half, mean + half, p
 
 
-def tango(gained: int, lost: int, n: int, alpha: float = ALPHA) -> tuple[float, float]:
+def tango(gained: int, lost: int, n: int) -> tuple[float, float]:
     """Interval of a paired difference of proportions, (gained - lost) / n: the differences that a score test
     does not reject. It keeps its level where few items differ, and has a width where none does.
 
     Source: Tango, "Equivalence test and confidence interval for the difference in proportions for the
     paired-sample design", Statistics in Medicine 1998.
     """
-    z = float(stats.norm.ppf(1 - alpha / 2))
+    z = float(stats.norm.ppf(1 - ALPHA / 2))
     estimate = (gained - lost) / n
 
     def score(delta: float) -> float:
