@@ -52,7 +52,7 @@ def measure(name: str) -> dict[str, Any]:
         values: dict[str, list[float]] = {}
         for block in blocks:
             boots = [explain.of_boot(block, arm, folder) for arm in (before, after)]
-            first, second = attribution.matched_means(*boots)
+            first, second = attribution.matched_means(boots)
             if variant == "overlap":
                 found = {
                     "turnaround": second["turnaround"],

@@ -31,8 +31,8 @@ import pandas as pd
 from engines import api
 from engines.overlap.presets import PRESETS, Preset, save
 from experiments.record import write_result
+from harness import metrics
 from harness.design import Arm, round_seed
-from harness.metrics import measure
 from harness.records import requests_frame
 from harness.runner import least_context, planned
 from harness.session import Booted, Session
@@ -86,7 +86,7 @@ def serve(session: Session, booted: Booted, batch: int, seed: int) -> tuple[dict
         raise SystemExit(f"{booted.arm.name}: {requests['error'].max()}")
     rounds = pd.DataFrame([{"started_ns": done.started_ns, "ended_ns": done.ended_ns}])
     digests = requests.sort_values("request")["digest"].tolist()
-    return measure(requests, None, rounds), digests
+    return metrics.of_boot(requests, None, rounds), digests
 
 
 def measure_side(session: Session, arm: Arm, block: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def described(folder: Path) -> dict[str, Any] | None:
     result["stopped_because"] = f"{len(blocks)} of {planned} blocks are finished: described, not judged"
     if manifest.design.against_itself and manifest.design.plant is None and len(blocks) > 1:
         (equal,) = result["comparisons"]
-        spreads = floors.measured(manifest, equal).metrics
+        spreads = floors.floor_of(manifest, equal).metrics
         own = floors.Shown({name: spread.floor for name, spread in spreads.items()}, ())
         result["comparisons"] = [floors.beside(equal, own)]
     rows = [row for each in result["comparisons"] for row in each["metrics"].values()]

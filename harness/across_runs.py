@@ -175,7 +175,7 @@ def _data(side: Side) -> Any:
 # Two arms of one run
 
 
-def measured(folder: Path, design: Design) -> Iterator[tuple[Block, comparison.Values]]:
+def read_blocks(folder: Path, design: Design) -> Iterator[tuple[Block, comparison.Values]]:
     """Each whole block of a run, finished or not, and its values. Raises StoreError."""
     for number in store.finished_blocks(folder):
         block = read_block(folder, number, design)
@@ -185,13 +185,14 @@ def measured(folder: Path, design: Design) -> Iterator[tuple[Block, comparison.V
 def finished(
     folder: Path, manifest: Manifest, read: Iterable[tuple[Block, comparison.Values]] | None = None
 ) -> tuple[list[Block], list[comparison.Values]]:
-    """The blocks that count, all up to where the run's own rule ended it, and the values of each. `read` is
-    what `measured` gives, where it was asked already. Raises StoreError for a run that did not get there."""
+    """The blocks that count, all up to where the run's own rule ended it, and the values of each. `read`:
+    what `read_blocks` gave, where it was asked already. Raises StoreError for a run that did not get
+    there."""
     design = manifest.design
     blocks: list[Block] = []
     values: list[comparison.Values] = []
     remedy = f"go on with {manifest.resumed_by} --resume {folder}"
-    for block, block_values in measured(folder, design) if read is None else read:
+    for block, block_values in read_blocks(folder, design) if read is None else read:
         if block.number != len(blocks):
             raise store.StoreError(f"{folder} lacks block {len(blocks)}; {remedy}")
         blocks.append(block)
@@ -378,19 +379,14 @@ def _values(read: Mapping[str, Sequence[Block]], goodput: Mapping[str, float]) -
     `step_ms_matched` is made from two arms of one block, and there are none."""
     import pandas as pd
 
-    values: Series = {}
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in read}
     for side, blocks in read.items():
-        found = []
         for block in blocks:
             requests, steps, rounds, work = (
                 block.tables.get(name, pd.DataFrame()) for name in ("requests", "steps", "rounds", "work")
             )
-            found.append(metrics.measure(requests, steps, rounds, work, goodput))
-        for name in metrics.METRICS:
-            series = [each.get(name, np.nan) for each in found]
-            if np.isfinite(series).all():
-                values.setdefault(name, {})[side] = [float(each) for each in series]
-    return values
+            found[side].append(metrics.of_boot(requests, steps, rounds, work, goodput))
+    return comparison.series(found, metrics.METRICS)
 
 
 def _row(name: str, per_arm: dict[str, list[float]]) -> dict[str, Any]:

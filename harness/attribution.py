@@ -35,7 +35,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from engines.api import PHASES
-from harness.metrics import decode_intervals
+from harness import metrics
 
 Int64s = NDArray[np.int64]
 Spans = tuple[Int64s, Int64s]  # starts and ends, ns
@@ -106,7 +106,7 @@ def attribute(steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool) -> 
     `steps` and `work` are records.steps_frame and device_frame of one boot, with a column `round`;
     `forward_thread`: whether a thread of its own launches.
     """
-    intervals = decode_intervals(steps)
+    intervals = metrics.decode_intervals(steps)
     chosen = steps.loc[intervals.index]
     ends = chosen["device_end_ns"].to_numpy()
     starts = ends - intervals["interval_ns"].to_numpy()
@@ -157,19 +157,8 @@ def spans(steps: pd.DataFrame, phase: str) -> Spans:
     return starts[happened], ends[happened]
 
 
-def matched_means(before: pd.DataFrame, after: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Mean of each part and of the interval, us, of both arms at the before arm's batch mix: the weights of
-    metrics.step_ms_matched, so that a part does not shrink because batches did. NaN where no batch size is
+def matched_means(arms: Sequence[pd.DataFrame]) -> list[pd.Series]:
+    """Mean of each part and of the interval, us, of each arm at the first one's batch mix, as
+    metrics.step_ms_matched has it: a part does not shrink because batches did. NaN where no batch size is
     shared."""
-    columns = ["interval_ns", *PARTS]
-    means = [frame.groupby("batch")[columns].mean() for frame in (before, after)]
-    shared = means[0].index.intersection(means[1].index)
-    weights = before["batch"].value_counts()[shared].to_numpy(np.float64)
-    if not len(shared):
-        nothing = pd.Series(np.nan, index=columns)
-        return nothing, nothing.copy()
-    first, second = (
-        pd.Series(weights @ each.loc[shared].to_numpy() / weights.sum() / 1e3, index=columns)
-        for each in means
-    )
-    return first, second
+    return [mean / 1e3 for mean in metrics.matched_means(arms, ["interval_ns", *PARTS])]

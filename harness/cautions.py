@@ -131,7 +131,7 @@ def of_order(
     judged: bool = True,
 ) -> list[str]:
     """What the order of the arms and of the blocks did to the primary. Where it is not judged, but described,
-    a position effect is told alike, but weakens nothing: a margin means nothing there."""
+    a position effect is told too, and never said to weaken the run: there is no verdict to weaken."""
     design = manifest.design
     if primary is None or primary.scale != "ratio" or primary.sd is None:
         return []

@@ -3,7 +3,7 @@ limit, warnings. Pure: frames in, plain data out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,16 +14,13 @@ from harness import cautions, factorial, gate, metrics, outputs, prediction, sta
 from harness.block import Block
 from harness.design import Arm, Design, Factorial, Until
 from harness.mechanism import mechanism, planted
+from harness.spelling import ROW
 from harness.store import SCHEMA_VERSION, Manifest
 
 if TYPE_CHECKING:
     import pandas as pd
 
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
-ROW = (
-    "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
-    "verdict", "floor",
-)  # fmt: skip
 ONE_BOOT = "undecided: one boot per side"  # boots differ: of one each, nothing can be said
 OFFERED = "offered_req_s"  # beside the metrics: what the arrivals ask for
 
@@ -101,7 +98,7 @@ def comparisons(
         raw = {
             (other, name): p for other, found in effects.items() for name, p in _family(found, family).items()
         }
-        for (other, name), p in zip(raw, stats.holm(list(raw.values())), strict=True):
+        for (other, name), p in stats.holm(raw).items():
             adjusted[other][name] = p
     return [
         comparison(_named(pair, other), [block.only((first, other)) for block in blocks], values[other],
@@ -266,15 +263,25 @@ def _kind(name: str) -> tuple[str, bool]:
 
 
 def measured(design: Design, per_block: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
-    """metric → arm → one value per block. A metric that has no finite value in some block of an arm is left
-    out for that arm: a mean over other blocks would compare different things."""
-    values: dict[str, dict[str, list[float]]] = {}
-    for name in metrics.METRICS:
-        for arm in design.arms:
-            series = [each[arm.name].get(name, np.nan) for each in per_block]
-            if series and np.isfinite(series).all():
-                values.setdefault(name, {})[arm.name] = [float(each) for each in series]
+    """metric → arm → one value per block, of what the first arm has."""
+    values = series(
+        {arm.name: [each[arm.name] for each in per_block] for arm in design.arms}, metrics.METRICS
+    )
     return {name: per_arm for name, per_arm in values.items() if design.arms[0].name in per_arm}
+
+
+def series(
+    per_arm: Mapping[str, Sequence[Mapping[str, float]]], names: Iterable[str]
+) -> dict[str, dict[str, list[float]]]:
+    """name → arm → one value per block, from each arm's values block by block. What has no finite value in
+    some block of an arm is left out for that arm: a mean over other blocks would compare different things."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in names:
+        for arm, blocks in per_arm.items():
+            values = [float(each.get(name, np.nan)) for each in blocks]
+            if values and np.isfinite(values).all():
+                found.setdefault(name, {})[arm] = values
+    return found
 
 
 def block_values(design: Design, block: Block) -> Values:
@@ -284,7 +291,7 @@ def block_values(design: Design, block: Block) -> Values:
         requests, steps_of_arm, rounds, work = (
             block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work")
         )
-        found[arm.name] = metrics.measure(requests, steps_of_arm, rounds, work, design.goodput)
+        found[arm.name] = metrics.of_boot(requests, steps_of_arm, rounds, work, design.goodput)
         found[arm.name][OFFERED] = offered_rate(requests)
     for name, value in _matched(block, list(found)).items():
         found[name]["step_ms_matched"] = value
@@ -328,8 +335,7 @@ def scale_of(name: str, before: Sequence[float], after: Sequence[float]) -> stat
 
 def _adjusted(design: Design, effects: Mapping[str, stats.Effect]) -> dict[str, float]:
     """Holm-adjusted p of the declared secondaries."""
-    raw = _family(effects, design.secondaries)
-    return dict(zip(raw, stats.holm(list(raw.values())), strict=True))
+    return stats.holm(_family(effects, design.secondaries))
 
 
 def _family(effects: Mapping[str, stats.Effect], names: Sequence[str]) -> dict[str, float]:

@@ -10,12 +10,11 @@ the change is that of the levels beside it. A share and a change are fractions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from harness import cautions, comparison, divergences, metrics, outputs, stats, store, tables, tail
 from harness.block import Block
@@ -50,30 +49,22 @@ class Finished:
 
     manifest: Manifest
     blocks: Sequence[Block]
-    units: dict[str, str] = field(default_factory=dict)  # of what is in `values` and is no metric
 
     @cached_property
     def values(self) -> dict[str, dict[str, list[float]]]:
         """metric or counter → arm → one value per block, for what has a finite one in every block."""
-        found: dict[str, dict[str, list[float]]] = {}
-        for arm in self.manifest.design.arms:
-            for block in self.blocks:
-                for name, value in self._of_boot(block, arm.name).items():
-                    found.setdefault(name, {}).setdefault(arm.name, []).append(value)
-        return {
-            name: {
-                arm: series
-                for arm, series in per_arm.items()
-                if len(series) == len(self.blocks) and np.isfinite(series).all()
-            }
-            for name, per_arm in found.items()
+        found = {
+            arm.name: [self._of_boot(block, arm.name) for block in self.blocks]
+            for arm in self.manifest.design.arms
         }
+        names = dict.fromkeys(name for boots in found.values() for boot in boots for name in boot)
+        return comparison.series(found, names)
 
     def _of_boot(self, block: Block, arm: str) -> dict[str, float]:
         requests, steps, rounds, work = (
             block.of(arm, name) for name in ("requests", "steps", "rounds", "work")
         )
-        found = metrics.measure(requests, steps, rounds, work)
+        found = metrics.of_boot(requests, steps, rounds, work)
         by_round = requests.groupby("round")
         walls = by_round["submitted_ns"].max() - by_round["sent_ns"].min()
         found[SUBMIT_WALL] = float(walls.mean()) / metrics.NS_PER_S

@@ -39,7 +39,7 @@ def explain(folder: Path) -> dict[str, Any]:
     design = manifest.design
     arms = [[of_boot(block, arm, folder) for block in blocks] for arm in design.arms]
     alpha = design.alpha(len(blocks))
-    means = [_means([boots[number] for boots in arms]) for number in range(len(blocks))]
+    means = [attribution.matched_means([boots[number] for boots in arms]) for number in range(len(blocks))]
     rows = {
         part: _row([[each[part] for each in block] for block in means], alpha)
         for part in ("interval_ns", *attribution.PARTS)
@@ -77,31 +77,10 @@ def of_boot(block: Block, arm: Arm, folder: Path) -> pd.DataFrame:
         none = f"the engine {arm.engine} records none, or steps.parquet is gone"
         why = "it ran with recorder=off" if off else none
         raise api.BadSetting(f"{where} has no step records to explain: {why}")
-    if misplaced_output(steps, arm):
-        raise api.BadSetting(
-            f"{where} was recorded by an older version, which did not say when output was processed; measure "
-            f"it again with bench rerun {folder}"
-        )
     parts = attribution.attribute(steps, work, arm.toggles.get("launch") == "thread")
     if not len(parts):
         raise api.BadSetting(f"{where} has no two decode steps in a row, so no interval to explain")
     return parts
-
-
-def misplaced_output(steps: pd.DataFrame, arm: Arm) -> bool:
-    """Whether output that is processed behind `append` claims to have begun before it, as old records of the
-    engine `overlap` have it. In which order another engine does the two is its own affair."""
-    if arm.engine != "overlap" or arm.toggles.get("output") == "deferred":
-        return False
-    output, append = steps["output.start"], steps["append.start"]
-    return bool(((output >= 0) & (append >= 0) & (output < append)).any())
-
-
-def _means(boots: Sequence[pd.DataFrame]) -> list[pd.Series]:
-    """Mean of each part per arm, us, of one block; of two arms at the before arm's batch mix."""
-    if len(boots) == 2:
-        return list(attribution.matched_means(*boots))
-    return [attribution.matched_means(boots[0], boots[0])[0]]
 
 
 def _row(per_block: Sequence[Sequence[float]], alpha: float) -> dict[str, float | None]:

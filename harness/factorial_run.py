@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engines import api
 from harness.factorial_design import make_factorial
 from harness.machine import guess_device
 from harness.settings import Asked
+
+if TYPE_CHECKING:
+    from harness.store import Manifest
 
 
 def measure(asked: Asked, toggles: str | None, resume: Path | None, out: Path) -> tuple[dict[str, Any], bool]:
@@ -45,7 +48,7 @@ def read(folder: Path) -> tuple[dict[str, Any], bool]:
     return result, runs.outputs_differ(manifest, result)
 
 
-def check_factorial(folder: Path, manifest: Any) -> None:
+def check_factorial(folder: Path, manifest: Manifest) -> None:
     """Raises BadSetting for another kind of run."""
     if manifest.design.factorial is None:
         raise api.BadSetting(f"{folder} is no factorial: its arms are not all settings of some toggles")

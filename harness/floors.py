@@ -100,7 +100,7 @@ def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
     )
 
 
-def measured(manifest: Manifest, comparison: Mapping[str, Any]) -> Floor:
+def floor_of(manifest: Manifest, comparison: Mapping[str, Any]) -> Floor:
     """The floor that an A/A run has found."""
     blocks = comparison["blocks"]
     spreads = {}

@@ -114,7 +114,7 @@ def with_floor(summary: dict[str, Any], manifest: Manifest, folder: Path) -> dic
     """The result with the noise floor beside it; an A/A run measures that, and keeps it in `folder`."""
     design, comparison = manifest.design, summary["comparisons"][0]
     if design.against_itself and design.plant is None and comparison["blocks"] > 1:
-        floor = floors.measured(manifest, comparison)
+        floor = floors.floor_of(manifest, comparison)
         floors.keep(folder, floor)
         values = floors.at_level(floor, comparison["blocks"], 1 - comparison["confidence"])
         shown = floors.Shown(values, ())

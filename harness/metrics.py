@@ -7,7 +7,7 @@ Percentiles are numpy's default (linear), as in `vllm bench serve` and roseinfer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from engines.api import PHASES
+from harness.trace import intervals
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -86,7 +87,7 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def measure(
+def of_boot(
     requests: pd.DataFrame,
     steps: pd.DataFrame,
     rounds: pd.DataFrame,
@@ -338,17 +339,9 @@ def device_busy(steps: pd.DataFrame, device: pd.DataFrame) -> float:
     for number, decode in decodes.groupby("round"):
         start, end = int(decode["device_start_ns"].min()), int(decode["device_end_ns"].max())
         mine = rounds == number
-        covered += union_ns(starts[mine].clip(start, end), ends[mine].clip(start, end))
+        covered += intervals.length(starts[mine].clip(start, end), ends[mine].clip(start, end))
         wall += end - start
     return covered / wall if wall else np.nan
-
-
-def union_ns(starts: Int64s, ends: Int64s) -> int:
-    """Length of the union of intervals, ns."""
-    order = np.argsort(starts)
-    starts, reached = starts[order], np.maximum.accumulate(ends[order])
-    uncovered_from = np.maximum(starts[1:], reached[:-1])
-    return int((reached[:1] - starts[:1]).sum() + np.maximum(0, reached[1:] - uncovered_from).sum())
 
 
 def phases_us(steps: pd.DataFrame) -> dict[str, float]:
@@ -382,15 +375,21 @@ def step_ms_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[
     never ran is left out of all, for there is nothing to compare it with; the weights of the others stay.
     NaN for all where no batch size is shared.
     """
-    arms = [decode_intervals(steps).groupby("batch")["interval_ns"] for steps in (before_steps, *others)]
-    means = [arm.mean() for arm in arms]
+    arms = [decode_intervals(steps) for steps in (before_steps, *others)]
+    means = matched_means(arms, ["interval_ns"])
+    return tuple(float(mean["interval_ns"]) / NS_PER_MS for mean in means)
+
+
+def matched_means(arms: Sequence[pd.DataFrame], columns: list[str]) -> list[pd.Series]:
+    """Mean of each column per arm, at the first arm's batch mix; a row of a frame is a step of a `batch`."""
+    means = [arm.groupby("batch")[columns].mean() for arm in arms]
     shared = means[0].index
     for mean in means[1:]:
         shared = shared.intersection(mean.index)
     if shared.empty:
-        return (np.nan,) * len(arms)
-    weights = arms[0].size()[shared]
-    return tuple(float(np.average(mean[shared], weights=weights)) / NS_PER_MS for mean in means)
+        return [pd.Series(np.nan, index=columns) for _ in arms]
+    weights = arms[0]["batch"].value_counts()[shared]
+    return [pd.Series(np.average(mean.loc[shared], axis=0, weights=weights), index=columns) for mean in means]
 
 
 def _mean(values: pd.Series) -> float:

@@ -125,8 +125,8 @@ def _outputs(outputs: Mapping[str, Any]) -> str:
     if not outputs["compared"]:
         return "Outputs: none could be compared."
     counts = f"{outputs['identical']} of {outputs['compared']}"
-    known = outputs.get("distinct")  # an older summary has none
-    different = "" if known is None else f"; the before arm gave {known} different one{'s' * (known != 1)}"
+    known = outputs["distinct"]
+    different = f"; the before arm gave {known} different one{'s' * (known != 1)}"
     return f"Outputs: {counts} requests have the same tokens in both arms{different}."
 
 

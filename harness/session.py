@@ -350,8 +350,8 @@ class Session:
         )
 
     def _raise_if_dead(self, among: Sequence[Child] | None = None) -> None:
-        """Name the process that died. A host that dies takes its device process along, never the other way
-        round unseen: so a host that was killed comes first, and an engine may still say what it knows."""
+        """Name the process that died. Where host and device process are both dead, the host died first and
+        took the other along; where none was killed, an engine may still say what it knows."""
         watched = self._alive if among is None else among
         dead = [child for child in watched if child.ended()]
         if not dead:

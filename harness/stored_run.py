@@ -13,7 +13,7 @@ import pandas as pd
 
 from engines import api
 from harness import comparison, factorial_tables, metrics
-from harness.across_runs import measured, readable, result
+from harness.across_runs import read_blocks, readable, result
 from harness.block import Block
 from harness.design import Design
 from harness.store import Manifest
@@ -205,7 +205,7 @@ def load(run: str | Path) -> Run:
     """A stored run, finished or not: every whole block of it. Raises StoreError."""
     folder = Path(run)
     manifest = readable(folder)
-    read = list(measured(folder, manifest.design))
+    read = list(read_blocks(folder, manifest.design))
     blocks = [block for block, _ in read]
     return Run(
         folder,

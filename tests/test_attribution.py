@@ -181,9 +181,9 @@ def test_parts_are_compared_at_the_before_arm_s_batch_mix() -> None:
             [columns | {"batch": each, "interval_ns": each * 1000, "device": each * 1000} for each in batches]
         )
 
-    before, after = matched_means(arm([1, 1, 2]), arm([1, 2, 2, 2, 3]))
+    before, after = matched_means([arm([1, 1, 2]), arm([1, 2, 2, 2, 3])])
     assert before["device"] == after["device"] == pytest.approx(4 / 3)
-    assert np.isnan(matched_means(arm([1]), arm([2]))[0]["device"])
+    assert np.isnan(matched_means([arm([1]), arm([2])])[0]["device"])
 
 
 # -- for any stamps ---------------------------------------------------------------------------------------

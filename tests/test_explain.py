@@ -111,25 +111,3 @@ def test_a_run_without_step_records_says_why_it_has_none(tmp_path: Path, recorde
     store.write_block(tmp_path, 0, {name: parts[name] for name in ("requests", "rounds")})
     with pytest.raises(api.BadSetting, match=f"arm before has no step records to explain: {reason}"):
         explain.explain(tmp_path)
-
-
-def test_records_that_misplace_output_are_refused_of_our_own_engine(tmp_path: Path) -> None:
-    """As older versions wrote them: output that is processed behind append begins before it. Another engine
-    may do so."""
-    (block,) = blocks(1.0, 1)
-    parts = {name: frame.copy() for name, frame in block.only(["before"]).tables.items()}
-    parts["steps"]["append.start"] += 10
-
-    def run(engine: str) -> Path:
-        plan = manifest(1, arms=1)
-        arm = msgspec.structs.replace(plan.design.arms[0], engine=engine)
-        folder = tmp_path / engine
-        folder.mkdir()
-        design = msgspec.structs.replace(plan.design, arms=(arm,))
-        store.write_manifest(folder, msgspec.structs.replace(plan, design=design))
-        store.write_block(folder, 0, parts)
-        return folder
-
-    with pytest.raises(api.BadSetting, match="was recorded by an older version"):
-        explain.explain(run("overlap"))
-    assert explain.explain(run("another"))["blocks"] == 1

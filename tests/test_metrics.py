@@ -61,7 +61,7 @@ def rounds(*spans: tuple[int, int]) -> pd.DataFrame:
 
 
 def measured(*requests: dict[str, object]) -> dict[str, float]:
-    return metrics.measure(pd.DataFrame(requests), NOTHING, rounds((100, 300)), NOTHING)
+    return metrics.of_boot(pd.DataFrame(requests), NOTHING, rounds((100, 300)), NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_goodput_counts_requests_that_meet_every_objective() -> None:
 
     def goodput(**objectives: float) -> float:
         frame = pd.DataFrame([good, slow_start, single, failed])
-        return metrics.measure(frame, NOTHING, rounds((100, 300)), NOTHING, objectives)["goodput_req_s"] * 0.2
+        return metrics.of_boot(frame, NOTHING, rounds((100, 300)), NOTHING, objectives)["goodput_req_s"] * 0.2
 
     assert goodput(ttft=1000) == pytest.approx(3)
     assert goodput(ttft=17) == pytest.approx(2)  # at most: 17 is met
@@ -201,7 +201,7 @@ def test_failures_are_counted_and_are_in_no_latency() -> None:
 
 def test_throughput_is_over_the_wall_time_of_all_rounds() -> None:
     table = pd.DataFrame([request(), request(round=1), request(round=1)])
-    values = metrics.measure(table, NOTHING, rounds((100, 300), (1000, 1300)), NOTHING)
+    values = metrics.of_boot(table, NOTHING, rounds((100, 300), (1000, 1300)), NOTHING)
     assert values["throughput_tok_s"] == pytest.approx(15 / 0.5)
     assert values["throughput_total_tok_s"] == pytest.approx(24 / 0.5)
     assert values["throughput_req_s"] == pytest.approx(3 / 0.5)
@@ -295,7 +295,7 @@ def frames(source: api.RoundRecord, number: int = 0) -> tuple[pd.DataFrame, pd.D
 
 def test_step_metrics_by_hand() -> None:
     steps, device = frames(EXAMPLE)
-    values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    values = metrics.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
     # Pairs of decode steps: 1-2 (10 ms, all execution) and 4-5 (16 ms, 13 of them execution).
     assert values["step_ms"] == pytest.approx(13)
     # Every decode step, behind whatever: 1, 2, 4 and 5 took 10, 10, 14 and 16 ms.
@@ -322,11 +322,11 @@ def test_no_interval_spans_a_step_that_was_not_recorded() -> None:
 
 def test_steps_without_a_recorder_or_a_device() -> None:
     for steps in (NOTHING, records.steps_frame(api.RoundRecord()).assign(round=0)):
-        values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)), NOTHING)
+        values = metrics.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), NOTHING)
         assert math.isnan(values["step_ms"])
         assert math.isnan(values["phase_launch_us"])
     steps, device = frames(record([(0, DECODE, 1, 0, 1), (1, DECODE, 1, 0, 1)], []))
-    values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    values = metrics.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
     assert math.isnan(values["step_ms"])
     assert math.isnan(values["device_busy"])
     assert values["phase_schedule_us"] == pytest.approx(1000)
@@ -334,7 +334,7 @@ def test_steps_without_a_recorder_or_a_device() -> None:
 
 def test_every_metric_has_a_description_and_the_other_way_round() -> None:
     steps, device = frames(EXAMPLE)
-    values = metrics.measure(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    values = metrics.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
     assert values.keys() | {"step_ms_matched"} == metrics.METRICS.keys()
     assert all(name == metric.name for name, metric in metrics.METRICS.items())
 
@@ -357,14 +357,6 @@ def test_matching_undoes_a_change_of_mix() -> None:
     faster = chain((4, 9), (4, 9), (8, 16))
     assert metrics.step_ms_matched(before, faster) == pytest.approx((17.5, (3 * 16 + 9) / 4))
     assert all(math.isnan(value) for value in metrics.step_ms_matched(before, chain((64, 80))))
-
-
-@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 30)), min_size=1, max_size=20))
-def test_union_is_what_a_set_of_instants_says(spans: list[tuple[int, int]]) -> None:
-    starts = np.array([start for start, _ in spans])
-    ends = np.array([start + length for start, length in spans])
-    instants = {at for start, length in spans for at in range(start, start + length)}
-    assert metrics.union_ns(starts, ends) == len(instants)
 
 
 # ---------------------------------------------------------------------------------------------------------
