@@ -35,8 +35,16 @@ PLACES = ("device", "host")  # of a planted delay
 PLANTED = ("plant_at", "plant_ns")  # engine options that only a planted delay sets
 SWITCH = {"on": True, "off": False}
 LENGTHS = ("input_tokens", "max_new_tokens")
-COUNTS = ("max_batch_size", "prefill_max_batch_size", "prefill_max_tokens", "stream_interval")
-LOWEST = {"block_size": 1, "num_blocks": 2, "max_context": 2}  # of --set; one KV block takes the padding
+LOWEST = {
+    "max_batch_size": 1,
+    "prefill_max_batch_size": 1,
+    "prefill_max_tokens": 1,
+    "stream_interval": 1,
+    "block_size": 1,
+    "num_blocks": 2,  # one takes the padding
+    "max_context": 2,
+    "tokenize_workers": 0,
+}
 
 
 def parse_changes(texts: Sequence[str], flag: str) -> dict[str, str]:
@@ -144,17 +152,10 @@ def make_options(values: Mapping[str, Any]) -> api.EngineOptions:
         ("staging", options.staging, STAGINGS),
     ):
         api.pick(value, {each: each for each in known}, name)
-    for name in COUNTS:
-        if getattr(options, name) < 1:
-            raise api.BadSetting(
-                f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}"
-            )
     for name, lowest in LOWEST.items():
         value = getattr(options, name)
         if value is not None and value < lowest:
             raise api.BadSetting(f"{name} must be at least {lowest}, not {value}")
-    if options.tokenize_workers < 0:
-        raise api.BadSetting(f"--tokenize-workers must be at least 0, not {options.tokenize_workers}")
     return options
 
 

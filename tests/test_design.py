@@ -268,7 +268,7 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
         ({"variant": "pinned", "options": {"device": "cudda"}}, "unknown device 'cudda'; did you mean cuda?"),
         (
             {"variant": "pinned", "options": {"max_batch_size": 0}},
-            "--max-batch-size must be at least 1, not 0",
+            "max_batch_size must be at least 1, not 0",
         ),
         ({"variant": "pinned", "workload": {"num_requests": -1}}, "num_requests must be at least 1, not -1"),
         ({"variant": "pinned", "workload": {"arrival": "fixd"}}, "did you mean fixed?"),
@@ -278,7 +278,7 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
         ),
         (
             {"variant": "pinned", "options": {"tokenize_workers": -1}},
-            "--tokenize-workers must be at least 0, not -1",
+            "tokenize_workers must be at least 0, not -1",
         ),
         (
             {"variant": "pinned", "workload": {"max_new_tokens": "some"}},
