@@ -429,7 +429,7 @@ def show_experiment(
 
     if Path(what).is_dir():
         outcome = experiments.show(Path(what))
-        printing.show_experiment(outcome.result, format)
+        printing.show_page(outcome.result, format, experiment_tables.to_csv, experiment_tables.page)
         raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
     if format is not Format.TABLE:
         raise api.BadSetting("--format is of what a finished experiment found: show its folder")
@@ -455,6 +455,7 @@ def run_experiment(
 ) -> None:
     """Run an experiment, and lay what its source reported beside what is measured here."""
     from harness import experiment as experiments
+    from harness import experiment_tables
     from harness.progress import on_stderr
 
     asked = [name, blocks, rounds, seed, device]
@@ -468,7 +469,7 @@ def run_experiment(
         else:
             wanted = experiments.adjusted(device or "auto", blocks, rounds, seed or 0)
             outcome = experiments.run(experiments.plan(name or "", wanted), out, on_stderr)
-    printing.show_experiment(outcome.result, format)
+    printing.show_page(outcome.result, format, experiment_tables.to_csv, experiment_tables.page)
     raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
 
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness import divergences
 from harness.design import Design
 from harness.experiment_file import Adjusted, Experiment, scaling
-from harness.pages import Table, csv_text, markdown_table, terminal_table
+from harness.pages import Page, Table, csv_text
 from harness.settings import spelled
 from harness.spelling import difference, interval, number, percent, with_unit
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 CLAIMS_NOTE = (
     "change = after/before − 1: for times, negative is faster. Interval: 95%, t over blocks of fresh boots. "
@@ -159,33 +156,15 @@ def facts(result: Mapping[str, Any]) -> Iterator[str]:
     yield from result["scaling"]
 
 
-def to_terminal(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
-    """Renderables for a rich console of that width."""
-    from rich.text import Text
-
-    yield Text(result["conclusion"], style="bold")
-    yield from (Text(line) for line in facts(result))
-    for table in parts(result):
-        yield from terminal_table(table, width)
-    for title, lines in endings(result):
-        yield Text(title, style="bold")
-        yield from (Text(f"• {line}") for line in lines)
-
-
-def endings(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Lists that close the report."""
-    for title, name in (("Notes", "notes"), ("Warnings", "warnings"), ("Afterwards", "follow_up")):
-        if result[name]:
-            yield title, result[name]
-
-
-def to_markdown(result: Mapping[str, Any]) -> str:
-    lines = [f"**{result['conclusion']}**", "", *(f"{line}\n" for line in facts(result))]
-    for table in parts(result):
-        lines += markdown_table(table)
-    for title, entries in endings(result):
-        lines += [f"### {title}", "", *(f"- {line}" for line in entries), ""]
-    return "\n".join(lines).rstrip() + "\n"
+def page(result: Mapping[str, Any]) -> Page:
+    return Page(
+        result["conclusion"],
+        tuple(facts(result)),
+        tuple(parts(result)),
+        result["warnings"],
+        result["notes"],
+        result["follow_up"],
+    )
 
 
 def to_csv(result: Mapping[str, Any]) -> str:

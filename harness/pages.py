@@ -31,12 +31,19 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that is printed of a result: its sentence, the lines under it, tables, warnings."""
+    """All that is printed of a result: its sentence, the lines under it, tables, and lists that close it."""
 
     conclusion: str
     lines: tuple[str, ...]
     tables: tuple[Table, ...]
     warnings: Sequence[str]
+    notes: Sequence[str] = ()
+    afterwards: Sequence[str] = ()
+
+    def lists(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Those that hold something, with their titles."""
+        named = {"Notes": self.notes, "Warnings": self.warnings, "Afterwards": self.afterwards}
+        yield from ((title, entries) for title, entries in named.items() if entries)
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -57,8 +64,8 @@ def markdown_page(page: Page) -> str:
     lines = [f"**{bold}**", "", *(f"{line}\n" for line in page.lines)]
     for table in page.tables:
         lines += markdown_table(table)
-    if page.warnings:
-        lines += ["### Warnings", "", *(f"- {line}" for line in page.warnings)]
+    for title, entries in page.lists():
+        lines += [f"### {title}", "", *(f"- {line}" for line in entries), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -87,9 +94,9 @@ def terminal_page(page: Page, width: int) -> Iterator[RenderableType]:
     yield from (Text(line) for line in page.lines)
     for table in page.tables:
         yield from terminal_table(table, width)
-    if page.warnings:
-        yield Text("Warnings", style="bold")
-        yield from (Text(f"• {line}") for line in page.warnings)
+    for title, entries in page.lists():
+        yield Text(title, style="bold")
+        yield from (Text(f"• {line}") for line in entries)
 
 
 def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:

@@ -35,15 +35,6 @@ def show(result: Mapping[str, Any], format: Format) -> None:
         _print(result, format, tables.to_csv, tables.to_markdown, tables.to_terminal)
 
 
-def show_experiment(result: Mapping[str, Any], format: Format) -> None:
-    """Print what an experiment found."""
-    from harness import experiment_tables
-
-    _print(
-        result, format, experiment_tables.to_csv, experiment_tables.to_markdown, experiment_tables.to_terminal
-    )
-
-
 def show_page(
     result: Mapping[str, Any],
     format: Format,
