@@ -1,8 +1,8 @@
 """Stored runs set against each other: `bench compare`.
 
 Two arms of one run were interleaved, so they are compared as that run compares them. Arms of two runs were
-not: what the machine did between the two times is in the change, so they are described by Welch's interval,
-warned of, and get no verdict.
+not: whatever the machine did in between is part of the change. So they are described, by Welch's interval and
+with a warning, and get no verdict.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SIDES = ("before", "after")
-INSTEAD = ("tpot_ms_p50", "latency_ms_p50")  # of a primary that two runs do not share
+INSTEAD = ("tpot_ms_p50", "latency_ms_p50")  # of a primary that the two runs do not share
 
 Series = dict[str, dict[str, list[float]]]  # metric → side → one value per block
 
@@ -56,7 +56,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """As measure.Outcome."""
+    """`outputs_differ`: as in measure.Outcome."""
 
     result: dict[str, Any]
     outputs_differ: bool
@@ -127,7 +127,7 @@ def readable(folder: Path) -> Manifest:
 
 
 def check_two(folder: Path, manifest: Manifest) -> None:
-    """Raises BadSetting for a run of several arms, where a before and an after are wanted."""
+    """Raises BadSetting for a run of more than two arms, where a before and an after are wanted."""
     first, *others = (arm.name for arm in manifest.design.arms)
     if len(others) > 1:
         sides = (shlex.quote(f"{folder}:{name}") for name in (first, others[0]))
@@ -139,7 +139,7 @@ def check_two(folder: Path, manifest: Manifest) -> None:
 
 def check_comparable(left: Side, right: Side) -> None:
     """Raises BadSetting, naming the first difference that makes a comparison of two runs meaningless. What an
-    imported run does not know differs from nothing."""
+    imported run did not record counts as equal to anything."""
     same_words = _tool(left) == _tool(right)
     for what, old, new in (
         ("device", left.description.device["kind"], right.description.device["kind"]),
@@ -167,7 +167,7 @@ def _asked(side: Side) -> Any:
 
 
 def _data(side: Side) -> Any:
-    """A digest of each file that the workload is made of. Those of an import are what it was read from."""
+    """A digest of each file that the workload is made of; an import's are only the files it was read from."""
     return side.manifest.files if side.manifest.imported is None else NOT_RECORDED
 
 
@@ -176,7 +176,7 @@ def _data(side: Side) -> Any:
 
 
 def read_blocks(folder: Path, design: Design) -> Iterator[tuple[Block, comparison.Values]]:
-    """Each whole block of a run, finished or not, and its values. Raises StoreError."""
+    """Each complete block, whether or not its run is finished, and its values. Raises StoreError."""
     for number in store.finished_blocks(folder):
         block = read_block(folder, number, design)
         yield block, comparison.block_values(design, block)
@@ -186,8 +186,8 @@ def finished(
     folder: Path, manifest: Manifest, read: Iterable[tuple[Block, comparison.Values]] | None = None
 ) -> tuple[list[Block], list[comparison.Values]]:
     """The blocks that count, all up to where the run's own rule ended it, and the values of each. `read`:
-    what `read_blocks` gave, where it was asked already. Raises StoreError for a run that did not get
-    there."""
+    what `read_blocks` gave, if the caller has it already. Raises StoreError for a run that did not get that
+    far."""
     design = manifest.design
     blocks: list[Block] = []
     values: list[comparison.Values] = []
@@ -230,9 +230,9 @@ def read_block(folder: Path, number: int, design: Design) -> Block:
 
 
 def _interleaved(left: Side, right: Side) -> dict[str, Any]:
-    """Two arms of one run. Those that it compares have its own comparison, with the adjusted verdicts of
-    several arms and the noise floor beside them; of several, any other pair was chosen by whoever asks,
-    perhaps among many, so it is described."""
+    """Two arms of one run. A pair that the run itself compares gets that comparison, with verdicts adjusted
+    for the number of arms and with the noise floor. Any other pair was picked by whoever asks, perhaps from
+    many, so it is described, not judged."""
     manifest, (before, after) = left.manifest, (left.arm.name, right.arm.name)
     first, *others = (arm.name for arm in manifest.design.arms)
     if before == first:
@@ -308,7 +308,7 @@ def _apart(left: Side, right: Side) -> dict[str, Any]:
 
 
 def _uneven(sides: Mapping[str, Side], read: Mapping[str, Sequence[Block]]) -> list[str]:
-    """The headline names one number of blocks, the fewer."""
+    """A warning where the sides differ in blocks: the headline gives one number, the smaller."""
     counts = [len(blocks) for blocks in read.values()]
     if len(set(counts)) == 1:
         return []
@@ -325,7 +325,7 @@ def _primary_of_both(primary: str, values: Series) -> str:
 
 
 def _in_place_of(primary: str, shared: str, sides: Mapping[str, Side], told: Series) -> list[str]:
-    """Which metric stands in the primary's place, and why; nothing where it stands there itself."""
+    """Which metric is compared in place of the primary, and why; empty where the primary itself is."""
     if shared == primary:
         return []
     before, after = (side.manifest.design.goodput for side in sides.values())
@@ -340,8 +340,8 @@ def _in_place_of(primary: str, shared: str, sides: Mapping[str, Side], told: Ser
 
 
 def _own_blocks(name: str, side: Side) -> list[Block]:
-    """A side's blocks with its arm alone, under its new name. Where a file told only aggregates its table of
-    requests is empty, and has its columns."""
+    """A side's blocks, reduced to its arm, under the arm's new name. Where a file held only aggregates, the
+    table of requests is empty but keeps its columns."""
     found = []
     for number in store.finished_blocks(side.folder):
         block = read_block(side.folder, number, side.manifest.design)
@@ -360,7 +360,7 @@ def _own_blocks(name: str, side: Side) -> list[Block]:
 
 
 def _side_by_side(sides: Sequence[Sequence[Block]]) -> list[Block]:
-    """Blocks of the same number as one. A number says nothing of the time, only of the seed."""
+    """Blocks of the same number, joined. A number determines the seeds, and says nothing about the time."""
     import pandas as pd
 
     joined = []
@@ -375,8 +375,8 @@ def _side_by_side(sides: Sequence[Sequence[Block]]) -> list[Block]:
 
 
 def _values(read: Mapping[str, Sequence[Block]], goodput: Mapping[str, float]) -> Series:
-    """As comparison.measured, with what only one side has; the two may have different numbers of blocks.
-    `step_ms_matched` is made from two arms of one block, and there are none."""
+    """Like comparison.measured, but with what only one side has; the two may have different numbers of
+    blocks. No `step_ms_matched`: it takes two arms of one block."""
     import pandas as pd
 
     found: dict[str, list[dict[str, float]]] = {side: [] for side in read}
@@ -428,8 +428,8 @@ def _measured(side: Side) -> str:
 
 
 def _of_imported(left: Side, right: Side) -> list[str]:
-    """What has to be known where another tool measured a side. The left one's own lines come with the
-    circumstances of the comparison, which are made of its manifest."""
+    """What a reader must know where another tool measured a side. The lines of the left one itself come with
+    the comparison's circumstances, which are made from the left manifest."""
     lines = []
     if _tool(left) != _tool(right):
         tools = " and ".join(_tool(side) or "this program" for side in (left, right))

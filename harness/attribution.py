@@ -1,28 +1,28 @@
 """Where the interval of a decode step goes: each nanosecond of it in exactly one of PARTS.
 
 The interval of step N runs from the device's end of N-1 to its end of N (metrics.decode_intervals: both are
-decode steps, one directly after the other, so that no request was missing). An instant of it is, and the
-first that fits is taken:
+decode steps, one directly after the other, so that no request was missing). Each instant of it belongs to
+the first of these that fits:
 
 device              a program executes
-turnaround          idle, and N was launched before the device finished N-1: what the device takes from one
-                    queued step to the next, its copies and fences included
-launch latency      idle, and the launch of N has returned: from there to its start on the device, and holes
+turnaround          idle, and N was launched before the device finished N-1: what the device needs between
+                    one queued step and the next, its copies and fences included
+launch latency      idle, and the launch of N has returned: from there to its start on the device, and gaps
                     between its programs
 h2d, launch         idle, and the host is in that phase, on whichever thread launches
-hand-over           idle, and N is ready but its launch has not begun, or is being waited for in
+hand-over           idle, and N is ready but its launch has not begun, or the scheduler's thread waits in
                     wait.launch_done. Only where a forward thread launches: it has to wake, and to get the
-                    interpreter
+                    GIL
 completion latency  idle, and the scheduler's thread is in wait.copy_done: the device is done with the step
                     that is waited for, and the host does not have its ids yet (the copy of the ids, the
                     wake-up, reading them)
 append, output, recv, schedule, metadata
                     idle, and the scheduler's thread is in that phase
-unattributed        idle, and none of these: code between two phases, or somebody else on the host's core
+unattributed        idle, and none of these: code between two phases, or something else on the host's core
 
 So a host phase counts only while the device stands still, `exposed`; what overlap hides is in `device`. All
-but `device` add up to metrics.exposed_host_us, less the holes that other steps' programs fill. There is no
-line for idle as such: what is not named is unattributed, and is said to be.
+but `device` add up to metrics.exposed_host_us, less the gaps that other steps' programs fill. There is no
+line for idle as such: idle time that has no name is shown as unattributed.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def spans(steps: pd.DataFrame, phase: str) -> Spans:
 
 
 def matched_means(arms: Sequence[pd.DataFrame]) -> list[pd.Series]:
-    """Mean of each part and of the interval, us, of each arm at the first one's batch mix, as
-    metrics.step_ms_matched has it: a part does not shrink because batches did. NaN where no batch size is
+    """Mean of each part and of the interval, us, for each arm at the first one's batch mix, as in
+    metrics.step_ms_matched: so a part does not shrink just because batches did. NaN where no batch size is
     shared."""
     return [mean / 1e3 for mean in metrics.matched_means(arms, ["interval_ns", *PARTS])]

@@ -24,7 +24,7 @@ class Block:
         return frame[frame["arm"] == arm] if len(frame) else frame
 
     def only(self, arms: Sequence[str]) -> Block:
-        """The same block without the other arms, and without what is known of these against others."""
+        """The same block without the other arms, and without the divergences of these from others."""
         tables = {
             name: frame[frame["arm"].isin(arms)] if len(frame) else frame
             for name, frame in self.tables.items()

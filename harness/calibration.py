@@ -1,4 +1,4 @@
-"""What a before arm can't show, measured apart: harness/calibration.json, by experiments/calibration.py."""
+"""What a before arm can't show, measured apart by experiments/calibration.py: harness/calibration.json."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine's device, client and process border. Lists have one entry per batch size, ascending; in
-    between it is interpolated, beyond the ends the end stands."""
+    """One machine's device, client and process boundary. Lists have one entry per batch size, ascending;
+    between sizes it is interpolated, beyond either end the value of that end holds."""
 
     source: str
     device: str  # its kind
@@ -31,7 +31,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     turnaround_us: list[Measured]  # device idle between two queued steps
     rested_us: list[Measured]  # how much longer a program takes on a device that stood still before it
     hand_over_us: list[Measured]  # giving a step's tokens to the output process
-    aftermath_us: list[Measured]  # what a message of so many chunks costs the host behind the sending
+    aftermath_us: list[Measured]  # what a message of that many chunks costs the host after sending it
 
     def at(self, batch: float, values: list[Measured]) -> Measured:
         """One of the lists at a batch size."""

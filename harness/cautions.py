@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
 
 STEAL = 0.01  # share of all CPU time that another virtual machine took
-OTHERS = 0.05  # share of all CPU time that processes used that are not the run's
+OTHERS = 0.05  # share of all CPU time used by processes that are not the run's
 HOPELESS = 1000  # blocks: at 15 s or more each, four hours at least
 SUBMIT_LAG_MS = 1.0
 LATE_READ = 0.5  # of the gap between two chunks
@@ -62,7 +62,7 @@ def collect(
 
 
 def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[str]:
-    """The lines that do not look at the change: under what it was measured."""
+    """The lines that do not depend on the change: under what conditions it was measured."""
     found = [
         *_noise(blocks),
         *_steadiness(manifest, blocks, values),
@@ -81,8 +81,8 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
 def of_factorial(
     manifest: Manifest, blocks: Sequence[Block], values: BlockSeries, judged: Mapping[str, Floats]
 ) -> list[str]:
-    """The lines of a factorial as a whole: those of no single pair of its arms. `judged`: of each effect that
-    carries a verdict, the weights of the arms."""
+    """The lines about a factorial as a whole, not about any one pair of its arms. `judged`: the weights of
+    the arms in each effect that carries a verdict."""
     return [
         *few_blocks(len(blocks)),
         *_order_of_factorial(manifest, blocks, values, judged),
@@ -98,7 +98,7 @@ def few_blocks(blocks: int) -> list[str]:
 
 
 def of_decision(manifest: Manifest, primary: stats.Effect | None, verdict: str | None) -> list[str]:
-    """What there is to say of the number of blocks and of a verdict that was not reached."""
+    """What there is to say about the number of blocks, and about a verdict that was not reached."""
     if primary is None:
         return []
     design = manifest.design
@@ -130,8 +130,8 @@ def of_order(
     primary: stats.Effect | None,
     judged: bool = True,
 ) -> list[str]:
-    """What the order of the arms and of the blocks did to the primary. Where it is not judged, but described,
-    a position effect is told too, and never said to weaken the run: there is no verdict to weaken."""
+    """What the order of the arms and of the blocks did to the primary. Where that is described, not judged, a
+    position effect is reported too, but never said to weaken the run: there is no verdict to weaken."""
     design = manifest.design
     if primary is None or primary.scale != "ratio" or primary.sd is None:
         return []
@@ -154,8 +154,8 @@ def of_order(
 def _order_of_factorial(
     manifest: Manifest, blocks: Sequence[Block], values: BlockSeries, judged: Mapping[str, Floats]
 ) -> list[str]:
-    """The same of effects that are contrasts of a block's arms. Each holds as much of a position effect as
-    the orders that were drawn leave in it."""
+    """The same for effects that are contrasts of a block's arms. Each contains whatever part of a position
+    effect the orders that were drawn leave in it."""
     if len(blocks) < 2:
         return []
     design = manifest.design
@@ -184,7 +184,7 @@ def _order_of_factorial(
 
 
 def _position(found: stats.Position, ran: str, left: str, weakened: bool) -> list[str]:
-    """One whose interval holds 0 is not told."""
+    """A position effect whose interval contains 0 is not reported."""
     if found.low is None or not found.seen:
         return []
     where = f"[{percent(found.low)}, {percent(found.high)}]"
@@ -261,8 +261,8 @@ def _client(values: BlockSeries) -> list[str]:
 
 
 def _late_reads(values: BlockSeries) -> list[str]:
-    """Only where it could have touched a time: arrivals are the kernel's, but bytes that wait until the next
-    chunk is there are read with it, and have its arrival."""
+    """Only where it could have distorted a time: arrival stamps are the kernel's, but bytes that are still
+    unread when the next chunk comes are read together with it, and get its stamp."""
     gaps = values.get("itl_chunk_ms_p50", {})
     late = [
         max(lags)
@@ -286,7 +286,7 @@ def _clock(blocks: Sequence[Block]) -> list[str]:
 
 
 def _lost(blocks: Sequence[Block]) -> list[str]:
-    """A round that outgrew its records; each arm then lacks another part of it."""
+    """A round that outgrew its records; each arm then lacks a different part of it."""
     rounds = _joined(blocks, "rounds")
     lost = [f"{count:,.0f} {what}" for column, what in LOST.items() if (count := _largest(rounds, column))]
     if not lost:
@@ -307,7 +307,7 @@ def _failures(blocks: Sequence[Block]) -> list[str]:
 
 
 def _counted(blocks: Sequence[Block]) -> list[str]:
-    """Replies that say nothing of their tokens: one a chunk is then a guess."""
+    """Replies that do not say how many tokens they hold: one per chunk is then a guess."""
     rounds = _joined(blocks, "rounds")
     by_chunks = int(rounds[BY_CHUNKS].sum()) if BY_CHUNKS in rounds.columns else 0
     if not by_chunks:
@@ -319,8 +319,8 @@ def _counted(blocks: Sequence[Block]) -> list[str]:
 
 
 def _skipped(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
-    """What the workload's data holds and was not asked; by the smallest context of all arms, so the same in
-    each, and counted in one."""
+    """What the workload's data holds but was not sent. The smallest context of all arms decides, so all skip
+    the same, and one of them is counted."""
     rounds = _joined(blocks, "rounds")
     rounds = rounds[rounds["arm"] == manifest.design.arms[0].name]
     counts = {

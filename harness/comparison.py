@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
-ONE_BOOT = "undecided: one boot per side"  # boots differ: of one each, nothing can be said
-OFFERED = "offered_req_s"  # beside the metrics: what the arrivals ask for
+ONE_BOOT = "undecided: one boot per side"  # boots differ: from one per side, nothing can be said
+OFFERED = "offered_req_s"  # kept beside the metrics: the rate of the arrivals
 
 Values = Mapping[str, Mapping[str, float]]  # arm → metric → the value of one block
 
@@ -84,8 +84,8 @@ def _effects_of(
 def comparisons(
     manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]
 ) -> list[dict[str, Any]]:
-    """The first arm against each other one. Where there are several, every declared metric has a family of
-    verdicts, and their p are Holm-adjusted: those of the primary, and those of all secondaries together."""
+    """The first arm against each of the others. Where those are several, their verdicts form two families,
+    each with Holm-adjusted p: those on the primary, and those on all secondaries together."""
     design = manifest.design
     if len(design.arms) <= 2:
         return [comparison(manifest, blocks, per_block)]
@@ -108,7 +108,7 @@ def comparisons(
 
 
 def of_pair(manifest: Manifest, blocks: Sequence[Block], before: str, after: str) -> dict[str, Any]:
-    """The comparison of any two arms, as of a run that had no others: they were interleaved."""
+    """The comparison of any two arms, as if the run had no others: sound, since they were interleaved."""
     pair = manifest.pair(before, after)
     chosen = [block.only((before, after)) for block in blocks]
     return comparison(pair, chosen, [block_values(pair.design, block) for block in chosen])
@@ -238,14 +238,14 @@ def check_values(
     design: Design, per_block: Sequence[Values], names: Sequence[str], ratio: bool = False
 ) -> None:
     """Raises EngineError where one of these metrics has nothing to compare in some block: no finite value,
-    and where its change has to be a `ratio` none above zero. One arm alone is compared with nothing."""
+    or, where its change has to be a `ratio`, none above zero. One arm alone is compared with nothing."""
     for name in names if len(design.arms) > 1 else ():
         if (where := lacking(design, per_block, name, ratio)) is not None:
             raise api.EngineError(f"{name} {where}, so it can't be compared")
 
 
 def lacking(design: Design, per_block: Sequence[Values], name: str, ratio: bool = False) -> str | None:
-    """Where a metric has nothing to compare, in words; None where it has in every block of every arm."""
+    """Where a metric has nothing to compare, in words; None where every block of every arm has a value."""
     for number, values in enumerate(per_block):
         for arm in design.arms:
             value = values[arm.name].get(name, np.nan)
@@ -263,7 +263,7 @@ def _kind(name: str) -> tuple[str, bool]:
 
 
 def measured(design: Design, per_block: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
-    """metric → arm → one value per block, of what the first arm has."""
+    """metric → arm → one value per block, for the metrics that the first arm has."""
     values = series(
         {arm.name: [each[arm.name] for each in per_block] for arm in design.arms}, metrics.METRICS
     )
@@ -308,7 +308,7 @@ def _matched(block: Block, arms: Sequence[str]) -> dict[str, float]:
 
 
 def _of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[str]) -> list[Values]:
-    """The values of two arms of several, as of a run that had no others: their batches alone are matched."""
+    """The values of two of several arms, as if the run had no others: matched by the batches of these two."""
     return [
         {arm: {**values[arm], **({"step_ms_matched": matched[arm]} if matched else {})} for arm in arms}
         for block, values in zip(blocks, per_block, strict=True)
@@ -339,8 +339,8 @@ def _adjusted(design: Design, effects: Mapping[str, stats.Effect]) -> dict[str, 
 
 
 def _family(effects: Mapping[str, stats.Effect], names: Sequence[str]) -> dict[str, float]:
-    """p of metrics that were declared together. One that could not be compared keeps its place among them,
-    or leaving it out would raise the level of the others; one block has no p at all."""
+    """p of metrics that were declared together. One that could not be compared keeps its place in the family
+    (p = 1): leaving it out would test the others at a laxer level. One block has no p at all."""
     found = {name: effects[name].p if name in effects else 1.0 for name in names}
     return {name: p for name, p in found.items() if p is not None}
 

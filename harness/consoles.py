@@ -1,4 +1,4 @@
-"""Where lines go. A reader may leave, as `head` does: that ends neither a run nor changes its exit code."""
+"""Where output goes. A reader may leave, as `head` does: that neither ends a run nor alters its exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import rich.console
 
 
 class Console(rich.console.Console):
-    """rich's own ends the process with 1, which of a gate would mean that it failed."""
+    """rich's own exits with 1 on a broken pipe, which for a gate would mean that it failed."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -21,7 +21,7 @@ class Console(rich.console.Console):
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Inside, stdout is written to; afterwards nothing of it is left that could fail at the end."""
+    """For writing to stdout: it is flushed at the end, so that nothing is left that could fail at exit."""
     try:
         yield
         sys.stdout.flush()
@@ -30,7 +30,7 @@ def readable() -> Iterator[None]:
 
 
 def discard(stream: IO[str]) -> None:
-    """What is still buffered, and all that comes, is written to where it is thrown away."""
+    """Send what is still buffered in the stream, and all that is yet to come, to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

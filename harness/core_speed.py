@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 ADDITIONS = 4000  # some 150 us
-TRIES = 3  # the fastest counts: another may have been interrupted
+TRIES = 3  # the fastest counts: the others may have been interrupted
 MOST_CORES = 8  # that are looked at, evenly spread
 STEADY = 1.15  # slow over fast (see `spread`), below which a speed is steady
 
@@ -45,7 +45,7 @@ def mean_loop_us() -> float:
 
 
 def spread(loops_us: Sequence[float]) -> tuple[float, float]:
-    """Fast and slow: the fastest and the slowest but for a tenth on either side."""
+    """Fast and slow: the fastest and the slowest, once a tenth is cut off at either end."""
     ranked = sorted(loops_us)
     tenth = len(ranked) // 10
     return ranked[tenth], ranked[-1 - tenth]

@@ -1,8 +1,8 @@
 """What a run will do, as plain data: arms, blocks, order, seeds.
 
-What is asked follows from `seed`, so that runs can ask the same. The order of the arms follows from a lot of
-each run's own: runs with one order all have the same part of a position effect in their change, and a fresh
-run would confirm what an earlier one got from its order.
+What is asked follows from `seed`, so that runs can ask the same. The order of the arms follows from a lot
+that is each run's own: runs that shared one order would all have the same part of a position effect in their
+change, and a fresh run would confirm what an earlier one owed to its order.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     goodput: dict[str, float] = {}  # ms by "ttft", "tpot", "latency": what a good request stays within
 
     def alpha(self, blocks: int) -> float:
-        """The two-sided level of intervals and verdicts made of the first `blocks` blocks: of the last look
-        that these have reached."""
+        """The two-sided level of intervals and verdicts made of the first `blocks` blocks: that of the last
+        look that they have reached, or of the first look before that."""
         if self.until is None:
             return ALPHA
         reached = [
@@ -192,12 +192,12 @@ def orders(lot: str, block: int, arms: int) -> list[int]:
     """The arms of `block` by number, in the order in which they run: each order is as likely as any other,
     and independent of other blocks and of runs with another lot.
 
-    But for one thing: six blocks (0 to 5, 6 to 11, ...) in which an arm always came before the first arm, or
-    always behind it, are drawn again. Of two arms, one run in 32 would draw that, and could not tell a
+    With one exception: six blocks (0 to 5, 6 to 11, ...) in which some arm always ran before the first arm,
+    or always after it, are drawn again. With two arms, one run in 32 would draw that, and could not tell a
     position effect from the change. The first of many arms then runs at an end more often than in the middle,
-    at both ends alike: of four by 1%, of sixteen by 11%. Orders that are balanced further resonate with
-    periodic noise: one of each in every two blocks makes 14% false alarms, where this makes 5 to 6%
-    (stats.md).
+    at both ends alike: with four arms by 1%, with sixteen by 11%. Orders that are balanced further resonate
+    with periodic noise: one of each order in every two blocks gives 14% false alarms, where this gives 5 to
+    6% (stats.md).
     """
     place, attempt = block % DRAWN_TOGETHER, 0
     while True:

@@ -12,20 +12,20 @@ from scipy import special
 
 
 def t_tail(value: Any, freedom: Any) -> Any:
-    """Chance of more than `value`, Student's t."""
+    """P(T > value) for Student's t."""
     return special.stdtr(freedom, -value)
 
 
 def t_quantile(chance: Any, freedom: Any) -> Any:
-    """What Student's t stays under with `chance`."""
+    """The value that Student's t is below with probability `chance`."""
     return special.stdtrit(freedom, chance)
 
 
 def chi2_quantile(chance: Any, freedom: Any) -> Any:
-    """What chi-squared stays under with `chance`."""
+    """The value that chi-squared is below with probability `chance`."""
     return special.chdtri(freedom, 1 - chance)
 
 
 def normal_tail(value: Any) -> Any:
-    """Chance of more than `value`, standard normal."""
+    """P(Z > value) for the standard normal."""
     return special.ndtr(-value)

@@ -1,16 +1,17 @@
-"""Where the outputs of two arms part, and whether that is a near-tie. Pure: frames in, frames and counts out.
+"""Where the outputs of two arms diverge, and whether at a near-tie. Pure: frames in, frames and counts out.
 
-In half precision, and on a GPU in any, the last digit of a logit depends on what else is in the batch, and
-can turn the choice between two tokens that the model holds for equally likely. From there on the outputs are
-different texts, and what follows counts for nothing. So the first token that differs decides. The model is
-given the prompt and what both arms agreed on (teacher_forcing.py): where it holds neither arm's token for
-less likely than its likeliest by more than rounding makes, it is a near-tie; anything else is a fault.
+In half precision, and on a GPU in any precision, the last digit of a logit depends on what else is in the
+batch, and can flip the choice between two tokens that the model rates equally likely. From there on the
+outputs are different texts, and what follows counts for nothing. So the first token that differs decides. The
+model is given the prompt and what both arms agreed on (teacher_forcing.py): where it rates neither arm's
+token less likely than its likeliest by more than rounding explains, it is a near-tie; anything else is a
+fault.
 
-How much rounding makes is the model's own. Between two batches in bfloat16 it is up to 0.1 logits in the
+How much rounding explains depends on the model. Between two batches in bfloat16 it is up to 0.1 logits in the
 preset gpt2 and 0.6 in llama-1b (experiments/rounding.py), so it is measured: the model is asked about two
-tokens twice, behind a prompt that holds all before them (a prefill), and behind tokens that were decoded one
-by one. And large logits are spaced widely, by 0.5 from 64 on: the published GPT-2's are about there, -63 to
--73 where github.com/Sciform/sciform-nano-gpt-2 prints some.
+tokens twice, after a prompt that holds all before them (a prefill), and after tokens that were decoded one by
+one. And large logits are widely spaced, in bfloat16 by 0.5 from 64 on: the published GPT-2's are about there,
+-63 to -73 where github.com/Sciform/sciform-nano-gpt-2 prints some.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from harness.design import Design
 if TYPE_CHECKING:
     import pandas as pd
 
-# Of two logits below USUAL, by dtype: what another order of summation can turn around in any model; in half
-# precision four units in the last place.
+# Between two logits below USUAL, by dtype: the gap that another order of summation can reverse in any model;
+# in half precision four units in the last place.
 NEAR_TIE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.03}
 USUAL = 16
-# Times what nine in ten answers about the same tokens differ by: 6.6 SDs if they are normal.
+# Times the gap that nine in ten pairs of answers about the same tokens keep within: 6.6 SDs if normal.
 TIMES = 4
-# Times NEAR_TIE: answers that differ by more come from a fault, which must not excuse itself.
+# Times NEAR_TIE, the cap: answers further apart come from a fault, which must not excuse itself.
 MOST = 10
 ENDED = -1  # in place of a token: that output ends here
 GAPS = ["before_gap", "after_gap"]
@@ -50,7 +51,7 @@ def of_one_model(design: Design) -> list[str]:
 
 
 def find(requests: pd.DataFrame, arms: Sequence[str]) -> pd.DataFrame:
-    """One row for each output of a later arm that is not the first arm's; `requests` are those of a block.
+    """One row for each output of a later arm that differs from the first arm's; `requests`: those of a block.
 
     arm, round, request; before (the first arm); agreed (list: the token ids before the first that differs);
     before_token and after_token (the first that differ, or ENDED); before_gap and after_gap (how much less
@@ -83,14 +84,14 @@ def _at(tokens: Sequence[int], place: int) -> int:
 
 
 def between(divergences: pd.DataFrame, arms: Sequence[str]) -> pd.DataFrame:
-    """Those of two arms, whichever of them is the first; of one that is not the first there are none."""
+    """Those between two arms, whichever is the run's first; where neither is, there are none."""
     if not len(divergences):
         return divergences
     return divergences[divergences["before"].isin(arms) & divergences["arm"].isin(arms)]
 
 
 def near_ties(divergences: pd.DataFrame) -> int | None:
-    """How many of them are near-ties; None where there is none, or one that is not judged."""
+    """How many of them are near-ties; None where there are no divergences, or one is not judged."""
     if not len(divergences) or divergences[GAPS].isna().any(axis=None):
         return None
     return int((divergences[GAPS].max(axis=1) < divergences["near_tie"]).sum())
@@ -107,8 +108,8 @@ def near_tie(dtype: str, largest_logit: float, apart: Sequence[float]) -> float:
 
 
 def widest_gap(tables: Sequence[pd.DataFrame]) -> float | None:
-    """Of all divergences that were judged, in logits, but for outputs that ended (infinite where all did);
-    None where none was."""
+    """The widest gap of the divergences that were judged, in logits, leaving out infinite ones, such as of
+    outputs that ended (infinite where all are); None where none was judged."""
     sides = [table[GAPS].to_numpy().ravel() for table in tables if len(table)]
     gaps = np.concatenate([[], *sides])
     judged = gaps[~np.isnan(gaps)]
@@ -119,7 +120,7 @@ def widest_gap(tables: Sequence[pd.DataFrame]) -> float | None:
 
 
 def unexplained(outputs: Mapping[str, Any]) -> int:
-    """Of a comparison's `outputs`: how many differ and are no near-ties, for all that is known."""
+    """How many of a comparison's `outputs` differ and are not known to be near-ties."""
     return int(outputs["compared"] - outputs["identical"] - (outputs["near_ties"] or 0))
 
 

@@ -37,8 +37,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """What cores showed that had work all the time: the share of it that was stolen, and the time of each of
-    many equal loops."""
+    """What cores showed while they had work all the time: the share of that time that was stolen, and the
+    time of each of many equal loops."""
 
     stolen: float
     loops_us: list[float]
@@ -103,7 +103,7 @@ def load() -> Finding:
 
 
 def keep_busy() -> Busy:
-    """From a core that has no work nothing can be stolen: all are given some."""
+    """Nothing can be stolen from a core that has no work: those of core_speed.cores are given some."""
     start = readings.cpu_ticks()
     command = [sys.executable, "-I", core_speed.__file__]
     running = [
@@ -137,7 +137,7 @@ def speed(busy: Busy) -> Finding:
 
 
 def wake_ups() -> Finding:
-    """A virtual machine's core that idles is given back, and may be late to return. On one such machine the
+    """A virtual machine's idle core is handed back, and may be slow to return. On one such machine the
     p99 was 1 to 3 ms, and 0.08 ms while a process of policy SCHED_IDLE kept each core from idling; but that
     made the engine's steps 40% longer, so it is no remedy."""
     ask_for_exact_timers()
@@ -213,7 +213,7 @@ def scheduler_slice() -> Finding:
 
 
 def bytecode() -> Finding:
-    """A boot is a fresh process: it compiles what no process before it, and no installer, left compiled."""
+    """A boot is a fresh process: it compiles whatever no earlier process, and no installer, left compiled."""
     torch = find_spec("torch")
     assert torch is not None  # this package needs it
     assert torch.origin is not None

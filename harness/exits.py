@@ -29,7 +29,7 @@ def run(command: Any) -> NoReturn:
         code = command.main(prog_name="bench", standalone_mode=False)
     except Interrupted as error:
         code = _complain(str(error), error, error.code)
-    except CLICK_ERROR as error:  # what typer itself found wrong with the words; nothing where it gave help
+    except CLICK_ERROR as error:  # what typer found wrong with the command line; empty where it gave help
         said = error.format_message()
         code = _complain(said, error, USAGE) if said else USAGE
     except api.BadSetting as error:
@@ -40,14 +40,14 @@ def run(command: Any) -> NoReturn:
         what = f"unexpected {type(error).__name__}: {error}"
         code = _complain("; ".join([what, *notes(error), "--debug shows where"]), error, FAILED)
     else:
-        if code == INTERRUPTED:  # of a Ctrl-C outside of a measurement typer makes this, and says nothing
+        if code == INTERRUPTED:  # typer's code for a Ctrl-C outside of a measurement; it says nothing
             say("interrupted")
     _flush()
     sys.exit(code or 0)
 
 
 def _flush() -> None:
-    """What can't be written any more Python would try again at its end, and exit with 120."""
+    """Drop what can't be written any more: Python would try again at its end, and exit with 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

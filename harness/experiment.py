@@ -28,8 +28,8 @@ from harness.variants import load_variants
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """experiment.json. `kind`: the device that the workloads were chosen for. `folders`: of the runs, by
-    boots and workload, under the experiment's."""
+    """experiment.json. `kind`: the device that the workloads were chosen for. `folders`: the runs', by
+    boots and workload, inside the experiment's."""
 
     schema_version: int
     created: str
@@ -117,7 +117,7 @@ def run(planned: Plan, results: Path, display: Display) -> Outcome:
 
 
 def resume(folder: Path, display: Display) -> Outcome:
-    """Go on with an experiment that was interrupted, as it was told to be. Raises StoreError where the
+    """Go on with an experiment that was interrupted, as it was asked for. Raises StoreError where the
     commit, the machine or the versions are others."""
     kept = read(folder)
     designs = experiment_file.designs(
@@ -127,7 +127,7 @@ def resume(folder: Path, display: Display) -> Outcome:
 
 
 def _go_on(folder: Path, kept: Kept, planned: Plan, display: Display) -> Outcome:
-    """Measure what is missing, one boots after the other, and read all back."""
+    """Measure what is missing, one Boots after the other, and read everything back."""
     try:
         for boots, of_workload in planned.designs.items():
             _measure({folder / kept.folders[boots][name]: design for name, design in of_workload.items()},
@@ -140,7 +140,7 @@ def _go_on(folder: Path, kept: Kept, planned: Plan, display: Display) -> Outcome
 
 
 def _measure(designs: Mapping[Path, Design], lot: str, display: Display) -> None:
-    """The runs of one boots, together, in the order drawn by `lot`, each into its folder."""
+    """The runs of one Boots, together, in the order drawn by `lot`, each into its folder."""
     runs = {}
     for path, design in designs.items():
         comparison.check_metrics(design)

@@ -1,7 +1,7 @@
 """The experiments of experiments/*.toml: what a source reported, what is run to see it, and what is shown.
 
-Data, not code, and strict: a key that nobody knows, an arm that there is none of or a metric that is not
-measured is one line that offers the nearest name.
+Data, not code, and strict: an unknown key, an arm that does not exist or a metric that is not measured gives
+a one-line error that offers the nearest name.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ArmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An arm: one side of a named variant ("copy-done:before"), or an engine with toggles; then what is
-    changed of it."""
+    """An arm: one side of a named variant ("copy-done:before"), or an engine with toggles; then the
+    changes to it."""
 
     variant: str = ""
     engine: str = ""
@@ -62,9 +62,9 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Boots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Blocks of boots: each arm on each workload. The workloads take turns within a boot.
 
-    A workload has the options of the command line, and `idle_stops`: so many stop strings that no output
-    comes to, which is work of the host for each token. `margin`: the largest change that counts as none, as
-    a fraction; the first claim must be beyond it, or just what is claimed could be called same.
+    A workload has the options of the command line, and `idle_stops`: that many stop strings that no output
+    ever matches, which is work for the host at each token. `margin`: the largest change that counts as none,
+    as a fraction; the first claim must be beyond it, or exactly what is claimed could be called same.
     """
 
     arms: dict[str, ArmSettings]
@@ -107,7 +107,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def kinds(self) -> list[str]:
-        """Which of them it is; a good one is one of them."""
+        """Which of these it is; a valid column is exactly one."""
         return [kind for kind in COLUMN_KINDS if getattr(self, kind)]
 
 
@@ -271,8 +271,8 @@ def _arm(
 
 
 def _workload(values: Mapping[str, Any]) -> Workload:
-    """`idle_stops` become texts that open with a character which no preset emits but by bytes, so that
-    nothing ends by them."""
+    """`idle_stops` become texts that open with a character which a preset could emit only byte by byte, so
+    that no output ends by them."""
     plain = dict(values)
     count = plain.pop("idle_stops", 0)
     if not isinstance(count, int) or count < 0:
@@ -302,8 +302,8 @@ def extents(experiment: Experiment, kind: str, adjusted: Adjusted) -> list[str]:
 
 
 def scaling(experiment: Experiment, adjusted: Adjusted) -> list[str]:
-    """How the emulated device's runs differ from the source's, one line each; rounds that were asked for are
-    in the extents."""
+    """How the emulated device's runs differ from the source's, one line each; rounds that the command line
+    asks for are in `extents`."""
     lines = []
     for name, boots in experiment.boots.items():
         scaled = boots.emulated
@@ -331,7 +331,7 @@ def _before(values: Mapping[str, Any], key: str) -> Any:
 
 
 def check(experiment: Experiment, engines: Engines, variants: Variants) -> None:
-    """Raises BadSetting where a part names something that there is none of, on any device."""
+    """Raises BadSetting where a part names something that does not exist, on any kind of device."""
     for kind in KINDS:
         for of_workload in designs(experiment, kind, Adjusted(device=kind), engines, variants).values():
             for design in of_workload.values():
@@ -369,7 +369,7 @@ def _check_claim(claim: Claim, experiment: Experiment, known: Mapping[str, str])
 
 
 def _check_first(claim: Claim, experiment: Experiment) -> None:
-    """That a verdict on it could confirm what the source says."""
+    """Raises BadSetting unless a verdict on it could confirm what the source says."""
     metric = claim.change
     if metric and (metric not in metrics.METRICS or metrics.METRICS[metric].can_be_zero):
         raise api.BadSetting(
@@ -419,8 +419,8 @@ def measured_in(row: Row, column: Column) -> Iterator[str]:
             yield name
 
 
-SUBMIT_WALL = "submit_wall_s"  # from the first send of a round to the end of its last
-DECODE_STEP = "decode_step_ms_mean"  # metrics.decode_step_ms_mean: what the phases have shares of
+SUBMIT_WALL = "submit_wall_s"  # from the start of a round's first send to the end of its last
+DECODE_STEP = "decode_step_ms_mean"  # metrics.decode_step_ms_mean: the whole that phases are shares of
 EXTRA = {SUBMIT_WALL: "s", DECODE_STEP: "ms"}
 
 

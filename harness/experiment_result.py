@@ -36,14 +36,14 @@ from harness.experiment_file import (
 from harness.mechanism import COUNTER
 from harness.store import Manifest
 
-US = {"us": 1.0, "ms": 1e3, "s": 1e6}  # of shares
+US = {"us": 1.0, "ms": 1e3, "s": 1e6}  # factors to us, for shares
 NONE = {"shown": "none"}
 
 Cell = str | dict[str, Any]
 Outputs = dict[str, int | None]
 
 
-@dataclass(frozen=True)  # no slots: `values` is kept
+@dataclass(frozen=True)  # no slots: `values` is cached
 class Finished:
     """One finished run: its manifest and its blocks."""
 
@@ -95,7 +95,7 @@ Runs = Mapping[tuple[str, str], Finished]  # by boots and workload
 
 
 def outputs_differ(runs: Runs) -> bool:
-    """Whether outputs differ that must not, in any run."""
+    """Whether outputs that must be equal differ, in any run."""
     return any(
         divergences.fails(each, run.manifest.promises_outputs)
         for run in runs.values()
@@ -139,7 +139,7 @@ def _outputs(runs: Runs) -> Outputs:
 
 
 def sum_of(parts: Sequence[Outputs]) -> Outputs:
-    """`near_ties` is null where some part differs that was not judged."""
+    """`near_ties` is null where nothing differs, or where a part that differs was not judged."""
     ties = [each["near_ties"] for each in parts if each["identical"] != each["compared"]]
     judged = [each for each in ties if each is not None]
     return {
@@ -150,8 +150,8 @@ def sum_of(parts: Sequence[Outputs]) -> Outputs:
 
 
 def _warnings(experiment: Experiment, runs: Runs) -> list[str]:
-    """Those of the claims, the first one first, then under what each run was measured; what holds for all is
-    said once."""
+    """Those of the claims, the first one first, then the circumstances of each run; a line that holds for
+    every workload is said once."""
     lines: list[tuple[str, str]] = []
     for claim in experiment.claims:
         found = _of_claim(claim, runs[claim.boots, claim.workload], claim is experiment.claims[0])
@@ -189,7 +189,7 @@ def _of_claim(claim: Claim, run: Finished, first: bool) -> list[str]:
 
 
 def _few_requests(claim: Claim, run: Finished) -> list[str]:
-    """That a high percentile is made of few requests. It is each boot's own, so other boots do not help."""
+    """That a high percentile is made of few requests. It is computed per boot, so more boots do not help."""
     name, _, level = claim.change.rpartition("_p")
     needed = tail.NEEDED_SAMPLES.get(int(level)) if name in metrics.DISTRIBUTIONS else None
     if needed is None or name.startswith(("itl", "client_lag")):  # these have many samples a request

@@ -10,34 +10,37 @@ block. With y the metric in a block at setting s, and x_A(s) = -1 at the before 
   y at A's before).
 - The effect of {A, B}, the **interaction**, is half the difference between A's effect at B's after and A's
   effect at B's before; so A's effect is A + AB where B is at its after, and A - AB where it is not. Likewise
-  half the difference of two interactions for three factors, and so on. The whole difference, 2 AB, is that
-  between both together and what each gives without the other: of two factors, log y(both) - log y(A alone) -
-  log y(B alone) + log y(none).
+  half the difference of two interactions for three factors, and so on. The whole difference, 2 AB, is by how
+  much both together differ from the sum of what each gives without the other: with two factors, log y(both) -
+  log y(A alone) - log y(B alone) + log y(none).
 
 Source: Box, Hunter & Hunter, "Statistics for Experimenters", 2nd ed. 2005, ch. 5, on the log scale, so that
 effects multiply and are shown as exp(effect) - 1.
 
 **Interval and test.** An effect is a contrast of one block's arms: m, and whatever else the arms of a block
-share, cancels. Each block gives one value, and the t interval is over blocks, as of any comparison.
+share, cancels. Each block gives one value, and the t interval is over blocks, as in any comparison.
 A main effect of a full design uses every boot: its variance is 4/2^k of a boot's, where a plain pair has 2.
 
-**Families.** Of the primary metric, main effects and interactions of two factors were declared by asking for
-the design; they carry verdicts at Holm-adjusted levels. Higher interactions, the effect of a factor alone or
-with all others, and every other metric are descriptive.
+**Families.** Asking for the design declares the main effects and the interactions of two factors on the
+primary metric; they carry verdicts at Holm-adjusted levels. Higher interactions, the effect of a factor alone
+or with all others, and every other metric are descriptive.
 
-**What a verdict on an interaction says.** No setting became faster or slower by it: it is of whether gains
-add up. With a gain in the direction that is better for the metric (what makes it worse is a gain below zero),
+**What a verdict on an interaction says.** Not that a setting became faster or slower, but whether gains add
+up. A gain is a change in the direction that is better for the metric (what makes it worse is a gain below
+zero).
 
-- `stronger together`: both give more than each without the other comes to; `weaker together`: less. Two
-  factors of -10% each, and -12% for both, are weaker together: 0.88 / 0.90^2 = 1.086, so AB is +4.2%.
+- `stronger together`: both give more than the sum of what each gives without the other; `weaker together`:
+  less. Two factors of -10% each, and -12% for both, are weaker together: 0.88 / 0.90^2 = 1.086, so AB is
+  +4.2%.
 - `same together`: the interval of the whole difference, 2 AB, lies within the margin.
 - `undecided`: neither.
 
 **Settings that are left out** (they mean nothing) leave fewer equations than effects. Effects are taken in by
-their order, main effects first, as long as each is new: the rest is aliased, it can't be told from a sum of
-those that were taken in, and is estimated as if it were none (effect hierarchy, op. cit. ch. 6). By least
-squares, what then stands in an effect besides itself is its row of the alias matrix (X1'X1)^-1 X1'X2 (Box &
-Wilson, J. R. Stat. Soc. B 1951). Where that row holds an effect of the same order, neither is given.
+their order, main effects first, each if it is linearly independent of those before it. The rest are aliased:
+they can't be told from a combination of those taken in, and are taken to be zero (effect hierarchy, op. cit.
+ch. 6). By least squares, what an estimate then contains besides its own effect is its row of the alias matrix
+(X1'X1)^-1 X1'X2 (Box & Wilson, J. R. Stat. Soc. B 1951). Where that row holds an effect of the same order,
+neither is given.
 """
 
 from __future__ import annotations
@@ -57,13 +60,13 @@ Floats = NDArray[np.float64]
 Term = tuple[str, ...]  # the factors of an effect, in the order of their declaration
 JUDGED_ORDER = 2  # up to here an effect of the primary carries a verdict
 TOGETHER = {"better": "stronger together", "worse": "weaker together", "same": "same together"}
-NOTHING = 1e-9  # of an alias: what rounding leaves of zero
+NOTHING = 1e-9  # an alias up to this is zero but for rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
     """How an effect is made: the sum over settings of weight · log y. `assumes`: effects of a higher order
-    that would be in it, and are taken for none."""
+    that would be in it, and are taken to be zero."""
 
     term: Term
     weights: Floats
@@ -177,9 +180,9 @@ def estimate(values: Floats, weights: Floats) -> stats.Effect:
 def judge(
     contrast: Contrast, values: Floats, margin: float, kind: metrics.Metric, p_adjusted: float
 ) -> str | None:
-    """The verdict on an effect of a metric of that kind: of stats.verdict for a factor; for more of them,
-    whether their gains add up (see the module), by the whole difference and not by half of it. None with
-    fewer than two blocks."""
+    """The verdict on an effect on a metric of that kind: for one factor that of stats.verdict; for more of
+    them whether their gains add up (see the module), judged by the whole difference, not by half of it. None
+    with fewer than two blocks."""
     if len(contrast.term) == 1:
         effect = estimate(values, contrast.weights)
         return stats.verdict(effect, margin, kind.better, kind.is_time, p_adjusted)

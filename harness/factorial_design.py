@@ -49,8 +49,8 @@ def make_factorial(
 
 
 def parse_factors(text: str, spec: api.EngineSpec) -> tuple[Factor, ...]:
-    """ "h2d,sync=launch-and-copy:copy-done": toggles, by their before and after where no two choices are
-    named. Raises BadSetting."""
+    """ "h2d,sync=launch-and-copy:copy-done": toggles, each varied between the two choices named, else
+    between its own before and after. Raises BadSetting."""
     factors: list[Factor] = []
     for part in text.split(","):
         name, equals, named = part.strip().partition("=")
@@ -86,8 +86,8 @@ def name_of(setting: Mapping[str, str], factors: Sequence[Factor]) -> str:
 
 
 def base(spec: api.EngineSpec, given: api.Settings, factors: Sequence[Factor]) -> dict[str, str]:
-    """`given`, and choices of the toggles that those of the factors require: the ones with which most
-    settings mean something, and of these the first. All other toggles have their first choice as ever."""
+    """`given`, and choices for the toggles that the factors' toggles require: the combination with which the
+    most settings mean something, the first where several tie. All other toggles keep their first choice."""
     varied = {factor.toggle for factor in factors}
     needed = _required(spec, varied) - varied - set(given)
     free = [toggle for toggle in spec.toggles if toggle.name in needed]
@@ -103,7 +103,7 @@ def base(spec: api.EngineSpec, given: api.Settings, factors: Sequence[Factor]) -
 
 
 def _required(spec: api.EngineSpec, names: set[str]) -> set[str]:
-    """The toggles that these require, and those that they do in turn."""
+    """The toggles that these require, and those that they require in turn."""
     found = {
         other for name in names for needs in spec.toggle(name).requires.values() for other in needs
     } - names
@@ -120,7 +120,7 @@ def meaningless(spec: api.EngineSpec, setting: api.Settings) -> str | None:
 
 
 def check_varied(factors: Sequence[Factor], arms: Sequence[Arm], left_out: Sequence[LeftOut]) -> None:
-    """Raises BadSetting where what is left of the settings can't tell the main effects."""
+    """Raises BadSetting where the settings that are left can't tell the main effects apart."""
     from harness import factorial
 
     for factor in factors:

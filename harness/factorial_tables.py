@@ -43,7 +43,7 @@ def conclusion(result: Mapping[str, Any]) -> str:
 
 
 def taken_for_none(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The effects that these hold besides themselves, with settings left out: none was told apart."""
+    """The effects that these estimates also contain, since settings were left out; taken to be zero."""
     return list(dict.fromkeys(label(each) for row in rows for each in row["assumes"]))
 
 

@@ -26,7 +26,7 @@ from harness.workload import Workload
 
 FOLDER = "floors"  # beside the run folders
 STALE_DAYS = 30
-NEEDED = ("engine", "model", "kind")  # without these a floor says nothing of a run
+NEEDED = ("engine", "model", "kind")  # a floor that differs in one of these says nothing of a run
 WEIGHED = ("machine", "device", "workload", "options", "rounds", "blocks")  # the weightiest first
 
 
@@ -140,7 +140,7 @@ def keep(folder: Path, floor: Floor) -> Path:
 def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
     """The floor that fits a run best, as half of the interval that `blocks` blocks at level `alpha` would
     have; no values where there is none of its engine, model and kind of device. A file that can't be read is
-    named and left out: it must not cost a run that is done."""
+    named and left out: it must not cost a finished run its result."""
     wanted = circumstances(manifest, blocks)
     remarks: list[str] = []
     fitting: list[tuple[dict[str, str], Floor]] = []
@@ -198,7 +198,7 @@ def beside(comparison: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
 
 def beside_known(summary: Mapping[str, Any], manifest: Manifest, folder: Path) -> dict[str, Any]:
     """The result of a run with the floor in `folder` that fits it best; one arm alone has none."""
-    comparison = summary["comparisons"][0]  # all have as many blocks, and one first arm
+    comparison = summary["comparisons"][0]  # all have as many blocks, and the same first arm
     if comparison["after"] is None:
         return dict(summary)
     shown = find(folder, manifest, comparison["blocks"], 1 - comparison["confidence"])

@@ -7,18 +7,19 @@ Per metric, with one-sided bounds at 95% each:
 - **fail** if even the best case, the lower bound of r, is beyond L;
 - **undecided** otherwise: more blocks, or a quieter machine, would tell.
 
-A gate that fails on "significantly above 0" would reject a harmless 1% in 36 to 100% of runs (pair SD 2 to
-0.5%, 8 blocks); this one in about none, and finds 5% in 98% up to a pair SD of 2% (stats.md). All metrics
-must pass, which needs no correction: a gate that passes by mistake does so for the metric that is truly
-beyond L, in 5%. One fail is enough to fail, and that needs one: the p values of the fails are Holm-adjusted,
-so that a change that is within L in every metric fails in at most 5%. (Berger, "Multiparameter hypothesis
-testing and acceptance sampling", Technometrics 1982, for the first; stats.holm for the second.)
+A gate that fails on "significantly above 0" would reject a harmless 1% in 35 to 100% of runs (pair SD 2 to
+0.5%, 8 blocks); this one in about none, and it finds 5% in 98% up to a pair SD of 2% (stats.md). All metrics
+must pass, which needs no correction: to pass by mistake, a gate must pass the metric that is truly beyond L,
+which happens in at most 5%. One failing metric is enough to fail, which does need a correction: the p values
+of the fails are Holm-adjusted, so that a change that is within L in every metric fails in at most 5%.
+(Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 1982, for the first;
+stats.holm for the second.)
 
 Where the run may stop early, the bounds have the levels of its looks, and hold over all of them.
 
-Whatever the metrics say, a gate fails where outputs differ that must not. A request that failed is in no
+Whatever the metrics say, a gate fails where outputs that must be equal differ. A request that failed is in no
 metric, so the share of those has a rule of its own, over blocks like all else: the gate fails where a larger
-share failed in the after arm, beyond chance, and does not pass where L more of all requests could be failing.
+share failed in the after arm, beyond chance, and does not pass where it could be larger by more than L.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ OFFERED = "is the offered load, whatever the engine does"  # a remark: no verdic
 class Judged:
     """One metric. `change` is after/before - 1; the rest is regression, positive where the after arm is
     worse: `best` and `worst` the bounds, `p` of "it is within the limit", adjusted by Holm, and `excludable`
-    the smallest regression that so many blocks of this spread rule out in 4 of 5 runs without any change.
-    With one block there are no bounds."""
+    the smallest regression that as many blocks with this spread rule out in 4 of 5 runs in which nothing
+    changed. With one block there are no bounds."""
 
     before: float
     after: float
@@ -76,9 +77,9 @@ def gated(design: Design) -> tuple[str, ...]:
 
 
 def level(design: Design, blocks: int) -> float:
-    """One-sided, of the bounds after so many blocks. A run that stops early and was planned without a gate
-    has its two-sided levels halved where it looked at the mean, which is stricter than 95% needs; where it
-    looked at the width alone, its own level does for each side."""
+    """The one-sided level of the bounds after so many blocks. For a run that may stop early and was planned
+    without a gate: half its two-sided level where its rule looks at the mean, which is stricter than 95%
+    needs; where the rule looks at the width alone, that level itself for each side."""
     if design.gate is not None:
         return design.gate.levels[_look(design, blocks)]
     if design.until is None:
@@ -114,7 +115,7 @@ def judge(
 
 
 def is_gone(name: str, before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether nothing is left of what there should be much of, such as a goodput: that has no ratio."""
+    """Whether a metric that should be high, such as goodput, fell to 0 in every block: that has no ratio."""
     higher = metrics.METRICS[name].better == "higher"
     return higher and min(before) > 0 == max(after)
 
@@ -161,7 +162,7 @@ def _judge(
 
 def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit: float) -> float:
     """One-sided p of "the regression is within the limit"; 1 with a single block. Where nothing is left
-    there is no mean to test, but signs: every block is beyond the limit, as half would be by chance."""
+    there is no mean to test, so it is a sign test: all blocks are beyond the limit, where half would be."""
     if is_gone(name, before, after):
         return float(0.5 ** len(before))
     lower = metrics.METRICS[name].better == "lower"
@@ -182,7 +183,7 @@ def more_failed(before: Sequence[float], after: Sequence[float], limit: float, l
     differences = np.subtract(after, before)
     n, mean = len(differences), float(differences.mean())
     sd = float(differences.std(ddof=1)) if n > 1 else 0.0
-    if sd == 0:  # as many in every block: the sign test, since few failures come to that by chance
+    if sd == 0:  # the same in every block: the sign test, since a few failures can come to that by chance
         p, worst = (0.5**n if mean > 0 else 1.0), mean
     else:
         error = sd / n**0.5

@@ -17,7 +17,7 @@ from harness.design import Arm
 from harness.processes import Child
 from harness.worktrees import search_path
 
-# One compute thread per process: two OpenMP threads beside another busy process collapse 10-40x.
+# One compute thread per process: two OpenMP threads are slowed 10-40x by another busy process.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
 IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
@@ -44,7 +44,7 @@ def host_role(arm: str) -> str:
 
 
 def spec_of(arm: Arm) -> api.EngineSpec:
-    """Of its engine, which is installed: the design was checked."""
+    """The spec of the arm's engine, which is installed: the design was checked."""
     spec: api.EngineSpec = api.pick(arm.engine, api.find_engines(), "engine")
     return spec
 
@@ -65,8 +65,8 @@ def private_bytes(children: Iterable[Child]) -> int:
 
 
 def check_memory(booted: int, arms: int, taken: int, free: int) -> None:
-    """Raises BadSetting where the arms that are still to boot will not fit beside those that are: of a block
-    all live at once, parked but one. `taken`: bytes of the booted; `free`: bytes."""
+    """Raises BadSetting where the arms that are still to boot will not fit beside those that have: a block's
+    arms are all alive at once, all but one parked. `taken`: bytes of the booted; `free`: bytes."""
     wanted = taken / booted * (arms - booted)
     if wanted > free:
         raise api.BadSetting(
@@ -113,10 +113,10 @@ def check_interpreter(arm: Arm) -> None:
 def environment(
     extra: Mapping[str, str], worktree: Path | None = None, plain: bool = False
 ) -> dict[str, str]:
-    """What a process of the run starts with. From a checkout its folder is on the path, so that a foreign
-    interpreter finds `engines` too; an installed one is left to the interpreter. A worktree comes in front of
-    everything, the current folder included, which may hold the same packages at another commit. `plain`:
-    without ENVIRONMENT."""
+    """What a process of the run starts with. A checkout's folder is put on the path, so that a foreign
+    interpreter finds `engines` too; an installed package is left to the interpreter. A worktree comes in
+    front of everything, also of the current folder, which may hold the same packages at another commit.
+    `plain`: without ENVIRONMENT."""
     values = {**os.environ, **({} if plain else ENVIRONMENT)}
     root = Path(engines.__file__).resolve().parent.parent
     if "site-packages" not in root.parts:

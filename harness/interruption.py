@@ -12,7 +12,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)  # a job that is cancelled, a terminal 
 
 
 class Ended(KeyboardInterrupt):
-    """One of `ENDING`. What cleans up behind a Ctrl-C does so behind these."""
+    """One of `ENDING`. Whatever cleans up after a Ctrl-C does so after these too."""
 
     def __init__(self, by: signal.Signals) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class Interrupted(Exception):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """A Ctrl-C inside is raised as Interrupted, and so is what else ends a run; not where that is ignored, as
-    `nohup` has it for SIGHUP."""
+    """A Ctrl-C inside is raised as Interrupted, and so is each of `ENDING`, unless it is ignored, as SIGHUP
+    is under `nohup`."""
     taken = [each for each in ENDING if _in_main_thread() and signal.getsignal(each) == signal.SIG_DFL]
     for each in taken:
         signal.signal(each, _end)
@@ -49,7 +49,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Inside, neither a Ctrl-C nor what else ends a run does anything: no cleaning up stops half way."""
+    """Inside, a Ctrl-C and each of `ENDING` are ignored, so that no clean-up stops half way."""
     every = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
     previous = {each: signal.signal(each, signal.SIG_IGN) for each in every}
     try:

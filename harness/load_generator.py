@@ -35,12 +35,12 @@ from harness.wakeups import ask_for_exact_timers, ask_for_short_slice
 from harness.workload import UNTIMED, Planned
 
 LEAD_NS = 5_000_000  # from the round's set-up to its start, so that the first request is not late
-# A thread that sleeps right after it ran owes the others time: woken within that time it is not run before
-# the next tick, up to 4 ms later. So what is due this soon is waited for awake.
+# A thread that sleeps right after it ran owes the others CPU time: woken before that is paid off, it does not
+# run before the next tick, up to 4 ms later. So the wait for what is due this soon is a spin.
 SPIN_NS = 200_000
 PROGRESS_NS = 500_000_000
 SEND, ARRIVE = 0, 1  # NVTX ranges
-STAMPS_NS = 100_000  # stamps of one clock, one of which came through seconds as a float, may differ by less
+STAMPS_NS = 100_000  # two stamps of one clock may be out of order by this: one may have been float seconds
 CONNECT_MS = 10_000  # a host that is ready answers at once; a dead one never
 
 
@@ -66,7 +66,7 @@ class Exchange:
     texts: list[str] = field(default_factory=list)  # of an engine that gives no token ids
     token_ids: list[int] = field(default_factory=list)
     token_ns: list[int] = field(default_factory=list)
-    misaligned: bool = False  # a chunk has stamps, and one before it has fewer than tokens
+    misaligned: bool = False  # a chunk has stamps, and those before it do not have one per token
     finished_ns: int = -1
     finish: api.Finish | None = None
     error: str = ""
@@ -82,9 +82,9 @@ class Round:
         self.in_flight: dict[int, Exchange] = {}
         self.free_since = deque(
             [started_ns] * (order.concurrency or 0)
-        )  # closed loop: places without request
+        )  # closed loop: when each free place became free
         self.finished = 0
-        self.heard_ns = started_ns  # the last sign of life that could be expected
+        self.heard_ns = started_ns  # silence counts from here: last message, or a send with none in flight
         self._tpots: list[float] = []  # ms, sorted
 
     @property
@@ -189,9 +189,9 @@ def done(round_: Round) -> messages.RoundDone:
 
 
 def broken(exchange: Exchange) -> str:
-    """What can't be in the records of a request that came to its end, "" where nothing is. Metrics would be
-    made of it; so such a request counts as failed, with this as its cause. An engine that is itself a client
-    only passes on what a server says, which may count tokens that it does not send."""
+    """What is impossible in the records of a request that ended, "" where nothing is. Metrics would be made
+    of it; so such a request counts as failed, with this as its cause. An engine that is itself a client only
+    passes on what a server says, which may count tokens that it does not send: no more is checked."""
     finish = exchange.finish
     if finish is None:
         return ""
@@ -324,9 +324,9 @@ class LoadGenerator:
     def _wait(self, round_: Round, due: int | None) -> None:
         """Sleep until a request is due or a message is there.
 
-        A ZMQ_FD turns readable when something happens to its socket, once: a socket must have been read
-        until it was empty before its descriptor is waited on, or what is left in it waits with us. `run`
-        has just done so.
+        A ZMQ_FD is edge-triggered: it turns readable once, when something happens to its socket. So a socket
+        must have been read until it was empty before its descriptor is waited on, or what is left in it waits
+        with us. `run` has just done so.
         """
         now = perf_counter_ns()
         silent = round_.heard_ns + round(self.config.stall_s * 1e9) if round_.in_flight else None
@@ -362,7 +362,7 @@ class LoadGenerator:
 
     @contextmanager
     def _connected(self, address: str) -> Iterator[zmq.Socket[bytes]]:
-        """A socket to a host's inbox on which the connection stands, so that no request waits for one."""
+        """A socket to a host's inbox whose connection is up already, so that no request waits for one."""
         with self.context.socket(zmq.PUSH) as target:
             target.linger = 0  # what an engine that went away did not take is not worth waiting for
             target.sndhwm = 0
@@ -431,7 +431,7 @@ def main() -> int:
     try:
         generator.say(messages.LoadReady(slice_ns=granted, timer_slack_ns=slack))
         generator.serve()
-    except Exception as error:  # the border of the process: whatever broke is told to the runner
+    except Exception as error:  # the process boundary: whatever broke is told to the runner
         message = str(error) if isinstance(error, LoadError) else f"{type(error).__name__}: {error}"
         generator.say(messages.LoadFailed(message, traceback.format_exc()))
         return 1

@@ -32,7 +32,7 @@ Display = Callable[[Path, Design], AbstractContextManager[runner.Observer]]
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A finished run. `outputs_differ`: tokens differ between the arms of engines that promise equal ones, or
-    where no tie of two tokens explains it (divergences.py)."""
+    differ where no near-tie explains it (divergences.py)."""
 
     result: dict[str, Any]
     outputs_differ: bool
@@ -58,7 +58,7 @@ def measure(design: Design, results: Path, display: Display) -> Outcome:
 
 
 def resume(folder: Path, design: Design | None, display: Display) -> Outcome:
-    """Go on with a stored run; `design` None: with what it was told to be. Raises StoreError where the
+    """Go on with a stored run; `design` None: as it was asked for. Raises StoreError where the
     commit, the settings, the machine or the versions are others."""
     stored = store.read_manifest(folder)
     now = described_here(design or stored.design, stored.run, datetime.now().astimezone(), stored.run)
@@ -90,7 +90,7 @@ def _finish(folder: Path, manifest: Manifest, display: Display) -> Outcome:
 
 
 def outputs_differ(manifest: Manifest, summary: Mapping[str, Any]) -> bool:
-    """Whether outputs differ that must not."""
+    """Whether outputs that must be equal differ."""
     promised = manifest.promises_outputs
     return any(divergences.fails(each["outputs"], promised) for each in summary["comparisons"])
 
@@ -123,8 +123,8 @@ def with_floor(summary: dict[str, Any], manifest: Manifest, folder: Path) -> dic
 
 
 def _rule(folder: Path, design: Design) -> runner.Enough:
-    """Whether the declared rule stops the run; each block is read back once. What the first block can't give
-    is not waited for in the others. Raises EngineError."""
+    """Whether the declared rule stops the run; each block is read back once. Raises EngineError for a metric
+    that the first block can't give, rather than once all are done."""
     values: list[Values] = []
 
     def enough(done: int) -> bool:

@@ -50,7 +50,7 @@ def _mechanism(arm: str, blocks: Sequence[Block], per_step: bool) -> dict[str, t
     per, unit = (len(steps), "per step") if per_step else (len(rounds), "per round")
     for column in rounds.columns:
         name = column.removeprefix(COUNTER)
-        # Of two by one name (dropped_rows), that of the step records stands, per round.
+        # Where both have one name (dropped_rows), the step records' stands, per round.
         if column.startswith(COUNTER) and name not in found and rounds[column].notna().any():
             found[name] = (float(rounds[column].sum()) / per, unit)
     return found

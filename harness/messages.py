@@ -37,13 +37,13 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     inbox: str
     replies: str
     stall_s: float = 60.0  # requests in flight and no event for so long: the engine is taken for dead
-    parent: int = msgspec.field(default_factory=os.getpid)  # whoever made the config; it dies with it
+    parent: int = msgspec.field(default_factory=os.getpid)  # whoever made the config, and with whom it dies
 
 
 class RunRound(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     """Send `plan` to the host whose inbox is `target`, and record what comes back.
 
-    What is due by no clock (offset UNTIMED) goes out when a place is free, where `concurrency` is set;
+    A request without a due time (offset UNTIMED) goes out when a place is free, where `concurrency` is set;
     else `interval_ns` after the request before it was sent.
     """
 

@@ -23,7 +23,7 @@ Int64s = NDArray[np.int64]
 NS_PER_MS = 1e6
 NS_PER_US = 1e3
 NS_PER_S = 1e9
-TOLD = "told."  # columns of the rounds that hold a metric as such
+TOLD = "told."  # prefix of columns of `rounds` that each hold a metric ready-made
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
@@ -162,12 +162,12 @@ def request_times(served: pd.DataFrame) -> pd.DataFrame:
     queue_wait        admitted - tokenized                              roseinfer, "post-tok"
     prefill_first     first token in the engine - admitted              roseinfer
     ttft              first chunk at the client - sent                  vLLM
-    ttft_scheduled    first chunk at the client - scheduled: with what a late client hid (coordinated
-                      omission)
+    ttft_scheduled    first chunk at the client - scheduled: includes what a late client would hide
+                      (coordinated omission)
     tpot              (last chunk - first chunk) / (completion tokens - 1), where there is more than one
                       token; both at the client                         vLLM: (latency - TTFT) / (n - 1),
-                      where its latency ends with the last chunk that holds a token. roseinfer's, of the
-                      engine's stamps, is the mean of the request's own itl_token
+                      where its latency ends with the last chunk that holds a token. roseinfer's, from
+                      the engine's stamps, is the mean of the request's own itl_token
     latency           end at the client - sent                          roseinfer
     """
     scheduled, sent, submitted, accepted, tokenized, admitted, finished = (
@@ -305,8 +305,8 @@ def decode_intervals(steps: pd.DataFrame) -> pd.DataFrame:
 
 def exposed_host_us(intervals: pd.DataFrame) -> float:
     """Host work that overlap failed to hide: mean over decode_intervals of step interval - device execution
-    of that step, us. Zero would be no gap between two programs; the emulated device needs about 80 us of it
-    for itself. Holes inside an eager step count: the device waited there too."""
+    of that step, us. Zero would mean no gap between two programs; the emulated device itself needs about 80
+    us of it. Gaps inside an eager step count: the device waited there too."""
     return _mean(intervals["interval_ns"] - intervals["device_ns"]) / NS_PER_US
 
 
@@ -319,8 +319,8 @@ def decode_step_ms_mean(steps: pd.DataFrame) -> float:
     """Mean over all decode steps of the time from the end of the step before it, of whatever kind, to its own
     end, both on the device, ms.
 
-    These are the steps of phases_us, so that a phase over this is its share of the same time. step_ms is no
-    such whole: it is a median, and leaves out the decode steps behind a prefill.
+    These are the steps of phases_us, so that a phase over this is its share of the same time. step_ms would
+    not do: it is a median, and leaves out the decode steps that follow a prefill.
     """
     ordered = steps.sort_values(["round", "step"])
     ends = ordered["device_end_ns"]

@@ -1,9 +1,9 @@
 """From the answers of both arms to what is said of them: pure functions.
 
-The arms answer the same items, so their difference is paired. It has two readings. Of these very items it is
-exact, and so is the number of items that differ. Of the task, of which they are a sample, it has an interval:
-Tango's where an item is right or wrong, and the t interval of the paired differences where it is scored
-otherwise.
+The arms answer the same items, so their difference is paired. It has two readings. For these very items it is
+exact, and so is the number of items that differ. For the task, of which they are a sample, it has an
+interval: Tango's where an item is right or wrong, and the t interval of the paired differences where it is
+scored otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ APART = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Of one continuation: log-probability, natural; whether it is what the model would say; its tokens."""
+    """Of one continuation: log-probability, natural; whether greedy decoding would give it; its tokens."""
 
     logprob: float
     greedy: bool
@@ -49,7 +49,7 @@ class Answers:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One metric of one task. `delta` = after − before, with its interval at 95%; `differ`: items whose value
-    is another. With one arm alone, None in all of that."""
+    changed. With one arm alone, all from `after` on is None."""
 
     task: str
     metric: str
@@ -78,7 +78,7 @@ def row(task: str, metric: str, before: Sequence[float], after: Sequence[float] 
 
 
 def _interval(first: np.ndarray, second: np.ndarray) -> tuple[float | None, float | None, float | None]:
-    """Interval of the mean difference at 1 - ALPHA, and p of "there is none"."""
+    """Interval of the mean difference at 1 - ALPHA, and p of "no difference"."""
     if np.isin(first, (0, 1)).all() and np.isin(second, (0, 1)).all():
         gained, lost = (int(np.count_nonzero(second - first == sign)) for sign in (1, -1))
         low, high = tango(gained, lost, len(first))
@@ -113,7 +113,7 @@ def tango(gained: int, lost: int, n: int) -> tuple[float, float]:
 
 
 def _edge(score: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Where the score, which falls, crosses the target between these; the outer end where it does not."""
+    """Where the score, which decreases, crosses the target between these; the outer end where it does not."""
     tiny = 1e-12
     inner, outer = (high - tiny, low + tiny) if target > 0 else (low + tiny, high - tiny)
     if not min(low, high) + 2 * tiny < max(low, high):
@@ -130,7 +130,7 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def agreement(before: Answers, after: Answers | None) -> dict[str, Any]:
-    """How far apart the arms' answers are, each with its own: {"loglikelihoods", "apart" (more than APART a
+    """How far apart the arms' answers are, one by one: {"loglikelihoods", "apart" (more than APART a
     token), "largest_difference" (per token), "greedy_differ", "texts", "texts_differ"}; the comparing ones
     None for one arm alone."""
     found: dict[str, Any] = {
@@ -146,7 +146,7 @@ def agreement(before: Answers, after: Answers | None) -> dict[str, Any]:
     pairs = list(zip(before.likelihoods, after.likelihoods, strict=True))
     gaps = [abs(one.logprob - other.logprob) / max(1, one.tokens) for one, other in pairs]
     return found | {
-        "apart": sum(not gap <= APART for gap in gaps),  # not a number is apart
+        "apart": sum(not gap <= APART for gap in gaps),  # NaN counts as apart
         "largest_difference": max(gaps, default=0.0),
         "greedy_differ": sum(one.greedy != other.greedy for one, other in pairs),
         "texts_differ": sum(one != other for one, other in zip(before.texts, after.texts, strict=True)),

@@ -31,7 +31,7 @@ Values = Mapping[tuple[str, str], Mapping[int, float]]  # (task, metric) → ite
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """`answers_differ`: of engines that promise equal ones."""
+    """`answers_differ`: whether they do although the engines promise equal ones."""
 
     result: dict[str, Any]
     answers_differ: bool
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def _manager(tasks: Sequence[str]) -> Any:
-    """lm-eval's index of tasks. Its own thousands are read only where one of them is asked for. Raises
+    """The index of tasks. The thousands of lm-eval are read only where one of them is asked for. Raises
     BadSetting for an unknown one."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # progress is said by the client
     from lm_eval.tasks import TaskManager
@@ -162,7 +162,7 @@ def _ask(
 
 @contextmanager
 def _one_line(tasks: Sequence[str]) -> Iterator[None]:
-    """A task whose data is neither at hand nor to be had is not ours to explain."""
+    """One line for what fails inside lm-eval, such as a task whose data is neither here nor to be had."""
     try:
         yield
     except api.EngineError:
@@ -175,7 +175,7 @@ def _one_line(tasks: Sequence[str]) -> Iterator[None]:
 
 
 def _values(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[tuple[str, str], dict[int, float]]:
-    """What lm-eval logged, as far as an item has a number."""
+    """What lm-eval logged, for every item and metric that has a number."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for task, logged in samples.items():
         for sample in logged:

@@ -207,7 +207,7 @@ def _model(config: Mapping[str, Any]) -> str:
 
 
 def _asked(config: Mapping[str, Any]) -> dict[str, str]:
-    """What its configuration says of load and input; that has no stable form."""
+    """What its configuration says of load and input, which has no stable schema."""
     asked: dict[str, str] = {}
     for part in ("phases", "datasets"):
         asked |= _flat(part, config.get(part))

@@ -1,4 +1,4 @@
-"""A file of another tool, as far as to know whose it is: JSON, or a JSON object a line."""
+"""Tells which tool a result file is of, and reads it. Files are JSON, or one JSON object per line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Results of guidellm: one benchmark of its JSON report.
 
-Its inter-token latency is our TPOT, (last token − first token)/(tokens − 1); its time per output token has
-the first token in it, and is neither. Its distributions of rates are over time, not over the benchmark;
+Its inter-token latency is our TPOT, (last token − first token)/(tokens − 1); its time per output token
+includes the first token, and is not. Its distributions of rates are over time, not over the benchmark;
 throughput is made here from the requests. It tells the first and the last chunk of a request, and none in
 between.
 """

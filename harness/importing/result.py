@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """One request. Stamps in ns of a clock that all requests of the file share, NOT_TOLD where it does not
-    say.
+    """One request. Stamps in ns of a clock that all requests of the file share, or since each one's own send
+    where the file has no send times; NOT_TOLD where it does not say.
 
     `chunk_ns`: arrival of each chunk that holds tokens; NOT_TOLD stands for those in between that the file
     does not tell. A request that failed has an `error`.
@@ -41,7 +41,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request of such lists. `failed` says why, where it did."""
+    """One request of the lists in Detailed. `failed` says why, where it did."""
 
     ttft: float
     gaps: Sequence[float]
@@ -81,7 +81,7 @@ class Result:
     """One benchmark by another tool: one boot of a server, one round.
 
     `told`: metrics by our names and in our units that the file gives as such, in place of what would be made
-    from `requests`; NaN for one that must not be made from them, the file not telling enough.
+    from `requests`; NaN for one that must not be made from them, since the file does not say enough.
     """
 
     tool: str
@@ -89,7 +89,7 @@ class Result:
     measured: str = ""  # when, as the file says it
     model: str = NOT_RECORDED
     asked: Mapping[str, str]  # the workload, in the tool's own words
-    seconds: float  # of the benchmark, as the tool divides by it
+    seconds: float  # of the benchmark: what throughput is divided by
     requests: Sequence[Sent] = ()  # none where the file holds aggregates alone
     told: Mapping[str, float]
     lacks: Sequence[str] = ()

@@ -23,7 +23,7 @@ from harness.store import NOT_RECORDED, Imported, Manifest
 from harness.workload import Workload
 
 ARM = "before"
-# The first that every file has is what the run is looked at by.
+# The first of these that every file has is the run's primary.
 PRIMARIES = ("tpot_ms_p50", "ttft_ms_p50", "latency_ms_p50", "throughput_tok_s", "throughput_req_s")
 ALWAYS_LACKING = (
     "times inside the engine, steps and their phases, device work, mechanism counters",

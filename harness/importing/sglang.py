@@ -3,7 +3,7 @@
 TTFT is the first chunk with text − the send, as ours. Its latency ends with [DONE], as ours; its TPOT is made
 from that latency, ours ends with the last chunk that holds a token. Its ITL, on SGLang's own endpoint, is the
 gap between two chunks shared equally among the tokens of the second: neither of our two ITLs. From the
-details the chunks can be had back, since what was shared is equal to the last digit.
+details the chunks can be recovered, since the shares of one gap agree to the last digit.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _requests(said: Document) -> list[Sent]:
 
 def _chunks(ttft: float, gaps: Sequence[float], tokens: int, shared: bool) -> Iterator[tuple[int, int]]:
     """Arrival and tokens of each chunk. Where a gap was shared among the tokens of a chunk, equal
-    gaps in a row are one: by chance alone two would be equal to the last digit."""
+    gaps in a row are one chunk's: two chunks' would agree to the last digit only by coincidence."""
     at = ttft
     if not shared:
         yield ns(at), NOT_TOLD

@@ -3,7 +3,7 @@
 TTFT is the first chunk − the send, TPOT (latency − TTFT)/(tokens − 1), ITL one sample per chunk, each as
 ours. Its latency (E2EL) ends with the last chunk that holds a choice, ours with the end of the stream: the
 usage message and [DONE] come after it. The client waits for a free place (`--max-concurrency`) before it
-takes the send time, so no time of it is counted from when a request was due.
+takes the send time, so none of its times counts from when a request was due.
 """
 
 from __future__ import annotations
