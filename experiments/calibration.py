@@ -2,7 +2,7 @@
 
     python -m experiments.calibration [NAME ...]    such as overlap-16: variant and batch
 
-Runs of their own, closed loop on the emulated device, at batches that lie between those of
+Runs of their own, closed loop on the emulated device, at other batches than those of
 experiments/predictions.py. Each is kept as soon as it is done; without names, those that are missing.
 
 - from `overlap`: `turnaround`, device idle between two queued steps, and `rested`, how much longer a program

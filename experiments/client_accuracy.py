@@ -8,9 +8,9 @@ An error is what was read, less what was asked of the server. How late the serve
 (GET /lateness: from when a token was due to just before its send, in the round and in the one that warms up),
 is counted separately: what is left of the TTFT's error without it is the client's and the kernel's. A TTFT
 begins at the send; in a closed loop whose requests all begin at once many are sent late, which is the submit
-lag, and stands in the TTFT from when a request was due. Gaps lose by the second what they won by the first,
-so their median hides what their p99 shows. vLLM's Python client read a TTFT 3.8 / 23.4 / 137 / 294 ms too
-high, on another machine.
+lag, and is in the TTFT from when a request was due. A late reading lengthens one gap and shortens the next by
+as much, so the gaps' median hides what their p99 shows. vLLM's Python client read a TTFT 3.8 / 23.4 / 137 /
+294 ms too high, on another machine.
 """
 
 from __future__ import annotations

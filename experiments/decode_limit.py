@@ -113,7 +113,7 @@ def replayed(device: Device, program: str, *arguments: int) -> Steady:
         device.launch(program, *arguments, stream=stream, step=number)
         recorded = device.record(stream)
         if before is not None:
-            device.synchronize(before)  # one waits its turn while one runs; times are read two launches later
+            device.synchronize(before)  # one is queued while one runs; times are read two launches later
         before = recorded
     work = device.work()
     assert not device.counters.get("work_rows_lost")

@@ -39,7 +39,7 @@ from harness.session import Booted, Session
 from harness.workload import Workload
 
 BATCHES = (1, 8, 32)
-ROUNDS = 3  # requests of each place
+ROUNDS = 3  # requests per place of the closed loop
 MODEL = Preset(
     summary="GPT-2, 4 layers x 256, heads of 64",
     model_type="gpt2",

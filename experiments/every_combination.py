@@ -43,7 +43,7 @@ def deal(settings: list[dict[str, str]]) -> dict[tuple[int | None, str], list[di
 
 
 def mixed_requests(alike: bool) -> list[api.Request]:
-    """Every other one is sampled, every fourth behind a filter; `alike`: all but one in three begin alike."""
+    """Every other one sampled, every fourth by top-k and top-p; `alike`: all but one in three begin alike."""
     requests = []
     for each in some_requests(10):
         prompt = [*range(7, 7 + 12), *each.prompt] if alike and each.id % 3 else each.prompt

@@ -3,7 +3,7 @@
 Boots are simulated, not blocks: each block has two, one after the other, in an order drawn as in a run, so
 that what moves with time (a drift, a random walk, a period of eight boots) reaches the paired differences as
 it does in a run. Everything is in units of the SD of a pair. The arrays here are the rules of stats.py and
-stopping.py over many runs at once; `agree` holds some runs against those files themselves.
+stopping.py over many runs at once; `agree` checks some runs against those files themselves.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def power(runs: int, random: np.random.Generator) -> list[list[str]]:
 
 def savings(runs: int, random: np.random.Generator) -> list[list[str]]:
     """Rows by pair SD: a fixed plan for 80% power at the margin, and the group-sequential plan with the
-    fewest blocks at most that detects the margin at least as often."""
+    smallest maximum number of blocks that detects the margin at least as often."""
     rows = []
     for ratio in (1.0, 1.25, 1.5, 1.75, 2.0):
         margin = SD / ratio

@@ -21,7 +21,7 @@ from time import monotonic
 import torch
 
 VARIANTS = ("pinned-h2d", "copy-done", "async-output")
-# All but these tests look at times, and want the card to themselves.
+# The tests of tokens. All others look at times, and want the card to themselves.
 TOKENS = "(test_tokens_equal_generate or test_sampled_tokens or test_scores or test_half_precision)"
 TESTS = ("tests/test_device_cuda.py", "tests/test_gpu.py")  # all that are marked `gpu`; others need extras
 WORKERS = "8"
@@ -38,7 +38,7 @@ def run(title: str, command: list[str], limit_s: float, log: Path) -> tuple[str,
             outcome = "passed" if code == 0 else f"failed, exit {code}"
         except subprocess.TimeoutExpired:
             outcome = f"did not end within {limit_s:.0f} s"
-        finally:  # of a part that was cut off, its workers too: what comes next is timed beside them
+        finally:  # kill the workers of a cut-off part too: what comes next would be timed beside them
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()

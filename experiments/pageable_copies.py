@@ -49,7 +49,7 @@ def main() -> None:
     spin = SpinKernel()
     rows, data = [], []
     with torch.cuda.stream(stream):
-        spin(0)  # it counts the card's cycles, until the clock rises no more
+        spin(0)  # the first call counts the card's cycles per ns, until the clock rises no more
         for direction in ("to the device", "to the host"):
             for kind in ("pageable", "pinned"):
                 for size in SIZES:

@@ -34,7 +34,7 @@ def measured(share: str, place: str, seed: int) -> dict[str, Any]:
 
 
 def run_slower(comparison: dict[str, Any]) -> bool:
-    """Where nothing was planted, anything slower was seen in vain."""
+    """Where nothing was planted, `slower` is a false alarm."""
     verdict: str = comparison["metrics"][comparison["primary"]]["verdict"]
     return verdict == "slower"
 

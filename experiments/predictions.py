@@ -53,7 +53,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def judged(found: dict[str, Any]) -> str:
-    """Where the predicted interval does not meet the measured one "off", where that is no feat "wide"."""
+    """ "off" where the predicted interval does not meet the measured one, "wide" where that is no feat."""
     predicted, step = found["prediction"], found["step"]
     half = (predicted["ci_high"] - predicted["ci_low"]) / 2
     meet = predicted["ci_low"] <= step["ci_high"] and step["ci_low"] <= predicted["ci_high"]

@@ -1,8 +1,8 @@
 """An arm against itself on this machine's device: `python -m experiments.real_aa [RUNS]`, 20 by default.
 
 Each run is `bench aa` of 8 blocks with another seed, about 135 s. Later calls add to the runs of earlier
-ones. Of 20 runs, a method that holds 5% calls one a change, and more than three in 1.6% of cases. Drawn as a
-funnel beside the table.
+ones. Of 20 runs, a method that holds 5% calls one a change on average, and more than three in 1.6% of cases.
+Drawn as a funnel beside the table.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ LENGTH = "LENGTH"
 
 
 def option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    """An option under the title `panel` of the help; `text` says its default itself."""
+    """An option under the title `panel` of the help; `text` itself states the default."""
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
@@ -190,17 +190,17 @@ def request(
     )  # fmt: skip
 
 
-# Options that mean nothing to some command. What decides a comparison: a profile decides nothing.
+# Options that mean nothing to some commands. What decides a comparison: a profile decides nothing.
 OF_A_VERDICT = (
     "blocks", "until_decided", "until_precision", "max_blocks", "plant", "plant_at", "rounds", "margin",
     "primary", "secondary", "goodput",
 )  # fmt: skip
-# Two arms have a before and an after; of a factorial the toggles say what differs, and the blocks are fixed.
+# What needs a before and an after: a factorial's toggles say what differs, and its block count is fixed.
 OF_TWO_ARMS = (
     "variant", "before", "after", "until_decided", "until_precision", "max_blocks", "plant", "plant_at",
     "secondary",
 )  # fmt: skip
-# What a measurement is made of: an evaluation asks tasks, and times nothing.
+# What only a measurement needs: an evaluation asks tasks, and times nothing.
 OF_A_MEASUREMENT = (
     *OF_A_VERDICT, "warmup_rounds", "seed", "prompt", "prompts", "prompt_repeats", "unique_prompts",
     "input_tokens", "max_new_tokens", "num_requests", "arrival", "interval_ms", "arrival_schedule", "rate",
@@ -210,8 +210,8 @@ OF_A_MEASUREMENT = (
 
 
 def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
-    """`command(asked, ...)` with the options of `request` in place of `asked`, in front of its own; `without`
-    those that mean nothing to it."""
+    """`command(asked, ...)` with `asked` replaced by the options of `request`, ahead of its own options and
+    `without` those that mean nothing to it."""
     shared, own = signature(request, eval_str=True), signature(command, eval_str=True)
     options = [each for name, each in shared.parameters.items() if name not in without]
 
@@ -228,7 +228,7 @@ def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Ca
 
 
 def given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Those of `names` that were said."""
+    """Those of `names` that were given."""
     return {name: values[name] for name in names if values[name] is not None}
 
 

@@ -18,9 +18,9 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
     """Requests whose output is the same in both arms, by digest; none is compared between two models.
 
     One that failed in either arm has no output to compare: it is a failure, counted as such. `near_ties`: how
-    many that differ part at a tie of two tokens (divergences.py), whichever of the two arms is the first;
-    null where they were not judged, for it takes an engine that scores. `distinct`: how many different ones
-    the first arm gave; of one, asked for again and again, equal outputs show little.
+    many of the differing ones diverge at a near-tie of two tokens (divergences.py), whichever arm is listed
+    first; null where that was not judged, which takes an engine that can score. `distinct`: how many
+    different outputs the first arm gave; if that is one, given over and over, equal outputs show little.
     """
     import pandas as pd
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-NARROW = 90  # columns of a terminal under which change, interval and verdict share one
-NAMES = 20  # columns no wider are of names, and stay whole
-SHORT = 8  # characters of a word that is never broken: an interval's numbers have no more
+NARROW = 90  # a terminal with fewer columns shows change, interval and verdict in one
+NAMES = 20  # a column no wider than this is taken for names, and stays whole
+SHORT = 8  # a word of no more characters is never broken: an interval's numbers have no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def narrowed(table: Table) -> Table:
 
 
 def stacked(table: Table, many: int) -> Table:
-    """The table with so many columns below each other in one, all behind the first."""
+    """The table with every `many` columns after the first stacked into one."""
     groups = [slice(1), *(slice(at, at + many) for at in range(1, len(table.columns), many))]
 
     def joined(cells: tuple[str, ...]) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ def stacked(table: Table, many: int) -> Table:
 
 def fitted(table: Table, width: int) -> tuple[Table, Sequence[int | None]]:
     """The table as it fits into `width` columns of a terminal, and the room for each of its columns: stacked
-    where its numbers would be broken else. Where nothing helps, rich breaks what it will."""
+    where its numbers would be broken otherwise. Where nothing helps, rich breaks what it will."""
     plain = room_for(table.columns, table.rows, width, table.numbers)
     if plain is not None:
         return table, plain
@@ -196,11 +196,11 @@ def room_for(
     numbers: Sequence[str] = (),
     lines: Sequence[str] = (),
 ) -> Sequence[int | None] | None:
-    """Room for each column, None for as much as it takes. Where that is wider than `width`: room for its
-    longest word, and the rest shared out by what each lacks; the first one, of names, stays whole as long as
-    it can. Where that is too wide too, long words are broken, the same length in each column, but not in
-    those of `numbers`, and in the first one last. Those of `lines` are not even broken between words. None
-    where that does not help."""
+    """Room for each column; a None among them: as much as it takes. Where that is wider than `width`: room
+    for its longest word, and the rest shared out by what each lacks; the first column, of names, stays whole
+    as long as it can. Where that is still too wide, long words are broken, to the same length in each column,
+    but not in those of `numbers`, and in the first one last. Those of `lines` are not even broken between
+    words. None in place of all where nothing fits."""
     columns = [(name, [row[place] for row in rows]) for place, name in enumerate(names)]
     whole = [max(map(_longest_line, (name, *cells))) for name, cells in columns]
     free = width - 3 * (len(columns) - 1) - 2  # the rest is padding and border, as in SIMPLE_HEAD

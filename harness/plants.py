@@ -8,7 +8,7 @@ from typing import Any
 
 def achieved(comparison: Mapping[str, Any]) -> float | None:
     """What was really planted, by the engine's counter, as a share of the before arm's mean decode step. The
-    before arm's own, near zero, is the price of the hook and not part of it. None where nothing was."""
+    before arm's own reading, near zero, is the hook's cost and is subtracted. None where there is none."""
     row = comparison["mechanism"].get("planted_share")
     if row is None or row["before"] is None or row["after"] is None:
         return None
@@ -16,7 +16,7 @@ def achieved(comparison: Mapping[str, Any]) -> float | None:
 
 
 def expected(share: float, better: str) -> float:
-    """The change that a step longer by `share` makes, where nothing absorbs it: of a time, or of a rate."""
+    """The change in a time, or in a rate, from a step longer by `share`, where nothing absorbs it."""
     return share if better == "lower" else 1 / (1 + share) - 1
 
 

@@ -3,19 +3,19 @@
 nothing else takes its place.
 
 Each model turns the decode intervals of one boot of the before arm (`Before`) into what they would take with
-the toggle on, `after_us`. The change is mean after / mean before - 1, one value per block, with a t interval
-over blocks; the standard error of what was calibrated apart (calibration.py) is added to it in quadrature. It
-is set beside the change of step_ms_matched, the mean decode interval at the before arm's batch mix.
+the toggle on (`After`). The change is mean after / mean before - 1, one value per block, with a t interval
+over blocks; the standard error of what was calibrated apart (calibration.py) widens it in quadrature. It is
+set beside the change of step_ms_matched, the mean decode interval at the before arm's batch mix.
 
 All models assume: the same batches in both arms (in open loop a faster arm runs smaller ones; so the measured
-change is taken at the before arm's mix); a device that takes as long for a step as before, but for what
-`rested` says of one that never stands still; and nobody else on the cores. A toggle without a model has no
+change is taken at the before arm's mix); a device that takes as long for a step as before, less `rested`
+where it no longer stands still before one; and nobody else on the cores. A toggle without a model has no
 prediction, and says why.
 
 The aftermath. A step that sends a message wakes the client and the sending thread, which then take the host's
 core from the phases behind it (0.05 to 0.3 ms on two cores). Which steps sent is in the requests' records:
-the last token of each chunk is the token of such a step. So what steps behind a message stand still for
-longer than those behind none, their output apart, is called its aftermath, and goes where the message goes.
+the last token of each chunk is the token of such a step. So the time by which the device idles longer behind
+a message than behind none, output aside, is called the message's aftermath, and goes where the message goes.
 Where every step sends (a stream interval of 1) the records can't tell, and it is calibrated apart.
 """
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 METRIC = "step_ms_matched"
-FEWEST = 20  # decode intervals without a message, under which its aftermath is not told from chance
+FEWEST = 20  # with fewer decode intervals without a message, its aftermath can't be told from chance
 NOTHING = Measured(0.0, 0.0)
 
 
@@ -56,7 +56,7 @@ class Before:
     device: Floats
     output: Floats  # exposed
     host: Floats  # all that the scheduler's thread does from one wait for ids to the next
-    chunks: NDArray[np.int64]  # in the message that the output in this interval sent; 0: none was
+    chunks: NDArray[np.int64]  # in the message that the output in this interval sent; 0: it sent none
     batch: float  # mean
 
     @property
@@ -64,8 +64,8 @@ class Before:
         return self.interval - self.device
 
     def aftermath(self, calibration: Calibration | None) -> Measured:
-        """Of the messages, us of a mean interval. Its error is in the spread over blocks where the records
-        tell it."""
+        """Of the messages, us of a mean interval. Where the records tell it, its error is 0 here, being in
+        the spread over blocks already."""
         sent = self.chunks > 0
         if not sent.any():
             return NOTHING
@@ -104,8 +104,8 @@ def overlap(before: Before, calibration: Calibration | None) -> After:
 
 
 def deferred_output(before: Before, calibration: Calibration | None) -> After:
-    """output inline → deferred, on one thread: output and its aftermath move behind the next launch. What is
-    longer than the device there still shows."""
+    """output inline → deferred, on one thread: output and its aftermath move behind the next launch. What
+    of the output outlasts the device there still shows."""
     longer = np.maximum(0.0, before.output - before.device).mean()
     return _without_output(before, float(longer), 0.0, calibration)
 
@@ -122,7 +122,7 @@ def _without_output(before: Before, left: float, error: float, calibration: Cali
     return After(float(before.interval.mean()) - saved, float(np.hypot(error, aftermath.error)))
 
 
-# Which toggles change, from what to what, and the model; `model_of` says what the settings need besides.
+# Which toggles change, from what to what, and the model; `model_of` says what else the settings need.
 MODELS: dict[frozenset[tuple[str, str, str]], Model] = {
     frozenset({("schedule", "serial", "overlap"), ("prefill", "", "overlap")}): overlap,
     frozenset({("output", "inline", "deferred")}): deferred_output,

@@ -22,7 +22,7 @@ import psutil
 from harness.interruption import undisturbed
 
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
-ROUNDS = 10  # of ending orphans: more than processes stand below each other
+ROUNDS = 10  # of ending orphans: more than a tree of processes has levels
 GRACE_S = 5.0  # for a process that was asked to stop, before it is killed
 LEAVE_S = 4.0  # from SIGTERM to SIGKILL, as engines/host.py has it for a host that loses its harness
 
@@ -109,9 +109,9 @@ def wait(children: Sequence[Child], seconds: float | None) -> bool:
 
 def end(children: Sequence[Child], grace: float = 0.0) -> list[Child]:
     """Give them `grace` seconds to end, then kill what the harness started, ask the rest and every descendant
-    to end, kill what does not; return when all are gone, with those of `children` that did not end in their
-    grace. Asked, a server ends what is not below it, such as a container. A Ctrl-C while they have their
-    grace leaves them to whoever calls this again."""
+    to end, and kill what does not. Returns, when all are gone, those of `children` that outlasted the grace.
+    Asking lets a server end what is not its descendant, such as a container. A Ctrl-C during the grace
+    leaves all of them to whoever calls this again."""
     family = _descendants(children)
     wait(children, grace)
     late = [child for child in children if not child.ended()]
@@ -148,8 +148,8 @@ def below() -> frozenset[int]:
 
 
 def end_orphans(known: frozenset[int], grace: float) -> None:
-    """Give what is below this process and not `known` so many seconds to end, then kill it, and what became
-    an orphan by that. All of it is reaped."""
+    """Give the descendants of this process that are not `known` `grace` seconds to end, then kill them, and
+    what that orphans. All are reaped."""
     for _ in range(ROUNDS):
         new = below() - known
         if not new:
@@ -167,7 +167,7 @@ def end_orphans(known: frozenset[int], grace: float) -> None:
 
 
 def _descendants(children: Sequence[Child]) -> list[Child]:
-    """Below a child, or in its session: a process whose parent is gone is still in that."""
+    """Below a child, or in its session, which a process whose parent is gone is still in."""
     sessions = {child.pid for child in children if child.popen is not None}
     below: set[int] = set()
     for child in children:

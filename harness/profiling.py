@@ -3,8 +3,8 @@
     booted, warmed up as for a measurement, then one round in which the engine keeps every range and marks a
     window of so many steps; alone, or (nsys) each arm in a process below Nsight Systems
 
-What is looked at so closely is disturbed by it, so nothing of it is a measurement: a profile has a folder of
-its own kind, which nothing that reads runs takes for one.
+Looking this closely disturbs what is looked at, so nothing here is a measurement: a profile has a folder of
+its own kind, which nothing that reads runs mistakes for one.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def check(steps: int | None) -> None:
 
 def find_nsys(given: str | None, device: str) -> str | None:
     """The nsys to use: the one that was given, else the one on PATH where it has a GPU to look at. Raises
-    BadSetting where the given one is none."""
+    BadSetting where the given one does not exist."""
     if given is not None:
         found = shutil.which(given)
         if found is None:
@@ -225,8 +225,8 @@ def _capture_with(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path
 def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -> str:
     """Run a command of nsys to its end, and end all that it started; what it printed. Raises RunFailed.
 
-    nsys starts the program through an agent that leaves it, so what it started is not below it once it died:
-    this process asks to be given it then."""
+    nsys starts the program through an agent that detaches itself, so what nsys started is no longer below it
+    once it has died: this process asks to inherit that."""
     log = folder / f"{arm.name}.log"
     known = processes.below()
     # What nsys and the program leave lying about when they are killed lies in `scratch`.
@@ -256,7 +256,7 @@ def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -
 
 
 def _last_line(said: str) -> str:
-    """The last that is no warning: nsys begins with those, and dies with them where it is killed."""
+    """The last that is no warning: nsys prints those first, and nothing after them where it is killed."""
     lines = [line.strip() for line in said.splitlines()]
     return next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
 
@@ -307,7 +307,7 @@ def _write(
 
 
 def title(captured: Captured, among: Sequence[Captured]) -> str:
-    """The arm and those of its toggles that not all have; all of them where no other arm differs."""
+    """The arm and those of its toggles that are not the same in all arms; all of them where none differs."""
     own = captured.description.toggles
     differing = {
         name: choice

@@ -28,7 +28,7 @@ def read(pids: Mapping[str, int]) -> dict[str, float]:
     of a server too); and for each of `pids`, by its role, context switches and CPU time. A process that is
     gone is left out. Besides, how long a loop takes now (core_speed)."""
     ms = [1e3 * ticks / os.sysconf("SC_CLK_TCK") for ticks in cpu_ticks()]
-    user, nice, system, _, _, irq, softirq, steal = ms  # left out: idle, and idle for want of a disk
+    user, nice, system, _, _, irq, softirq, steal = ms  # left out: idle and iowait
     values = {"all": sum(ms), "steal": steal, "busy": user + nice + system + irq + softirq}
     for pid in _descendants({os.getpid(), *pids.values()}):
         with suppress(OSError):

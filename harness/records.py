@@ -17,7 +17,7 @@ Int64s = NDArray[np.int64]
 
 DEVICE_KINDS = ("program", "h2d", "d2h")  # by the number in api.DeviceWork
 DEVICE_COLUMNS = ("kind", "step", "start_ns", "end_ns")
-OTHER_CLOCK_NS = 1_000_000_000  # a device's clock is converted; one that is off by more is another clock
+OTHER_CLOCK_NS = 1_000_000_000  # device stamps are converted to our clock; one further off is of another
 
 
 def requests_frame(done: RoundDone) -> pd.DataFrame:
@@ -117,7 +117,7 @@ def steps_frame(record: api.RoundRecord) -> pd.DataFrame:
     dropped = (frame["batch"] > 0) & (frame["dropped"] == frame["batch"])
     kinds = frame["kind"].map(dict(enumerate(api.STEP_KINDS)))
     frame["kind"] = kinds.mask(dropped, "dropped").astype("str")
-    # Not a merge: its missing values would pass through floats, which hold stamps of 104 days' uptime only.
+    # Not a merge: missing values would turn stamps into floats, which are exact up to 104 days' uptime only.
     device = _device_times(record).reindex(frame["step"], fill_value=-1).reset_index(drop=True)
     return pd.concat([frame, device], axis=1)
 

@@ -110,7 +110,7 @@ def to_markdown(run: Run) -> str:
 
 
 def _shown(run: Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The result and its comparison; an error that a warning quotes may have lines of its own."""
+    """The result and its comparison, each warning on one line: an error that it quotes may have several."""
     (comparison,) = run.result["comparisons"]
     comparison = {**comparison, "warnings": [" ".join(line.split()) for line in comparison["warnings"]]}
     return {**run.result, "comparisons": [comparison]}, comparison
@@ -244,7 +244,7 @@ def _imported(imported: Imported, blocks: int) -> Table:
 
 
 def _asked(workload: Workload) -> Iterator[tuple[str, str]]:
-    """What is always of interest, what this way of arriving looks at, and what is not as it would be."""
+    """What is always of interest, what this kind of arrival looks at, and what differs from the default."""
     shown = {*ALWAYS, *ARRIVALS[workload.arrival].options}
     usual = msgspec.to_builtins(Workload())
     for name, value in msgspec.to_builtins(workload).items():

@@ -26,7 +26,7 @@ def room(where: str | None = None) -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
     try:
         unnamed = made / f"{LOCK}.new"
-        with unnamed.open("w") as lock:  # no child inherits it: a device that outlives its run holds nothing
+        with unnamed.open("w") as lock:  # no child inherits it: a device that outlives its run holds no lock
             fcntl.flock(lock, fcntl.LOCK_EX)
             unnamed.rename(made / LOCK)  # from now on it can be found, and is locked already
             yield made
@@ -36,7 +36,7 @@ def room(where: str | None = None) -> Iterator[Path]:
 
 
 def for_sockets() -> AbstractContextManager[Path]:
-    """A room whose path leaves a socket's name its place."""
+    """A room whose path is short enough to be followed by a socket's name."""
     return room(None if len(tempfile.gettempdir()) < SOCKET_PATH else "/tmp")
 
 

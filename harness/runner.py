@@ -55,8 +55,8 @@ class RoundBegun:
 
 @dataclass(frozen=True, slots=True)
 class BlockDone:
-    """A block is on disk (or, -1, thrown away); it took so long, and in a round of it other virtual machines
-    took this share of the CPU time."""
+    """A block is on disk (or, -1, thrown away); it took `seconds`, and in its worst round other virtual
+    machines took the share `stolen` of the CPU time."""
 
     block: int
     seconds: float
@@ -147,8 +147,8 @@ def _shut(session: Session, booted: Mapping[str, Booted], observe: Observer) -> 
 
 
 def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:
-    """So much of the mean step interval of an arm (metrics.decode_intervals). Raises BadSetting where the
-    arm has no step records."""
+    """`share` of an arm's mean step interval (metrics.decode_intervals). Raises BadSetting where the arm has
+    no step records."""
     if not len(steps) or not (steps["arm"] == arm).any():
         raise api.BadSetting(f"--plant is sized by the steps of {arm}, and its engine records none")
     intervals = metrics.decode_intervals(steps[steps["arm"] == arm])["interval_ns"]
@@ -190,14 +190,14 @@ def _block(
     booted: Mapping[str, Booted],
     observe: Observer,
 ) -> list[dict[str, pd.DataFrame]]:
-    """Every arm's rounds on the workload of each run, in the order of this block; the block's tables of
-    each."""
+    """Every arm's rounds on the workload of each run, in the order of this block; the block's tables for
+    each run."""
     designs = [each.design for each in manifests]
     design = designs[0]
     parts: list[dict[str, list[pd.DataFrame]]] = [{name: [] for name in store.TABLES} for _ in designs]
     context = least_context([each.description for each in booted.values()])
     if block == -1:
-        for each in booted.values():  # what does not fit the model is said now, not after a warm-up that did
+        for each in booted.values():  # refuse now what does not fit the model, not after a warm-up that did
             for one in designs:
                 planned(one.workload, round_seed(one.seed, block, 0), each, context)
     with ExitStack() as stack:
@@ -222,8 +222,8 @@ def _block(
 
 
 def _whole(design: Design, parts: Mapping[str, Sequence[pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """A block's tables from those of its rounds. Token ids are kept where arms of one model and dtype
-    differ, and no others."""
+    """A block's tables from those of its rounds. Token ids are kept only where outputs of arms of one
+    model and dtype differ."""
     tables = {name: pd.concat(each, ignore_index=True) for name, each in parts.items() if each}
     if "requests" not in tables:  # all rounds were warm-ups
         return tables
@@ -241,8 +241,8 @@ def arms_in_order(manifest: Manifest, block: int, index: int) -> list[Arm]:
 
 def rounds_of(design: Design, block: int) -> Iterator[int]:
     """Indices of a boot's rounds: warm-ups below zero, then the measured ones. The discarded boot has one
-    warm-up, since the first round after a boot pays for what the machine, not the engine, has forgotten, and
-    a whole round where a delay is sized by its steps: a shorter one would have other batches."""
+    warm-up, since the first round after a boot pays for what the machine, not the engine, has forgotten; and,
+    where a planted delay is sized by its steps, a whole round: a shorter one would have other batches."""
     if block == -1:
         yield from (-1,) if design.plant is None else (-1, 0)
         return

@@ -1,4 +1,4 @@
-"""Asks a booted engine outside of any measurement, also what it makes of given tokens: nothing is timed."""
+"""Asks a booted engine outside of any measurement, for answers or for scores of given tokens; untimed."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Session:
         self._worktrees = worktrees or {}
         self._with_generator = generator
         self._alive: list[Child] = []
-        self._failed: set[str] = set()  # the roles of hosts that said so, and stop their engines now
+        self._failed: set[str] = set()  # roles of hosts that said so, and are stopping their engines
         self._boots = 0
         self._rounds = 0
         self._began_ns = 0
@@ -128,7 +128,7 @@ class Session:
         """Start one engine per arm, in order, some side by side; by name, all ready. Raises BadSetting or
         RunFailed."""
         first = self._boots == 0
-        # What the first two take says whether the others fit into memory, so more at once come later.
+        # The memory of the first two tells whether the others fit, so only later boots start more at once.
         at_once = SIDE_BY_SIDE if first else side_by_side(len(os.sched_getaffinity(0)))
         if any(spec_of(arm).starts_alone for arm in arms):
             at_once = 1
@@ -161,7 +161,7 @@ class Session:
 
     def shut(self, booted: Sequence[Booted]) -> list[str]:
         """Ask engines to stop; what does not is killed. The arms of those that were killed. Raises RunFailed
-        where one fails in that."""
+        where one fails while it stops."""
         for each in booted:
             each.inbox.send(msgspec.msgpack.encode(api.Stop()))
         children = [child for each in booted for child in each.children]
@@ -172,7 +172,7 @@ class Session:
             self._alive.remove(child)
         for each in booted:
             each.inbox.close(linger=0)
-        self._raise_if_explained(0)  # an engine that can't stop would be taken for one of the next boot's
+        self._raise_if_explained(0)  # left unread, such a failure would be blamed on the next boot
         return [each.arm.name for each in booted if any(child in late for child in each.children)]
 
     def _start_host(self, arm: Arm) -> tuple[Child, str]:
@@ -196,7 +196,7 @@ class Session:
         return self._start(role, command, environment(arm.env, worktree, plain), stem), address
 
     def _check_origin(self, ready: api.Ready) -> None:
-        """An engine found elsewhere than in its worktree is the same code in both arms: a lie of a result."""
+        """An engine found outside its worktree is the same code in both arms: a lie of a result."""
         worktree = self._worktrees.get(ready.name)
         if worktree is None or not ready.origin or Path(ready.origin).is_relative_to(worktree):
             return
@@ -318,7 +318,7 @@ class Session:
 
     def _wait(self, wanted: zmq.Socket[bytes], seconds: float | None = None, silence: str = "") -> None:
         """Block until `wanted` has a message. A death, or an engine that says Failed, raises; so does silence
-        for so many seconds, which `silence` says in words with a place for them."""
+        for `seconds`, with the message `silence`, which has a place for them."""
         while True:
             ready = dict(self._poller.poll(None if seconds is None else int(seconds * 1e3)))
             if wanted in ready:
@@ -332,9 +332,9 @@ class Session:
             self._raise_if_dead()
 
     def _raise_load_failure(self, message: messages.LoadFailed) -> NoReturn:
-        """Raise what the load generator says of the engine, with the last that this printed; or the engine's
-        own failure or death, of which the kernel may tell a moment later. That the load generator ends behind
-        its last word is no death to tell of."""
+        """Raise what the load generator says of the engine, with the last line that its host printed. The
+        engine's own failure or death, which may show a moment later, goes first; that the load generator ends
+        after its last word is no death to report."""
         others = [child for child in self._alive if child is not self._generator]
         self._await_news(others, EXPLAIN_MS)
         self._raise_if_explained(0)

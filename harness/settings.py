@@ -131,7 +131,7 @@ def make_arm(
 
 
 def _check_server(arm: str, settings: Mapping[str, str]) -> None:
-    """An engine that is the client of a server knows where that is, by one way."""
+    """An engine that is the client of a server must be told where that is, in exactly one way."""
     url, command = settings.get("url"), settings.get("cmd")
     if url and command:
         raise api.BadSetting(f"{arm}: cmd and url exclude each other: a server is started, or is there")
@@ -173,9 +173,9 @@ def make_workload(values: Mapping[str, Any]) -> Workload:
 def workload_values(
     defaults: Mapping[str, Any], of_variant: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is asked, before what the variant brings, before the defaults. Another way of arriving than the
-    default's or the variant's leaves out what only that one looks at; data that says how long outputs are
-    needs no default."""
+    """What is asked, before what the variant brings, before the defaults. An arrival that replaces
+    the default's or the variant's drops those of its timing options that it does not use itself; data that
+    says how long outputs are needs no default."""
     values = {**defaults, **of_variant, **asked}
     used = api.pick(values.get("arrival", "fixed"), ARRIVALS, "arrival").options
     kept = {*used, *asked, *(of_variant if "arrival" not in asked else ())}

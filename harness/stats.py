@@ -11,8 +11,8 @@ only unit of replication: requests of a boot, and rounds within it, share the bo
 
 and theta is estimated by the mean of the d_i with Student's t on n-1 degrees of freedom. exp(theta) - 1 is
 the change as a fraction. For a metric that can be zero d_i = after_i - before_i, in the metric's unit.
-With d_i roughly normal the test holds its level from two blocks on; `sign_flip` checks what the normality
-buys. (Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM'13; Bulej et al., "Duet
+With d_i roughly normal the test holds its level from two blocks on; `sign_flip` checks it without
+normality. (Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM'13; Bulej et al., "Duet
 benchmarking", ICPE'20, who run the two at once.)
 
 **What an interval does not mean.** It is not the range of single blocks, not a range for one request, and
@@ -45,7 +45,7 @@ Differences = npt.NDArray[np.float64]
 Tested = TypeVar("Tested", bound=Hashable)
 Scale = Literal["ratio", "difference"]
 Verdict = Literal["same", "faster", "slower", "better", "worse", "undecided"]
-CHANGES = ("faster", "slower", "better", "worse")  # the verdicts that call a difference one
+CHANGES = ("faster", "slower", "better", "worse")  # the verdicts that say there is a difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +204,8 @@ def verdict(
     """The decision rule, in its order; None with fewer than two blocks.
 
     1. `same` if the whole interval lies inside ±margin (with the default alpha: two one-sided tests at 2.5%
-       each). It can be said of a change that was detected; `detected` tells. It is not multiplicity-
-       controlled: of many metrics some will be called same by luck.
+       each). A change that was detected can still be called same; `detected` tells. It is not
+       multiplicity-controlled: of many metrics some will be called same by luck.
     2. `faster` or `slower` (`better` or `worse` where the metric is no time) if the interval excludes 0. For
        a secondary this is p_adjusted < alpha instead, so that the family of secondaries keeps its level.
     3. `undecided`.
@@ -299,10 +299,10 @@ class Position:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def weakens(self, margin: float) -> bool:
-        """Where it is seen, and more than half the margin of it is in the change, the order may have made the
-        verdict. How large it is by itself does not tell: nothing of it is left where the orders came out
-        even. Nor does an estimate whose interval holds 0: of the spread of the pairs alone, without any
-        position effect, it passes half the margin in up to half of all runs."""
+        """Whether the order may have made the verdict: the effect is seen, and `left` is more than half the
+        margin. Its size alone does not tell: nothing of it is left where the orders came out even. Nor does
+        an estimate whose interval holds 0: by the spread of the pairs alone, without any position effect, it
+        passes half the margin in up to half of all runs."""
         return self.seen and abs(self.left) > margin / 2
 
 
@@ -330,9 +330,9 @@ def position_of_several(logs: Differences, places: Differences) -> Position | No
     first to run to 1 for the last: float64 [blocks, arms]. None where every block ran in one order.
 
     Model: log y = block + arm + pi · place + e, by least squares: with the means of blocks and arms taken out
-    of both, pi = sum(place · log y) / sum(place^2), on (blocks-1)(arms-1) - 1 degrees of freedom. Of two arms
-    it is `position`. A contrast of the arms holds pi · mean over blocks of (weights · places) of it. Source:
-    row-column designs, op. cit. ch. 5.
+    of both, pi = sum(place · log y) / sum(place^2), on (blocks-1)(arms-1) - 1 degrees of freedom. For two
+    arms it is `position`. Its part in a contrast of the arms is pi · mean over blocks of (weights · places).
+    Source: row-column designs, op. cit. ch. 5.
     """
     if not np.ptp(places, axis=0).any():
         return None
@@ -361,8 +361,8 @@ def drift(*arms: Sequence[float]) -> Drift | None:
     """Least-squares slope of the arms' mean log over the block number, times n-1; None under 3 blocks.
 
     What both boots of a block share of it cancels in d_i; what moves between them is a position effect, which
-    the drawn orders turn into noise. It says that the machine was not in one state, so that the level of all
-    numbers is not to be quoted.
+    the drawn orders turn into noise. It says that the machine was not in one state, so that no absolute
+    level is to be quoted.
     """
     level = np.log(np.asarray(arms, float)).mean(axis=0)
     n = len(level)

@@ -11,7 +11,7 @@ level p_k, and the run stops where its verdict is anything but undecided. The le
 
 little at the first looks, most at the last; c is found by simulation of the t statistics, so that the chance
 that any look ever rejects a true null is alpha. The interval at look k has level 1 - p_k. So made, the
-intervals of *all* looks hold the truth together with chance 1 - alpha ("repeated confidence intervals"),
+intervals of *all* looks hold the truth at once with chance 1 - alpha ("repeated confidence intervals"),
 whatever the run stopped for. That is why `same` needs no rule of its own: it is said where the interval of
 the look lies inside ±margin, and a true change at or beyond the margin is called the same in at most alpha/2
 of all runs. (Wang & Tsiatis, "Approximately optimal one-parameter boundaries for group sequential trials",
@@ -75,7 +75,7 @@ def looks(most: int) -> tuple[int, ...]:
 def levels(places: tuple[int, ...], alpha: float) -> tuple[float, ...]:
     """The two-sided level of each look, to six decimals; the same for the same arguments.
 
-    With x_k the normal quantile that is as unlikely as |t_k|, look k rejects where x_k · (n_k/n_K)^(1/4) > c.
+    With x_k the normal quantile whose two-sided p is |t_k|'s, look k rejects where x_k · (n_k/n_K)^(1/4) > c.
     So c is the 1 - alpha quantile of the largest of these over the looks of a simulated run, and no search is
     needed. One look is the fixed test, at alpha.
     """

@@ -74,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a run was meant to be and where it ran, written before its first block.
 
     `after_first` is the order drawn for each block: whether the second arm came before the first. Of more
-    than two arms, `orders` has the whole order, by number; without it, all were turned round or none.
+    than two arms, `orders` has the whole order, by number; without it, a block has all reversed or none.
     `descriptions` (by arm) is what the engines said of themselves once started, added after the discarded
     boot.
     """
@@ -126,8 +126,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create(results: Path, name: str, now: datetime) -> Path:
-    """A new, empty folder under `results`: of a run, or of what has its kind in front of its name. Raises
-    StoreError where that can't be written."""
+    """A new, empty folder under `results`, for a run, or for another kind of result, whose `name` begins with
+    its kind. Raises StoreError where that can't be written."""
     folder = results / f"{now:%Y%m%d-%H%M%S}-{name}-{secrets.token_hex(2)}"
     try:
         folder.mkdir(parents=True)
@@ -234,7 +234,7 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """The file to write in its place; what is not written to its end replaces nothing."""
+    """The file to write instead, which replaces `path` only once it was written to its end."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -301,14 +301,14 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
 
 
 def _to_parquet(path: Path, table: pd.DataFrame) -> None:
-    """Stamps hardly repeat: a dictionary of them only adds to the file, and a block is twice as large."""
+    """Stamps hardly repeat: dictionaries of them only add to the file, and make a block twice as large."""
     table.to_parquet(path, index=False, compression="zstd", compression_level=3, use_dictionary=False)
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The folder of a run for this process alone: two that measured its blocks beside each other would mix
-    them. Raises StoreError where another one has it. A file system that knows no such lock gives none."""
+    """A run's folder, locked for this process: two that measured its blocks at the same time would mix them.
+    Raises StoreError where another one has it. On a file system without such locks nothing is locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
@@ -326,8 +326,8 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) -> None:
-    """Write one whole block; what a killed run left of it is dropped first. Raises EngineError, for by now it
-    is no fault of what was asked."""
+    """Write one whole block; what a killed run left of it is dropped first. Raises EngineError, not
+    StoreError: by now it is not the fault of what was asked."""
     whole = _block_folder(folder, block)
     partial = whole.with_name(whole.name + PARTIAL)
     try:
@@ -345,7 +345,7 @@ def finished_blocks(folder: Path) -> list[int]:
     """The numbers of the whole blocks, ascending."""
     try:
         names = [each.name for each in (folder / "blocks").iterdir() if each.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):  # any other error is not that there are none
+    except (FileNotFoundError, NotADirectoryError):  # another error does not mean that there are none
         return []
     return sorted(int(name) for name in names if name.isdigit())
 

@@ -37,8 +37,8 @@ _KEY_COLUMNS = {
     "round": Column("int64", "", "number of the measured round within the boot; warm-ups are not kept"),
 }
 
-# A name that ends in "." stands for all that begin with it. What an engine does not say, an older run did not
-# record, or this machine does not have is left out.
+# A name that ends in "." or "_" stands for all that begin with it. What an engine does not say, an older run
+# did not record, or this machine does not have is left out.
 COLUMNS: dict[str, dict[str, Column]] = {
     "requests": {
         **_KEY_COLUMNS,

@@ -30,7 +30,7 @@ from harness.workload import Workload
 from harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
 
 MOST_POINTS = 200
-NOT_SWEPT = (*PLANTED, "seed")  # an engine's seed makes its weights: whoever sweeps it means the run's
+NOT_SWEPT = (*PLANTED, "seed")  # an engine's seed makes its weights: whoever sweeps `seed` means the run's
 PLACES_FILLED = 2  # requests per place of a closed loop, where nobody says how many
 
 
@@ -113,7 +113,7 @@ def make_points(
 
 
 def check_axis(axis: Axis, asked: Asked, engines: Mapping[str, api.EngineSpec]) -> None:
-    """Raises BadSetting for what can't be swept, and for what is given besides."""
+    """Raises BadSetting for what can't be swept, and for what another option sets too."""
     toggles = {toggle.name for spec in engines.values() for toggle in spec.toggles}
     known = dict.fromkeys([*kinds(), *sorted(toggles)])
     if not axis.name.startswith("env."):
@@ -155,8 +155,8 @@ def asked_at(asked: Asked, at: Mapping[str, str]) -> Asked:
 
 
 def with_arrival(workload: Mapping[str, Any], at: Mapping[str, str]) -> dict[str, Any]:
-    """A timing option that only one way of arriving looks at brings that one along, where it is swept and
-    nobody says how to arrive: concurrency is of a closed loop."""
+    """Sweeping a timing option that only one kind of arrival looks at implies that one, where no arrival was
+    asked for: concurrency implies a closed loop."""
     found = dict(workload)
     for name in TIMING_OPTIONS:
         ways = [arrival for arrival, each in ARRIVALS.items() if name in each.options]

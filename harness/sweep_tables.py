@@ -111,8 +111,8 @@ def _sides(row: Mapping[str, Any] | None) -> str:
 
 
 def warnings(result: Mapping[str, Any]) -> list[str]:
-    """Those of every point once. Of the others, whose numbers differ from point to point, each kind once with
-    its points; one that is of a single point is told in full."""
+    """Those that every point has, once. Of the others, whose numbers differ from point to point, each kind
+    once with its points; one that only a single point has is told in full."""
     found = {spelled(each["at"]): each["warnings"] for each in result["comparisons"]}
     common = [line for line in next(iter(found.values())) if all(line in lines for lines in found.values())]
     devices = kinds_of_device(result)

@@ -8,7 +8,7 @@ wait is named with its synchronization, `wait.copy_done (prefill)`: the thread s
 `between phases` is loop code, the admission of new requests, or a thread with nothing to do.
 
 The late samples are those at the percentile and above; the typical ones lie between the quartiles. What the
-late ones have more of each than the typical ones, on average, adds up to how much later they were. Samples of
+late ones hold more of each than the typical ones, on average, adds up to how much later they were. Samples of
 all blocks are pooled: this describes, and has no interval. The load generator is another process: for submit
 lag the split says what the engine did while the client was late, which is a cause only where they share
 cores.

@@ -1,6 +1,6 @@
-"""How likely the model holds the tokens at which the outputs of two arms part: the engine of the before arm,
-booted once more when all is measured, is given the prompt and what both arms agreed on, and says. It says so
-twice for some of them, on two routes, which tells what its rounding makes.
+"""How likely the model considers the tokens at which the outputs of two arms part: the engine of the before
+arm, booted once more when all is measured, is given the prompt and what both arms agreed on, and scores them.
+It scores some of them twice, on two routes: what these differ by is its rounding.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 Context = tuple[int, ...]  # token ids
 Say = Callable[[str], object]
 
-# With the arm's own batch, up to 1,024, the boot would capture twice as many decode programs as a measured
-# one, and little is asked.
+# With the arm's own batch, up to 1,024, this boot would capture twice as many decode programs as a measured
+# one, to be asked little.
 BATCH = 32
-PLACES = 32  # at which two answers are compared: enough that single ones do not make the width
+PLACES = 32  # at which two answers are compared: enough that no single one sets the width
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Parting:
 
 
 def judge(folder: Path, manifest: Manifest, say: Say) -> None:
-    """Have each divergence of a run judged that is not yet, and write the gaps beside it. Nothing where
-    tokens were sampled, or where the engine can't score. An engine that fails at it costs the run nothing:
+    """Judge the divergences of a run that are not judged yet, and write the gaps beside them. Nothing where
+    tokens were sampled, or where the engine can't score. An engine that fails here does not fail the run:
     `say` gets the reason. Raises StoreError and KeyboardInterrupt."""
     before = manifest.design.arms[0]
     spec = api.find_engines().get(before.engine)
@@ -75,9 +75,8 @@ def judge(folder: Path, manifest: Manifest, say: Say) -> None:
 
 
 def _fill(manifest: Manifest, waiting: Mapping[int, pd.DataFrame]) -> None:
-    """Put the gaps into the divergences of these blocks. All that an engine knows of its files is asked of
-    the one that is booted here: those of a git ref are gone with the worktree that they were in. Raises
-    EngineError."""
+    """Put the gaps into the divergences of these blocks. The engine booted here, not the manifest, says
+    where its files are: those of a git ref went with the worktree that they were in. Raises EngineError."""
     before = manifest.design.arms[0]
     with checked_out([before]) as worktrees, Session(worktrees, generator=False) as session:
         booted = session.boot([to_judge(before)])[before.name]
@@ -85,7 +84,7 @@ def _fill(manifest: Manifest, waiting: Mapping[int, pd.DataFrame]) -> None:
         every = [parting for each in partings.values() for parting in each]
         model = booted.description.model
         vocabulary = int(model.get("vocabulary", np.iinfo(np.int64).max))
-        # Neither an output that ended, nor what no model says.
+        # Neither ENDED, nor an id outside of the vocabulary.
         known = {token for each in every for token in each.tokens if 0 <= token < vocabulary}
         wanted = {(each.context, token) for each in every for token in each.tokens if token in known}
         client = Client(session, booted, lambda line: None)
@@ -140,7 +139,7 @@ def to_judge(arm: Arm) -> Arm:
 
 def gaps(client: Client, wanted: set[tuple[Context, int]]) -> dict[tuple[Context, int], float]:
     """How much less likely than the likeliest one each token is after its context, as a difference of logits;
-    infinite where the model's numbers are none. Raises EngineError."""
+    infinite where the model's numbers are NaN. Raises EngineError."""
     contexts = sorted({context for context, _ in wanted})
     likeliest = [
         answer.token_ids[0]
@@ -157,9 +156,9 @@ def gaps(client: Client, wanted: set[tuple[Context, int]]) -> dict[tuple[Context
 
 
 def apart(client: Client, partings: Sequence[Parting]) -> list[float]:
-    """How far apart, in logits, two answers of the model about the two tokens of a parting are: of one that
-    has all before them as its prompt, and of one that decoded the outputs' part of it token by token, as the
-    arms did. At PLACES places about, in the outputs and at their ends. Raises EngineError."""
+    """How far apart, in logits, two answers about the lead of one token of a parting over the other are: with
+    all before them as the prompt, and with the outputs' part of that decoded token by token, as the arms did.
+    At about PLACES places, within the outputs and at their ends. Raises EngineError."""
     decoded = [each for each in partings if each.agreed]
     cuts = max(1, PLACES // max(1, len(decoded)))
     places = [

@@ -36,8 +36,8 @@ def resolve(name: str, where: Path) -> Ref:
 
 
 def uncommitted(ref: Ref) -> list[str]:
-    """The files that differ from the commit, where it is the one that stands in its repository's own folder:
-    a ref is measured as it was committed."""
+    """The tracked files that differ from the commit, where the repository's own folder has it checked out: a
+    ref is measured as it was committed, without these changes."""
     repository = Path(ref.repository)
     if _git(repository, "rev-parse", "HEAD").stdout.strip() != ref.commit:
         return []
@@ -90,8 +90,8 @@ def search_path(worktree: Path) -> list[str]:
 
 
 def _git(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git there. What a hook of git's exported must not lead it to another repository, and a Ctrl-C is
-    not for it."""
+    """Run git there. Variables that a git hook exported must not lead it to another repository, and a Ctrl-C
+    must not reach it."""
     own = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
     try:
         return subprocess.run(

@@ -17,8 +17,8 @@ from harness.spelling import blocks_of, confidence, interval, percent
 ROW, APART = 0.62, 0.24  # inches of a row; of it, how far apart its marks stand
 REACH = 4  # times the largest change: an interval that goes beyond would press all else onto the zero line
 BLUE, ORANGE = style.ARMS["after"].colour, style.ARMS["before"].colour
-# Where the others stand: the mark, its colour, whether it is filled (only what carries a verdict), and its
-# place in the row.
+# By where the other toggles stand: the mark, its colour, whether it is filled (only what carries a verdict),
+# and its place in the row.
 COMPANY = {
     "alone": ("o", ORANGE, False, -1),
     "average": ("D", BLUE, True, 0),
@@ -36,9 +36,9 @@ NAMES = {
 
 
 def effects(result: Mapping[str, Any], metric: str | None = None, width: float = style.WIDTH) -> Figure:
-    """Main effects in their three companies, interactions, and all toggles together, on one metric of a
-    factorial's result (None: the primary): change in percent with its interval, and the margin. Filled marks
-    carry a verdict; a * stands at effects that hold others besides themselves, with settings left out."""
+    """Main effects in their three companies (COMPANY), interactions, and all toggles together, on one metric
+    of a factorial's result (None: the primary): change in percent with its interval, and the margin. Filled
+    marks carry a verdict; a * stands at effects aliased, by settings left out, with others taken for none."""
     if "factorial" not in result:
         raise api.BadSetting(f"{result['run']} is no factorial, so it has no effects")
     first, found = result["comparisons"][0], result["factorial"]

@@ -1,4 +1,4 @@
-"""Runs of an arm against itself: whether what they call noise holds what they show."""
+"""Runs of an arm against itself: whether their intervals are wide enough for the changes they show."""
 
 from __future__ import annotations
 

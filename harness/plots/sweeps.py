@@ -69,7 +69,7 @@ def against(
     width: float = style.WIDTH,
 ) -> Figure:
     """A metric along the axis of a sweep, before and after; a panel for each setting of the other axes. From
-    zero, so that a height is a level; the axis is logarithmic where it is stretched, and says so."""
+    zero, so that a height is a level; the sweep's axis is logarithmic where it is stretched, and says so."""
     chosen, found = series(result, axis)
     unit = _unit(metric)
     with style.drawing():

@@ -166,7 +166,7 @@ class EngineProcess:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._events.fileno(), self._read_events)
         loop.add_reader(self._replies.fileno(), self._read_replies)
-        self._read_events()  # a descriptor tells of a socket that was read until it was empty
+        self._read_events()  # the descriptor tells only of a socket that was read until empty
         self._read_replies()
         for child in self._children:
             loop.add_reader(child.pidfd, self._died, child)

@@ -56,7 +56,7 @@ class Meters:
         )
 
     def text(self, gauges: Mapping[str, int]) -> bytes:
-        """All of it, with what the engine says that it holds; what it does not tell is left out."""
+        """All of it, with what the engine holds; what it never told is left out, what it told last stays."""
         for name, value in gauges.items():
             if name not in self._engine:
                 self._engine[name] = Gauge(

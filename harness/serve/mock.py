@@ -389,7 +389,7 @@ class Mock:
 
 
 def _queue(queue: deque[Answer], answer: Answer) -> None:
-    """At the end, but for one that was read after others which arrived later."""
+    """At the end, unless others that arrived later were read before it."""
     if queue and queue[-1].due_ns > answer.due_ns:
         insort(queue, answer, key=lambda each: each.due_ns)
     else:

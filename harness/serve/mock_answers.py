@@ -96,7 +96,7 @@ class Answer:
         return data
 
     def _middle(self) -> bytes:
-        """A chunk like all others of its size, unless it counts."""
+        """A chunk like all others of its size, unless it says the usage so far."""
         if self.options.continuous_usage_stats:
             return framed(self._body(self._text(self.unsent), None, self._usage()))
         event = self._events.get(self.unsent)

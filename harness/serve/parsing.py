@@ -46,7 +46,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None  # its newer name
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None  # vLLM's, as all that follow here
+    top_k: int | None = None  # vLLM's, as the next three
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     return_token_ids: bool | None = None
@@ -80,7 +80,7 @@ class ChatBody(Body, frozen=True, kw_only=True):
 IGNORED = frozenset(  # changes no token
     ("user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "prompt_cache_key")
 )
-# Not to be had, but by these values, which ask for nothing.
+# Not supported, but for these values, which ask for nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),

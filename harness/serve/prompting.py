@@ -42,7 +42,7 @@ def load_template(model: str) -> Callable[[Messages], str] | None:
 
 
 def _encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
-    """A batch of one: `encode` would hold the interpreter for as long as the text takes."""
+    """A batch of one: `encode` would hold the interpreter's lock for as long as the text takes."""
     ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
     return ids
 

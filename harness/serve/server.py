@@ -1,7 +1,7 @@
 """A server's life: bind, boot the engine, serve, and end in order.
 
-SIGTERM and Ctrl-C: nobody is let in any more (503), those that run may end within the grace, the rest is told
-so, and the engine stops. A second one ends the grace.
+SIGTERM and Ctrl-C: nobody is let in any more (503), requests that run may end within the grace, the rest are
+told, and the engine stops. A second signal ends the grace.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def describe(description: api.Description) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Signals are answered in `_serve`: uvicorn would stop to listen at once, and the kernel refuse what
-    comes meanwhile, in place of a 503."""
+    """Signals are answered in `_serve`: uvicorn would stop listening at once, and the kernel refuse what
+    comes meanwhile, instead of our 503."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

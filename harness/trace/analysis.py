@@ -13,7 +13,7 @@ trace's length; nested ranges, and those of several threads, count each, so shar
       launch wait the call had begun, but had not returned when the device went idle: the driver and the way
                   to the device
       other       the call had returned before the device went idle (the work waited for another stream, or
-                  the device for itself), or the trace lacks the call; and what is behind a device's last work
+                  the device for itself), or the trace lacks the call; and what is after a device's last work
 
 Only the thread that launches counts: where one thread launches and another waits for the device, the wait of
 the other is host wait. A graph is busy from its first node to its last.
@@ -26,7 +26,7 @@ asked. "stream waits for event" makes a stream wait, not the host: its time is t
 **Kernels**: kernels, graphs and programs by name; share: of the time of all of them together.
 
 **Launch to execution**: from the beginning of an API call to the start of the first work that came from it;
-all of them, and those whose stream had finished everything before, where no queue is in it.
+all of them, and those whose stream had finished everything before, which did not have to queue.
 
 Percentiles are numpy's default (linear).
 """

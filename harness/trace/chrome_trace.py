@@ -68,7 +68,7 @@ class Args(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """One event. `args` stays text until somebody asks: most nobody does."""
+    """One event. `args` stays text until somebody asks: for most, nobody does."""
 
     ph: str = ""
     name: str | None = ""
@@ -196,8 +196,8 @@ class _Columns:
         )
 
     def _calls(self, called: Sequence[Event], arrows: Sequence[tuple[Event, int]], phases: Ranges) -> Calls:
-        """API calls, and behind them a call for each arrow: from its start to the end of the innermost range
-        around that, for the thread is at the launch until then; without length where there is none."""
+        """API calls, then a call for each arrow: from its start to the end of the innermost range around that
+        start, for the thread is at the launch until then; of length 0 where no range is."""
         launches = [start for start, _ in arrows]
         starts = self._starts(launches)
         threads = self._codes(self.threads, (each.track for each in launches))

@@ -63,7 +63,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies of a device, once more with what only they have. `direction` and `memory` (which kind of host
+    """The copies in Work, once more, with what only they have. `direction` and `memory` (which kind of host
     memory, or the device's where there is none) are names; `bytes` is -1 where unknown."""
 
     start: Times

@@ -66,7 +66,7 @@ def read(path: Path, progress: Progress) -> Trace:
 
 def check_whole(path: Path) -> None:
     """Raises BadSetting where the file is shorter than its header says. Numbers in the header of an SQLite
-    file are big-endian: the page size at 16 (1 stands for 65536), the pages at 28, which hold if the counters
+    file are big-endian: the page size at 16 (1 stands for 65536), the pages at 28, valid only if the counters
     at 24 and 92 agree."""
     with path.open("rb") as file:
         header = file.read(100)
@@ -217,7 +217,7 @@ class _Export:
         return "'unknown'"
 
     def _keys(self, processes: NDArray[Any], correlations: NDArray[Any]) -> events.Times:
-        """What is equal for a call and its work: process and correlation id; NONE without an id."""
+        """What joins a call to its work: process and correlation id; NONE without an id."""
         keys = (self.processes.encode(processes).astype(np.int64) << CORRELATION_BITS) | correlations
         return np.where(correlations < 0, np.int64(NONE), keys)
 
@@ -345,7 +345,7 @@ class _Export:
             table,
             {**columns, **{name: self._column(table, name, "-1") for name in copies}},
             names=names,
-            where="end > 0",  # CUPTI gives a graph whose times it could not take 0
+            where="end > 0",  # CUPTI gives 0 for a graph whose times it could not take
         )
         if kind == events.GRAPH and self._has_rows(table):
             untimed = self.database.execute(f"SELECT count(*) FROM {table} WHERE end <= 0").fetchone()[0]

@@ -27,7 +27,7 @@ WIDTH, LANE, ABOVE = 14.0, 0.46, 1.05  # inches: of the picture, of a lane, of a
 PARTS = 2.4  # how wide the steps are, where the host's part is 1
 AHEAD, AROUND = 0.06, 0.08  # of the steps' time, and of the host's part: so much more is shown at both ends
 LETTER = 0.0050  # of the picture's width; a box too narrow for its name has none
-HAIRLINE = 0.0005  # of the picture's width: what is narrower is drawn as wide, or it would be invisible
+HAIRLINE = 0.0005  # of the picture's width: a narrower box is drawn this wide, or it would be invisible
 
 COLOURS = {
     "recv": "#c7b9e6",

@@ -161,7 +161,7 @@ def _compared(part: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], note: 
 
 
 def _change(measure: str, value: Mapping[str, float | None]) -> str:
-    """Of what is shown in percent, in points: a change in percent of it would be taken for that."""
+    """Of what is shown in percent, in points: its change in percent would be mistaken for these."""
     before, after = value["before"], value["after"]
     if measure not in SHARES or before is None or after is None:
         return percent(value["change"])

@@ -1,7 +1,7 @@
 """What every process of an arm did within the window of a profiled round, on one clock.
 
 A track is a thread, a stream of the device, or the load generator. Ranges of a track nest or are disjoint.
-Arrows lead from the phase that ordered device work to that work, from the copy of a step's ids to the wait
+Arrows lead from the phase that issued device work to that work, from the copy of a step's ids to the wait
 for them, and from handing a step over to processing it in another process.
 """
 
@@ -17,7 +17,7 @@ from engines import api
 
 PHASE, DEVICE, LOAD = "phase", "device", "load"  # categories
 COPIES = ("h2d", "d2h")  # device work that is no program
-# What tells the streams of a device without a process of its own from every process: no pid is that large.
+# In place of a pid, for the streams of a device without a process of its own: no pid is that large.
 NO_PROCESS = (1 << 22) + 1
 PROCESSES = {"engine": "engine", "output": "output process"}
 
@@ -113,7 +113,7 @@ def _add(tracks: list[Track], pid: int, tid: int, process: str, thread: str, cat
 
 
 def _load(track: int, requests: pd.DataFrame, inside: _Inside) -> Iterator[Range]:
-    """Requests as they were sent, and chunks as they came; what came in one message is one."""
+    """Requests as they were sent, and chunks as they came, those of one message as one range."""
     for row in requests.itertuples():
         sent, submitted = int(row.sent_ns), int(row.submitted_ns)
         if inside(sent, submitted):
@@ -157,7 +157,7 @@ def _add_device(
     work = with_steps(work)
     for row in work.itertuples():
         stream = streams[str(row.kind)]
-        # Device time of events is rounded: a range may seem to begin some ns before the last one's end.
+        # Device time of events is rounded: a range may seem to begin some ns before the previous one ends.
         start = max(int(row.start_ns), ends.get(stream, 0))
         end = max(start, int(row.end_ns))
         if not inside(start, end):
@@ -174,9 +174,9 @@ def _add_device(
 
 
 def with_steps(work: pd.DataFrame) -> pd.DataFrame:
-    """Device work in the order of time, in which a copy has the step that it belongs to. The order of the
-    streams says which: metadata is copied in front of the program that reads it, ids behind the one that made
-    them, and in front of the next. -1 where that program is not there."""
+    """Device work in the order of time, each copy with the step that it belongs to. The order of the streams
+    says which: metadata is copied before the program that reads it, ids after the one that made them and
+    before the next. -1 where that program is not there."""
     ordered = work.sort_values("start_ns", kind="stable").reset_index(drop=True)
     programs = ordered["step"].where(ordered["kind"] == "program")
     step = ordered["step"].copy()
@@ -200,7 +200,7 @@ def _arrows(tracks: list[Track], ranges: list[Range]) -> Iterator[Arrow]:
                 what = each.name if each.name in COPIES else "launch"
                 yield Arrow(what, step, issued.track, issued.start_ns, each.track, each.start_ns)
         wait = _first(here, "wait.copy_done")
-        # Where copies are not timed: the program's end is next to theirs.
+        # Where copies are not timed, the end of the program stands in: it is close to theirs.
         done = [each for each in there if each.name == "d2h"] or programs
         if wait is not None and done and done[-1].end_ns <= wait.end_ns:
             yield Arrow("copy_done", step, done[-1].track, _last(done[-1]), wait.track, _last(wait))
@@ -214,7 +214,7 @@ def _arrows(tracks: list[Track], ranges: list[Range]) -> Iterator[Arrow]:
 
 def _issued_in(work: Range, programs: list[Range]) -> str:
     """The phase that device work comes from. Ids that come back on the stream of the program are copied by
-    whoever waits for them; on another stream they are ordered with the launch."""
+    whoever waits for them; on another stream their copy is issued with the launch."""
     if work.name == "h2d":
         return "h2d"
     blocking = work.name == "d2h" and any(each.track == work.track for each in programs)

@@ -47,9 +47,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     pretok: bool = True  # prompts are sent as token ids: the engine's own tokenizing is not measured
     stop_on_eos: bool = False
     temperature: float = 0.0  # 0: greedy
-    top_k: int = 0  # sample from the most likely so many; 0: from all
-    top_p: float = 1.0  # sample from the most likely that hold this share; 1: from all
-    stop: list[str] = []  # texts that end a request where its output comes to one
+    top_k: int = 0  # sample from so many of the most likely tokens; 0: from all
+    top_p: float = 1.0  # sample from the most likely that together have this probability; 1: from all
+    stop: list[str] = []  # texts that end a request once its output has one
 
     @property
     def interval_ns(self) -> int:
@@ -109,7 +109,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             raise BadSetting("top_k and top_p mean something only with a temperature above 0")
 
     def _check_timing(self) -> None:
-        """An option that the way of arriving does not look at would change nothing, silently."""
+        """An option that the arrival does not look at would silently change nothing, so it is refused."""
         pick(self.arrival_schedule, {schedule: schedule for schedule in SCHEDULES}, "arrival_schedule")
         arrival = pick(self.arrival, ARRIVALS, "arrival")
         for name in TIMING_OPTIONS:

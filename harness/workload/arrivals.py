@@ -1,4 +1,4 @@
-"""When requests are due. A way of arriving is one function and one line in ARRIVALS."""
+"""When requests are due. A kind of arrival is one function and one line in ARRIVALS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """`options`: the timing options of a Workload that mean something with this way of arriving; `needs`:
+    """`options`: the timing options of a Workload that mean something with this kind of arrival; `needs`:
     those that it can't do without. `open_loop`: requests are spread over time, whatever the engine does.
 
     `offsets` gives each request's due time in ns after the round's start, not decreasing, or UNTIMED. It

@@ -105,7 +105,7 @@ def different(workload: Workload, texts: int) -> int:
 def _sized(
     workload: Workload, texts: list[str], count: int, seed: int, tokenizer: Tokenizer, context: int
 ) -> list[Prompt]:
-    """So many prompts, none of which can be too long for the context."""
+    """`count` prompts, none of which can be too long for the context."""
     assert workload.max_new_tokens is not None
     leads = _leads(workload, count, seed, tokenizer)
     output = lengths.parse(workload.max_new_tokens, "max_new_tokens").most

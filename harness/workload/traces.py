@@ -169,7 +169,7 @@ def check_fit(trace: Trace, scale: float, context: int) -> None:
     if all(scaled(each.input_tokens, scale) + scaled(each.output_tokens, scale) <= context
            for each in trace.entries):  # fmt: skip
         return
-    fitting = (context - 1) / trace.longest  # 1: two lengths are rounded up by less than that
+    fitting = (context - 1) / trace.longest  # 1: for two lengths that are rounded up
     digits = 1 - math.floor(math.log10(fitting))
     raise BadSetting(
         f"the trace asks for up to {trace.longest} tokens, input and output, and the context holds "
@@ -181,7 +181,7 @@ def prompts(trace: Trace, scale: float, seed: int, vocabulary: Sequence[int]) ->
     """Token ids for each request, drawn from `vocabulary`.
 
     Block b of a prompt covers tokens round(512 b scale) to round(512 (b+1) scale), so blocks shrink with the
-    prompt and equal hash ids still give equal prefixes: of interest to a prefix cache as long as its own
+    prompt and equal hash ids still give equal prefixes: of use to a prefix cache only while its own
     blocks are no longer than 512 scale. Other seeds give other ids: rounds of one boot share nothing.
     """
     import numpy as np
@@ -190,7 +190,7 @@ def prompts(trace: Trace, scale: float, seed: int, vocabulary: Sequence[int]) ->
     found = []
     for index, entry in enumerate(trace.entries):
         length = scaled(entry.input_tokens, scale)
-        if not entry.hash_ids:  # (index, 0): no hash id, so nothing that another request could have
+        if not entry.hash_ids:  # keyed (index, 0), as no hash id is: no other request gets these
             found.append(_draw(stream(seed, "trace", index, 0), ids, length))
             continue
         borders = [round(block * BLOCK_TOKENS * scale) for block in range(len(entry.hash_ids))] + [length]
