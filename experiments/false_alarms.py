@@ -262,7 +262,8 @@ def power(runs: int, random: np.random.Generator) -> list[list[str]]:
         pairs = differences(normal, random, runs, n) * (sd / SD) + np.log1p(0.01)
         low, high = intervals(pairs, n, ALPHA)
         found = float(((low > 0) | (high < 0)).mean())
-        rows.append([str(n), f"{sd:.1%}", f"{found:.3f}", f"{stats.detection_power(0.01 / sd, n):.3f}"])
+        calculated = stats.detection_power(np.log1p(0.01) / sd, n)
+        rows.append([str(n), f"{sd:.1%}", f"{found:.3f}", f"{calculated:.3f}"])
     return rows
 
 

@@ -20,8 +20,7 @@ Biometrics 1987; Jennison & Turnbull, "Interim analyses: the repeated confidence
 
 **precise**. Looks after every block from the sixth on, and stops once the half-width of the interval is small
 enough. What it looks at is the spread, which says nothing of the sign of the mean; but a spread that is by
-chance too small stops the run, so tests are made at 3%, which keeps the false alarms at 5% or less (5.3%
-under the most extreme drift).
+chance too small stops the run, so tests are made at 3%, which keeps the false alarms at 5% or less.
 
 The rates of both under normal, heavy-tailed, drifting and periodic noise are in stats.md.
 """
