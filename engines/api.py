@@ -41,7 +41,7 @@ class BadSetting(EngineError):
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What both arms of a comparison share about the engine itself; toggles come apart from it."""
+    """What both arms of a comparison share about the engine itself; toggles are kept apart."""
 
     model: str = "tiny-gpt2"
     device: str = "auto"  # "auto", "cuda" or "emulated"
@@ -59,15 +59,15 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # of the preset weights
     recorder: bool = True  # step records on or off
     staging: str = "copy"  # emulated device only: what a pageable copy does first, "copy" or "sync"
-    blocking_sync: bool = False  # CUDA only: threads sleep where they wait for it, in place of spinning
+    blocking_sync: bool = False  # CUDA only: threads that wait for it sleep instead of spinning
     chaos: int | None = None  # seed of random delays on device and forward thread; None: no delays
     tokenize_workers: int = 0  # threads that tokenize text prompts; 0: the scheduler's own thread does
     plant_at: str | None = None  # where each step has a known delay: one of the engine's `plants`
     plant_ns: int = 0  # that delay; set by `--plant`, never by hand
 
     def refuse_unheeded(self, engine: str, heeded: Sequence[str]) -> None:
-        """BadSetting where an option that the engine of that name pays no heed to was changed: it would stand
-        in the run's record, and be a lie."""
+        """BadSetting where an option was changed that the engine of that name ignores: the run's record would
+        name it, and be a lie."""
         for option in msgspec.structs.fields(self):
             if option.name not in heeded and getattr(self, option.name) != option.default:
                 raise BadSetting(f"engine {engine} has no {option.name}: leave it out")
@@ -101,15 +101,15 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """Some tokens of one request, as they are streamed.
 
     An engine that is itself the client of a server says when the chunk's last byte arrived at its socket, and
-    how much later it read it: `arrived_ns` then stands in the records in place of the load generator's own
-    stamp, whatever the way from there took.
+    how much later it read it: the records then hold `arrived_ns` in place of the load generator's own
+    stamp, however long the way from there took.
     """
 
     id: int
     token_ids: list[int]
     text: str
-    # When the engine had each token on the host: one per token, -1 where it can't tell. After a chunk without
-    # any, no chunk has them.
+    # When the engine had each token on the host: one per token, -1 where it can't tell. Once a chunk has
+    # none, no later chunk of the request may have them.
     token_ns: list[int]
     tokens: int | None = None  # how many, where their ids are not known; -1: that is not known either
     arrived_ns: int = -1
@@ -126,11 +126,11 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """The end of one request; comes after its last chunk, once.
 
-    Its stamps and `token_ns` are each -1 or in the order of their happening, after the request was sent and
+    Its stamps and `token_ns` are each -1 or in chronological order, after the request was sent and
     before this arrives. A request whose records break that, whose tokens are not `completion_tokens`, or that
     ends cancelled when nobody cancelled it, counts as failed.
 
-    The last three are of an engine that is itself the client of a server, as in Chunk: just before and just
+    The last three are for an engine that is itself the client of a server, as in Chunk: just before and just
     after the call that sent the request, and the arrival of the last byte.
     """
 
@@ -193,8 +193,8 @@ class StepTable(msgspec.Struct, frozen=True):
 
     Columns, all of STEP_COLUMNS: "step", "kind" (index into STEP_KINDS), "batch" (requests), "tokens" (fed to
     the model), "dropped" (rows whose result was not wanted any more), "preempted" (requests that lost their
-    blocks to others), and for each of PHASES the stamps "<phase>.start" and "<phase>.end". A round whose
-    records can't be (a step number twice, a phase that ends before it starts, stamps that are no
+    blocks to others), and for each of PHASES the stamps "<phase>.start" and "<phase>.end". A round with
+    impossible records (a step number twice, a phase that ends before it starts, stamps that are no
     perf_counter_ns of the round) fails the run.
     """
 
@@ -204,7 +204,7 @@ class StepTable(msgspec.Struct, frozen=True):
 
 
 class DeviceWork(msgspec.Struct, frozen=True):
-    """What the device did in one round, for busy and for copies: int64 rows (kind, step, start_ns, end_ns).
+    """What the device did in one round, for busy time and copies: int64 rows (kind, step, start_ns, end_ns).
 
     kind: 0 program, 1 host-to-device copy, 2 device-to-host copy.
     """
@@ -229,9 +229,9 @@ class HostRanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine recorded besides in a round that `begin_profile` began.
+    """What an engine recorded in addition, in a round that `begin_profile` began.
 
-    The window is what was marked of it as steady decode; -1 where it was never opened, or never closed.
+    `opened_ns` to `closed_ns` is what was marked as steady decode; -1 if never opened, or never closed.
     `streams` says on which stream of the device each kind of work runs, by "program", "h2d", "d2h".
     """
 
@@ -262,7 +262,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     device: dict[str, str]  # DEVICE_SAYS: "kind" is "cuda", "emulated", "cpu" or "remote"
     # MODEL_SAYS; "tokenizer" (a tokenizer.json), "eos" (an id) if it has them; "largest_logit" (its absolute
-    # value, after some tokens) if it scores: how far apart a dtype spaces them.
+    # value, after some tokens) if it scores: it tells how far apart the dtype spaces them.
     model: dict[str, str | int | float]
     toggles: dict[str, str]
     deterministic: bool  # equal prompts give equal greedy tokens, whatever the batch
@@ -300,9 +300,9 @@ class Engine:
     def run(self, pump: Callable[[float | None], bool]) -> None:
         """Serve until `pump` returns False.
 
-        `pump(timeout)` delivers every message that is waiting, at most `timeout` seconds after the call
-        (0: do not wait; None: wait for one, or for `wake_fd`). An engine with a step loop of its own calls
-        pump(0) in it; the default suits engines that work in threads or event loops of their own.
+        `pump(timeout)` delivers every message that is waiting; where none is, it waits up to `timeout`
+        seconds for one (0: not at all; None: for ever), or for `wake_fd`. An engine with a step loop of its
+        own calls pump(0) in it; the default suits engines that work in threads or event loops of their own.
         """
         while pump(None):
             pass
@@ -311,8 +311,8 @@ class Engine:
         """Forget what was recorded so far."""
 
     def begin_profile(self, steps: int) -> None:
-        """As begin_round, for a round of which every range of the host is kept, and in which a window of so
-        many steps of steady decode is marked, for a profiler too. Raises BadSetting where it can't."""
+        """As begin_round, for a round in which every range of the host is kept, and a window of `steps` steps
+        of steady decode is marked, for a profiler too. Raises BadSetting where it can't."""
         raise BadSetting("this engine has nothing to profile: it records no ranges")
 
     def collect(self) -> RoundRecord:
@@ -370,8 +370,8 @@ class Toggle:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What an engine is told besides, in words of its own, such as an address. It stands among the toggles
-    of an arm. `default` "": it may be left out."""
+    """What else an engine is told, as free text, such as an address. It is given among the toggles of an
+    arm. `default` "": it may be left out."""
 
     name: str
     says: str
@@ -395,10 +395,10 @@ class EngineSpec:
     scores: bool = False  # whether EngineOptions.scoring means something to it
     samples: bool = False  # whether EngineOptions.sampling does; then `bench serve` asks for it
     settings: tuple[Setting, ...] = ()
-    # Of EngineOptions, where this engine has its own.
+    # This engine's own defaults for EngineOptions, where they differ.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     asks_text: bool = False  # prompts go to it as text unless --pretok is asked: it may name no tokenizer
-    # Whether it makes itself as large as the memory that it finds free. It would count as its own what starts
+    # Whether it sizes itself by the memory that it finds free. It would count as its own what starts
     # beside it, and two arms would get caches of two sizes (vLLM issue 55827); so one starts after the other.
     starts_alone: bool = False
 
@@ -461,7 +461,7 @@ def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
 
 def find_engines() -> dict[str, EngineSpec]:
     """Every installed engine by name. One that can't be loaded, and a name that two modules claim, are left
-    out and told of, once: they may be no part of what is asked."""
+    out with one warning, not an error: they may have no part in what is asked."""
     found: dict[str, EngineSpec] = {}
     entries = entry_points(group="bench.engines")
     for name in sorted(entries.names):

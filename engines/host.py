@@ -23,9 +23,9 @@ import zmq
 from engines import api
 
 PR_SET_PDEATHSIG = 1
-LEAVE_S = 4.0  # from SIGTERM to SIGKILL for what a host leaves behind that loses its harness
-NOTICE_S = 0.2  # how much later than the engine the kernel may tell that a process has ended
-ORPHANED = signal.SIGRTMIN  # one that no engine's own processes use for something else
+LEAVE_S = 4.0  # from SIGTERM to SIGKILL, for what a host that lost its harness leaves behind
+NOTICE_S = 0.2  # how much later than the engine the kernel may report that a process has ended
+ORPHANED = signal.SIGRTMIN  # a signal that no engine's processes use for anything else
 
 
 class Sink:
@@ -71,7 +71,7 @@ class Host:
         except BaseException as error:
             if isinstance(error, Exception):  # an engine may leave by sys.exit; what it started must end too
                 self.tell(error)
-            with suppress(Exception):  # half started, `stop` may well break, or hang: so the first is told
+            with suppress(Exception):  # half started, `stop` may well fail or hang: so tell first
                 engine.stop()
             raise
         engine.stop()
@@ -90,12 +90,12 @@ class Host:
 
     def _ended(self) -> list[int]:
         """The engine's processes that have ended; an engine sees the sockets of one close a moment before the
-        kernel calls it that."""
+        kernel reports it as ended."""
         ended, _, _ = select.select(list(self.pidfds.values()), [], [], NOTICE_S if self.pidfds else 0)
         return [pid for pid, descriptor in self.pidfds.items() if descriptor in ended]
 
     def tell(self, error: Exception) -> None:
-        """Say what broke, whatever it was: this is the border of the process. The first counts."""
+        """Report what broke, whatever it was: this is the process boundary. Only the first counts."""
         if self.failed:
             return
         self.failed = True
@@ -161,9 +161,9 @@ def origin(engine: api.Engine) -> str:
 def die_with_parent(parent: int, with_all: bool = False) -> None:
     """SIGKILL for this process when its parent goes, however it goes; exit where it is gone already.
 
-    `with_all`: and for what it started, by a handler. That a handler waits for the main thread to come back
-    to Python is no matter to a busy host; one that sleeps in `pump` sees its parent's end there, since a
-    signal that comes just before a thread falls asleep wakes nothing.
+    `with_all`: also for what it started, by a handler. A handler runs only once the main thread is back in
+    Python, which a busy host soon is; one that sleeps in `pump` watches its parent there, as a signal that
+    comes just before a thread falls asleep wakes nothing.
     """
     if with_all:
         signal.signal(ORPHANED, lambda *_: leave_none())
@@ -208,7 +208,7 @@ def _signal(pids: Sequence[int], which: signal.Signals) -> None:
 
 
 def _where(error: BaseException) -> str:
-    """The last place of an error, as its reader looks for it."""
+    """Where an error was raised: file, line, function."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{os.path.basename(last.filename)}:{last.lineno}, in {last.name}"
 

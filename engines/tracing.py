@@ -1,12 +1,12 @@
 """NVTX ranges, for whoever looks on with a profiler such as Nsight Systems.
 
-Each process has a domain of its own, named as its role is: "engine", "output process", "device process",
+Each process has a domain of its own, named after its role: "engine", "output process", "device process",
 "load generator". A range is a registered string, its category has the same name, its payload is a number:
 the step, or the request. Attributes are made once, so that a range costs a store and two calls. Where no
 tool is attached there are no ranges at all: what makes them is chosen at boot, or left out.
 
-In a round that is profiled, the steps of its window are inside of the range WINDOW of the domain
-WINDOW_DOMAIN: what a capture range of nsys looks for.
+In a round that is profiled, the steps of its window are inside the range WINDOW of the domain
+WINDOW_DOMAIN, which a capture range of nsys looks for.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def open_ranges(domain: str, names: Sequence[str]) -> Ranges | None:
     import nvtx
 
     found = nvtx.get_domain(domain)
-    # What nvtx gives in place of a domain that nobody listens to has no handle. A tool from before one could
-    # ask (Nsight Systems 2022.4) seems to be such a nobody, and yet is there.
+    # For a domain that nobody listens to, nvtx gives a dummy without a handle; it does so too where a tool is
+    # too old to be asked (Nsight Systems 2022.4), although that one listens.
     return Ranges(found if hasattr(found, "handle") else _unasked(domain), names)
 
 
@@ -102,7 +102,7 @@ class RangeLog:
         self._kept = []
 
     def take(self, role: str, main_thread: str) -> HostRanges:
-        """What was kept, of threads that are still there; from now on nothing is. The main thread is called
+        """What was kept; its threads must still be alive. From now on nothing is. The main thread is called
         `main_thread`, the others as they were when they were made."""
         kept, self._kept = self._kept or [], None
         alive = threading.enumerate()

@@ -22,7 +22,7 @@ def open_device(
     """The device of that kind: "cuda", "emulated", or "auto", which is CUDA where there is a card.
 
     `staging` and `cores` are the emulated device's, `blocking_sync` (threads sleep in `synchronize` instead
-    of spinning) is CUDA's. Raises BadSetting. Seconds: the emulated device starts a process.
+    of spinning) is CUDA's. Raises BadSetting. Takes seconds: the emulated device starts a process.
 
     The casts: a device is only ever given its own handles, so its methods ask for those, not for any.
     """

@@ -10,7 +10,7 @@ The engine knows this file and nothing below it. Two devices honour it: `cuda` (
   so. Memory that is not pinned (pageable) is staged by the caller's thread before the call returns, so the
   caller may reuse it at once; a pageable destination is complete when the call returns.
 - A *program* is a function of the loaded module that runs on the device over static buffers. `launch` of a
-  captured program is one command; of one that is not captured, a command per leaf module.
+  captured program is one command; of one that is not, one per kernel on CUDA, per leaf module if emulated.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes, the most so far."""
+    """Peaks so far, in bytes."""
 
     device_peak: int
     pinned_peak: int

@@ -3,11 +3,11 @@
 Threads: torch's current device and current stream are thread-local, and copies and replays go to the current
 stream. `torch.cuda.stream(...)` around each call would cost several µs, so a thread stays on the stream it
 used last and is switched only when a call names another one. With d2h=blocking all is on `forward`, and no
-thread switches after `adopt_thread`; with d2h=event the one that launches goes to `copy` and back in each
-step. Code that uses torch.cuda in the same thread finds the stream that was used last.
+thread switches after its first call; with d2h=event the one that launches goes to `copy` and back in each
+step. Other code that uses torch.cuda in the same thread gets the stream that was used last.
 
 Device time: a captured program has its timing events inside of the graph. A start event outside of it, on an
-idle stream, happens before the kernels arrive, and would book launch latency as device time; so the times of
+idle stream, would happen before the kernels arrive and count launch latency as device time; so the times of
 uncaptured launches, whose events can only be outside, are upper bounds. Copies are not timed: two events
 around each would cost more than the copy. Use Nsight Systems for those.
 """
@@ -32,9 +32,9 @@ from engines.devices.loading import build, one_line
 
 _WARM_UPS = 2  # runs before a capture: lazy initialisation of libraries must not be captured
 _EAGER_PAIRS = 256  # timing event pairs for uncaptured launches in flight
-_WORK_ROWS = 1 << 18  # a server never ends its round, and they would grow by gigabytes a day
+_WORK_ROWS = 1 << 18  # a server's round never ends: unbounded, they would grow by gigabytes a day
 _ANCHOR_TRIES = 5
-_ANCHOR_AGE_NS = 1_000_000_000  # elapsed_time is a float32 of milliseconds: at 1 to 2 s it goes by 122 ns
+_ANCHOR_AGE_NS = 1_000_000_000  # elapsed_time is a float32 in ms: at 1 to 2 s its resolution is 122 ns
 _LONGEST_DELAY_CYCLES = 5_000_000  # about 3 ms
 
 PROGRAM = 0  # kind of device work
@@ -96,10 +96,10 @@ class _Pair:
 
 @dataclass(slots=True)
 class _Replay:
-    """One capture of a program; `done` is recorded behind each replay.
+    """One capture of a program; `done` is recorded after each replay.
 
-    `end` itself can't be asked: it is recorded by the graph, on the device, and until then still says that
-    the replay before has happened.
+    The pair's `end` can't be queried for that: the graph records it on the device, and until it does, it
+    still reports the previous replay as done.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -109,8 +109,8 @@ class _Replay:
 
 @dataclass(slots=True)
 class _Captured:
-    """A program captured twice, launched in turns: when one is due again the other is the one in flight, so
-    the times of the launch before last can be read without waiting."""
+    """A program captured twice, launched in turns: when one is due again, it is the other that is in flight,
+    so the times of the launch before last can be read without waiting."""
 
     replays: tuple[_Replay, _Replay]
     next: int = 0
@@ -128,8 +128,8 @@ _thread = _Thread()
 class CudaDevice:
     """Honours engines.devices.base.Device.
 
-    `blocking_sync`: a thread sleeps in `synchronize`, instead of spinning without the GIL as the engines this
-    one is compared with do. `chaos`: seed of random delays, spin kernels before commands.
+    `blocking_sync`: a thread sleeps in `synchronize`; the default is to spin, GIL released, as the engines
+    this one is compared with do. `chaos`: seed of random delays, spin kernels before commands.
     """
 
     kind = "cuda"
@@ -139,8 +139,8 @@ class CudaDevice:
         self._device = torch.device("cuda", torch.cuda.current_device())
         torch.set_float32_matmul_precision("highest")  # no TF32: tokens are compared with a reference
         torch.backends.cudnn.allow_tf32 = False
-        # cuDNN's attention builds a plan for each shape and thread at its first use, tens of ms of the host:
-        # every new prefill would pay it in the middle of a round, and a forward thread once more.
+        # cuDNN's attention builds a plan for each shape and thread on first use, tens of ms of host time:
+        # every new prefill shape would pay it in the middle of a round, and a forward thread once more.
         torch.backends.cuda.enable_cudnn_sdp(False)
         self._blocking = blocking_sync
         self._chaos = None if chaos is None else random.Random(chaos)
@@ -149,8 +149,8 @@ class CudaDevice:
         self._captured: dict[tuple[str, tuple[int, ...]], _Captured] = {}
         self._pool: Any = None
         self._capture_stream = torch.cuda.Stream(self._device)
-        # Addresses of pinned storages. Between captures torch's caching allocator keeps what it once pinned:
-        # no pageable tensor can come to lie there. Tensor.is_pinned() would ask the driver.
+        # Addresses of pinned storages. Between captures torch's caching allocator keeps what it once pinned,
+        # so no pageable tensor can get such an address. Tensor.is_pinned() would ask the driver.
         self._pinned: set[int] = set()
         self._held: list[torch.Tensor] = []
         self._anchor = self._tightest_anchor()
@@ -182,7 +182,7 @@ class CudaDevice:
         self._read_all()
         self._captured.clear()
         self._module = None
-        gc.collect()  # modules hold themselves in cycles, and both might not fit
+        gc.collect()  # modules are in reference cycles, and old and new might not fit together
         torch.cuda.empty_cache()
         try:
             module = build(spec, self._device)
@@ -203,7 +203,7 @@ class CudaDevice:
         what has to last from one to the next is in the module's buffers, outside of the pool. Capture the
         largest batch first, then the others fit into its memory. The error mode is thread-local, so that
         another thread's harmless CUDA call does not spoil a capture. Inference mode is for the program alone:
-        what torch keeps with a graph for its random numbers is written at each replay, outside of it.
+        the RNG state that torch keeps with a graph is written at each replay, outside of that mode.
         """
         self.drain()
         # A capture empties the cache of pinned blocks: what is freed there may come back as pageable memory.
@@ -269,7 +269,7 @@ class CudaDevice:
         return pinned
 
     def to_device(self, target: CudaBuffer, source: torch.Tensor, stream: CudaStream) -> None:
-        """The same call for all memory: what the driver does with a pageable source is the question."""
+        """The same call for all memory: what the driver does with a pageable source is to be measured."""
         view = target.like(source)
         self._use(stream)
         view.copy_(_flat(source), non_blocking=True)
@@ -387,8 +387,8 @@ class CudaDevice:
         return self._by_host_clock(rows)
 
     def _by_host_clock(self, rows: np.ndarray) -> np.ndarray:
-        """Rows stretched so that device time ends with host time where the round does. Anchors hop by device
-        time alone, and the two clocks part by tens of us in a second."""
+        """Rows stretched so that device and host time agree at the end of the round. Anchors hop by device
+        time alone, and the two clocks drift apart by tens of us in a second."""
         began, closing = self._round_anchor.ns, self._tightest_anchor()
         by_device = self._anchor.ns + round(self._anchor.event.elapsed_time(closing.event) * 1e6)
         if by_device > began:
@@ -415,7 +415,7 @@ class CudaDevice:
     # -- device time ---------------------------------------------------------------------------------------
 
     def _timing_pair(self, external: bool) -> _Pair:
-        """`external`: recorded by the graph at each replay, instead of ordering nodes at capture."""
+        """`external`: the graph records it at each replay; otherwise capture only orders nodes by it."""
         return _Pair(
             torch.cuda.Event(enable_timing=True, external=external),
             torch.cuda.Event(enable_timing=True, external=external),
@@ -464,7 +464,7 @@ class CudaDevice:
         return best
 
     def _move_anchor(self, stream: CudaStream) -> None:
-        """Hop to an event recorded a second ago, by device time, and record the next. Nothing waits."""
+        """Hop, by device time, to the event recorded a second ago, and record the next. Nothing waits."""
         event = self._next_anchor
         if event is not None:
             if not event.query():

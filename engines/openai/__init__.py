@@ -8,8 +8,8 @@
     replies.py      from the events of a reply to chunks with tokens and stamps
     engine.py       all of it behind the engine protocol
 
-What is read of a stream is only kept, with its stamps; it is looked into when the stream has ended and what
-waited to be read has been. No request is ever sent twice, and nothing imports torch.
+While a stream is read, its bytes are only kept, with their stamps; they are parsed when it has ended and
+what was waiting to be read has been. No request is ever sent twice, and nothing imports torch.
 """
 
 from __future__ import annotations

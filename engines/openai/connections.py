@@ -1,11 +1,11 @@
 """The sockets of the client: requests go out, replies are read and stamped, connections are kept.
 
 One thread and one epoll instance. A reply is only taken in here: HTTP is parsed as far as it must be to
-see where the body ends (httptools), and the pieces of the body are kept with two stamps, of the arrival of
-the last byte and of its reading. The first is the kernel's (SO_TIMESTAMPNS): it is right however late this
+see where the body ends (httptools), and the pieces of the body are kept with two stamps: when the last byte
+arrived, and when it was read. The first is the kernel's (SO_TIMESTAMPNS): it is right however late this
 process comes to read. Where the kernel gives none, as outside of Linux, it is -1.
 
-What a late reader does lose: bytes of several writes that wait together are read together, and have the
+What a late reader does lose: bytes of several writes that wait together are read together, and all get the
 arrival of the last.
 """
 
@@ -47,12 +47,12 @@ class Clock:
         self.offset_ns = offset_ns()
 
     def moved_ns(self) -> int:
-        """How far the clocks have come apart since: both are slewed alike, so only by a step of the time."""
+        """How far the clocks moved apart since: both are slewed alike, so only by a step of the time."""
         return abs(offset_ns() - self.offset_ns)
 
 
 def offset_ns() -> int:
-    """CLOCK_REALTIME - perf_counter_ns: the best of a few, each between two readings of the other."""
+    """CLOCK_REALTIME - perf_counter_ns: the tightest of several, each between two readings of the latter."""
     best = None
     for _ in range(16):
         before = perf_counter_ns()
@@ -308,7 +308,7 @@ class Connections:
         return ended
 
     def wait_s(self) -> float | None:
-        """How long may be waited for something to happen; None: for ever."""
+        """How long the caller may wait for something to happen; None: for ever."""
         if self._ended:
             return 0
         return CHECK_NS / 1e9 if len(self._by_descriptor) > len(self._idle) else None
@@ -362,7 +362,7 @@ class Connections:
             self._lose(connection, self._cause(connection, error))
 
     def _watch(self, connection: Connection) -> None:
-        """For room to write only while there is something to write."""
+        """Watch for room to write only while there is something to write."""
         wanted = select.EPOLLIN | (select.EPOLLOUT if connection.outgoing or connection.connecting else 0)
         self.epoll.modify(connection.socket, wanted)
 

@@ -99,8 +99,8 @@ def why(error: OSError) -> str:
 
 
 def address(endpoint: Endpoint) -> tuple[int, tuple[Any, ...]]:
-    """Family and address of the server: the first of its name's at which something listens, so that
-    "localhost" finds what listens on one of its two; where nothing does, the first. Raises Unreachable."""
+    """Family and address of the server: of its name's addresses the first at which something listens (for
+    "localhost" it may be either of two); the first of all where nothing does. Raises Unreachable."""
     try:
         found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -104,7 +104,7 @@ class OpenAIEngine(api.Engine):
         self.connections.cancel(request)
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
-        """Reading comes first: a reply is looked into, one at a time, between two looks at the sockets."""
+        """Reading comes first: ended replies are parsed one at a time, between two looks at the sockets."""
         assert self.connections is not None
         while pump(0 if self.ended else self.connections.wait_s()):
             self.ended += self.connections.turn()
@@ -152,8 +152,8 @@ class OpenAIEngine(api.Engine):
         gc.disable()  # until the round is over: a collection takes milliseconds
 
     def collect(self) -> api.RoundRecord:
-        """Raises EngineError where a server of our own served nothing: its output, which says why, would end
-        with it."""
+        """Raises EngineError where a server of our own served nothing: its output, which says why, would be
+        lost with it."""
         assert self.connections is not None
         gc.enable()
         if self.server is not None and self.failed and not self.served:

@@ -188,9 +188,9 @@ def _read(reply: Reply) -> tuple[list[_Piece], _Usage | None, str, bool]:
 
 
 def _holds_token(choice: _Choice, piece: _Piece, so_far: int | None) -> bool:
-    """By what it says; else by the usage, where chunks tell one that grows (`so_far`: what the last one told;
-    one that comes with the end alone is the sum). Without that, a completion has a chunk for each step, as
-    vLLM's and SGLang's clients count them, and one without text beside the end of it."""
+    """By its content; else by its usage, where that grows from chunk to chunk (`so_far`: the one before; a
+    usage that comes only with the end is the sum). Without that, each chunk of a completion is a step, as
+    vLLM's and SGLang's clients count them, except for one without text that brings the end."""
     if piece.text or piece.ids or piece.logprobs:
         return True
     if piece.ids is not None or piece.logprobs is not None:
@@ -239,7 +239,7 @@ def _count(
         counted_by = "usage"
         counts = [after - before for before, after in pairwise(so_far)]
     elif tokens is not None:
-        # Each for itself: a chunk ends where a token does, and a tokenizer that saw them all would join some.
+        # Each by itself: a chunk ends where a token does, and encoding all at once would merge some tokens.
         counted_by, counts = "tokenizer", [tokens(piece.text) for piece in pieces]
     elif total is not None:
         one_each = total == len(pieces)
@@ -269,7 +269,7 @@ def _chunks(reply: Reply, pieces: Sequence[_Piece], counts: Sequence[int]) -> li
 
 
 def _arrival(reply: Reply, index: int) -> int:
-    """By the kernel, or else of the reading."""
+    """The kernel's stamp, or else that of the reading."""
     stamp = reply.arrived_ns[index]
     return reply.read_ns[index] if stamp < 0 else stamp
 

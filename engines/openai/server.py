@@ -41,8 +41,8 @@ class Server:
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def failure(self, when: str, words: str = "") -> api.EngineError:
-        """That it ended, hung or failed, with what is known of why, or else its last words; the whole log is
-        kept and named."""
+        """The error that it ended, hung or failed, with `words` as the reason, or else the last line of its
+        log; the whole log is kept, and named in it."""
         ended = self.ended()
         self.log.seek(0)
         with tempfile.NamedTemporaryFile(prefix="bench-server-", suffix=".log", delete=False) as kept:
@@ -55,8 +55,8 @@ class Server:
         return api.EngineError(f"{how} {when}: {words}; its output is in {kept.name}")
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Until /health gives 200, or, where it has none, /v1/models, which llama.cpp answers while it still
-        loads. Raises EngineError where it ends before, or takes longer."""
+        """Until /health gives 200, or, where there is none, /v1/models does (not the first choice: llama.cpp
+        answers it while still loading). Raises EngineError where it ends before, or takes longer."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.ended():

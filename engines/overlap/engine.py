@@ -32,7 +32,7 @@ from engines.tracing import name_thread
 
 def ladder(most: int) -> tuple[int, ...]:
     """Bucket sizes up to `most`: powers of two and the halves between them (1 2 3 4 6 8 12 16 ...), so that
-    a bucket is never more than a third empty and every size needs few captured programs."""
+    a bucket is never more than a third empty and few programs have to be captured."""
     sizes = {most}
     for power in (1 << exponent for exponent in range(most.bit_length())):
         sizes |= {size for size in (power, power + power // 2) if size < most}
@@ -241,7 +241,7 @@ class OverlapEngine(api.Engine):
     def submit(self, request: api.Request) -> None:
         """Tokenize where the client did not, refuse what can never run, queue the rest."""
         accepted = perf_counter_ns()
-        self._loop.end_stopped()  # the id may be one that ended, which the client knows already
+        self._loop.end_stopped()  # the client may know of an end before we do, and reuse its id
         prompt = request.prompt
         if isinstance(prompt, str):
             if self._tokenizing is not None:
@@ -307,7 +307,7 @@ class OverlapEngine(api.Engine):
         self._device.drain()
         self._device.begin_round()
         self.counters.clear()
-        self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # no collection is a finding too
+        self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # zero is a finding too
 
     def collect(self) -> api.RoundRecord:
         self._loop.settle()

@@ -16,7 +16,7 @@ CHAOS_MOST_S = (0.0, 0.002, 0.02)  # none, within a step, and far beyond one: th
 
 
 class Forward:
-    """Metadata, program and future map go on stream `forward`, the sampled ids on stream `copy`."""
+    """Metadata, program and future map go on stream `forward`, the sampled ids on `d2h.stream`."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 Blocks live on the device; their numbers are handed out here. A full block can be kept under a key made of its
 tokens and of the key of the block before it, so equal keys mean equal tokens from the very first one on. Kept
-blocks have as many owners as use them; one that nobody uses stays as long as no free block is left.
+blocks have as many owners as use them; one that nobody uses stays until no free block is left.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class BlockPool:
 
     def give_back(self, blocks: list[int]) -> None:
         """Blocks that no launched step reads or writes any more on their owner's behalf. Giving one back that
-        has no owner is a bug, said loudly: it would end up with two, who overwrite each other's keys.
+        has no owner is a bug, so it raises: it would end up with two, who overwrite each other's KV.
 
-        The last ones of a prefix are given up first: the others are of use without them.
+        The last ones of a prefix are evicted first: the others are of use without them.
         """
         for block in reversed(blocks):
             owners = self._owners[block] - 1

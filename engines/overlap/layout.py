@@ -56,7 +56,7 @@ class Array:
 
 
 def families(sampling: bool, scoring: bool) -> list[str]:
-    """Those that an engine needs which was started for this."""
+    """The families that an engine started with these options needs."""
     return ["greedy", *(["sampled", "filtered"] if sampling else []), *(["scored"] if scoring else [])]
 
 

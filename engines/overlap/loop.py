@@ -67,11 +67,11 @@ class Loop:
     in_flight: Step | None = None  # under overlap: launched, and not processed yet
 
     def receive(self, pump: Pump, wait: bool) -> bool:
-        """Take in new requests; block for one only where there is nothing else to do. That wait is no work
-        of the host, and in no step's record."""
+        """Take in new requests; block for one only when there is nothing else to do. That wait is not host
+        work, and goes into no step's record."""
         if wait:
             return pump(None)
-        recorder = self.recorder  # the pump may be told to begin a round, and change it
+        recorder = self.recorder  # kept: a round that begins in the pump may replace it
         began = recorder.begin(RECV, self.next_step)
         go_on = pump(0)
         recorder.end(RECV, self.next_step, began)
@@ -84,7 +84,7 @@ class Loop:
         batch = self.scheduler.schedule()
         if batch is None:
             self.recorder.end(SCHEDULE, NO_STEP, began)
-            self.recorder.forget(RECV, number)  # the step may come much later, behind a wait
+            self.recorder.forget(RECV, number)  # the step may come much later, after a wait
             return None
         self.next_step += 1
         self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
@@ -101,7 +101,7 @@ class Loop:
         return step
 
     def open(self, batch: Batch) -> None:
-        """Tell the output of new requests with stop strings."""
+        """Announce new requests that have stop strings to the output."""
         for active in batch.requests:
             if active.request.stop and not active.tokens:
                 ending = msgspec.structs.replace(finish_event(active), reason="stop")
@@ -152,9 +152,9 @@ class Loop:
         self.end_stopped()
 
     def catch_up(self, step: Step) -> None:
-        """Output that was put off until a step was launched. `output` is recorded where it is processed, and
-        once in a step, so that its stamps say when that was. The last step before the engine is idle has two,
-        that of the step before and its own: their sum, from the beginning of the first."""
+        """Process output that was deferred until a step was launched. `output` is recorded in the step during
+        which it runs, so that its stamps say when that was. The last step before the engine goes idle has
+        two, the previous step's and its own: recorded as their sum, from the start of the first."""
         if self.output.deferred:
             began = self.recorder.begin(OUTPUT, step.number)
             self.output.catch_up()
@@ -164,7 +164,7 @@ class Loop:
             self.end_stopped()
 
     def end_stopped(self) -> None:
-        """End the requests whose text came to a stop string, as far as that is known by now."""
+        """End the requests whose text has reached a stop string, as far as that is known by now."""
         for stopped in self.output.stopped():
             if stopped.dropped:
                 self.counters["stop_dropped_tokens"] += stopped.dropped
@@ -172,8 +172,8 @@ class Loop:
                 self.end(stopped.id, "stop")
 
     def settle(self) -> None:
-        """See the step in flight to its end, before its records are taken. All of its requests ended with the
-        step before, by EOS or a stop string, and who hears of the last end may ask at once."""
+        """Finish the step in flight before its records are taken. All its requests have ended, by EOS, a stop
+        string or a cancel, and whoever hears of the last end may ask for the records at once."""
         self.end_stopped()
         if self.in_flight is not None:
             self.sync(self, self.in_flight, None)
@@ -209,7 +209,7 @@ def serial_loop(loop: Loop, pump: Pump) -> None:
         loop.launch.submit(step)
         loop.catch_up(step)
         loop.process(step, loop.wait_copy_done(step))
-        if loop.scheduler.idle:  # no launch follows to process the last output behind
+        if loop.scheduler.idle:  # no launch follows that could hide the last output
             loop.catch_up(step)
 
 

@@ -28,8 +28,8 @@ from engines.overlap.sampler import sample, sample_greedy
 from engines.overlap.scoring import score
 
 ATTENTION = "overlap-paged"
-# How far apart logits may be for their size: another order of summation, in each layer. Two attention kernels
-# put the 22 layers of llama-1b 0.07 apart in bf16.
+# How far apart logits may be, relative to the largest: each layer sums in another order. Two attention
+# kernels put llama-1b, 22 layers, 0.07 apart in bf16.
 LOGITS_APART = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.01}
 
 
@@ -64,7 +64,7 @@ class Paged:
     slots: int64 [batch * length]; tables: int32 [batch * blocks]; gathered: two buffers [batch * blocks,
     block_size, kv_heads, head_dim], static, since a fresh allocation of that size in each layer costs more
     than the gather. bias: [batch, 1, length * queries per KV head, blocks * block_size], the queries of one
-    head one after another, 0 where a query looks and -inf where not; one row where all look at the same.
+    head one after another, 0 where a query looks and -inf where not; a single row where all look at the same.
     """
 
     pages: Pages
@@ -147,7 +147,7 @@ class OverlapModule:
         own_logits = self._own_logits()
         self.root.set_attn_implementation(ATTENTION)
         config = self.root.config.get_text_config()
-        config.pad_token_id = None  # or each forward searches its ids for padding, and warns of it
+        config.pad_token_id = None  # else each forward searches its ids for padding, and warns
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -212,12 +212,12 @@ class OverlapModule:
         self._check_logits(model, own_logits)
 
     def _own_logits(self) -> Tensor:
-        """Of the last of a few tokens, by the model as it was loaded."""
+        """The logits of the last of a few tokens, by the model as it was loaded."""
         logits: Tensor = self.root(self._a_few_tokens(), use_cache=False).logits
         return logits[0, -1]
 
     def _check_logits(self, model: str, expected: Tensor) -> None:
-        """A model may do something in its attention or behind its last layer that is not done here (cap or
+        """A model may do something in its attention or after its last layer that is not done here (cap or
         scale logits, attend to a sink): its tokens would be wrong, and nothing else would tell."""
         ids = self._a_few_tokens()
         nowhere = torch.full((ids.numel(),), DUMMY_SLOT, device=self.device)
@@ -246,7 +246,7 @@ class OverlapModule:
             for array in arrays
         }
         if "context_lens" in self._arrays[name]:
-            self._arrays[name]["context_lens"].fill_(1)  # a row that sees nothing has no attention: warm-ups
+            self._arrays[name]["context_lens"].fill_(1)  # for warm-ups: a row must attend to something
 
     def prefill(self, batch: int, length: int, family: str = "greedy") -> None:
         """Run `batch` prompts of at most `length` tokens and sample the first token of each."""
@@ -263,8 +263,8 @@ class OverlapModule:
         self._sample(hidden[rows, last], arrays, family)
 
     def extend(self, batch: int, length: int, blocks: int, family: str = "greedy") -> None:
-        """Run at most `length` new tokens of each of `batch` requests, which lie in at most `blocks` blocks
-        with all before them, and sample the next token of each."""
+        """Run at most `length` new tokens of each of `batch` requests, whose tokens, cached ones included,
+        lie in at most `blocks` blocks, and sample the next token of each."""
         tokens = batch * length
         arrays = self._arrays[program_name("extend", family)]
         positions = arrays["position_ids"][:tokens].view(batch, length)

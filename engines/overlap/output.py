@@ -1,8 +1,8 @@
 """What output processing is, wherever it runs: detokenize, find stop strings, build chunks, serialize, send.
 
 The same code for every choice of the output toggle, so that the choices differ in place and time alone. A
-stop string is found here, where the text is, and so perhaps when the engine is tokens ahead: what it hands
-over behind the stop is dropped and never sent.
+stop string is found here, where the text is, so the engine may be tokens ahead by then: what it hands over
+past the stop is dropped and never sent.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from engines.api import Chunk, Event, EventSink, Finish
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """A request with stop strings begins. `finish` is what to say when its text comes to one, its number of
-    tokens aside."""
+    """A request with stop strings begins. `finish` is what to send when its text reaches one, except for
+    its number of tokens."""
 
     stop: list[str]
     finish: Finish
 
 
 class Produced(msgspec.Struct, frozen=True, array_like=True):
-    """One token of one request, and with its last one what ends it."""
+    """One token of one request; with the last one, the request's end."""
 
     id: int
     token: int
@@ -35,8 +35,8 @@ class Produced(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stopped(msgspec.Struct, frozen=True, array_like=True):
-    """Told back to the engine: a request's text has just come to a stop string (`dropped` 0), or so many
-    tokens behind it were dropped. By then its id may be another request's."""
+    """Reported back to the engine: a request's text has just reached a stop string (`dropped` 0), or that
+    many tokens past it were dropped, by which time its id may be another request's."""
 
     id: int
     dropped: int
@@ -61,9 +61,9 @@ class OutputProcessor:
     """Turns produced tokens into events. A chunk holds `stream_interval` tokens, but a request's first token
     goes out alone and at once, and its last chunk holds what is left.
 
-    Text that a stop string may begin with is held back until more of it is known; its tokens are not.
-    `tell` is called before the events that it is about are sent: whoever hears of the end may ask the engine
-    for something new, and must find it knowing.
+    Text that may be the beginning of a stop string is held back until more is known; its tokens are not.
+    `tell` is called before the events that it is about are sent: whoever hears of the end may send the
+    engine something new at once, and it must know of the end by then.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class OutputProcessor:
         except Exception as error:  # the library raises nothing narrower
             if "Invalid prefix" not in str(error):
                 raise
-            # What came behind a text changed how it reads, which some decoders do to bytes of no character
-            # (vLLM 17448). What was sent stands, half a character stays one; the stream begins anew here.
+            # A later token changed how earlier ones decode, which some decoders do to bytes that are no
+            # character (vLLM 17448). What was sent stands, half a character stays one; start a new stream.
             lost = self._rest(stream)
             stream.decode = DecodeStream(skip_special_tokens=True)
             text = stream.decode.step(self._tokenizer, token)
@@ -156,8 +156,8 @@ class OutputProcessor:
 
 
 def _at_stop(stream: _Stream, opening: Opening) -> Finish | None:
-    """What ends a request whose text has just come to a stop string; the text is cut before it. Text that
-    was sent holds no beginning of one, so it can't reach back there."""
+    """What ends a request whose text has just reached a stop string; the text is cut before it. Text that
+    was sent never ended in the beginning of one, so the stop string lies wholly in unsent text."""
     stream.completion_tokens += 1
     found = [at for stop in opening.stop if (at := stream.text.find(stop)) >= 0]
     if not found:

@@ -29,10 +29,10 @@ class Handed(msgspec.Struct, frozen=True, array_like=True):
     """What the engine hands over at once; it is processed in this order."""
 
     opened: list[Opening] = []
-    step: int = -1  # that `produced` is of
+    step: int = -1  # the one that `produced` belongs to
     produced: list[Produced] = []
     closed: list[Finish] = []
-    ranges: str = ""  # KEEP them from now on, or TELL what was kept
+    ranges: str = ""  # KEEP: record them from now on; TELL: send what was recorded
 
 
 KEEP, TELL = "keep", "tell"

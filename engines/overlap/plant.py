@@ -20,7 +20,7 @@ from engines.devices.base import Device, Stream
 
 PROGRAM = "delay"
 TAG = 1 << 40  # added to the step of a delay's device work, which tells it from the step's own
-CALIBRATION_CYCLES = 1_000_000  # half a ms: less than the card gives a process before another has its turn
+CALIBRATION_CYCLES = 1_000_000  # half a ms: less than a process's time slice on the card
 CALIBRATIONS = 500  # at most
 NO_FASTER = 100  # calibrations in a row
 
@@ -80,8 +80,8 @@ class SpinKernel:
     """On CUDA, a kernel that counts clock cycles. How many there are in a nanosecond is measured at its first
     call, which is a warm-up and not captured; where the clock changes later, the counter shows it.
 
-    The most that was seen counts: a clock that still rises, and the other arm's kernels, which boots beside
-    this one and has the card in turn with it, can only make them fewer.
+    The highest rate seen counts: a clock still ramping up, and the kernels of the other arm, which boots
+    beside this one and time-shares the card with it, can only lower it.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""What the phases of a step are told to, by one pair of calls: `begin` and `end`.
+"""Where the phases of a step are reported, by one pair of calls: `begin` and `end`.
 
 Always to the step records: when each phase of each step began and ended. Rows are preallocated, so that
 recording never allocates on a step beyond the stamps' own integers; a phase costs two stamps and two calls,
-about 0.4 us. Where somebody looks on (Tracer), also to NVTX, and to the timeline of a profiled round.
+about 0.4 us. With a Tracer, also to NVTX, and to the timeline of a profiled round.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Recorder:
         self.lost = 0
 
     def begin_round(self, next_step: int) -> None:
-        # One row more than there are steps: a `recv` is of the step that may come, and none came after the
-        # last. What it left would count into that row's step of this round.
+        # One row more than there are steps: a `recv` goes to the step that may follow, and none followed the
+        # last. What it left there would count into that row's step of the new round.
         used = min(self._rows + 1, MOST_STEPS) * WIDTH
         self._cells[:used] = array("q", [-1]) * used
         self._first = next_step
@@ -55,13 +55,13 @@ class Recorder:
             self._cells[(step - self._first) * WIDTH + STEP_COLUMNS.index("dropped")] = rows
 
     def begin(self, phase: int, step: int) -> int:
-        """A phase begins on this thread; hand what comes back to `end`. `step`: which it belongs to, or may
-        come to belong to."""
+        """A phase begins on this thread; pass the result to `end`. `step`: the one that it belongs to, or may
+        turn out to belong to."""
         return perf_counter_ns()
 
     def end(self, phase: int, step: int, began: int) -> None:
         """The phase ends, and belongs to that step; none if it is negative. A phase that comes twice in a
-        step is summed up: its end moves on by what it took."""
+        step is summed: its end moves on by what the second one took."""
         now = perf_counter_ns()
         row = step - self._first
         if not 0 <= row < MOST_STEPS:
@@ -75,7 +75,7 @@ class Recorder:
             cells[at + 1] += now - began
 
     def forget(self, phase: int, step: int) -> None:
-        """What was recorded of that phase of a step that has not come was of none."""
+        """Drop what was recorded of that phase for a step that has not come: it belongs to none."""
         row = step - self._first
         if 0 <= row < MOST_STEPS:
             at = row * WIDTH + STARTS[phase]
@@ -86,9 +86,9 @@ class Recorder:
 
 
 class Tracer(Recorder):
-    """A recorder that besides tells NVTX of each phase, and in a round that is profiled keeps each on its
-    own, for a timeline. In such a round it marks a window of steady decode: it opens where SETTLED steps in a
-    row were decode, and holds the next `steps`, whatever they are."""
+    """A recorder that also reports each phase to NVTX, and in a profiled round keeps each one by itself, for
+    a timeline. In such a round it marks a window of steady decode: it opens after SETTLED decode steps in a
+    row, and holds the next `steps` steps, whatever they are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Tracer(Recorder):
         self._mark = open_ranges(WINDOW_DOMAIN, [WINDOW])
         self._steps = 0  # of the window; 0: none is to be marked
         self._in_a_row = 0
-        self._last = 0  # step of the window
+        self._last = 0  # the window ends where this step begins
         self.opened_ns = self.closed_ns = -1
 
     def begin_profile(self, next_step: int, steps: int) -> None:

@@ -15,7 +15,7 @@ class Active:
     """A request and where it stands. Equal only to itself.
 
     `context` counts the tokens that the next step needs KV slots for: the prompt, and what launched steps
-    will have given. It ends at `limit`, so a length finish is known ahead and never costs a step too many.
+    will have given. It ends at `limit`, so a length finish is known ahead and never costs an extra step.
     """
 
     request: Request

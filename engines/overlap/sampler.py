@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Colder than this changes nothing, but a logit divided by it may be infinite, and a share then not a number.
+# A lower temperature changes nothing, but a logit divided by it may overflow to inf, and softmax give NaN.
 _COLDEST = 1e-30
 
 
@@ -41,10 +41,10 @@ def sample(
     if top_ks is not None and top_ps is not None:
         lowest = _lowest_kept(scaled, top_ks, top_ps)
         scaled = torch.where(scaled >= lowest, scaled, float("-inf"))
-    # float64, and one bit less in the uniform number than it holds: a target never reaches the last sum.
+    # float64, and a uniform number one bit short of its precision: a target never reaches the last sum.
     sums = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
     targets = uniforms(seeds, positions)[:, None] * sums[:, -1:]
-    sampled = (sums <= targets).sum(-1)  # the first token whose sum lies above: never one of no probability
+    sampled = (sums <= targets).sum(-1)  # the first sum above the target: never a token of probability 0
     torch.where(greedy, logits.argmax(-1), sampled, out=out)
 
 
@@ -56,7 +56,7 @@ def _lowest_kept(scaled: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
     kth = ordered.gather(-1, k[:, None] - 1)
     probabilities = torch.where(ordered >= kth, ordered, float("-inf")).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities  # of all likelier tokens: 0 for the first, which stays
-    within_p = (before < top_ps[:, None]).sum(-1).clamp(min=1)  # float32 makes 0 of a tiny top_p
+    within_p = (before < top_ps[:, None]).sum(-1).clamp(min=1)  # a tiny top_p is 0 in float32
     count = torch.where(top_ps < 1, within_p, vocabulary)
     return torch.maximum(kth, ordered.gather(-1, count[:, None] - 1))
 

@@ -1,12 +1,12 @@
 """Which requests run next, and what the device must be told to run them.
 
-Knows requests and blocks; knows no device and no thread. Prefill goes first: a request that waits is worth
-more than one more token of those that run.
+Knows requests and blocks; knows no device and no thread. Prefill goes first: starting a waiting request is
+worth more than one more token for the running ones.
 
 A request takes blocks as it grows. When they run out, the youngest running request is preempted: it goes
 back to the front of the queue, and is prefilled again later with all its tokens so far. None is preempted
 while a step is in flight: the device may still read its blocks, and a step that ends may give some back. So
-the oldest request always gets on, and a request that fits alone always ends.
+the oldest request always makes progress, and a request that fits alone always finishes.
 
 With a prefix cache, full blocks are kept once the ids in them are on the host, and a request that begins with
 kept blocks is prefilled from the token after them. At least its last token is prefilled: the next one is
@@ -33,14 +33,14 @@ Values = Sequence[int] | Sequence[float] | np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's work, immutable: whatever happens to the requests later, the step runs what stands here.
+    """One step's work, immutable: whatever happens to the requests later, the step runs what is written here.
 
     `values` is what the device is told, by the names of layout.DTYPES; Python numbers, except for the block
     tables, int32 [rows, blocks]. `rows` is the batch with its padding, `length` the padded number of new
     tokens of a prefill, `blocks` the padded number of blocks that a decode step reads, or a prefill after a
     cached prefix. `changed_rows` is what has to change in the table that the device keeps: (slot, int32 [max
     blocks]); nothing with tables=full. `family` is how tokens are chosen (layout.FAMILIES). `cached_tokens`
-    were not prefilled; so many requests were `preempted` to make room.
+    were found in the prefix cache, not prefilled; `preempted` requests lost their blocks to make room.
     """
 
     kind: str  # "prefill" or "decode"
@@ -95,7 +95,7 @@ class Scheduler:
         self.sampling = sampling  # whether a request may ask for a temperature
         self.scoring = scoring  # whether a request may bring forced tokens
         self.waiting: deque[Active] = deque()
-        self._live: dict[int, Active] = {}  # by request id; the latest one of an id that comes again
+        self._live: dict[int, Active] = {}  # by request id; of a reused id, the latest
         self.running: list[Active] = []  # in the order of arrival: admitted and preempted in that order
         self._steps_in_flight = 0
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
@@ -124,10 +124,10 @@ class Scheduler:
         return batch
 
     def append(self, batch: Batch, ids: Sequence[int], eos: frozenset[int]) -> list[tuple[Active, int]]:
-        """Give each request of a finished step its token; (request, token) of those that wanted one.
+        """Give each request of a finished step its token; (request, token) of those that still wanted one.
 
         A request that ended while this step was in flight drops its token. Blocks and slot go back only when
-        no launched step reads them any more: the next owner's first step would be overwritten otherwise.
+        no launched step uses them any more: none may ever write into the next owner's.
         """
         self._steps_in_flight -= 1
         if batch.family == "scored":
@@ -149,8 +149,8 @@ class Scheduler:
         return appended
 
     def end(self, request_id: int, reason: str) -> Active | None:
-        """End a request from outside of its tokens; None where it has ended. What steps in flight give it is
-        dropped, and blocks and slot go back when they are done."""
+        """End a request for a reason other than its tokens; None where it has ended already. What steps in
+        flight give it is dropped, and its blocks and slot go back when those are done."""
         request = self._live.get(request_id)
         if request is None or request.finish_reason:
             return None
@@ -217,13 +217,13 @@ class Scheduler:
         return prefill_batch(admitted, padded, self.pool.block_size)
 
     def _cached_prefix(self, request: Active) -> list[int]:
-        """Kept blocks that hold its first tokens, the last token left out."""
+        """The kept blocks that hold its leading tokens, at most up to the one before its last."""
         full = (request.context - 1) // self.pool.block_size
         self._extend_keys(request, full)
         return self.pool.find(request.keys[:full])
 
     def _keep_full_blocks(self, request: Active) -> None:
-        """Those whose ids are all on the host, and were fed to a step that is done: all but the newest."""
+        """Keep those whose ids are all on the host and were fed to a finished step: all but the newest id."""
         full = (len(request.prompt) + len(request.tokens) - 1) // self.pool.block_size
         if full > request.kept_blocks:
             self._extend_keys(request, full)
@@ -240,7 +240,7 @@ class Scheduler:
                 keys.append(block_key(keys[-1] if keys else NO_KEY, ids[place * size : (place + 1) * size]))
 
     def _decode(self) -> Batch | None:
-        """One more token for every running request that has use for one. None also where blocks ran out and
+        """One more token for every running request that has use for one. Also None where blocks ran out while
         a step is in flight."""
         preempted = 0
         requests, growing = self._wanting()
@@ -268,7 +268,7 @@ class Scheduler:
         return requests, [each for each in requests if each.context > len(each.blocks) * size]
 
     def _preempt(self, request: Active) -> None:
-        """To the front of the queue: what it has waits on the host, what the device has of it is lost."""
+        """Back to the front of the queue: its tokens stay on the host, its keys and values are lost."""
         assert not request.in_flight, "a step in flight still reads its blocks"
         self.running.remove(request)
         self._free(request)

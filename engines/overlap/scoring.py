@@ -1,8 +1,8 @@
 """Scores of forced tokens: what lets an accuracy check go through the very steps that are measured.
 
 A forced token is taken in place of the one the model would say, and the log-probability that the model gave
-it comes back by the way that token ids come back: both lie in one word of `sampled_ids`. So there is no copy,
-no buffer and no event that a measured step has not, and what would bring a stale id brings a stale score.
+it comes back the way token ids do: both lie in one word of `sampled_ids`. So the way back has no copy, buffer
+or event that a measured step's has not, and what would bring a stale id brings a stale score.
 """
 
 from __future__ import annotations

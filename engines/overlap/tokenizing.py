@@ -1,6 +1,6 @@
 """Tokenizing off the scheduler's thread: texts go to worker threads, token ids come back to the loop.
 
-A step is not held up by a long text any more, but the text by the step: what is finished while one runs is
+A long text no longer holds up a step, but a step now holds up the text: what is finished while one runs is
 picked up after it. Where texts are short, that costs more than it saves: the stamps show both.
 """
 
@@ -31,8 +31,8 @@ class Tokenized:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text, without the GIL while it works. `Tokenizer.encode` keeps it, and would hold up the
-    scheduler for as long as the text takes; a batch of one gives it back."""
+    """Token ids of a text, the GIL released meanwhile. `Tokenizer.encode` would hold it, and stall the
+    scheduler for as long as the text takes; a batch of one releases it."""
     ids: list[int] = tokenizer.encode_batch([text])[0].ids
     return ids
 
@@ -42,7 +42,7 @@ class Tokenizing:
 
     A loop that waits for messages is woken by `wake_fd`, an eventfd: what is finished never waits for the
     next request. It is written and the result put into the queue under one lock, so that neither is ever seen
-    without the other: a wake-up would be lost, or the descriptor stay readable for nothing.
+    without the other: else a wake-up would be lost, or the descriptor stay readable for nothing.
     """
 
     def __init__(self, tokenizer: Tokenizer, workers: int) -> None:
@@ -51,7 +51,7 @@ class Tokenizing:
         self._pool = ThreadPoolExecutor(workers, "tokenize")
         self._finished: deque[Tokenized] = deque()
         self._lock = Lock()
-        self.requests: set[int] = set()  # that are with the workers, by id
+        self.requests: set[int] = set()  # ids of those that are with the workers
 
     def submit(self, request: Request, text: str, accepted_ns: int) -> None:
         """Queue a text for the workers; does not block."""
@@ -61,7 +61,7 @@ class Tokenizing:
     def feeding(
         self, pump: Callable[[float | None], bool], take: Callable[[Tokenized], None]
     ) -> Callable[[float | None], bool]:
-        """A pump that besides hands everything that is finished to `take`."""
+        """A pump that also hands everything that is finished to `take`."""
 
         def pump_and_take(timeout: float | None) -> bool:
             go_on = pump(timeout)
@@ -80,7 +80,7 @@ class Tokenizing:
         prompt, error = list[int](), ""
         try:
             prompt = encode(self._tokenizer, text)
-        except Exception as problem:  # whatever breaks here would be lost, and the request never end
+        except Exception as problem:  # it would be lost otherwise, and the request never end
             error = f"the prompt can't be tokenized: {problem}"
         tokenized = Tokenized(request, prompt, error, accepted_ns, perf_counter_ns())
         with self._lock:

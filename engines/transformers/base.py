@@ -69,7 +69,7 @@ class TransformersEngine(api.Engine):
         raise NotImplementedError
 
     def give_up(self, request: int) -> Taken | None:
-        """Work no more on the request with that id; None where it has ended."""
+        """Stop work on the request with that id; None where it has ended."""
         raise NotImplementedError
 
     # -- the protocol --------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class TransformersEngine(api.Engine):
                 "less"
             )
         self.eos = _as_set(self.model.generation_config.eos_token_id)
-        # Greedy and nothing else: what a model was published with has temperatures and penalties of its own.
+        # Greedy and nothing else: a published generation config has temperatures and penalties of its own.
         self.model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
         self._vocabulary: int = config.vocab_size
         self.tokenizer = load_tokenizer(options.model, self._vocabulary)

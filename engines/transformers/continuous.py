@@ -87,13 +87,13 @@ class ContinuousEngine(TransformersEngine):
         self.wake_fd = self._outputs.wake_fd
         self._manager.current_batch = 0
         self._manager.start()
-        self._names = count()  # the client's ids come again, and old outputs may still be on their way
+        self._names = count()  # clients reuse ids, and old outputs may still be on their way
         self._running: dict[str, Taken] = {}  # by the manager's name for it
         self._named: dict[int, str] = {}  # by request id
 
     def _by_version(self) -> dict[str, Any]:
-        """What transformers 5.17 and 5.18 call otherwise, or do not have. Float32 is kept from the flash
-        attention that the library takes where it finds one: none computes in it."""
+        """Settings that transformers 5.17 and 5.18 name differently, or lack. With float32, keeps the library
+        from flash attention, which it takes where it finds one: none computes in float32."""
         known = {each.name for each in fields(ContinuousBatchingConfig)}
         settings: dict[str, Any] = {
             "page_size" if "page_size" in known else "block_size": self.options.block_size
@@ -139,7 +139,7 @@ class ContinuousEngine(TransformersEngine):
                 raise self._ended()
 
     def _said(self, output: GenerationOutput, taken: Taken) -> list[Produced]:
-        """What a request's output has that the one before it had not."""
+        """The tokens that a request's output has beyond the previous one's."""
         if output.error is not None:
             self._forget(output.request_id, taken)
             self._events.send([api.Error(taken.request.id, f"transformers: {output.error}")])

@@ -20,8 +20,8 @@ GATHER_NS = 5_000_000
 
 
 class EveryStep(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
-    """generate() asks after each step which rows end there: the one place where its tokens can be had as they
-    come, for several rows, and rows can end apart. The tokens are copied to the host here, which generate()
+    """generate() asks after each step which rows end there: the one place where the tokens of several rows
+    can be had as they come, and rows can end separately. They are copied to the host here, which generate()
     would wait for next anyway."""
 
     def __init__(self, ended: Callable[[list[int]], list[bool]]) -> None:
@@ -32,8 +32,8 @@ class EveryStep(StoppingCriteria):  # type: ignore[misc]  # transformers is not 
 
 
 class StaticEngine(TransformersEngine):
-    """Batches are of at most max_batch_size requests, prefill_max_batch_size of them being a batch too, and
-    prefill_max_tokens prompt tokens with their padding."""
+    """A batch has at most max_batch_size requests, at most prefill_max_batch_size too as it is prefilled
+    whole, and at most prefill_max_tokens prompt tokens, padding included."""
 
     heeded = (*HEEDED, "prefill_max_batch_size")
 
@@ -77,8 +77,8 @@ class StaticEngine(TransformersEngine):
             self._go_on = self._pump(left / 1e9)
 
     def _form_batch(self) -> list[Taken]:
-        """The next ones that fit together. A row that ended is computed on, so that the longest prompt with
-        the most new tokens must not run out of positions."""
+        """The next ones that fit together. A row that ended is still computed, so the longest prompt plus the
+        most new tokens must fit into the model's positions."""
         batch: list[Taken] = []
         longest = most = 0
         while self._waiting and len(batch) < self._most_rows:
@@ -112,7 +112,7 @@ class StaticEngine(TransformersEngine):
             )
 
     def _step(self, batch: Sequence[Taken], tokens: Sequence[int]) -> list[bool]:
-        """Say each row's token; which rows have ended, all of them where it is to stop."""
+        """Send each row's token; returns which rows have ended: all of them if told to stop."""
         now = perf_counter_ns()
         produced = []
         for taken, token in zip(batch, tokens, strict=True):

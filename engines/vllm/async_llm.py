@@ -88,7 +88,7 @@ class AsyncLLMEngine(VllmEngine):
             self._say([answer.finish("cancelled")])
 
     def _say(self, events: Sequence[api.Event]) -> None:
-        """Sent when the loop has looked at all that is ready: a message for a step, not for a request."""
+        """Sent once the loop has run all that is ready: one message per step, not per request."""
         if events and not self._said:
             self._loop.call_soon(self._send)
         self._said += events

@@ -45,7 +45,7 @@ class VllmEngine(api.Engine):
         self.options.refuse_unheeded(SPEC.name, HEEDED)
         _check_device(self.options.device)
         self.events = events
-        self._tokenizer = tokenizer_file(self.options.model)  # which knows a typo from a model
+        self._tokenizer = tokenizer_file(self.options.model)  # which refuses a typo
         self._folder = self._model_folder()
         try:
             config = self.open()
@@ -108,7 +108,7 @@ class VllmEngine(api.Engine):
         return folder
 
     def _check_in_force(self, config: Any) -> None:
-        """vLLM turns some switches by itself, with a line in its log: the record would be a lie."""
+        """vLLM flips some switches by itself, with a line in its log: the record would be a lie."""
         scheduling = config.scheduler_config
         found = {
             "async_scheduling": scheduling.async_scheduling,
@@ -154,7 +154,7 @@ class VllmEngine(api.Engine):
                 "tokenizer": str(self._tokenizer),
             },
             toggles=self.toggles,
-            # What vLLM promises of tokens and batches, it promises under this switch only.
+            # vLLM promises tokens independent of the batch under this switch only.
             deterministic=self.options.dtype == "float32" and (cpu or _batch_invariant()),
             pids=_pids(),
         )
@@ -171,8 +171,8 @@ class Answer:
     admitted_ns: int = -1
 
     def events(self, output: RequestOutput) -> list[api.Event]:
-        """What one more output of vLLM says. It tells when the first token was there, and of the others
-        nothing; and when the request was scheduled, both with its statistics on (option recorder)."""
+        """One more output of vLLM as events. With its statistics on (option recorder), it tells when the
+        request was scheduled and when the first token was there, but nothing of the other tokens."""
         (completion,) = output.outputs
         tokens = list(completion.token_ids)
         self.prompt_tokens = len(output.prompt_token_ids or ())
@@ -190,7 +190,7 @@ class Answer:
         return said
 
     def finish(self, reason: str) -> api.Finish:
-        """Ids need no tokenizing; when vLLM was done with a text, it does not tell."""
+        """Ids need no tokenizing; vLLM does not tell when it was done with a text."""
         tokenized = -1 if isinstance(self.request.prompt, str) else self.accepted_ns
         return api.Finish(
             self.request.id,
@@ -211,7 +211,7 @@ def _reason(reason: str | None, stopped_by: int | str | None) -> str:
 
 
 def _ns(seconds: float) -> int:
-    """Its core stamps by time.monotonic(), which on Linux is the clock of perf_counter_ns; 0 is never."""
+    """vLLM's core stamps by time.monotonic(), on Linux the clock of perf_counter_ns; 0 means never."""
     return round(seconds * 1e9) if seconds else -1
 
 

@@ -1,7 +1,7 @@
 """A complete engine of one's own, with one optimization to measure.
 
-A step gives every running request one token and takes STEP_US of a device that is not there. Its output takes
-the host WRITE_US: after it, while the device would stand idle, or, with output=deferred, while the next runs.
+A step gives every running request one token and takes STEP_US of a device that is not there. Writing its
+output takes the host WRITE_US: after the step, the device idle, or, with output=deferred, during the next.
 
 To try the gate on: change STEP_US on a branch.
 """
@@ -94,7 +94,7 @@ class PacedEngine(api.Engine):
         self.programs.extend((0, facts["step"], launched, done))
 
     def append(self) -> int:
-        """One token more for each that runs."""
+        """One token more for each that runs; returns when that ended."""
         at = now()
         for each in self.running:
             request = each.request
@@ -109,7 +109,7 @@ class PacedEngine(api.Engine):
         return now()
 
     def write(self) -> tuple[int, int]:
-        """Sends what is not written yet; when that began and ended."""
+        """Sends what is not written yet; returns when that began and ended."""
         began = now()
         spin(began, WRITE_US)
         self.events.send(self.unwritten)
@@ -133,7 +133,7 @@ class PacedEngine(api.Engine):
 
 
 def spin(since: int, for_us: int) -> int:
-    """Takes the host until so long after; when that was."""
+    """Busy-waits until `for_us` after `since`; returns when that was."""
     while now() < since + for_us * 1000:
         pass
     return now()

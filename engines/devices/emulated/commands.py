@@ -68,8 +68,8 @@ WORK_BYTES = WORK_ROWS * WORK_ROW.size
 
 
 def make_fence() -> Callable[[], None]:
-    """A full memory fence for one thread: no load behind it is done before a store in front of it is seen
-    elsewhere, nor is a store behind it seen before one in front. 0.25 µs.
+    """A full memory fence for one thread: no load after it executes before a store ahead of it is visible
+    elsewhere, nor is a store after it visible before one ahead of it. 0.25 µs.
 
     Waiting is Dekker's pattern. The host stores its waiter word, then loads the counter; the device stores
     the counter, then loads the waiter words. Without a fence in between, each may miss the other's store and
@@ -118,7 +118,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class Booted(msgspec.Struct, frozen=True, tag="booted"):
-    """The device process is up; `resident` are its bytes before any module."""
+    """The device process is up; `resident` is its memory in bytes before any module."""
 
     resident: int
 

@@ -64,8 +64,8 @@ class EmulatedDevice:
 
     `staging`: what a pageable copy to the device does first: "copy" stages at once, "sync" lets the stream
     run empty before it stages; CUDA's documentation allows both. `chaos`: seed of delays before commands.
-    `cores`: "split" gives the device process the last core this thread may run on, and keeps this thread and
-    all it starts from now on off that core until `close`; "shared", or a single core: no pinning.
+    `cores`: "split" gives the device process the last core this thread may run on, and keeps all threads of
+    this process, and what they start, off that core until `close`; "shared", or a single core: no pinning.
     """
 
     kind = "emulated"
@@ -348,11 +348,11 @@ _COUNTERS = (
     "d2h_pageable_bytes",
     "d2h_pinned_copies",
     "d2h_pinned_bytes",
-    "staging_wait_ns",  # pageable copies to the device waited that long for the ring, or for the stream
+    "staging_wait_ns",  # how long pageable copies to the device waited for the ring, or for the stream
     "captured_launches",
     "eager_launches",
     "kernel_commands",
-    "lost_wakeups",  # 0, or the fence is none on this machine
+    "lost_wakeups",  # 0, or the fence is not one on this machine
     "work_rows_lost",
 )
 
@@ -360,7 +360,7 @@ _COUNTERS = (
 def _move_threads(cores: set[int]) -> None:
     """All threads of this process: ZeroMQ's, which was there first, would run on the device's core."""
     for thread in os.listdir("/proc/self/task"):
-        with suppress(ProcessLookupError):  # it has ended since
+        with suppress(ProcessLookupError):  # it has ended meanwhile
             os.sched_setaffinity(int(thread), cores)
 
 

@@ -48,7 +48,7 @@ _WAITER_BYTES = slice(WAITERS * 8, (WAITERS + MAX_WAITERS) * 8)
 _WORDS = struct.Struct(f"<{MAX_WAITERS}q")
 _NOBODY = bytes(MAX_WAITERS * 8)
 
-_LARGE = 32 << 10  # bytes of a copy whose end is told at once
+_LARGE = 32 << 10  # a copy of this many bytes is published as soon as it is done
 
 _LONGEST_DELAY_NS = 3_000_000
 
@@ -174,7 +174,7 @@ class Executor:
         return asked
 
     def _do_copies(self) -> None:
-        """Everything that is ready and no program, in all lanes."""
+        """Everything that is ready and is not a program, in all lanes."""
         again = True
         while again:  # a copy done in one lane may be what another lane waits for
             again = False
@@ -214,10 +214,10 @@ class Executor:
             raise ValueError(f"unknown command {code}")
 
     def _publish(self) -> None:
-        """Tell the host what the lanes have completed, and wake who waited for it. Once for a program and
-        the small copies behind it: right after a program, with the caches full of it, this costs 10 µs.
+        """Tell the host what the lanes have completed, and wake who waited for it. Once for a program and the
+        small copies after it: right after a program, with the caches full of it, this costs 10 µs.
 
-        The first fence keeps copied bytes and work rows ahead of the counters, for the second see make_fence.
+        The first fence keeps copied bytes and work rows ahead of the counters; for the second see make_fence.
         """
         self._fence()
         for lane in self._active:
@@ -307,7 +307,7 @@ class Executor:
             queue.popleft()
 
     def _await_kernel(self, lane: _Lane, step: int, start: int) -> int:
-        """The host has not issued the next leaf module's command yet: idle time. When busy time goes on."""
+        """The next leaf module's command is not issued yet: idle time. Returns when the busy time began."""
         self._take(0)
         if lane.queue:
             return start
@@ -317,8 +317,8 @@ class Executor:
 
     def _receive_kernel(self, lane: _Lane) -> None:
         while not lane.queue:
-            # First: what the last look into the pipes brought for other lanes is not looked for again, and
-            # the host may wait for it before it issues the rest.
+            # Before waiting: the last `_take` may have brought copies for other lanes, which would not wake
+            # the next one, and the host may wait for them before it issues the rest.
             self._do_copies()
             self._publish()
             if self._take(self._until_ready()):
@@ -349,7 +349,7 @@ RANGES = ("program", "h2d", "d2h")  # by kind of device work
 
 
 class ExecutorInRanges(Executor):
-    """The same where a profiler looks on: each program and each copy is an NVTX range, with the number of its
+    """The same under a profiler: each program and each copy is an NVTX range, with the number of its
     step (copies: -1)."""
 
     def __init__(self, ranges: Ranges, **arguments: Any) -> None:

@@ -70,7 +70,7 @@ class Arena:
 
 
 class BounceRing:
-    """What a pageable copy to the device goes through: K slots, reused once the device has read them."""
+    """What a pageable copy to the device goes through: SLOTS slots, reused once the device has read them."""
 
     def __init__(self, arena: Arena, synchronize: Callable[[EmulatedEvent], None]) -> None:
         self._arena = arena
@@ -81,10 +81,10 @@ class BounceRing:
         self._lock = threading.Lock()
 
     def to_device(self, address: int, nbytes: int, buffer: int, offset: int, stream: EmulatedStream) -> int:
-        """Stage and queue a copy; on return the source may be rewritten. ns waited for free slots.
+        """Stage and queue a copy; on return the source may be rewritten. Returns the ns waited for slots.
 
-        The oldest slot may wait for a program to end: then the caller does, as with a full staging buffer of
-        a driver. Other threads that stage wait for their turn behind it.
+        The oldest slot may wait for a program to end: then so does the caller, as with a driver's full
+        staging buffer. Other threads that stage queue up behind it.
         """
         waited = 0
         with self._lock:

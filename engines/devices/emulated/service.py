@@ -64,8 +64,8 @@ class Service:
         except (HostGone, BrokenPipeError, ConnectionResetError):
             return
         except Exception as error:
-            # No call of the host is there to answer. As after a CUDA error, the device is lost, and whoever
-            # waits for it next is told why: one line, and the traceback behind it.
+            # The host is in no call that could be answered. As after a CUDA error, the device is lost, and
+            # whoever waits for it next is told why: one line, and the traceback after it.
             words = f"{one_line(error)}\n{traceback.format_exc()}".encode()[: PAGE_BYTES - LAST_WORDS - 1]
             self._page[LAST_WORDS : LAST_WORDS + len(words)] = words
             sys.exit(1)
@@ -78,7 +78,7 @@ class Service:
         gc.disable()  # a build imports and makes thousands of objects that stay
         try:
             answer = self._load(request)
-        except Exception as error:  # it is the host's, and goes there
+        except Exception as error:  # it is the host's to raise, and goes there
             answer = Refused(
                 usage=isinstance(error, BadSetting),
                 message=one_line(error),
@@ -110,7 +110,7 @@ class Service:
     def _load(self, request: Load) -> Loaded:
         """Build the new module once the old one is gone: both together might not fit.
 
-        On any core: two arms boot side by side, and would take turns on the one that is theirs in the run.
+        On any core: two arms boot side by side, and would take turns on the core that each uses in a round.
         """
         os.sched_setaffinity(0, self._all_cores)
         self._module = None

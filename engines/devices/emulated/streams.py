@@ -26,14 +26,14 @@ Lost = Callable[[], DeviceLost]  # the error to raise now that the device proces
 
 _KERNEL_RECORD = RECORD.pack(KERNEL, 0, 0, 0, 0, 0, 0, 0)
 
-# A wake-up cannot be lost if `fence` is what it says. Should it be, the waiter looks again after this long,
-# and `lost_wakeups` tells. Steps take 1 to 20 ms, so a wait seldom gets that far.
+# No wake-up is ever lost if `fence` is a fence. Should one be, the waiter looks again after this long, and
+# counts it in `lost_wakeups`. Steps take 1 to 20 ms, so a wait seldom gets that far.
 _BACKSTOP_MS = 20
-_ON_ITS_WAY_MS = 200  # the device counts first and wakes then, and may lose its core in between
+_ON_ITS_WAY_MS = 200  # the device first counts, then wakes, and may lose its core in between
 
 
 class EmulatedEvent(NamedTuple):
-    """Happened once `stream` has completed `value` commands; value 0, nothing was submitted: at once."""
+    """Happened once `stream` has completed `value` commands; with value 0 (nothing submitted), at once."""
 
     stream: int
     value: int
@@ -53,7 +53,7 @@ class EmulatedStream:
         self._lost = lost
 
     def submit(self, record: bytes, kernels: int = 0) -> int:
-        """Queue one command, and that many leaf-module commands behind it; the count so far.
+        """Queue one command, and `kernels` leaf-module commands after it; returns the count so far.
 
         One system call each, about 1 µs, GIL released; blocks while the queue is full. Raises DeviceLost.
         """

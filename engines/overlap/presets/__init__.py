@@ -1,8 +1,8 @@
 """Which model an engine runs: a built-in preset, or a Hugging Face causal LM by path or hub id.
 
-Presets have seeded random weights and a byte-level BPE of their own, so that everything runs offline. They
-use initializer_range=0.2: with the default 0.02 a tied GPT-2 emits two to four distinct tokens whatever it
-is fed, and would hide a stale id, a wrong position or a replaced KV block.
+Presets have seeded random weights and a byte-level BPE of their own, so that everything runs offline. Their
+initializer_range is 0.05 to 0.2: with the default 0.02 a tied GPT-2 emits two to four distinct tokens
+whatever it is fed, and would hide a stale id, a wrong position or a replaced KV block.
 
 The tiny ones are deep and narrow: their weights (2.8 MiB in tiny-gpt2) nearly fit a core's own caches, yet a
 step is long. Wider ones are read through the last-level cache in each step, which the machines of one host
@@ -70,7 +70,7 @@ PRESETS = {
             "n_positions": 1024,
             "vocab_size": 50257,
             **_INIT,
-            # 0.2 at this width has each query look at one key alone: in bf16 a third of the tokens turn.
+            # At this width 0.2 makes each query attend to a single key: in bf16 a third of the tokens change.
             "initializer_range": 0.06,
         },
     ),
@@ -87,15 +87,15 @@ PRESETS = {
             "vocab_size": 32000,
             "tie_word_embeddings": False,
             **_INIT,
-            "initializer_range": 0.05,  # wide enough for it is not tied, and 0.2 overwhelms so many layers
+            "initializer_range": 0.05,  # enough, as it is not tied; 0.2 is too much for so many layers
         },
     ),
 }
 
 
 def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -> PreTrainedModel:
-    """The causal LM of that name on `device`, in evaluation mode; `seed` is of a preset's weights. BadSetting
-    for one that is not there, that is incomplete, or that takes no attention function."""
+    """The causal LM of that name on `device`, in evaluation mode; `seed` makes a preset's weights. BadSetting
+    for one that does not exist, is incomplete, or takes no attention function."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if name in PRESETS:
@@ -198,8 +198,8 @@ def save(preset: Preset, folder: Path, seed: int = 0) -> None:
 
 
 def _local_folder(name: str) -> Path | None:
-    """The folder of a local model; None for what can only be a hub id. A name without a slash is meant as a
-    preset: a typo must not become a download."""
+    """The folder of a local model; None for what can only be a hub id. A name without a slash is taken for
+    a preset: a typo must not become a download."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if "/" not in name:

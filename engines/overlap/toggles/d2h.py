@@ -2,7 +2,7 @@
 
 Before (`blocking`), the ids are copied into pageable memory on the forward stream, as `.tolist()` on a
 device tensor does: the host stands still until everything on that stream is done. After (`event`), they are
-copied into pinned memory on a stream of their own, and the host waits for an event behind that copy.
+copied into pinned memory on a stream of their own, and the host waits for an event recorded after it.
 
 Claim: vLLM 22754 replaced `tolist()` because it blocked copies on other streams; its author saw no
 difference without such copies.
@@ -34,10 +34,10 @@ TOGGLE = Toggle(
 
 
 class DeviceToHost(Protocol):
-    stream: Stream  # that the copy runs on
+    stream: Stream  # the one the copy runs on
 
     def start(self, step: Step) -> None:
-        """On the launching thread, behind the program."""
+        """On the launching thread, right after the launch of the program."""
 
     def finish(self, step: Step) -> list[int]:
         """On the scheduler's thread: wait for the ids of a launched step; padding rows included."""

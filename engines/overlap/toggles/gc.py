@@ -7,7 +7,7 @@ collector's sight. The collector stays on: what serving makes is collected as ev
 Claim: SGLang 9241, which saw stalls of 100 to 300 ms every 1.5 s or so, from collections of the oldest
 generation; it gives no before and after.
 
-What can go wrong: a cycle among frozen objects is never collected, so they are given back when serving ends.
+What can go wrong: a cycle among frozen objects is never collected, so they are unfrozen when serving ends.
 An engine that makes little garbage has few full collections, and little to gain.
 """
 
@@ -52,7 +52,7 @@ def freeze() -> Iterator[None]:
 
 @contextmanager
 def counted(counters: dict[str, int]) -> Iterator[None]:
-    """Count collections and the time in them, 1 us each. They never nest, so one stamp serves all threads."""
+    """Count collections and their time, at 1 us each. They never nest, so one stamp serves all threads."""
     began = 0
 
     def collecting(phase: str, info: dict[str, Any]) -> None:

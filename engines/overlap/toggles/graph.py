@@ -1,13 +1,13 @@
-"""graph: whether a decode step is one command or one per layer.
+"""graph: whether a decode step is one command or many.
 
-Before (`off`): decode is launched eagerly, a command per leaf module. After (`on`): every decode shape is
-captured at boot, and a step is one command. Prefill is always eager: its shapes are too many.
+Before (`off`): decode is launched eagerly, a command per kernel (emulated: leaf module). After (`on`): every
+decode shape is captured at boot, and a step is one command. Prefill is always eager: its shapes are too many.
 
 Claim: the setting of roseinfer's measurement, chosen to make host overheads visible; CUDA graphs are in every
 engine since.
 
-What can go wrong: a captured program reads the addresses it was captured with, so all it reads and writes is
-static, and captured at boot, before the first request.
+What can go wrong: a captured program reads the addresses it was captured with, so all it reads and writes
+must be static; and everything is captured at boot, before the first request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def launch_eagerly(device: Device, programs: Sequence[str], shapes: Iterable[tup
 
 
 def capture(device: Device, programs: Sequence[str], shapes: Iterable[tuple[int, int]]) -> None:
-    """After. The largest first, so that the smaller ones find their memory in its pool."""
+    """After. The largest first, so that the smaller ones fit into its memory pool."""
     for rows, blocks in sorted(shapes, reverse=True):
         for program in programs:
             device.capture(program, rows, blocks)

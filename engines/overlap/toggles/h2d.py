@@ -1,17 +1,17 @@
 """h2d: how a step's metadata gets to the device.
 
 Before (`pageable`), each array becomes a new tensor in pageable memory and is copied with
-non_blocking=True, which from pageable memory is a wish: the driver first stages the bytes. After (`pinned`),
+non_blocking=True, only a hint for pageable memory: the driver first stages the bytes. After (`pinned`),
 lists are written through numpy views into preallocated pinned buffers, from which the device copies by
-itself. `pin-per-call` and `packed` stand beside the change: a pinned source without the preallocation, which
-costs a pinned block and a second copy on the host for each array; and one copy in place of one per array.
+itself. `pin-per-call` and `packed` are variants: a pinned source without the preallocation, at the cost of
+a pinned block and a second copy on the host per array; and one copy in place of one per array.
 
 Claim: roseinfer's blog post on pinned host buffers, HF gpt2 with paged attention and CUDA graphs, one run a
 side: 3042 -> 3210 tokens/s (+5.5%), TPOT p50 12.51 -> 11.77 ms (-5.9%).
 
 What can go wrong: a pinned buffer is read by the device later, so rewriting it too early changes the
 metadata of a step that is already launched. The guard below is what keeps that from happening; vLLM 24527
-and mini-sglang 103 are what happens without.
+and mini-sglang 103 are what happens without it.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Metadata:
 
     @property
     def batch(self) -> int:
-        """The most requests of a step."""
+        """The most requests that a step can have."""
         return next(array.count for array in self.arrays if array.name == "request_slots")
 
 
 class HostToDevice(Protocol):
     def stage(self, batch: Batch) -> Any:
-        """On the scheduler's thread: make the metadata ready; nothing the device reads yet."""
+        """On the scheduler's thread: make the metadata ready; the device reads none of it yet."""
 
     def copy(self, step: Step) -> None:
         """On the launching thread: copy what was staged."""
@@ -150,15 +150,15 @@ class Pinned:
         pinned.mark_read_from(self.stream)
 
     def copy_rows(self, step: Step) -> None:
-        """Changed rows go to places of their own: a copy each, all before the set is marked."""
+        """Each changed row has its own target, so its own copy; all are issued before the set is marked."""
         targets = step.staged.metadata.table_rows
         for source, (slot, _) in zip(step.staged.rows, step.batch.changed_rows, strict=False):
             self.device.to_device(targets[slot], source, self.stream)
 
 
 class Packed(Pinned):
-    """After, and one further: the arrays lie one after another, so one copy takes them all, used or not. A
-    prefill's are 40 KB at the default of 2,048 tokens, however short it is, and grow with them."""
+    """One step beyond After: the arrays are contiguous, so one copy takes them all, used or not. A prefill's
+    are 40 KB at the default prefill_max_tokens of 2,048, however short it is, and grow with that limit."""
 
     def copy(self, step: Step) -> None:
         pinned = step.staged
@@ -201,7 +201,7 @@ class PinnedSet:
 
     def wait_until_read(self) -> None:
         """The guard, on the scheduler's thread: block until the copies of this set's last use were issued
-        (another thread may not have come to it yet) and are done."""
+        (the launching thread may not have got to them yet) and are done."""
         began = perf_counter_ns()
         while not self._issued.wait(timeout=1.0):
             self.check_launching()
@@ -211,13 +211,13 @@ class PinnedSet:
         self.counters["pinned_set_wait_ns"] += perf_counter_ns() - began
 
     def mark_read_from(self, stream: Stream) -> None:
-        """On the launching thread, right behind the copies: from here on the set is free to be rewritten."""
+        """On the launching thread, right after the copies: once they are done, the set may be rewritten."""
         self._read = self.device.record(stream)
         self._issued.set()
 
 
 def metadata_name(batch: Batch) -> str:
-    """Under which name the module keeps the metadata buffer of a batch's program."""
+    """The name under which the module keeps the metadata buffer of a batch's program."""
     program = batch.program[0]
     return f"{program}.{batch.rows}.{batch.blocks}" if batch.kind == "decode" else program
 

@@ -40,8 +40,8 @@ class Launch(Protocol):
         """Launch a step, now or soon."""
 
     def wait_until_launched(self, step: Step) -> None:
-        """Block until the step's copy_done can be waited for: once per step, in the order of submit. Raises
-        what launching it raised."""
+        """Block until the step's copy_done can be waited for. To be called once per step, in the order of
+        submit. Raises what launching it raised."""
 
     def check(self) -> None:
         """Raise what ended the launching thread, if anything did."""

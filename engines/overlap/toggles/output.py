@@ -9,8 +9,8 @@ at batch 1 / 32 / 1024, from a table that contradicts itself); 7049 landed the d
 8B on one H100). A reader of the RFC saw ~15% of the step on small models on CPU.
 
 What can go wrong: what is processed late is sent late, so TTFT pays what TPOT gains; a process costs a
-message per step and needs a core of its own. A stop string that is found late has cost steps: one where
-output is deferred, more where the news comes from the process. What they gave is dropped, and counted.
+message per step and needs a core of its own. A stop string that is found late costs extra steps: one
+where output is deferred, more where the process has to report it. Their tokens are dropped, and counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOGGLE = Toggle(
 )
 
 
-PIPE_BYTES = 1 << 20  # what the step may be ahead of the output process; then it waits
+PIPE_BYTES = 1 << 20  # how far the engine may run ahead of the output process before its writes block
 
 
 class Output(Protocol):
@@ -63,7 +63,7 @@ class Output(Protocol):
         """The next step is launched, or nothing is left to launch."""
 
     def stopped(self) -> Sequence[Stopped]:
-        """What stop strings ended since this was asked last; does not block."""
+        """What stop strings have ended since the last call; does not block."""
 
     def close(self, finish: Finish) -> None:
         """A request ended without a last token; nothing more is handed over for it."""
@@ -72,7 +72,7 @@ class Output(Protocol):
         """A profiled round begins: note what another process does, if there is one."""
 
     def take_ranges(self) -> list[HostRanges]:
-        """It is over: what another process did in it."""
+        """The profiled round is over: what another process did in it, if there is one."""
 
     def stop(self) -> None: ...
 
@@ -184,7 +184,7 @@ class InProcess:
         self._decode = msgspec.msgpack.Decoder(Told).decode
         self._keep, self._tell = KEEP, TELL
         self._stopped: list[Stopped] = []
-        self._listening = False  # nobody tells of stop strings where there never was one
+        self._listening = False  # until a request has stop strings, there is nothing to hear
         self._unread = b""
 
     def open(self, opening: Opening) -> None:
@@ -192,7 +192,7 @@ class InProcess:
         self._send(self._handed(opened=[opening]))
 
     def hand_over(self, step: int, produced: list[Produced]) -> None:
-        """One write to a pipe, and no thread of a messaging library to wake: a step pays for either."""
+        """One write to a pipe, and no messaging library, whose thread the step would pay for waking."""
         began = perf_counter_ns()
         self._send(self._handed(step=step, produced=produced))
         self.counters["output_on_step_ns"] += perf_counter_ns() - began
@@ -223,7 +223,7 @@ class InProcess:
                 return ranges
 
     def _hear(self) -> list[HostRanges]:
-        """Take in what the process told; does not block."""
+        """Read what the process has reported; does not block."""
         try:
             data = os.read(self._told, PIPE_BYTES)
         except BlockingIOError:

@@ -9,7 +9,7 @@ unchanged (80B on 8 H20, prompts of 3500 tokens). 26226 makes it the default the
 on 8 H200, 5 output tokens, one run a side).
 
 What can go wrong: between the two prefills the device stands still for as long as the first one's processing
-takes. The gain is the time that a launch takes the host, so where a launch is cheap there is none.
+takes. The gain is the host time of one launch, so where a launch is cheap there is none.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def in_a_row(previous: Step | None, current: Step | None) -> bool:
     )
 
 
-# With `current` scheduled and not launched yet; what comes back is still to be processed once it is.
+# Called when `current` is scheduled but not launched; returns the step to process after that launch, if any.
 Prefill = Callable[["Loop", "Step | None", "Step | None"], "Step | None"]
 
 POLICIES: dict[str, Prefill] = {"overlap": overlap, "consecutive-sync": consecutive_sync}

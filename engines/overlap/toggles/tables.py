@@ -5,7 +5,7 @@ the device keeps one row per request slot; only rows that changed since they wer
 each on its own, by the same h2d choice as the other arrays, and the program gathers its rows by request slot.
 The copies come before the program and write to addresses that never change, so it stays capturable.
 
-Claim: the follow-up that roseinfer's post names, without a number. vLLM 47936 (closed) copies changed rows
+Claim: named as a follow-up in roseinfer's post, without a number. vLLM 47936 (closed) copies changed rows
 one by one, and all at once when half of them changed; vLLM-Ascend 17066 reports block-table copies of 2.72 ->
 0.14 ms a step from a profile of an earlier version. vLLM 31965 gave such a scheme up: a full copy per step,
 read through mapped memory, was simpler.
@@ -40,7 +40,7 @@ class Tables(Protocol):
     block. On the scheduler's thread; every array that is returned is a copy, so rows may change at once."""
 
     def write(self, slot: int, blocks: list[int]) -> None:
-        """A request was given these blocks, all that it has. The only way in which a row changes."""
+        """`blocks` are all that the slot's request has now. A row changes in no other way."""
 
     def read(self, slots: list[int], blocks: int) -> np.ndarray:
         """int32 [slots, blocks], for a prefill after a cached prefix, whatever the choice."""
