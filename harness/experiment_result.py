@@ -9,6 +9,7 @@ the change is that of the levels beside it. A share and a change are fractions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,24 +152,32 @@ def sum_of(parts: Sequence[Outputs]) -> Outputs:
 
 def _warnings(experiment: Experiment, runs: Runs) -> list[str]:
     """Those of the claims, the first one first, then the circumstances of each run; a line that holds for
-    every workload is said once."""
-    lines: list[tuple[str, str]] = []
+    every run is said once."""
+    lines: list[tuple[tuple[str, str], str]] = []
     for claim in experiment.claims:
-        found = _of_claim(claim, runs[claim.boots, claim.workload], claim is experiment.claims[0])
-        lines += [(claim.workload, line) for line in found]
-    for (_, workload), run in runs.items():
+        where = claim.boots, claim.workload
+        lines += [(where, line) for line in _of_claim(claim, runs[where], claim is experiment.claims[0])]
+    for where, run in runs.items():
         values = comparison.measured(
             run.manifest.design,
             [comparison.block_values(run.manifest.design, block) for block in run.blocks],
         )
-        lines += [(workload, line) for line in cautions.circumstances(run.manifest, run.blocks, values)]
-    by_line: dict[str, list[str]] = {}
-    for workload, line in lines:
-        by_line.setdefault(line, []).append(workload)
-    everywhere = {workload for _, workload in runs}
+        lines += [(where, line) for line in cautions.circumstances(run.manifest, run.blocks, values)]
+    by_line: dict[str, list[tuple[str, str]]] = {}
+    for where, line in lines:
+        by_line.setdefault(line, []).append(where)
     return [
-        line if everywhere <= set(where) else f"{', '.join(dict.fromkeys(where))}: {line}"
-        for line, where in by_line.items()
+        line if runs.keys() <= set(places) else f"{', '.join(_named(places, runs))}: {line}"
+        for line, places in by_line.items()
+    ]
+
+
+def _named(places: Sequence[tuple[str, str]], runs: Runs) -> list[str]:
+    """Their workloads, each with its boots where others have a workload of that name."""
+    count = Counter(workload for _, workload in runs)
+    return [
+        workload if count[workload] == 1 else f"{boots} {workload}"
+        for boots, workload in dict.fromkeys(places)
     ]
 
 

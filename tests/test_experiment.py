@@ -200,9 +200,13 @@ def test_an_interval_that_holds_no_change_confirms_no_change() -> None:
     assert _finding(0.01, wide | {"shown": "share"}) == "the interval holds it"
 
 
-def found_by(claims: list[dict[str, str]], measured: dict[str, list[Block]]) -> dict[str, Any]:
-    """The result of such an experiment, with those blocks by workload; a claim is one of tpot_ms_p50 on
-    workload w where it does not say otherwise."""
+def found_by(
+    claims: list[dict[str, str]],
+    measured: dict[str, list[Block]],
+    elsewhere: dict[str, list[Block]] | None = None,
+) -> dict[str, Any]:
+    """The result of such an experiment, with those blocks by workload, and with those of boots c; a claim is
+    one of tpot_ms_p50 on workload w of boots b where it does not say otherwise."""
     usual = {"says": "", "boots": "b", "workload": "w", "before": "before", "arm": "after"}
     experiment = msgspec.convert(
         {
@@ -215,7 +219,11 @@ def found_by(claims: list[dict[str, str]], measured: dict[str, list[Block]]) -> 
         },
         type=Experiment,
     )  # fmt: skip
-    runs = {("b", name): Finished(manifest(len(found)), found) for name, found in measured.items()}
+    runs = {
+        (boots, name): Finished(manifest(len(found)), found)
+        for boots, by_workload in (("b", measured), ("c", elsewhere or {}))
+        for name, found in by_workload.items()
+    }
     return experiment_result.result(experiment, "a-run", "emulated", Adjusted(), runs)
 
 
@@ -235,6 +243,11 @@ def test_a_share_of_few_blocks_is_said_to_be_one() -> None:
     assert few in found_by([share], {"w": blocks(0.9, 4)})["warnings"]
     assert few not in found_by([share], {"w": blocks(0.9, 6)})["warnings"]
     assert few in found_by([{}], {"w": blocks(0.9, 4)})["warnings"]
+
+
+def test_a_warning_of_one_run_names_it_where_other_boots_have_a_workload_of_that_name() -> None:
+    found = found_by([{}], {"w": blocks(0.9, 4)}, {"w": blocks(0.9)})["warnings"]
+    assert "b w: too few blocks: 4; the interval is wide, 6 is the default" in found
 
 
 def test_a_high_percentile_of_few_requests_is_said_to_be_one() -> None:

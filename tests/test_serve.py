@@ -26,6 +26,7 @@ from harness import processes
 from harness.design import Arm
 from harness.serve.asking import make_served
 from harness.serve.engine_process import EngineProcess
+from harness.serve.meters import Meters
 from harness.serve.parsing import NEUTRAL, Refused
 from harness.serve.prompting import Prompting
 from tests.bench_command import PATIENCE_S, installed, last_line, start
@@ -266,6 +267,13 @@ def test_a_client_that_hangs_up_on_a_whole_answer_is_noticed_too(server: Server)
     after = idle(server)
     assert after["bench_generated_tokens_total"] - before < 480
     assert after["bench_engine_kv_blocks_used"] == 0
+
+
+def test_what_an_engine_does_not_tell_any_more_is_left_out() -> None:
+    meters = Meters()
+    assert b"bench_engine_kv_blocks_used 3.0" in meters.text({"kv_blocks_used": 3})
+    assert b"bench_engine_" not in meters.text({})  # a dead one's last value would look like today's
+    assert b"bench_engine_kv_blocks_used 2.0" in meters.text({"kv_blocks_used": 2})
 
 
 def test_meters_count_what_was_served(server: Server) -> None:

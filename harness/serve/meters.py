@@ -56,7 +56,10 @@ class Meters:
         )
 
     def text(self, gauges: Mapping[str, int]) -> bytes:
-        """All of it, with what the engine holds; what it never told is left out, what it told last stays."""
+        """All of it, with what the engine holds. What it does not tell now is left out: of an engine that no
+        longer answers, the last value would look like today's."""
+        for name in self._engine.keys() - gauges.keys():
+            self._registry.unregister(self._engine.pop(name))
         for name, value in gauges.items():
             if name not in self._engine:
                 self._engine[name] = Gauge(
