@@ -37,6 +37,13 @@ def installed(where: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120"}
 
 
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two
+        return False
+
+
 @dataclass(slots=True)
 class Bench:
     """One running `bench`. `seen` gathers every process below it, so that none can be missed at the end."""
@@ -82,7 +89,7 @@ class Bench:
 
     def left(self) -> list[psutil.Process]:
         """Processes of the run that still live."""
-        return [each for each in self.seen.values() if each.is_running() and each.status() != "zombie"]
+        return [each for each in self.seen.values() if _runs(each)]
 
 
 def wait_until_serving(process: psutil.Process) -> None:
