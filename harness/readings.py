@@ -145,6 +145,17 @@ class Gpu:
         return values
 
 
+def open_gpu(environment: Mapping[str, str]) -> Gpu | None:
+    """None where NVML can't be had, or does not know the card, as in some sandboxes. A run measures without
+    it, and a caution says what is missing (cautions.py)."""
+    import pynvml
+
+    try:
+        return Gpu(environment)
+    except pynvml.NVMLError:
+        return None
+
+
 def visible_gpu(environment: Mapping[str, str]) -> int | str:
     """NVML's index, or the UUID, of CUDA's device 0 under this environment."""
     first = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()

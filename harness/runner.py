@@ -302,7 +302,8 @@ def _round(
 
 
 def _gpu(booted: Booted, stack: ExitStack) -> readings.Gpu | None:
-    """NVML's view of the card, where the engine runs on one."""
+    """NVML's view of the card, where the engine runs on one and NVML can be had."""
     if booted.description.device["kind"] != "cuda":
         return None
-    return stack.enter_context(readings.Gpu({**os.environ, **booted.arm.env}))
+    gpu = readings.open_gpu({**os.environ, **booted.arm.env})
+    return gpu and stack.enter_context(gpu)

@@ -38,6 +38,22 @@ def test_warnings_that_apply_are_given() -> None:
         assert word not in quiet
 
 
+def test_a_gpu_that_nothing_is_known_of_is_told() -> None:
+    unknown = "the GPU's clocks, throttling and other users are unknown"
+    plan = manifest()
+    cards = {
+        name: msgspec.structs.replace(each, device={"kind": "cuda", "name": "x"})
+        for name, each in plan.descriptions.items()
+    }
+    on_card = msgspec.structs.replace(plan, descriptions=cards)
+    measured = blocks(1.0)
+    assert unknown in warnings(comparison.result(on_card, measured))
+    for each in measured:
+        each.tables["rounds"]["gpu_clock_mhz"] = 1980.0
+    assert unknown not in warnings(comparison.result(on_card, measured))
+    assert unknown not in warnings(result())
+
+
 def test_a_round_that_outgrew_its_records_is_told() -> None:
     measured = blocks(1.0)
     measured[2].tables["rounds"]["counter.work_rows_lost"] = [0, 70_000]

@@ -78,6 +78,14 @@ def test_a_card_is_found_by_its_index_or_its_uuid() -> None:
     assert readings.visible_gpu({}) == 0
 
 
+def test_a_card_that_nvml_does_not_tell_of_is_measured_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    assert readings.open_gpu({}) is None
+
+
 @pytest.mark.parametrize(
     ("running", "others"),
     [([1, 2], 0.0), ([1, 2, 3], 1.0), ([40_001, 40_002], None), ([], None)],
