@@ -364,7 +364,7 @@ class Toggle:
                     subject = self.name if key == "*" else f"{self.name}={choice}"
                     there = f"{other}={settings[other]}" if other in settings else f"no {other} at all"
                     wanted = " or ".join(allowed)
-                    return f"{subject} means something only with {other}={wanted}, not with {there}"
+                    return f"{subject} applies only with {other}={wanted}, not with {there}"
         return None
 
 
@@ -455,7 +455,7 @@ def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
     near = [each for each in among if name and each.startswith(name)]
     near = near or get_close_matches(name, among, n=1, cutoff=0.5)
     offer = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
-    hint = f"; did you mean {offer}?" if near else f"; there is {', '.join(among)}"
+    hint = f"; did you mean {offer}?" if near else f"; available: {', '.join(among)}"
     raise BadSetting(f"unknown {what} '{name}'{hint}")
 
 
@@ -473,7 +473,7 @@ def find_engines() -> dict[str, EngineSpec]:
         try:
             spec = entry.load()
             if not isinstance(spec, EngineSpec):
-                raise TypeError(f"{entry.value} is no EngineSpec but of type {type(spec).__name__}")
+                raise TypeError(f"{entry.value} is not an EngineSpec but of type {type(spec).__name__}")
             if spec.name != entry.name:
                 raise ValueError(f"{entry.value} calls itself {spec.name}; one name for both, please")
         except Exception as error:  # whatever a third party's module does when it is imported

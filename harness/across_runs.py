@@ -111,7 +111,7 @@ def _side(text: str) -> Side:
     arms = {arm.name: arm for arm in manifest.design.arms}
     if not name and len(arms) > 1:
         choices = " or ".join(f"{text}:{each}" for each in arms)
-        raise api.BadSetting(f"{text} has {len(arms)} arms: say {choices}")
+        raise api.BadSetting(f"{text} has {len(arms)} arms: choose {choices}")
     arm: Arm = api.pick(name, arms, f"arm of {folder}") if name else manifest.design.arms[0]
     return Side(folder, manifest, arm)
 
@@ -132,8 +132,8 @@ def check_two(folder: Path, manifest: Manifest) -> None:
     if len(others) > 1:
         sides = (shlex.quote(f"{folder}:{name}") for name in (first, others[0]))
         raise api.BadSetting(
-            f"{folder} has {1 + len(others)} arms, and this takes a before and an after; of any two of "
-            f"{', '.join((first, *others))} there is bench compare {' '.join(sides)}"
+            f"{folder} has {1 + len(others)} arms, and this takes a before and an after; for any two of "
+            f"{', '.join((first, *others))} use bench compare {' '.join(sides)}"
         )
 
 
@@ -151,7 +151,7 @@ def check_comparable(left: Side, right: Side) -> None:
         found = "" if NOT_RECORDED in (old, new) else store.difference(old, new)
         if found:
             raise api.BadSetting(
-                f"{left.label} and {right.label} can't be compared, for their {what} differs: {found.strip()}"
+                f"{left.label} and {right.label} can't be compared: their {what} differs: {found.strip()}"
             )
 
 
@@ -313,7 +313,7 @@ def _uneven(sides: Mapping[str, Side], read: Mapping[str, Sequence[Block]]) -> l
     if len(set(counts)) == 1:
         return []
     each = zip(sides.values(), counts, strict=True)
-    return [f"other numbers of blocks: {', '.join(f'{side.label} has {count}' for side, count in each)}"]
+    return [f"numbers of blocks differ: {', '.join(f'{side.label} has {count}' for side, count in each)}"]
 
 
 def _primary_of_both(primary: str, values: Series) -> str:
@@ -330,9 +330,9 @@ def _in_place_of(primary: str, shared: str, sides: Mapping[str, Side], told: Ser
         return []
     before, after = (side.manifest.design.goodput for side in sides.values())
     if primary == "step_ms_matched":
-        why = "it is made of two arms of one block"
+        why = "it needs both arms in one block"
     elif primary == "goodput_req_s" and before != after:
-        why = f"what is good differs, {store.difference(before, after)}"
+        why = f"the --goodput limits differ, {store.difference(before, after)}"
     else:
         lacking = [side.label for name, side in sides.items() if name not in told.get(primary, {})]
         why = f"it has no value in some block of {' and '.join(lacking)}"
@@ -401,9 +401,9 @@ def _row(name: str, per_arm: dict[str, list[float]]) -> dict[str, Any]:
 def _warnings(left: Side, right: Side) -> list[str]:
     lines = [
         f"not interleaved: {left.label} was measured at {_measured(left)}, {right.label} at "
-        f"{_measured(right)}. What the machine did in between is in the change, and no number of "
-        "blocks takes it out: by simulation, equal arms so compared differ in 43% of cases where the machine "
-        "wanders, and 5% are claimed. So there is no verdict; bench run measures side by side"
+        f"{_measured(right)}. What the machine did in between is part of the change, and no number of "
+        "blocks removes it: by simulation, equal arms compared this way differ in 43% of cases where the "
+        "machine wanders, not in the 5% claimed. So there is no verdict; bench run measures side by side"
     ]
     for what, old, new in (
         ("machine", left.manifest.machine, right.manifest.machine),
@@ -411,12 +411,12 @@ def _warnings(left: Side, right: Side) -> list[str]:
     ):
         found = store.difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
         if found:
-            lines.append(f"another {what}: {found}")
+            lines.append(f"different {what}: {found}")
     found = store.difference(left.manifest.versions, right.manifest.versions)
     if found:
-        lines.append(f"other versions: {found}")
+        lines.append(f"different versions: {found}")
     if left.manifest.design.seed != right.manifest.design.seed:
-        lines.append("other seeds, so other prompts and arrivals: outputs are not compared")
+        lines.append("different seeds, so different prompts and arrivals: outputs are not compared")
     return [*lines, *_of_imported(left, right)]
 
 
@@ -434,8 +434,8 @@ def _of_imported(left: Side, right: Side) -> list[str]:
     if _tool(left) != _tool(right):
         tools = " and ".join(_tool(side) or "this program" for side in (left, right))
         lines.append(
-            f"measured by {tools}: the time that a client itself takes is in its numbers, and whether the "
-            "workload was the same can't be told"
+            f"measured by {tools}: each client's own time is part of its numbers, and whether the workload "
+            "was the same can't be known"
         )
     if right.manifest.imported is not None:
         lines += cautions.of_import(right.label, right.manifest.imported)

@@ -273,7 +273,7 @@ def _late_reads(values: BlockSeries) -> list[str]:
         return []
     return [
         f"late reads (client lag): bytes lay unread for up to {max(late):.2f} ms (p99), long enough for the "
-        "next chunk to come and be taken for one with them; give the client more of the machine"
+        "next chunk to arrive and be read as one with them; give the client more of the machine"
     ]
 
 
@@ -281,7 +281,9 @@ def _clock(blocks: Sequence[Block]) -> list[str]:
     """Arrival stamps are of CLOCK_REALTIME, which can be set."""
     moved_us = _largest(_joined(blocks, "rounds"), "counter.clock_moved_us")
     if moved_us > CLOCK_MOVED_US:
-        return [f"the time of day was set by {moved_us / 1e3:.3g} ms in a round: its arrival times are wrong"]
+        return [
+            f"the time of day was changed by {moved_us / 1e3:.3g} ms in a round: its arrival times are wrong"
+        ]
     return []
 
 
@@ -292,8 +294,8 @@ def _lost(blocks: Sequence[Block]) -> list[str]:
     if not lost:
         return []
     return [
-        f"records lost: of a round up to {' and '.join(lost)}; step times, phases, device_busy, "
-        "exposed_host_us and the mechanism are of what is left, not the same part in each arm: ask for "
+        f"records lost: up to {' and '.join(lost)} in a round; step times, phases, device_busy, "
+        "exposed_host_us and the mechanism cover only what is left, a different part in each arm: ask for "
         "shorter rounds"
     ]
 
@@ -313,7 +315,7 @@ def _counted(blocks: Sequence[Block]) -> list[str]:
     if not by_chunks:
         return []
     return [
-        f"tokens of {by_chunks} requests were counted as one a chunk, for the server tells no number: TPOT, "
+        f"tokens of {by_chunks} requests were counted as one per chunk, as the server gives no count: TPOT, "
         "ITL and throughput are wrong where a chunk holds more; --set tokenizer=FILE counts them"
     ]
 
@@ -343,8 +345,8 @@ def _set_up(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
     if "remote" in kinds and len(manifest.design.arms) == 2:
         lines.append(
             "outputs of servers are compared as text (as token ids with count=ids), and differences do not "
-            "fail this run: what a server batches can turn a token, so that it differs from itself too; how "
-            "often, bench aa says"
+            "fail this run: batching can change a token, so a server differs from itself too; bench aa "
+            "shows how often"
         )
     elif compared and manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
         lines.append(_differing_outputs(manifest, blocks))
@@ -366,17 +368,17 @@ def _differing_outputs(manifest: Manifest, blocks: Sequence[Block]) -> str:
         return (
             "outputs that differ do not fail this run, unless they are judged and no near-tie explains it: "
             "where tokens are sampled, or computed in half precision or on a GPU, the last digit of a logit "
-            "depends on the batch and can turn one"
+            "depends on the batch and can change one"
         )
     line = (
         "outputs that differ fail this run where no near-tie explains it: computed in half precision or on a "
-        "GPU, the last digit of a logit depends on the batch and can turn a token"
+        "GPU, the last digit of a logit depends on the batch and can change a token"
     )
     if np.isinf(widest):
         return line
     return (
-        f"{line}; by the model of {tables[0]['before'].iloc[0]}, a token at which they part is up to "
-        f"{widest:.2g} less likely than the likeliest (in logits; a near-tie is below "
+        f"{line}; by the model of {tables[0]['before'].iloc[0]}, tokens at which they part are up to "
+        f"{widest:.2g} below the likeliest (in logits; a near-tie is below "
         f"{max(table['near_tie'].max() for table in tables):.2g})"
     )
 
@@ -385,9 +387,9 @@ def of_import(name: str, imported: Imported) -> list[str]:
     """What has to be known of a run that another tool measured."""
     who = f"{imported.tool} {imported.version}".strip()
     boots = (
-        "each file is taken for a boot of its own, as whoever imported them said"
+        "each file counts as a boot of its own, as stated at import"
         if imported.fresh_boots
-        else "one file, so one boot: numbers, and nothing can be decided by them"
+        else "one file, so one boot: its numbers can't decide anything"
     )
     return [
         f"{name} is imported from {who}: {boots}",

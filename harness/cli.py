@@ -144,7 +144,7 @@ def profile(
     asked: Asked,
     steps: Annotated[int | None, option(PROFILE, "Steps of the window (24).")] = None,
     nsys: Annotated[
-        str | None, option(PROFILE, "Nsight Systems, where it is not on PATH or there is no GPU.")
+        str | None, option(PROFILE, "Path of nsys, if it is not on PATH or there is no GPU.")
     ] = None,
     graph_trace: Annotated[
         GraphTrace | None,
@@ -175,7 +175,7 @@ def profile(
     device = design.arms[0].options.device
     found = profiling.find_nsys(nsys, guess_device() if device == "auto" else device)
     if found is None and graph_trace is not None:
-        raise api.BadSetting("--graph-trace means something only with nsys; give --nsys PATH")
+        raise api.BadSetting("--graph-trace applies only with nsys; give --nsys PATH")
     tool = None if found is None else profiling.Nsys(found, graph)
     profiled = profiling.profile(design, wanted, tool, out, say)
     _show_traces(profiled.traces, format)
@@ -248,7 +248,7 @@ def gate(
     """Fail where a change makes a metric worse by more than it may: for continuous integration."""
     names, limit = metric or (), fraction(max_regression, "--max-regression")
     if run is not None and (not asked.nothing or base_ref or head_ref):
-        raise api.BadSetting(f"{run} is measured: only the options of Gate and Output mean something")
+        raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
 
     from harness import gate_run
 
@@ -317,7 +317,7 @@ def variants(
 
 @app.command()
 def engines(
-    name: Annotated[str | None, typer.Argument(help="One, in place of all.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="One engine instead of all.", show_default=False)] = None,
 ) -> None:
     """Every installed engine, or one, and its toggles."""
     from harness import listings
@@ -365,7 +365,7 @@ def factorial(
     elif asked.nothing and toggles is None and resume is None:
         result, outputs_differ = factorial_run.read(run)
     else:
-        raise api.BadSetting(f"{run} is measured: with it, only --format means something")
+        raise api.BadSetting(f"{run} is already measured: only --format applies")
     printing.show(result, format)
     raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
 
@@ -392,7 +392,7 @@ def sweep(
     if folder is None:
         folder = sweep_run.measure(asked, over or (), resume, out, say)
     elif not asked.nothing or over or resume is not None:
-        raise api.BadSetting(f"{folder} is measured: with it, only --format means something")
+        raise api.BadSetting(f"{folder} is already measured: only --format applies")
     result, outputs_differ = sweep_run.result(folder)
     printing.show_page(result, format, sweep_tables.to_csv, sweep_tables.page)
     raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
@@ -419,7 +419,7 @@ def show_experiment(
     what: Annotated[
         str, typer.Argument(help="Name, .toml file, or the folder of a finished one.", show_default=False)
     ],
-    device: Annotated[str, option(ENGINE, "What it would do on auto, cuda or emulated (auto).")] = "auto",
+    device: Annotated[str, option(ENGINE, "Device to plan for: auto, cuda or emulated (auto).")] = "auto",
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
@@ -432,7 +432,7 @@ def show_experiment(
         printing.show_page(outcome.result, format, experiment_tables.to_csv, experiment_tables.page)
         raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
     if format is not Format.TABLE:
-        raise api.BadSetting("--format is of what a finished experiment found: show its folder")
+        raise api.BadSetting("--format is for what a finished experiment found: show its folder")
     planned = experiments.plan(what, experiments.adjusted(device))
     printing.show_tables(experiment_tables.plan(planned.experiment, planned.designs, planned.kind))
 
@@ -446,7 +446,7 @@ def run_experiment(
     rounds: Annotated[
         int | None, option(DESIGN, "Rounds of each workload in a boot (as the experiment says).")
     ] = None,
-    seed: Annotated[int | None, option(DESIGN, "Of order, prompts and arrivals (0).")] = None,
+    seed: Annotated[int | None, option(DESIGN, "Seed of workload order, prompts and arrivals (0).")] = None,
     device: Annotated[str | None, option(ENGINE, "auto, cuda or emulated (auto).")] = None,
     out: Out = RESULTS,
     resume: Annotated[Path | None, option(OUTPUT, "Folder of an experiment to go on with.")] = None,
@@ -460,7 +460,7 @@ def run_experiment(
 
     asked = [name, blocks, rounds, seed, device]
     if resume is not None and any(each is not None for each in asked):
-        raise api.BadSetting(f"{resume} says what it is: with --resume, leave name and options out")
+        raise api.BadSetting(f"{resume} records what to run: with --resume, leave name and options out")
     if resume is None and name is None:
         raise api.BadSetting("say which experiment to run: bench experiment list has their names")
     with interruptible():
@@ -487,13 +487,13 @@ def import_(
     engine_name: Annotated[str | None, option(ENGINE, "The engine that was measured.")] = None,
     fresh_boots: Annotated[
         bool,
-        option(DESIGN, "Each file is of a server started anew: a block each.", "--fresh-boots"),
+        option(DESIGN, "Each file is from a fresh server: a block each.", "--fresh-boots"),
     ] = False,
     out: Out = RESULTS,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
-    """Make a run of another tool's result file, for compare and report; what it lacks is named."""
+    """Turn another tool's result file into a run, for compare and report; what it lacks is named."""
     from harness.importing import run as importing
 
     folder, result = importing.bring(files, out, name=name, engine=engine_name, fresh_boots=fresh_boots)
@@ -524,13 +524,13 @@ def serve(
     port: Annotated[int, option(SERVER, "0: any that is free; the address is printed (8000).")] = 8000,
     api_key: Annotated[
         str | None,
-        option(SERVER, "What /v1 asks of clients, better given by BENCH_API_KEY.", envvar="BENCH_API_KEY"),
+        option(SERVER, "Key that /v1 asks for, better given by BENCH_API_KEY.", envvar="BENCH_API_KEY"),
     ] = None,
     max_requests: Annotated[
         int | None, option(SERVER, "Requests in flight; more are answered 429 (1024).")
     ] = None,
     grace_s: Annotated[
-        float | None, option(SERVER, "For requests in flight to end, once told to stop (30).")
+        float | None, option(SERVER, "Time for requests in flight to end at shutdown (30).")
     ] = None,
     mock: Annotated[
         bool, option(MOCK, "No engine: tokens at known times, to calibrate clients with.", "--mock")
@@ -538,7 +538,7 @@ def serve(
     ttft_ms: Annotated[float | None, option(MOCK, "From arrival to the first token (50).")] = None,
     itl_ms: Annotated[float | None, option(MOCK, "Between two tokens (10).")] = None,
     max_tokens_per_chunk: Annotated[
-        int | None, option(MOCK, "Chunks hold 1, 2, ... so many tokens in turn (1).")
+        int | None, option(MOCK, "Chunks hold 1, 2, ... this many tokens, in turn (1).")
     ] = None,
     debug: Debug = False,
 ) -> None:

@@ -32,7 +32,7 @@ def check_metrics(design: Design) -> None:
     for name in (design.primary, *design.secondaries):
         api.pick(name, metrics.METRICS, "metric")
         if not metrics.METRICS[name].better:
-            raise api.BadSetting(f"{name} is neither better lower nor higher, so it can have no verdict")
+            raise api.BadSetting(f"neither lower nor higher is better for {name}, so it can have no verdict")
         if name.startswith(("tpot", "itl")) and design.workload.most_new_tokens == 1:
             raise api.BadSetting(f"{name} needs at least 2 output tokens; raise --max-new-tokens")
         if name == "goodput_req_s" and not design.goodput:

@@ -132,12 +132,12 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
                 raise api.BadSetting(f"{flag} must be at least {least}, not {count}")
         if any(arm.stays for arm in self.arms) and (self.blocks > 1 or self.until is not None):
             raise api.BadSetting(
-                "a server at a url is one boot, however often it is asked, and rounds within a boot are no "
+                "a server at a url is one boot, however often it is asked, and rounds within a boot are not "
                 "blocks; leave --blocks out, or start a server per boot with cmd="
             )
         if self.until is not None and len(self.arms) != 2:
             raise api.BadSetting(
-                f"a run that stops by what it finds needs two arms; give --blocks for {len(self.arms)}"
+                f"a run that may stop early needs two arms; with {len(self.arms)}, give --blocks"
             )
         if not 0 < self.margin < 1:
             raise api.BadSetting(f"--margin must be above 0% and below 100%, not {100 * self.margin:.4g}%")

@@ -152,7 +152,7 @@ def wake_ups() -> Finding:
         "wake-ups",
         fine,
         f"a sleep ends {late:.2f} ms late (p99)",
-        "" if fine else "a core that idled is slow to return: use a dedicated host",
+        "" if fine else "a core is slow to return from idle: use a dedicated host",
     )
 
 
@@ -223,7 +223,7 @@ def bytecode() -> Finding:
     return Finding(
         "bytecode",
         False,
-        "torch is not compiled, and what is compiled is not kept: each boot does it anew",
+        "torch has no bytecode, and what is compiled is not kept: each boot compiles again",
         "unset PYTHONDONTWRITEBYTECODE, or compile: python -m compileall",
     )
 

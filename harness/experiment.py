@@ -167,7 +167,7 @@ def _measure(designs: Mapping[Path, Design], lot: str, display: Display) -> None
 
 def read(folder: Path) -> Kept:
     """What an experiment's folder says of itself. Raises StoreError."""
-    return store.read_json(folder / store.EXPERIMENT_FILE, Kept, "experiment's folder")
+    return store.read_json(folder / store.EXPERIMENT_FILE, Kept, "an experiment's folder")
 
 
 def show(folder: Path) -> Outcome:

@@ -379,7 +379,7 @@ def _check_first(claim: Claim, experiment: Experiment) -> None:
     if metric and claim.reported is not None and abs(claim.reported) <= margin:
         raise api.BadSetting(
             f"the claim of {100 * claim.reported:+.3g}% lies within the margin of {claim.boots}, "
-            f"{100 * margin:.3g}%, so just that could be called same: give {claim.boots} a smaller margin"
+            f"{100 * margin:.3g}%, so exactly that could be called same: give {claim.boots} a smaller margin"
         )
 
 
@@ -404,7 +404,7 @@ def _check_cell(row: Row, column: Column, boots: Boots, known: Mapping[str, str]
 def _check_share(part: str, whole: str, known: Mapping[str, str]) -> None:
     for name in (part, whole):
         if api.pick(name, known, "metric") not in TIMES:
-            raise api.BadSetting(f"{name} is no time, so there is no share of it or in it")
+            raise api.BadSetting(f"{name} is not a time, so it can't be part of a share")
 
 
 def measured_in(row: Row, column: Column) -> Iterator[str]:

@@ -127,15 +127,13 @@ def check_varied(factors: Sequence[Factor], arms: Sequence[Arm], left_out: Seque
         kept = {arm.toggles[factor.toggle] for arm in arms}
         for choice in (factor.before, factor.after):
             if choice not in kept:
-                raise api.BadSetting(
-                    f"{factor.toggle}={choice} is in no setting that means something: {left_out[0].reason}"
-                )
+                raise api.BadSetting(f"no valid setting has {factor.toggle}={choice}: {left_out[0].reason}")
     names = [factor.toggle for factor in factors]
     aliased = factorial.plan(names, factorial.levels(factors, arms)).aliased
     for name in names:
         if (name,) in aliased:
             others = " and ".join(other for (other,) in (each for each in aliased[name,] if len(each) == 1))
             raise api.BadSetting(
-                f"{name} and {others} can't be told apart: of their settings, {len(left_out)} mean nothing, "
+                f"{name} and {others} can't be told apart: of their settings, {len(left_out)} are invalid, "
                 f"such as {left_out[0].name} ({left_out[0].reason})"
             )

@@ -51,4 +51,4 @@ def read(folder: Path) -> tuple[dict[str, Any], bool]:
 def check_factorial(folder: Path, manifest: Manifest) -> None:
     """Raises BadSetting for another kind of run."""
     if manifest.design.factorial is None:
-        raise api.BadSetting(f"{folder} is no factorial: its arms are not all settings of some toggles")
+        raise api.BadSetting(f"{folder} is not a factorial: its arms are not all settings of some toggles")

@@ -31,7 +31,7 @@ def conclusion(result: Mapping[str, Any]) -> str:
     mains = [row for row in effects["effects"] if len(row["effect"]) == 1]
     each = ", ".join(f"{row['effect'][0]} {_change(row)} ({row['verdict'] or 'no verdict'})" for row in mains)
     assumed = " and ".join(taken_for_none(mains))
-    taking = f", taking {assumed} for none" if assumed else ""
+    taking = f", taking {assumed} as zero" if assumed else ""
     said = f"On average over the settings of the others{taking}, {primary} changes by: {each}"
     if effects["together"] is not None:
         said += f"; by all together {_change(effects['together'])}"
@@ -84,7 +84,7 @@ def parts(result: Mapping[str, Any]) -> Iterator[Table]:
             (label(each["effect"]), ", ".join(label(other) for other in each["with"]) or "the mean")
             for each in found["aliased"]
         )
-        note = "These effects are taken for none: with settings left out, they stand in those beside them."
+        note = "These effects are taken as zero: with settings left out, they are part of those beside them."
         yield Table("Can't be told apart", ("effect", "from"), rows, note, numbers=())
 
 
@@ -110,7 +110,7 @@ def effects_table(result: Mapping[str, Any]) -> Table:
         rows.append(("all, against none", "", "", *cells))
     note = NOTE.format(margin=100 * comparison["margin"], confidence=confidence(comparison))
     if any(row["assumes"] for row in effects["effects"]):
-        note += " *: as if the effects below that can't be told from it were none."
+        note += " *: as if the effects below that can't be told from it were zero."
     return Table(
         f"Effects on {comparison['primary']}",
         ("toggle", "alone", "with the others", "on average", "interval", "verdict"),

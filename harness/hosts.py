@@ -70,8 +70,8 @@ def check_memory(booted: int, arms: int, taken: int, free: int) -> None:
     wanted = taken / booted * (arms - booted)
     if wanted > free:
         raise api.BadSetting(
-            f"{arms} arms at once need about {taken / booted * arms / GIB:.1f} GiB, and beside {booted} of "
-            f"them {free / GIB:.1f} GiB are free: compare fewer, or a smaller model"
+            f"{arms} arms at once need about {taken / booted * arms / GIB:.1f} GiB, and with {booted} of "
+            f"them booted, {free / GIB:.1f} GiB are free: compare fewer, or a smaller model"
         )
 
 
@@ -104,9 +104,9 @@ def check_interpreter(arm: Arm) -> None:
     except OSError as error:
         raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {error.strerror}") from error
     except subprocess.TimeoutExpired:
-        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: it says nothing") from None
+        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: it does not answer") from None
     if done.stdout.strip() != "ready":
-        why = (done.stderr.strip().splitlines() or ["it is no Python that can run an engine"])[-1].strip()
+        why = (done.stderr.strip().splitlines() or ["it is not a Python that can run an engine"])[-1].strip()
         raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {why}")
 
 

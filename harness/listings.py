@@ -54,7 +54,7 @@ def engines(found: Mapping[str, api.EngineSpec], width: int) -> Iterator[Rendera
             yield _table(("toggle", "choices, the before first", "changes", "source"), rows, width)
         if spec.settings:
             settings = [(each.name, each.default, each.says) for each in spec.settings]
-            yield _table(("setting", "default", "what it says"), settings, width)
+            yield _table(("setting", "default", "meaning"), settings, width)
 
 
 def checkup(findings: Sequence[Finding], width: int) -> RenderableType:

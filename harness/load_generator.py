@@ -196,12 +196,12 @@ def broken(exchange: Exchange) -> str:
     if finish is None:
         return ""
     if finish.reason == "cancelled":
-        return "the engine gave it up: it ended cancelled, and nobody had asked for that"
+        return "the engine ended it as cancelled, and nobody had asked for that"
     if finish.sent_ns >= 0:
         return ""
     told = len(exchange.token_ids)
     if not exchange.texts and told != finish.completion_tokens:
-        return f"the engine sent {told} tokens, and says at the end that it was {finish.completion_tokens}"
+        return f"the engine sent {told} tokens, but says at the end that it sent {finish.completion_tokens}"
     if exchange.misaligned or (told and len(exchange.token_ns) > told):
         return "the engine's token_ns are not one per token"
     stamps = {
@@ -357,7 +357,7 @@ class LoadGenerator:
         try:
             events = self._decode_events(message)
         except msgspec.DecodeError as error:
-            raise LoadError(f"the engine sent what are no events: {error}") from None
+            raise LoadError(f"the engine sent something other than events: {error}") from None
         round_.arrived(stamp, events)
 
     @contextmanager

@@ -104,7 +104,7 @@ def differences_from(manifest: Manifest) -> list[str]:
         ("versions", manifest.versions, now.versions),
     )
     return [
-        f"other {what}: {found}"
+        f"different {what}: {found}"
         for what, old, new in pairs
         if (found := store.difference(msgspec.to_builtins(old), msgspec.to_builtins(new)))
     ]

@@ -24,7 +24,7 @@ def option(panel: str, text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
-Out = Annotated[Path, option(OUTPUT, "Folder that gets the run's own (results).")]
+Out = Annotated[Path, option(OUTPUT, "Folder that gets the run's folder (results).")]
 Form = Annotated[Format, option(OUTPUT, "table, markdown, json or csv (table).")]
 Debug = Annotated[bool, option(OUTPUT, "Print a traceback with an error.")]
 RESULTS = Path("results")
@@ -86,7 +86,7 @@ def request(
         str | None,
         option(
             WORKLOAD,
-            "RATE to start from; it grows by request to --rate, at the last or the N-th.",
+            "RATE to start from; it grows with each request to --rate at the last or N-th.",
             metavar="RATE[:N]",
         ),
     ] = None,
@@ -104,16 +104,19 @@ def request(
         bool | None, option(WORKLOAD, "End at EOS (off).", "--stop-on-eos/--no-stop-on-eos")
     ] = None,
     stop: Annotated[
-        list[str] | None, option(WORKLOAD, "End a request where its text comes to this; more than once.")
+        list[str] | None, option(WORKLOAD, "End a request where its text reaches this; repeatable.")
     ] = None,
     temperature: Annotated[float | None, option(WORKLOAD, "Sample at this temperature (0, greedy).")] = None,
-    top_k: Annotated[int | None, option(WORKLOAD, "Sample from the most likely so many (0, all).")] = None,
+    top_k: Annotated[
+        int | None, option(WORKLOAD, "Sample from this many of the likeliest tokens (0, all).")
+    ] = None,
     top_p: Annotated[
-        float | None, option(WORKLOAD, "Sample from the most likely that hold this share (1, all).")
+        float | None,
+        option(WORKLOAD, "Sample from the likeliest tokens with this total probability (1, all)."),
     ] = None,
     goodput: Annotated[
         list[str] | None,
-        option(WORKLOAD, "What a good request stays within: ttft:200, tpot:50, latency:2000 (ms)."),
+        option(WORKLOAD, "Limits of a good request: ttft:200, tpot:50, latency:2000 (ms)."),
     ] = None,
     model: Annotated[str | None, option(ENGINE, "Preset, local path or hub id (tiny-gpt2).")] = None,
     device: Annotated[str | None, option(ENGINE, "auto, cuda or emulated (auto).")] = None,
@@ -126,20 +129,20 @@ def request(
     prefill_max_tokens: Annotated[int | None, option(ENGINE, "Padded tokens of one prefill (2048).")] = None,
     prefix_cache: Annotated[
         bool | None,
-        option(ENGINE, "Keep and share KV of equal beginnings (off).", "--prefix-cache/--no-prefix-cache"),
+        option(ENGINE, "Keep and share the KV of equal prefixes (off).", "--prefix-cache/--no-prefix-cache"),
     ] = None,
     stream_interval: Annotated[int | None, option(ENGINE, "Tokens per chunk after the first (8).")] = None,
     tokenize_workers: Annotated[
         int | None, option(ENGINE, "Threads that tokenize, with --no-pretok; 0: the scheduler's own (0).")
     ] = None,
-    blocks: Annotated[int | None, option(DESIGN, "Blocks, one boot of each arm each (6).")] = None,
+    blocks: Annotated[int | None, option(DESIGN, "Blocks, each a boot of every arm (6).")] = None,
     until_decided: Annotated[
         bool, option(DESIGN, "Stop once the verdict is clear: looks at 6, 8, ... blocks.", "--until-decided")
     ] = False,
     until_precision: Annotated[
         str | None, option(DESIGN, "Stop once the interval's half-width is this small, such as 1%.")
     ] = None,
-    max_blocks: Annotated[int | None, option(DESIGN, "Blocks at most, where it may stop (20).")] = None,
+    max_blocks: Annotated[int | None, option(DESIGN, "Most blocks, if it may stop early (20).")] = None,
     plant: Annotated[
         str | None, option(DESIGN, "Delay each step of the after arm by a known share, such as 3%.")
     ] = None,
@@ -153,7 +156,7 @@ def request(
     secondary: Annotated[
         list[str] | None, option(DESIGN, "Further metric with a verdict; up to five.")
     ] = None,
-    seed: Annotated[int | None, option(DESIGN, "Of prompts, lengths and arrivals (0).")] = None,
+    seed: Annotated[int | None, option(DESIGN, "Seed of prompts, lengths and arrivals (0).")] = None,
 ) -> Asked:
     """What every command that measures can be asked for."""
     values = dict(locals())

@@ -146,8 +146,8 @@ def _capture(
     profile = record.profile
     if profile is None or profile.closed_ns < 0:
         raise api.BadSetting(
-            f"{name} came to no {steps} steps of steady decode: ask for more of it (--max-new-tokens), for "
-            "requests that come together (--arrival burst), or for a shorter window (--steps)"
+            f"{name} never reached {steps} steps of steady decode: ask for more of it (--max-new-tokens), "
+            "for requests that come together (--arrival burst), or for a shorter window (--steps)"
         )
     found = timeline(
         name,

@@ -66,15 +66,15 @@ def _broken_steps(table: api.StepTable | None, began_ns: int, ended_ns: int) -> 
     if sorted(table.columns) != sorted(api.STEP_COLUMNS):
         odd = sorted(set(table.columns) ^ set(api.STEP_COLUMNS))
         return (
-            f"the columns of its steps are not those of StepTable: {', '.join(odd) or 'one is twice there'}"
+            f"the columns of its steps are not those of StepTable: {', '.join(odd) or 'one is there twice'}"
         )
     if len(table.data) != table.rows * len(table.columns) * 8:
         return f"its step records are {len(table.data)} bytes, which is not {table.rows} rows"
     frame = pd.DataFrame(_matrix(table.data, len(table.columns)), columns=table.columns)
     if not frame["kind"].between(0, len(api.STEP_KINDS) - 1).all():
-        return "a step's kind is no index into STEP_KINDS"
+        return "a step's kind is not an index into STEP_KINDS"
     if not frame["step"].is_unique:
-        return "two steps have one number"
+        return "two steps have the same number"
     for phase in api.PHASES:
         start, end = (frame[f"{phase}.{edge}"].to_numpy() for edge in ("start", "end"))
         if wrong := _broken_span(f"{phase} of a step", start, end, began_ns, ended_ns):
@@ -89,7 +89,7 @@ def _broken_work(work: api.DeviceWork | None, began_ns: int, ended_ns: int) -> s
         return f"its device work is {len(work.data)} bytes, which is not {work.rows} rows"
     kind, _, start, end = _matrix(work.data, len(DEVICE_COLUMNS)).T
     if not ((kind >= 0) & (kind < len(DEVICE_KINDS))).all():
-        return f"a kind of device work is none of 0 to {len(DEVICE_KINDS) - 1}"
+        return f"a kind of device work is not one of 0 to {len(DEVICE_KINDS) - 1}"
     return _broken_span("a piece of device work", start, end, began_ns, ended_ns)
 
 

@@ -38,9 +38,9 @@ TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad", "s
 ABOUT = {
     "Mechanism": "What the engine counted: whether the change did what it claims to do.",
     "Limit": (
-        "device_busy: share of the time in which programs ran on the device, copies apart. exposed_host_us: "
-        "step interval − device time of that step: host work that overlap failed to hide, and the device's "
-        "own gap between two programs."
+        "device_busy: share of the time in which programs ran on the device, copies not counted. "
+        "exposed_host_us: step interval − device time of that step: host work that overlap failed to hide, "
+        "and the device's own gap between two programs."
     ),
 }
 

@@ -263,7 +263,7 @@ class Session:
         """What the engine recorded since `begin`. Raises RunFailed for records that can't be."""
         record = self._ask(booted, api.Collect(), api.Collected).record
         if wrong := records.broken(record, self._began_ns, perf_counter_ns()):
-            raise RunFailed(f"the engine of {booted.arm.name} recorded what can't be: {wrong}")
+            raise RunFailed(f"the engine of {booted.arm.name} made impossible records: {wrong}")
         return record
 
     # -- without a load generator --------------------------------------------------------------------------

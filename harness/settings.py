@@ -134,7 +134,9 @@ def _check_server(arm: str, settings: Mapping[str, str]) -> None:
     """An engine that is the client of a server must be told where that is, in exactly one way."""
     url, command = settings.get("url"), settings.get("cmd")
     if url and command:
-        raise api.BadSetting(f"{arm}: cmd and url exclude each other: a server is started, or is there")
+        raise api.BadSetting(
+            f"{arm}: cmd and url exclude each other: cmd starts a server, url names a running one"
+        )
     if command and "{port}" not in command:
         raise api.BadSetting(f"{arm}: cmd needs {{port}} where the server's port goes: '... --port {{port}}'")
     if not url and not command:
@@ -352,7 +354,7 @@ def complete(
         },
     )
     if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
-        raise api.BadSetting("tokenize_workers means something only with --no-pretok: ids need no tokenizing")
+        raise api.BadSetting("tokenize_workers applies only with --no-pretok: ids need no tokenizing")
     if asked.max_regression is not None:
         design = msgspec.structs.replace(design, gate=make_gate(asked.max_regression, design))
     design.check()
@@ -364,15 +366,15 @@ def stopping(asked: Asked) -> dict[str, Any]:
     if not asked.until_decided and asked.until_precision is None:
         if asked.max_blocks is not None:
             raise api.BadSetting(
-                "--max-blocks means something only with --until-decided or --until-precision; "
-                "--blocks is the number of a fixed run"
+                "--max-blocks applies only with --until-decided or --until-precision; "
+                "a fixed run takes --blocks"
             )
         return {}
     flag = "--until-decided" if asked.until_decided else "--until-precision"
     if asked.until_decided and asked.until_precision is not None:
         raise api.BadSetting("--until-decided and --until-precision exclude each other: give one of them")
     if "blocks" in asked.design:
-        raise api.BadSetting(f"--blocks is of a fixed run; with {flag} give --max-blocks")
+        raise api.BadSetting(f"--blocks is for a fixed run; with {flag} give --max-blocks")
 
     from harness import stopping as rules
 
@@ -386,7 +388,7 @@ def planting(asked: Asked, engines: Mapping[str, api.EngineSpec], arms: Sequence
     """`plant` and `plant_at` of the design, where a delay is planted and every engine has the hook."""
     if asked.plant is None:
         if asked.plant_at is not None:
-            raise api.BadSetting("--plant-at means something only with --plant, such as --plant 3%")
+            raise api.BadSetting("--plant-at applies only with --plant, such as --plant 3%")
         return {}
     place = asked.plant_at or PLACES[0]
     api.pick(place, dict.fromkeys(PLACES), "--plant-at")

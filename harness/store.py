@@ -168,17 +168,17 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a run. Raises StoreError for no run folder, one of something else, a newer schema, or a
     damaged file."""
     of_something_else = {
-        PROFILE_FILE: "a profile, no run: times taken while profiling are not measurements",
+        PROFILE_FILE: "a profile, not a run: times taken while profiling are not measurements",
         SWEEP_FILE: f"a sweep: each folder in it is a run; bench sweep {folder} shows all",
         EXPERIMENT_FILE: "an experiment: each folder in it is a run; bench experiment show "
         f"{folder} shows all",
-        EVALUATION_FILE: "an evaluation, no run: nothing in it was timed",
+        EVALUATION_FILE: "an evaluation, not a run: nothing in it was timed",
     }
     for name, said in of_something_else.items():
         if (folder / name).exists():
             raise StoreError(f"{folder} is {said}")
     path = folder / "manifest.json"
-    manifest = read_json(path, Manifest, "run folder")
+    manifest = read_json(path, Manifest, "a run folder")
     if not _fits(manifest):
         raise StoreError(f"{path} was edited: its parts do not fit each other")
     return manifest
@@ -198,11 +198,11 @@ def _fits(manifest: Manifest) -> bool:
 
 def read_json(path: Path, kind: type[Read], what: str) -> Read:
     """What `write_json` wrote, a struct with a schema_version. Raises StoreError where the file is missing
-    (its folder is no `what`), damaged, or of a newer schema."""
+    (its folder is not `what`), damaged, or of a newer schema."""
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise StoreError(f"{path.parent} is no {what}: {path.name}: {_why(error)}") from error
+        raise StoreError(f"{path.parent} is not {what}: {path.name}: {_why(error)}") from error
     try:
         schema = msgspec.json.decode(text, type=_Versioned).schema_version
         if schema > SCHEMA_VERSION:
@@ -375,7 +375,7 @@ def read_table(folder: Path, block: int, name: str) -> pd.DataFrame:
     stamps = (each for each in COLUMNS[name] if each.endswith("_ns"))
     strange = next((each for each in stamps if not _integers(table[each])), None)
     if strange:
-        raise StoreError(f"{path} was edited: its column '{strange}' holds something else than integers")
+        raise StoreError(f"{path} was edited: its column '{strange}' holds something other than integers")
     return table
 
 

@@ -188,7 +188,7 @@ class Run:
         ("alone", "with_others", "average" or "together"), change, ci_low, ci_high (fractions), sd, p,
         p_adjusted, verdict. Raises BadSetting for another run."""
         if self.manifest.design.factorial is None:
-            raise api.BadSetting(f"{self.folder} is no factorial, so it has no effects")
+            raise api.BadSetting(f"{self.folder} is not a factorial, so it has no effects")
         columns = ["metric", "effect", "where", *factorial_tables.CSV_COLUMNS]
         return pd.DataFrame(factorial_tables.rows(self.result)).reindex(columns=columns)
 

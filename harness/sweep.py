@@ -121,7 +121,7 @@ def check_axis(axis: Axis, asked: Asked, engines: Mapping[str, api.EngineSpec]) 
     settings = [text.partition("=")[0] for text in (*asked.both, *asked.before, *asked.after)]
     alone = {"variant": asked.variant, "engine": asked.engine}
     if axis.name in (*asked.workload, *asked.options, *settings) or alone.get(axis.name) is not None:
-        raise api.BadSetting(f"{axis.name} is swept: leave it out otherwise")
+        raise api.BadSetting(f"{axis.name} is swept: leave it out elsewhere")
 
 
 def kinds() -> dict[str, str]:
@@ -189,7 +189,7 @@ def with_places_filled(design: Design, asked: Asked, at: Mapping[str, str]) -> D
 
 def read(folder: Path) -> Sweep:
     """Raises StoreError for a folder that is no sweep, or whose file is damaged or newer."""
-    return store.read_json(folder / store.SWEEP_FILE, Sweep, "sweep folder")
+    return store.read_json(folder / store.SWEEP_FILE, Sweep, "a sweep folder")
 
 
 def runs_in(folder: Path) -> Iterator[tuple[Path, Manifest]]:

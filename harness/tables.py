@@ -183,12 +183,14 @@ def parts(comparison: Mapping[str, Any]) -> Iterator[Table]:
 def _outputs_table(outputs: Mapping[str, Any]) -> Table:
     names = ["compared", "identical", "distinct"]
     note = (
-        "requests whose tokens are the same in both arms, by digest; "
-        "distinct: the different outputs that the before arm gave"
+        "identical: requests with the same tokens in both arms, by digest; "
+        "distinct: how many different outputs the before arm gave"
     )
     if outputs["near_ties"] is not None:
         names.append("near_ties")
-        note += "; near_ties part where the model holds both tokens for equally likely, up to rounding"
+        note += (
+            "; near_ties: requests that part where the model finds both tokens equally likely, up to rounding"
+        )
     return Table("Outputs", tuple(names), (tuple(str(outputs[name]) for name in names),), note, tuple(names))
 
 

@@ -64,7 +64,7 @@ def judge(folder: Path, manifest: Manifest, say: Say) -> None:
         return
     count = sum(map(len, waiting.values()))
     outputs = "1 output differs" if count == 1 else f"{count} outputs differ"
-    say(f"{outputs}: asking the model of {before.name} how likely the tokens are that differ")
+    say(f"{outputs}: asking the model of {before.name} how likely the differing tokens are")
     try:
         _fill(manifest, waiting)
     except api.EngineError as error:
@@ -148,7 +148,7 @@ def gaps(client: Client, wanted: set[tuple[Context, int]]) -> dict[tuple[Context
     scored = sorted(wanted | set(zip(contexts, likeliest, strict=True)))
     answers = client.ask([api.Request(0, list(context), 1, forced=[token]) for context, token in scored])
     if not all(answer.finish.scores for answer in answers):
-        raise api.EngineError("the engine gives no scores: its code may be older than they are")
+        raise api.EngineError("the engine gives no scores: its code may predate them")
     logprobs = {each: answer.finish.scores[0].logprob for each, answer in zip(scored, answers, strict=True)}
     tops = {context: logprobs[context, token] for context, token in zip(contexts, likeliest, strict=True)}
     found = {(context, token): tops[context] - logprobs[context, token] for context, token in wanted}

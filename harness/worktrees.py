@@ -20,7 +20,7 @@ def resolve(name: str, where: Path) -> Ref:
     """The commit that `name` is in the repository around `where`. Raises BadSetting."""
     top = _git(where, "rev-parse", "--show-toplevel")
     if top.returncode:
-        raise api.BadSetting(f"refs are of the git repository around {where}, and there is none")
+        raise api.BadSetting(f"refs need a git repository around {where}, and there is none")
     repository = Path(top.stdout.strip())
     found = _git(repository, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     if found.returncode:
@@ -31,7 +31,7 @@ def resolve(name: str, where: Path) -> Ref:
             api.pick(name, dict.fromkeys(known), f"ref in {repository}")
         except api.BadSetting as error:
             raise api.BadSetting(f"{error}{hint}") from None
-        raise api.BadSetting(f"ref '{name}' in {repository} is no commit{hint}")
+        raise api.BadSetting(f"ref '{name}' in {repository} is not a commit{hint}")
     return Ref(repository=str(repository), name=name, commit=found.stdout.strip())
 
 
@@ -73,7 +73,7 @@ def checked_out(arms: Sequence[Arm]) -> Iterator[Mapping[str, Path]]:
                     ref.commit,
                 )
                 if made.returncode:
-                    why = (made.stderr.strip().splitlines() or ["git says nothing"])[-1]
+                    why = (made.stderr.strip().splitlines() or ["git printed nothing"])[-1]
                     raise api.BadSetting(f"can't make a worktree of {ref.name} in {ref.repository}: {why}")
             yield {name: folder / name for name in wanted}
         finally:

@@ -124,7 +124,7 @@ def test_what_was_not_interleaved_gets_an_interval_and_no_verdict(tmp_path: Path
     assert comparison["blocks"] == 3
     assert comparison["warnings"][0].startswith("not interleaved: a:before was measured at ")
     assert "there is no verdict" in comparison["warnings"][0]
-    assert "other numbers of blocks: a:before has 6, b:after has 3" in comparison["warnings"]
+    assert "numbers of blocks differ: a:before has 6, b:after has 3" in comparison["warnings"]
     assert "step_ms_matched" not in comparison["metrics"]
     assert "no verdict" in shown(found.result, 120)
     assert "no verdict" in tables.to_markdown(found.result)
@@ -153,7 +153,7 @@ def test_runs_that_were_decided_by_a_metric_of_two_arms_are_compared_by_another(
     runs = [stored(tmp_path, name, plan=plan) for name in "ab"]
     found = only(across_runs.compare([f"{run}:after" for run in runs]))
     assert found["primary"] == "tpot_ms_p50"
-    said = "tpot_ms_p50 is compared in place of step_ms_matched: it is made of two arms of one block"
+    said = "tpot_ms_p50 is compared in place of step_ms_matched: it needs both arms in one block"
     assert said in found["warnings"]
 
 
@@ -167,7 +167,7 @@ def test_goodput_is_compared_where_the_same_is_good_in_both_runs(tmp_path: Path)
     found = only(across_runs.compare([first, other]))
     assert found["primary"] == "tpot_ms_p50"
     assert (
-        "tpot_ms_p50 is compared in place of goodput_req_s: what is good differs, ttft was 9.0, is 8.0"
+        "tpot_ms_p50 is compared in place of goodput_req_s: the --goodput limits differ, ttft was 9.0, is 8.0"
         in found["warnings"]
     )
 
@@ -207,15 +207,15 @@ def test_outputs_are_compared_where_the_prompts_are_the_same(tmp_path: Path) -> 
     other = stored(tmp_path, "c", plan=manifest(2, arms=1, seed=7))
     found = across_runs.compare([same[0], other])
     assert only(found)["outputs"]["compared"] == 0
-    assert "other seeds" in "\n".join(only(found)["warnings"])
+    assert "different seeds" in "\n".join(only(found)["warnings"])
     assert not found.outputs_differ
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"machine": Machine(cpu="a cpu", cores=4, kernel="6", memory_gib=8, gpus=[])}, "another machine"),
-        ({"versions": {"torch": "3"}}, "other versions: torch was None, is '3'"),
+        ({"machine": Machine(cpu="a cpu", cores=4, kernel="6", memory_gib=8, gpus=[])}, "different machine"),
+        ({"versions": {"torch": "3"}}, "different versions: torch was None, is '3'"),
     ],
 )
 def test_other_circumstances_are_told(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
@@ -272,12 +272,12 @@ def test_prompts_that_were_edited_in_between_are_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
-        (["{a}", "{b}"], "a has 2 arms: say "),
+        (["{a}", "{b}"], "a has 2 arms: choose "),
         (["{a}:before"], "compare needs two arms"),
         (["{a}:before", "{a}:before"], "a:before is given twice"),
         (["{a}:befor", "{b}:after"], "unknown arm of .* did you mean before?"),
-        (["{a}:before", "{c}:after"], "c is no run folder"),
-        (["{c}"], "c is no run folder"),
+        (["{a}:before", "{c}:after"], "c is not a run folder"),
+        (["{c}"], "c is not a run folder"),
     ],
 )
 def test_what_is_not_two_arms_is_refused(tmp_path: Path, texts: list[str], reason: str) -> None:

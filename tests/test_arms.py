@@ -112,6 +112,6 @@ def test_a_program_that_is_no_python_is_told(environment: dict[str, str], tmp_pa
     code, _, stderr = bench.end()
     assert code == 2
     assert last_line(stderr) == (
-        "bench: can't start before with /bin/true: it is no Python that can run an engine"
+        "bench: can't start before with /bin/true: it is not a Python that can run an engine"
     )
     assert not list((tmp_path / "results").iterdir())

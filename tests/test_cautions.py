@@ -59,7 +59,7 @@ def test_a_round_that_outgrew_its_records_is_told() -> None:
     measured[2].tables["rounds"]["counter.work_rows_lost"] = [0, 70_000]
     measured[3].tables["rounds"]["counter.steps_lost"] = [12, 0]
     found = warnings(comparison.result(manifest(), measured))
-    assert "records lost: of a round up to 12 steps and 70,000 rows of what the device did" in found
+    assert "records lost: up to 12 steps and 70,000 rows of what the device did in a round" in found
     assert "records lost" not in warnings(comparison.result(manifest(), blocks(1.0)))
 
 
@@ -68,7 +68,7 @@ def test_tokens_that_nobody_counted_are_told() -> None:
     for each in measured:
         each.tables["rounds"]["counter.requests_counted_by_chunks"] = [12.0, np.nan]  # a counter of one arm
     found = warnings(comparison.result(manifest(), measured))
-    assert "tokens of 72 requests were counted as one a chunk, for the server tells no number" in found
+    assert "tokens of 72 requests were counted as one per chunk, as the server gives no count" in found
 
 
 def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
@@ -82,7 +82,7 @@ def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
     )
     assert "late reads" not in warnings(comparison.result(manifest(), punctual))
     lagging[0].tables["rounds"]["counter.clock_moved_us"] = 2000
-    assert "the time of day was set by 2 ms" in warnings(comparison.result(manifest(), lagging))
+    assert "the time of day was changed by 2 ms" in warnings(comparison.result(manifest(), lagging))
 
 
 @pytest.mark.parametrize(

@@ -164,10 +164,10 @@ def test_json_that_was_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_json_that_is_no_trace_is_refused(tmp_path: Path) -> None:
-    assert "no Chrome trace" in refused(written(tmp_path / "a.json", {"events": []}))
-    assert "no Chrome trace" in refused(written(tmp_path / "b.json", [1, 2]))
+    assert "not a Chrome trace" in refused(written(tmp_path / "a.json", {"events": []}))
+    assert "not a Chrome trace" in refused(written(tmp_path / "b.json", [1, 2]))
     (tmp_path / "c.json").write_text("{not json}")
-    assert "is no JSON" in refused(tmp_path / "c.json")
+    assert "is not JSON" in refused(tmp_path / "c.json")
 
 
 def test_a_trace_of_the_host_alone_is_refused(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_conversations_can_be_asked_as_text_cut_and_behind_unique_words(tmp_path
         ("{", "as ShareGPT: "),
         ('{"conversations": []}', "as ShareGPT: Expected `array`, got `object`"),
         ('[{"conversations": [{"from": "human"}]}]', "missing required field `value`"),
-        ("[]", "nobody human speaks in its 0 conversations"),
+        ("[]", "no human says anything in its 0 conversations"),
     ],
 )
 def test_what_is_no_sharegpt_file_is_refused(tmp_path: Path, content: str, complaint: str) -> None:

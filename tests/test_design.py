@@ -157,9 +157,9 @@ def test_another_way_of_arriving_replaces_the_variants_with_all_its_options() ->
 
     assert workload().concurrency == 4
     assert workload(arrival="poisson", rate=5.0).concurrency is None
-    with pytest.raises(api.BadSetting, match="rate means something only with"):
+    with pytest.raises(api.BadSetting, match="rate applies only with"):
         workload(rate=5.0)
-    with pytest.raises(api.BadSetting, match="concurrency means something only with arrival=closed"):
+    with pytest.raises(api.BadSetting, match="concurrency applies only with arrival=closed"):
         workload(arrival="poisson", rate=5.0, concurrency=4)
 
 
@@ -258,7 +258,7 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
         ({"variant": "pinned", "both": ["h2d=pinned"]}, "before and after are the same settings"),
         (
             {"variant": "pinned", "both": ["sync=copy-done"]},
-            "sync means something only with schedule=overlap",
+            "sync applies only with schedule=overlap",
         ),
         ({"variant": "pinned", "both": ["recorder=maybe"]}, "recorder=maybe"),
         ({"variant": "pinned", "both": ["max_context=many"]}, "max_context=many"),
@@ -302,7 +302,7 @@ def test_what_cannot_be_run_is_refused_with_one_reason(asked: Mapping[str, Any],
     [
         ({"primary": "tpot_p50"}, "unknown metric 'tpot_p50'; did you mean tpot_ms_p50?"),
         ({"primary": "submit_lag_ms_p99"}, "can be zero"),
-        ({"secondaries": ("peak_concurrency",)}, "neither better lower nor higher"),
+        ({"secondaries": ("peak_concurrency",)}, "neither lower nor higher is better"),
         ({"workload": Workload(max_new_tokens=1)}, "needs at least 2 output tokens"),
         ({"primary": "goodput_req_s"}, "goodput_req_s needs to know what is good: give --goodput"),
     ],

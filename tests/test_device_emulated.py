@@ -498,5 +498,5 @@ def test_open_device_refuses_what_is_not_there() -> None:
 
 def test_a_staging_that_a_card_would_not_heed_is_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(BadSetting, match="staging is the emulated device's"):
+    with pytest.raises(BadSetting, match="staging is for the emulated device only"):
         open_device("auto", staging="sync")

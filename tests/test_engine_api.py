@@ -39,13 +39,13 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"schedule": "serial", "sync": "copy-done"}, "sync means something only with schedule"),
-        ({"schedule": "serial", "launch": "thread"}, "launch=thread means something only with"),
-        ({"schedule": "overlap", "d2h": "blocking"}, "d2h=blocking means something only with"),
-        ({"schedule": "overlap", "output": "deferred"}, "output=deferred means something only"),
-        ({"schedule": "overlap", "launch": "inline", "sync": "copy-done"}, "sync means something only"),
-        ({"schedule": "serial", "prefill": "consecutive-sync"}, "prefill means something only with schedule"),
-        ({"schedule": "overlap", "launch": "inline", "gil": "fast-switch"}, "gil means something only with"),
+        ({"schedule": "serial", "sync": "copy-done"}, "sync applies only with schedule"),
+        ({"schedule": "serial", "launch": "thread"}, "launch=thread applies only with"),
+        ({"schedule": "overlap", "d2h": "blocking"}, "d2h=blocking applies only with"),
+        ({"schedule": "overlap", "output": "deferred"}, "output=deferred applies only"),
+        ({"schedule": "overlap", "launch": "inline", "sync": "copy-done"}, "sync applies only"),
+        ({"schedule": "serial", "prefill": "consecutive-sync"}, "prefill applies only with schedule"),
+        ({"schedule": "overlap", "launch": "inline", "gil": "fast-switch"}, "gil applies only with"),
         ({"shedule": "serial"}, "unknown toggle 'shedule'; did you mean schedule?"),
         ({"h2d": "pined"}, "unknown choice of h2d 'pined'; did you mean pinned?"),
     ],
@@ -64,9 +64,9 @@ def test_every_setting_is_valid_and_none_is_listed_twice():
 
 
 def test_a_name_like_no_other_is_answered_with_the_list():
-    with pytest.raises(BadSetting, match="unknown engine 'zzz'; there is overlap"):
+    with pytest.raises(BadSetting, match="unknown engine 'zzz'; available: overlap"):
         pick("zzz", {"overlap": 1}, "engine")
-    with pytest.raises(BadSetting, match="unknown variant 'nope'; there is copy-done"):
+    with pytest.raises(BadSetting, match="unknown variant 'nope'; available: copy-done"):
         pick("nope", {"copy-done": 1}, "variant")
 
 
@@ -100,5 +100,5 @@ def test_a_variant_that_lacks_something_is_named_with_all_that_it_lacks(monkeypa
 
 
 def test_blocking_sync_is_refused_where_nothing_spins():
-    with pytest.raises(BadSetting, match="blocking_sync is CUDA's"):
+    with pytest.raises(BadSetting, match="blocking_sync is for CUDA only"):
         open_device("emulated", blocking_sync=True)

@@ -293,7 +293,7 @@ def test_an_evaluation_before_and_after_a_toggle(tmp_path: Path) -> None:
     assert kept["tasks"] == result["tasks"]
     assert set(kept["descriptions"]) == {"before", "after"}
     assert ran.left() == []
-    with pytest.raises(store.StoreError, match="is an evaluation, no run"):
+    with pytest.raises(store.StoreError, match="is an evaluation, not a run"):
         store.read_manifest(folder)
     text = pages.markdown_page(shown.page(result))
     assert "acc of offline-arithmetic" in text

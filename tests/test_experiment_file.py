@@ -156,8 +156,8 @@ def test_a_file_with_a_fault_is_one_line_that_names_it(
         ("run gil --device cudda", "unknown device 'cudda'; did you mean cuda?"),
         ("run", "say which experiment to run"),
         ("run gil --resume somewhere", "leave name and options out"),
-        ("run --resume /nowhere/at/all", "/nowhere/at/all is no experiment's folder"),
-        ("show gil --format json", "--format is of what a finished experiment found"),
+        ("run --resume /nowhere/at/all", "/nowhere/at/all is not an experiment's folder"),
+        ("show gil --format json", "--format is for what a finished experiment found"),
         ("show /nowhere/own.toml", "cannot read /nowhere/own.toml: No such file"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_run_folder_that_was_cut_is_refused(
     assert bench(monkeypatch, "explain", str(run)) == 2
     assert "steps.parquet is damaged or was edited" in last_line(capsys.readouterr().err)
     assert bench(monkeypatch, "explain", str(tmp_path / "nowhere")) == 2
-    assert "is no run folder" in last_line(capsys.readouterr().err)
+    assert "is not a run folder" in last_line(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

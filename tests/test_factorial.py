@@ -238,7 +238,7 @@ def test_settings_that_mean_nothing_are_left_out_with_the_reason() -> None:
     assert len(found.arms) == 6
     assert found.factorial is not None
     assert [each.name for each in found.factorial.left_out] == ["schedule+output", "schedule+output+h2d"]
-    assert "output=deferred means something only with schedule=serial" in found.factorial.left_out[0].reason
+    assert "output=deferred applies only with schedule=serial" in found.factorial.left_out[0].reason
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def test_settings_that_mean_nothing_are_left_out_with_the_reason() -> None:
         ("h2d=pined:packed,sync", "unknown choice of h2d 'pined'; did you mean pinned?"),
         ("h2d=pinned,sync", "--toggles needs h2d=BEFORE:AFTER, not 'h2d=pinned'"),
         ("h2d=pinned:pinned,sync", "h2d needs two choices to vary, not pinned twice"),
-        ("schedule,sync", "schedule=serial is in no setting that means something: launch=thread means"),
-        ("d2h,sync", "is in no setting that means something"),
-        ("launch=inline:thread,gc,sync", "launch=inline is in no setting that means something"),
+        ("schedule,sync", "no valid setting has schedule=serial: launch=thread applies"),
+        ("d2h,sync", "no valid setting has"),
+        ("launch=inline:thread,gc,sync", "no valid setting has launch=inline"),
     ],
 )
 def test_toggles_that_make_no_design_are_refused(toggles: str, message: str) -> None:
@@ -277,8 +277,8 @@ def test_a_toggle_that_is_varied_is_not_set() -> None:
         ("factorial --toggles h2d,sync --engine overlop", "unknown engine 'overlop'; did you mean overlap?"),
         ("factorial --toggles h2d,sync --max-new-tokens 1", "tpot_ms_p50 needs at least 2 output tokens"),
         ("factorial --toggles h2d,sync --before h2d=pinned", "--before"),
-        ("factorial /nowhere/at/all", "/nowhere/at/all is no run folder"),
-        ("factorial /nowhere/at/all --toggles h2d,sync", "only --format means something"),
+        ("factorial /nowhere/at/all", "/nowhere/at/all is not a run folder"),
+        ("factorial /nowhere/at/all --toggles h2d,sync", "only --format applies"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -436,9 +436,9 @@ def test_what_is_left_out_and_what_it_costs_is_said() -> None:
     assert effects["effects"][0]["assumes"] == [["schedule", "output"]]
     said = shown(result)
     for part in (
-        "Left out", "output=deferred means something only with schedule=serial", "Can't be told apart",
+        "Left out", "output=deferred applies only with schedule=serial", "Can't be told apart",
         "schedule × output schedule, output", "schedule* ", "as if the effects below",
-        "settings of the others, taking schedule × output for none, tpot_ms_p50 changes by: schedule −",
+        "settings of the others, taking schedule × output as zero, tpot_ms_p50 changes by: schedule −",
     ):  # fmt: skip
         assert part in said, part
     assert "for none, tpot" not in shown(found())
@@ -470,7 +470,7 @@ def test_a_factorial_from_boots_to_effects_and_again_from_disk(tmp_path: Path) -
 
 
 def test_another_run_is_no_factorial(tmp_path: Path) -> None:
-    with pytest.raises(api.BadSetting, match="is no factorial"):
+    with pytest.raises(api.BadSetting, match="is not a factorial"):
         factorial_run.read(Path(stored(tmp_path, "a", plan=manifest(1))))
 
 
@@ -483,5 +483,5 @@ def test_the_effects_of_a_stored_factorial_as_a_frame(tmp_path: Path) -> None:
     row = run.effects.query("metric == 'tpot_ms_p50' and effect == 'h2d' and where == 'average'").iloc[0]
     assert row["change"] == pytest.approx((0.95 * 0.97) ** 0.5 - 1, abs=0.002)
     assert row["verdict"] == "faster"
-    with pytest.raises(api.BadSetting, match="is no factorial, so it has no effects"):
+    with pytest.raises(api.BadSetting, match="is not a factorial, so it has no effects"):
         _ = harness.load(stored(tmp_path, "a", plan=manifest(1))).effects

@@ -499,7 +499,7 @@ def test_a_ref_that_stands_in_the_folder_is_told_of_changes_that_are_not_committ
         ("--base-ref base --metric tpot_p50", "did you mean tpot_ms_p50?"),
         ("--base-ref base --until-precision 1%", "a gate stops after --blocks, or --until-decided"),
         ("", "a gate needs two arms"),
-        ("results/nothing", "is measured: only the options of Gate"),
+        ("results/nothing", "is already measured: only the options of Gate"),
     ],
 )
 def test_a_wrong_gate_is_one_line_and_leaves_nothing(
@@ -517,7 +517,7 @@ def test_outside_of_a_repository_there_are_no_refs(environment: dict[str, str], 
     alone = {**environment, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     code, _, stderr = start(alone, tmp_path, *QUICK, "--base-ref", "base").end()
     assert code == 2
-    assert "refs are of the git repository around" in last_line(stderr)
+    assert "refs need a git repository around" in last_line(stderr)
 
 
 def test_a_worktree_that_cannot_be_made(repository: Path, environment: dict[str, str]) -> None:

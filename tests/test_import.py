@@ -218,10 +218,10 @@ def test_files_of_fresh_boots_are_blocks_and_still_decide_nothing(tmp_path: Path
         [str(folder), str(bring(VLLM_DETAILED, VLLM_DETAILED, to=tmp_path, fresh_boots=True)[0])]
     ).result["comparisons"]
     assert {each["verdict"] for each in comparison["metrics"].values()} == {None}
-    assert "as whoever imported them said" in "\n".join(comparison["warnings"])
-    with pytest.raises(api.BadSetting, match="no blocks of one arm, they have other workloads: request_rate"):
+    assert "as stated at import" in "\n".join(comparison["warnings"])
+    with pytest.raises(api.BadSetting, match="not blocks of one arm: their workloads differ: request_rate"):
         bring(VLLM_DETAILED, VLLM, to=tmp_path, fresh_boots=True)
-    with pytest.raises(api.BadSetting, match="no blocks of one arm, they have other tools"):
+    with pytest.raises(api.BadSetting, match="not blocks of one arm: their tools differ"):
         bring(VLLM, GUIDELLM, to=tmp_path, fresh_boots=True)
 
 
@@ -273,14 +273,14 @@ def test_requests_of_a_measured_run_that_were_taken_out_are_still_missed(tmp_pat
     ("text", "message"),
     [
         ("", "is empty"),
-        ("hello", "is no JSON at line 1"),
-        ("\x80binary", "is no JSON"),
-        ("[1, 2]", "is no result of vllm bench serve, sglang.bench_serving, guidellm, aiperf"),
-        ("{}", "is no result of"),
-        ('{"a": 1}', "is no result of"),
-        ('{"metadata": {}, "metrics": {}}', "no result of aiperf as it is known here"),
+        ("hello", "is not JSON at line 1"),
+        ("\x80binary", "is not JSON"),
+        ("[1, 2]", "is not a result of vllm bench serve, sglang.bench_serving, guidellm, aiperf"),
+        ("{}", "is not a result of"),
+        ('{"a": 1}', "is not a result of"),
+        ('{"metadata": {}, "metrics": {}}', "not a result of aiperf in a known form"),
         ('{"benchmarks": []}', "holds no result"),
-        ('{"benchmarks": [{}]}', "no result of guidellm as it is known here"),
+        ('{"benchmarks": [{}]}', "not a result of guidellm in a known form"),
     ],
 )
 def test_what_is_no_result_is_one_line(monkeypatch, capsys, tmp_path: Path, text: str, message: str) -> None:
@@ -301,7 +301,7 @@ def test_a_file_that_is_cut_short_says_so(tmp_path: Path, path: Path) -> None:
     cut = tmp_path / path.name
     text = path.read_text()
     cut.write_text(text[: len(text) // 2])
-    with pytest.raises(api.BadSetting, match=r"is cut short|is no JSON"):
+    with pytest.raises(api.BadSetting, match=r"is cut short|is not JSON"):
         files.read(str(cut))
 
 
@@ -315,7 +315,7 @@ def test_a_key_that_is_missing_is_named(tmp_path: Path, path: Path, key: str) ->
     edited = tmp_path / "edited.json"
     said.pop(key)
     edited.write_text(json.dumps(said))
-    with pytest.raises(api.BadSetting, match=rf"{key}|is no result of"):
+    with pytest.raises(api.BadSetting, match=rf"{key}|is not a result of"):
         files.read(str(edited))
 
 
@@ -370,7 +370,7 @@ def test_a_sample_of_guidellms_requests_is_refused(tmp_path: Path) -> None:
     said["benchmarks"][0]["requests"]["successful"].pop()
     edited = tmp_path / "edited.json"
     edited.write_text(json.dumps(said))
-    with pytest.raises(api.BadSetting, match="told to keep a sample"):
+    with pytest.raises(api.BadSetting, match="kept only a sample"):
         files.read(str(edited))
     assert guidellm.TOOL in files.KNOWN
 

@@ -361,7 +361,7 @@ MS = 1_000_000
 CHUNKS = (api.Chunk(0, [7], "x", [60 * MS]), api.Chunk(0, [8], "y", [70 * MS]))
 FINISH = api.Finish(0, "length", 1, 2, 20 * MS, 30 * MS, 40 * MS)
 OUT_OF_ORDER = "the engine's stamps are out of order"
-GAVE_UP = "the engine gave it up: it ended cancelled, and nobody had asked for that"
+GAVE_UP = "the engine ended it as cancelled, and nobody had asked for that"
 
 
 def what_is_wrong(*events: api.Event) -> str:
@@ -381,7 +381,7 @@ def test_records_of_a_request_that_can_be_are_taken() -> None:
 @pytest.mark.parametrize(
     ("chunk", "end", "message"),
     [
-        ({}, {"completion_tokens": 3}, "the engine sent 2 tokens, and says at the end that it was 3"),
+        ({}, {"completion_tokens": 3}, "the engine sent 2 tokens, but says at the end that it sent 3"),
         (
             {},
             {"tokenized_ns": 15 * MS},
@@ -393,7 +393,7 @@ def test_records_of_a_request_that_can_be_are_taken() -> None:
         (
             {},
             {"reason": "cancelled"},
-            "the engine gave it up: it ended cancelled, and nobody had asked for that",
+            "the engine ended it as cancelled, and nobody had asked for that",
         ),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_database_that_is_no_export_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE people (name)")
-    assert "no export of nsys" in refused(path)
+    assert "not an export of nsys" in refused(path)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.999])

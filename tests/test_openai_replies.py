@@ -222,11 +222,15 @@ def test_what_servers_leave_out_or_add_is_no_failure(pieces: tuple[bytes, ...]) 
         ((event(choices="many"),), {}, "chunk 1 of the stream is malformed: Expected `array`"),
         ((text("a"),), {}, "the stream ended too early: no finish reason, and no [DONE]"),
         ((), {}, "the stream ended too early"),
-        ((text("a"), event(error={"message": "no\n room"})), {}, "the server said in the stream: no room"),
-        ((event(object="error", message="no room"),), {}, "the server said in the stream: no room"),
+        (
+            (text("a"), event(error={"message": "no\n room"})),
+            {},
+            "the server sent an error in the stream: no room",
+        ),
+        ((event(object="error", message="no room"),), {}, "the server sent an error in the stream: no room"),
         ((DONE,), {}, "the reply has no token"),
         ((text("", "stop"), usage(0), DONE), {}, "the reply has no token"),
-        ((text("a"), text("", "abort"), DONE), {}, "the server broke it off: finish reason abort"),
+        ((text("a"), text("", "abort"), DONE), {}, "the server broke off the reply: finish reason abort"),
         ((text("a"),), {"whole": False, "failure": "the stream was cut short"}, "the stream was cut short"),
     ],
 )

@@ -260,7 +260,7 @@ def test_what_was_left_out_has_no_mark() -> None:
     axes = drawn(lambda width: plots.effects(result, width=width)).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["schedule*", "output*"]
     assert len(axes.containers) == 4  # alone and on average
-    assert "*: taking schedule × output for none" in legend_of(axes)
+    assert "*: taking schedule × output as zero" in legend_of(axes)
 
 
 def test_levels_of_a_sweep_start_at_zero_and_log_axes_say_so(swept: dict[str, Any]) -> None:
@@ -348,14 +348,14 @@ def test_what_these_plots_cannot_draw_is_one_line(factored: dict[str, Any], swep
     letters = {**swept, "comparisons": [{**each, "at": {"x": "a"}} for each in swept["comparisons"]]}
     letters["axes"] = [{"name": "x", "values": ["a"]}]
     for draw, reason in (
-        (lambda: plots.effects(swept), "is no factorial, so it has no effects"),
+        (lambda: plots.effects(swept), "is not a factorial, so it has no effects"),
         (lambda: plots.effects(factored, "tpot_ms_p5"), "did you mean tpot_ms_p"),
         (lambda: plots.against(factored), "has no axis of numbers to draw along"),
         (lambda: plots.gains(letters), "has no axis of numbers to draw along"),
         (lambda: plots.against(swept, "tpot_ms_p5"), "did you mean tpot_ms_p"),
         (lambda: plots.against(swept, axis="concurency"), "did you mean concurrency?"),
         (lambda: plots.against(swept, "goodput_req_s"), "was measured at no point"),
-        (lambda: plots.funnel(swept["comparisons"]), "is no A/A: a funnel takes runs of bench aa"),
+        (lambda: plots.funnel(swept["comparisons"]), "is not an A/A: a funnel takes runs of bench aa"),
         (lambda: plots.funnel([]), "there is no A/A comparison"),
         (
             lambda: plots.funnel([a_a(1, 8, 0.01), a_a(2, 8, 0.01) | {"confidence": 0.9975}]),

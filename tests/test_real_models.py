@@ -189,13 +189,13 @@ def test_weights_that_are_incomplete(make, tmp_path):
 
 def test_an_architecture_that_takes_no_attention_function(tmp_path, tokenizer):
     folder = save(tmp_path / "bloom", tokenizer, "bloom", n_head=4, n_layer=2)
-    complaint = f"{folder} is a BloomForCausalLM, which takes no attention function from outside"
+    complaint = f"{folder} is a BloomForCausalLM, which does not support custom attention functions"
     assert refusal(folder) == complaint
 
 
 def test_a_model_that_generates_no_text_of_its_own(tmp_path):
     T5Config().save_pretrained(tmp_path)
-    assert refusal(str(tmp_path)) == f"{tmp_path} is no causal language model but a t5"
+    assert refusal(str(tmp_path)) == f"{tmp_path} is not a causal language model but a t5"
 
 
 def test_a_tokenizer_that_does_not_fit_the_model(tmp_path, tokenizer):
@@ -210,7 +210,7 @@ def test_a_folder_without_a_tokenizer(make, tmp_path):
 
 
 DIFFERENT = {
-    "granite": ("its logits are", {"logits_scaling": 8.0, "tie_word_embeddings": False}),
+    "granite": ("its logits differ by", {"logits_scaling": 8.0, "tie_word_embeddings": False}),
     "gemma2": ("the model caps its attention scores", {"head_dim": 16}),
     "mistral": ("looks back 64 tokens only: set max_context to that", GROUPED | {"sliding_window": 64}),
 }

@@ -37,7 +37,7 @@ def test_what_can_be_is_taken() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kind": 2}, "a step's kind is no index into STEP_KINDS"),
+        ({"kind": 2}, "a step's kind is not an index into STEP_KINDS"),
         ({"launch.end": 101 * S - 1}, "launch of a step ends before it starts"),
         ({"launch.end": -1}, "launch of a step ends before it starts"),
         (
@@ -53,7 +53,7 @@ def test_a_step_that_can_not_be_is_told(wrong: dict[str, int], message: str) -> 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ((3, 1, 101 * S, 102 * S), "a kind of device work is none of 0 to 2"),
+        ((3, 1, 101 * S, 102 * S), "a kind of device work is not one of 0 to 2"),
         ((0, 1, 102 * S, 101 * S), "a piece of device work ends before it starts"),
         (
             (0, 1, 90 * S, 102 * S),
@@ -67,7 +67,7 @@ def test_device_work_that_can_not_be_is_told(row: tuple[int, ...], message: str)
 
 
 def test_a_table_that_can_not_be_is_told() -> None:
-    assert of_steps(table(STEP, STEP)) == "two steps have one number"
+    assert of_steps(table(STEP, STEP)) == "two steps have the same number"
     short = table(STEP)
     assert of_steps(api.StepTable(short.columns, 2, short.data)) == (
         "its step records are 192 bytes, which is not 2 rows"
@@ -76,5 +76,5 @@ def test_a_table_that_can_not_be_is_told() -> None:
         "the columns of its steps are not those of StepTable: step"
     )
     assert of_steps(table(STEP, columns=(*api.STEP_COLUMNS, "step"))) == (
-        "the columns of its steps are not those of StepTable: one is twice there"
+        "the columns of its steps are not those of StepTable: one is there twice"
     )

@@ -157,7 +157,7 @@ def test_a_run_is_repeated_from_its_manifest(environment: dict[str, str], tmp_pa
     manifest.write_text(manifest.read_text().replace('"cores": ', '"cores": 1'))
     code, _, stderr = start(environment, tmp_path, *again).end()
     assert code == 0
-    assert f"bench: unlike {first.name}: other machine: cores was 1" in stderr
+    assert f"bench: unlike {first.name}: different machine: cores was 1" in stderr
 
 
 def test_one_arm_alone(environment: dict[str, str], tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_many_at_once_get_what_each_gets_alone(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        (COMPLETIONS, b"{", 400, "the body is no JSON object: Input data was truncated"),
+        (COMPLETIONS, b"{", 400, "the body is not a JSON object: Input data was truncated"),
         (COMPLETIONS, {"max_tokens": 3}, 400, "missing required field `prompt`"),
         (COMPLETIONS, {**HELLO, "max_tokens": "many"}, 400, "Expected `int | null`, got `str`"),
         (COMPLETIONS, {**HELLO, "max_tokens": 0}, 400, "max_tokens must be at least 1, not 0"),
@@ -435,8 +435,8 @@ def test_what_the_engine_refuses_is_a_400_before_any_event(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("serve --ttft-ms 5", "--ttft-ms means something only with --mock"),
-        ("serve --mock --model tiny-gpt2", "--model means nothing with --mock"),
+        ("serve --ttft-ms 5", "--ttft-ms applies only with --mock"),
+        ("serve --mock --model tiny-gpt2", "--model does not apply with --mock"),
         ("serve --mock --itl-ms -1", "--itl-ms must be at least 0, not -1"),
         ("serve --mock --max-tokens-per-chunk 0", "--max-tokens-per-chunk must be at least 1, not 0"),
         ("serve --mock --port 99999", "--port must lie between 0 and 65535, not 99999"),

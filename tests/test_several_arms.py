@@ -198,15 +198,15 @@ def test_what_needs_a_before_and_an_after_says_so(tmp_path: Path) -> None:
     ):
         with pytest.raises(api.BadSetting, match=r"has 3 arms, and this takes a before and an after"):
             use()
-    with pytest.raises(api.BadSetting, match=r"has 3 arms: say .*:before or .*:half or .*:all"):
+    with pytest.raises(api.BadSetting, match=r"has 3 arms: choose .*:before or .*:half or .*:all"):
         across_runs.compare([str(folder)] * 2)
 
 
 def test_the_compare_that_is_offered_for_several_arms_works_as_printed(tmp_path: Path) -> None:
     folder = stored_three(tmp_path / "a run")
-    with pytest.raises(api.BadSetting, match="any two of before, half, all there is") as refused:
+    with pytest.raises(api.BadSetting, match="any two of before, half, all use") as refused:
         across_runs.compare([str(folder)])
-    command = str(refused.value).partition("there is bench compare ")[2]
+    command = str(refused.value).partition("use bench compare ")[2]
     (found,) = across_runs.compare(shlex.split(command)).result["comparisons"]
     assert found["metrics"]["tpot_ms_p50"]["verdict"] == "faster"
 
@@ -233,7 +233,7 @@ def test_what_means_nothing_with_several_arms_is_refused(change: dict[str, Any],
 def test_arms_that_do_not_fit_into_memory_are_refused() -> None:
     gib = 1 << 30
     hosts.check_memory(booted=2, arms=8, taken=2 * gib, free=6 * gib)
-    with pytest.raises(api.BadSetting, match=r"8 arms at once need about 8\.0 GiB, and beside 2"):
+    with pytest.raises(api.BadSetting, match=r"8 arms at once need about 8\.0 GiB, and with 2"):
         hosts.check_memory(booted=2, arms=8, taken=2 * gib, free=5 * gib)
 
 

@@ -180,17 +180,17 @@ def test_a_newer_schema_is_refused_whatever_else_it_holds(folder: Path) -> None:
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is no run folder"):
+    with pytest.raises(StoreError, match="is not a run folder"):
         store.read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("file", "named"),
     [
-        (store.PROFILE_FILE, "is a profile, no run"),
+        (store.PROFILE_FILE, "is a profile, not a run"),
         (store.SWEEP_FILE, "is a sweep: .* bench sweep"),
         (store.EXPERIMENT_FILE, "is an experiment: .* bench experiment show"),
-        (store.EVALUATION_FILE, "is an evaluation, no run"),
+        (store.EVALUATION_FILE, "is an evaluation, not a run"),
     ],
 )
 def test_a_folder_of_something_else_is_named(tmp_path: Path, file: str, named: str) -> None:
@@ -224,7 +224,7 @@ def test_a_column_that_was_taken_out_is_named(folder: Path, name: str) -> None:
 def test_a_column_that_holds_something_else_is_named(folder: Path, name: str) -> None:
     whole = tables()
     store.write_block(folder, 0, {**whole, "requests": whole["requests"].assign(**{name: "soon"})})
-    with pytest.raises(StoreError, match=f"column '{name}' holds something else than integers"):
+    with pytest.raises(StoreError, match=f"column '{name}' holds something other than integers"):
         store.read_block(folder, 0)
 
 

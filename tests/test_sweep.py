@@ -83,11 +83,11 @@ def test_toggles_engine_options_and_workload_options_can_be_swept() -> None:
         (["concurrency=1,many"], "concurrency=many"),
         (["concurrency=0,8"], "concurrency=0: concurrency must be at least 1, not 0"),
         (["h2d=pined,pinned"], "h2d=pined: unknown choice of h2d 'pined'; did you mean pinned?"),
-        (["variant=overlap,copy-done"], "variant is swept: leave it out otherwise"),
-        (["rate=5,9"], "rate=5: rate means something only with arrival=poisson or gamma"),
+        (["variant=overlap,copy-done"], "variant is swept: leave it out elsewhere"),
+        (["rate=5,9"], "rate=5: rate applies only with arrival=poisson or gamma"),
         (
             ["sync=copy-done,launch-and-copy"],
-            "sync=copy-done: sync means something only with schedule=overlap",
+            "sync=copy-done: sync applies only with schedule=overlap",
         ),
         (["max_new_tokens=8,08"], "max_new_tokens=8 and max_new_tokens=08 are the same run"),
         (["seed=1,2"], "unknown setting to sweep 'seed'"),
@@ -261,7 +261,7 @@ def test_what_is_no_sweep_and_what_is_no_run_is_one_line(tmp_path: Path) -> None
     folder = stored_sweep(tmp_path / "a-sweep")
     with pytest.raises(store.StoreError, match="a-sweep is a sweep: each folder in it is a run"):
         harness.load(folder)
-    with pytest.raises(store.StoreError, match="run-0 is no sweep folder"):
+    with pytest.raises(store.StoreError, match="run-0 is not a sweep folder"):
         harness.load_sweep(folder / "run-0")
     path = folder / store.SWEEP_FILE
     path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))

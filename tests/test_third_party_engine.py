@@ -63,7 +63,7 @@ def test_the_package_is_as_small_as_is_said() -> None:
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ("SPEC = 3", "TypeError: odd_engine:SPEC is no EngineSpec but of type int"),
+        ("SPEC = 3", "TypeError: odd_engine:SPEC is not an EngineSpec but of type int"),
         (
             "from engines.api import EngineSpec\nSPEC = EngineSpec('even', '', (), 'x:y')",
             "ValueError: odd_engine:SPEC calls itself even; one name for both, please",

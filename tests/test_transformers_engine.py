@@ -241,7 +241,7 @@ def refusing():
             {"batching": "continuous", "cuda_graph": "on"}, {}, "cuda_graph=on needs CUDA", marks=no_card
         ),
         pytest.param({}, {"device": "cuda"}, "torch finds no CUDA device here", marks=no_card),
-        ({"batching": "static", "cuda_graph": "on"}, {}, "cuda_graph means something only with batching=con"),
+        ({"batching": "static", "cuda_graph": "on"}, {}, "cuda_graph applies only with batching=con"),
         ({}, {"device": "emulated"}, "runs on the CPU or on CUDA, not on the emulated device"),
         ({}, {"sampling": True}, "decodes greedily: leave --temperature at 0"),
         ({}, {"staging": "sync"}, "engine transformers has no staging: leave it out"),

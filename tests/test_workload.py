@@ -46,8 +46,8 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"arrival_schedule": "relativ"}, "did you mean relative?"),
         ({"arrival": "closed"}, "arrival=closed needs a concurrency"),
         ({"arrival": "closed", "concurrency": 0}, "concurrency must be at least 1, not 0"),
-        ({"concurrency": 4}, "concurrency means something only with arrival=closed, not fixed"),
-        ({"arrival": "burst", "interval_ms": 5.0}, "interval_ms means something only with arrival=fixed"),
+        ({"concurrency": 4}, "concurrency applies only with arrival=closed, not fixed"),
+        ({"arrival": "burst", "interval_ms": 5.0}, "interval_ms applies only with arrival=fixed"),
         ({"arrival": "closed", "concurrency": 1, "arrival_schedule": "relative"}, "only with arrival=fixed"),
         ({"prompt": None}, "no prompt"),
         ({"prompt": ""}, "no prompt"),
@@ -166,7 +166,7 @@ def test_each_request_is_sampled_with_a_seed_of_its_own_that_the_round_decides()
         ),
         ({"temperature": 1.0, "top_p": 1.1}, "top_p must be above 0 and at most 1 (all), not 1.1"),
         ({"stop": ["END", ""]}, "a stop string is empty: it would end every request at once"),
-        ({"top_k": 5}, "top_k and top_p mean something only with a temperature above 0"),
+        ({"top_k": 5}, "top_k and top_p apply only with a temperature above 0"),
     ],
 )
 def test_sampling_and_stops_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

@@ -33,8 +33,8 @@ def open_device(
         if torch.cuda.is_available():
             if staging != "copy":
                 raise BadSetting(
-                    "staging is the emulated device's: on a card the driver decides what a pageable copy "
-                    "does; leave it out"
+                    "staging is for the emulated device only: on a card the driver decides what a pageable "
+                    "copy does; leave it out"
                 )
             from engines.devices.cuda import CudaDevice
 
@@ -43,7 +43,7 @@ def open_device(
             raise BadSetting("device 'cuda': torch finds no CUDA device here; use --device emulated")
 
     if blocking_sync:
-        raise BadSetting("blocking_sync is CUDA's: nothing spins on the emulated device; leave it out")
+        raise BadSetting("blocking_sync is for CUDA only: nothing spins on the emulated device; leave it out")
     from engines.devices.emulated.device import EmulatedDevice
 
     return cast("Device", EmulatedDevice(staging=staging, chaos=chaos, cores=cores))

@@ -20,7 +20,7 @@ def build(spec: ModuleSpec, where: torch.device) -> Module:
     """
     path, _, function = spec.build.partition(":")
     if not function:
-        raise BadSetting(f"'{spec.build}' is no module:function")
+        raise BadSetting(f"'{spec.build}' is not module:function")
     with torch.inference_mode(False), torch.no_grad():
         module = cast(Module, getattr(import_module(path), function)(where, **spec.arguments))
     for name, buffer in module.buffers.items():

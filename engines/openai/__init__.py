@@ -30,18 +30,18 @@ SPEC = api.EngineSpec(
         api.Toggle(
             "count",
             ("usage", "ids", "logprobs"),
-            "what the server is asked for to count the tokens of a chunk: its usage, return_token_ids "
-            "(vLLM), or logprobs, which cost it something",
+            "what to ask the server for to count the tokens of a chunk: usage, return_token_ids (vLLM), or "
+            "logprobs, which cost it something",
             "OpenAI's API, vLLM",
             {},
         ),
     ),
     settings=(
-        api.Setting("url", "address of a server that runs, such as http://127.0.0.1:8000; one boot"),
-        api.Setting("cmd", "command that starts one, with {port} where its port goes; a fresh one per boot"),
+        api.Setting("url", "address of a running server, such as http://127.0.0.1:8000; one boot"),
+        api.Setting("cmd", "command that starts a server, with {port} for its port; a fresh one per boot"),
         api.Setting("tokenizer", "tokenizer.json: for --pretok, --input-tokens, and to count tokens with"),
-        api.Setting("timeout_s", "a request fails when nothing came for it for so long", "60"),
-        api.Setting("start_timeout_s", "a command's server must answer within", "600"),
+        api.Setting("timeout_s", "a request fails when nothing arrives for this long", "60"),
+        api.Setting("start_timeout_s", "how long cmd's server may take to answer", "600"),
     ),
     build="engines.openai.engine:build",
     samples=True,

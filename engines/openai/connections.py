@@ -357,7 +357,7 @@ class Connections:
             elif connection.outgoing:
                 self._watch(connection)
         except httptools.HttpParserError as error:
-            self._lose(connection, f"the reply is no HTTP: {str(error).lower() or type(error).__name__}")
+            self._lose(connection, f"the reply is not HTTP: {str(error).lower() or type(error).__name__}")
         except OSError as error:
             self._lose(connection, self._cause(connection, error))
 

@@ -58,9 +58,9 @@ def parse(url: str) -> Endpoint:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:  # of the port, or of brackets that are no IPv6 address
-        raise api.BadSetting(f"url={url} is no address of a server: {error}") from None
+        raise api.BadSetting(f"url={url} is not a server's address: {error}") from None
     if parts.scheme not in PORTS or not parts.hostname:
-        raise api.BadSetting(f"url={url} is no address of a server; give one such as http://127.0.0.1:8000")
+        raise api.BadSetting(f"url={url} is not a server's address; give one such as http://127.0.0.1:8000")
     if parts.username or parts.password:
         raise api.BadSetting(f"a url with a password would be stored with the run: give a key in {KEY}")
     path = parts.path.rstrip("/")
@@ -128,7 +128,7 @@ def get(endpoint: Endpoint, path: str, seconds: float = ASK_S) -> tuple[int, byt
     except OSError as error:
         raise Unreachable(f"no server at {endpoint.url}: {why(error)}") from error
     except http.client.HTTPException as error:
-        raise Unreachable(f"what answers at {endpoint.url} is no HTTP server: {error!r}") from error
+        raise Unreachable(f"what answers at {endpoint.url} is not an HTTP server: {error!r}") from error
     finally:
         connection.close()
 

@@ -124,7 +124,7 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
     if reply.status and reply.status != 200:
         raise _Wrong(refusal(reply.status, b"".join(reply.pieces)))
     if reply.status and reply.content_type.partition(";")[0].strip().lower() != STREAM:
-        raise _Wrong(f"the reply is no event stream: its type is {reply.content_type or 'not given'}")
+        raise _Wrong(f"the reply is not an event stream: its type is {reply.content_type or 'not given'}")
     pieces, usage, reason, done = _read(reply)
     if reply.cancelled:
         reason = "cancelled"
@@ -133,7 +133,7 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
     elif not (reason or done):
         raise _Wrong("the stream ended too early: no finish reason, and no [DONE]")
     elif reason in BROKEN_OFF:
-        raise _Wrong(f"the server broke it off: finish reason {reason}")
+        raise _Wrong(f"the server broke off the reply: finish reason {reason}")
     counted_by, counts, total = _count(pieces, usage, tokens)
     if not (pieces or total or reply.cancelled):
         raise _Wrong("the reply has no token")
@@ -176,7 +176,7 @@ def _read(reply: Reply) -> tuple[list[_Piece], _Usage | None, str, bool]:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _Wrong(f"chunk {number + 1} of the stream is malformed: {error}") from None
         if part.error is not None or part.object == "error":
-            raise _Wrong(f"the server said in the stream: {_message(part.error or part.message)}")
+            raise _Wrong(f"the server sent an error in the stream: {_message(part.error or part.message)}")
         usage = part.usage or usage
         for choice in part.choices:
             reason = choice.finish_reason or reason

@@ -50,7 +50,7 @@ class Server:
         if not words:
             self.log.seek(0)
             lines = self.log.read().decode(errors="replace").strip().splitlines()
-            words = lines[-1].strip() if lines else "it said nothing"
+            words = lines[-1].strip() if lines else "it printed nothing"
         how = f"the server {_end(self.popen.pid)}" if ended else "the server"
         return api.EngineError(f"{how} {when}: {words}; its output is in {kept.name}")
 

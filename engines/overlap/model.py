@@ -227,7 +227,7 @@ class OverlapModule:
         apart = ((got - expected).abs().max() / expected.abs().max()).item()
         if not apart < LOGITS_APART[got.dtype]:
             raise BadSetting(
-                f"{model}: its logits are {apart:.2g} apart from transformers' own; it does something that "
+                f"{model}: its logits differ by {apart:.2g} from transformers' own; it does something that "
                 "this engine does not"
             )
 

@@ -126,8 +126,8 @@ class VllmEngine(api.Engine):
         heads, known = config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
         if current_platform.device_type == "cpu" and heads not in known:
             raise api.BadSetting(
-                f"{self.options.model} has attention heads of {heads}, and vLLM {vllm.__version__} has them "
-                f"on the CPU only of {', '.join(map(str, known))}"
+                f"{self.options.model} has attention heads of size {heads}; on the CPU, vLLM "
+                f"{vllm.__version__} supports only {', '.join(map(str, known))}"
             )
 
     def _describe(self, config: Any) -> api.Description:

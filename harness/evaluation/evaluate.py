@@ -230,7 +230,7 @@ def rows(tasks: Sequence[str], before: Asked, after: Asked | None) -> list[Row]:
             assert first is not None
             if after is not None and (second is None or len(first) != len(second)):
                 raise api.EngineError(
-                    f"the arms were asked other items of {task}: lm-eval did not repeat itself"
+                    f"the arms were asked different items of {task}: lm-eval did not repeat itself"
                 )
             found.append(row(task, metric, first, second))
     return found
@@ -281,6 +281,6 @@ def _warnings(arms: Sequence[Arm], asked: Sequence[Asked]) -> list[str]:
     if not all(each.description.deterministic for each in asked):
         lines.append(
             "answers that differ do not fail this: in half precision, or on a GPU, the last digit of a logit "
-            "depends on the batch, and can turn one"
+            "depends on the batch, and can change one"
         )
     return lines

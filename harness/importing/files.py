@@ -55,7 +55,7 @@ def _documents(path: Path) -> list[Callable[[], Result]]:
     for each in objects:
         reader = next((read for recognised, read in READERS if recognised(each)), None)
         if reader is None:
-            raise api.BadSetting(f"{path} is no result of {KNOWN}")
+            raise api.BadSetting(f"{path} is not a result of {KNOWN}")
         parts = guidellm.benchmarks(each) if reader is guidellm.read else [each]
         found += [lambda part=part, reader=reader: reader(part) for part in parts]  # type: ignore[misc]
     if not found:
@@ -70,7 +70,7 @@ def _objects(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise api.BadSetting(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise api.BadSetting(f"{path} is no JSON but something binary") from None
+        raise api.BadSetting(f"{path} is not JSON but something binary") from None
     if not text.strip():
         raise api.BadSetting(f"{path} is empty")
     decoder, at, objects = json.JSONDecoder(), _next(text, 0), list[dict[str, Any]]()
@@ -80,10 +80,10 @@ def _objects(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             where = f"line {error.lineno}"
             cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-            what = "is cut short" if cut else "is no JSON"
+            what = "is cut short" if cut else "is not JSON"
             raise api.BadSetting(f"{path} {what} at {where}: {error.msg}") from None
         if not isinstance(value, dict):
-            raise api.BadSetting(f"{path} is no result of {KNOWN}")
+            raise api.BadSetting(f"{path} is not a result of {KNOWN}")
         objects.append(value)
         at = _next(text, at)
     return objects

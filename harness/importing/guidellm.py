@@ -101,8 +101,8 @@ def read(document: Mapping[str, Any]) -> Result:
     made = benchmark.scheduler_metrics.requests_made
     if made is not None and made.successful is not None and made.successful > len(requests.successful):
         raise api.BadSetting(
-            f"a report of {TOOL} with {len(requests.successful)} of {made.successful} requests: it was told "
-            "to keep a sample (--sample-requests), which nothing can be made from"
+            f"a report of {TOOL} with {len(requests.successful)} of {made.successful} requests: it kept only "
+            "a sample (--sample-requests), and nothing can be made from that"
         )
     times = [each.info.timings for each in kept]
     starts = [each.request_start for each in times if each.request_start is not None]
@@ -151,8 +151,8 @@ def _sent(request: Request, first: float, failed: bool) -> Sent:
     edges = [timings.first_token_iteration, timings.last_token_iteration]
     if None in edges or request.output_tokens is None:
         raise api.BadSetting(
-            f"a report of {TOOL} whose requests tell no first and last token: it was not streamed, or is of "
-            "a version that is not known here"
+            f"a report of {TOOL} whose requests lack the first and last token's times: it was not streamed, "
+            "or is of a version that is not known here"
         )
     chunks = [ns(at - first) for at in edges if at is not None]
     if timings.token_iterations > 2:

@@ -102,7 +102,7 @@ def understood(document: Any, kind: type[T], tool: str) -> T:
     try:
         return msgspec.convert(document, type=kind, strict=False)
     except msgspec.ValidationError as error:
-        raise api.BadSetting(f"no result of {tool} as it is known here: {error}") from error
+        raise api.BadSetting(f"not a result of {tool} in a known form: {error}") from error
 
 
 def unknown_prompts(sent: Sequence[Sent]) -> list[str]:

@@ -39,7 +39,7 @@ def bring(
     where a file can't be read or they do not belong together, and StoreError."""
     if len(names) > 1 and not fresh_boots:
         raise api.BadSetting(
-            f"{len(names)} files are blocks of one arm only where each is of a server that was started anew: "
+            f"{len(names)} files are blocks of one arm only if each is from a freshly started server: "
             "say so with --fresh-boots, or import them one by one"
         )
     read = [files.read(each) for each in names]
@@ -71,7 +71,7 @@ def _check_alike(first: Result, other: Result, name: str, file: str) -> None:
         found = store.difference(old, new)
         if found:
             raise api.BadSetting(
-                f"{name} and {file} are no blocks of one arm, they have other {what}: {found.strip()}"
+                f"{name} and {file} are not blocks of one arm: their {what} differ: {found.strip()}"
             )
 
 

@@ -40,7 +40,7 @@ def effects(result: Mapping[str, Any], metric: str | None = None, width: float =
     of a factorial's result (None: the primary): change in percent with its interval, and the margin. Filled
     marks carry a verdict; a * stands at effects aliased, by settings left out, with others taken for none."""
     if "factorial" not in result:
-        raise api.BadSetting(f"{result['run']} is no factorial, so it has no effects")
+        raise api.BadSetting(f"{result['run']} is not a factorial, so it has no effects")
     first, found = result["comparisons"][0], result["factorial"]
     name = metric or first["primary"]
     chosen = api.pick(name, found["metrics"], "metric of this factorial")
@@ -67,7 +67,7 @@ def effects(result: Mapping[str, Any], metric: str | None = None, width: float =
         assumed = taken_for_none(chosen["effects"])
         if assumed:
             more = f" and {len(assumed) - 1} more" if len(assumed) > 1 else ""
-            axes.plot([], [], " ", label=f"*: taking {assumed[0]}{more} for none")
+            axes.plot([], [], " ", label=f"*: taking {assumed[0]}{more} as zero")
         axes.set_yticks(places, names)
         axes.set_ylim(places[-1] + 0.55, places[0] - 0.75)
         axes.tick_params(axis="y", length=0)

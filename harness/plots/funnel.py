@@ -64,7 +64,7 @@ def _point(comparison: Mapping[str, Any], metric: str | None) -> tuple[float, fl
     """(half-width, change, blocks) of a comparison, as log ratios in percent; None without an interval.
     Raises BadSetting where the arms are not equal."""
     if comparison["after"] is None or comparison["after"] != comparison["before"]:
-        raise api.BadSetting(f"{comparison['variant']} is no A/A: a funnel takes runs of bench aa")
+        raise api.BadSetting(f"{comparison['variant']} is not an A/A: a funnel takes runs of bench aa")
     if comparison["confidence"] != 1 - ALPHA:
         raise api.BadSetting(
             f"{comparison['variant']} could stop early, its intervals are of "

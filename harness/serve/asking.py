@@ -22,7 +22,7 @@ GRACE_S = 30.0
 def serve_engine(asked: Mapping[str, Any], of_mock: Mapping[str, Any], host: str, port: int) -> None:
     """Serve an engine until told to stop. Raises BadSetting and RunFailed."""
     for name in of_mock:
-        raise api.BadSetting(f"{_flag(name)} means something only with --mock")
+        raise api.BadSetting(f"{_flag(name)} applies only with --mock")
     arm = make_served(asked)
     most, grace_s = asked.get("max_requests", MOST_REQUESTS), asked.get("grace_s", GRACE_S)
     if most < 1:
@@ -43,7 +43,7 @@ def serve_engine(asked: Mapping[str, Any], of_mock: Mapping[str, Any], host: str
 def serve_mock(asked: Mapping[str, Any], of_engine: Mapping[str, Any], host: str, port: int) -> None:
     """Serve known timing until told to stop. Raises BadSetting."""
     for name in of_engine.keys() - {"api_key"}:  # a key may come from the environment
-        raise api.BadSetting(f"{_flag(name)} means nothing with --mock: there is no engine")
+        raise api.BadSetting(f"{_flag(name)} does not apply with --mock: there is no engine")
     with needs_extra():
         from harness.serve import mock
 

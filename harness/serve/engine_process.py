@@ -159,7 +159,7 @@ class EngineProcess:
                 if usage:
                     raise api.BadSetting(message)
                 raise RunFailed(f"the engine failed: {message}", traceback)
-        raise RunFailed("the engine began with something else than that it is ready")
+        raise RunFailed("the engine's first message was not that it is ready")
 
     def attach(self) -> None:
         """Hear the engine in the running event loop, and of its death."""

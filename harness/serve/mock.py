@@ -167,7 +167,7 @@ class Connection:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.send(refusal(400, f"this is no HTTP/1.1: {error}"))
+            self.send(refusal(400, f"this is not HTTP/1.1: {error}"))
             self.close()
             return
         self.go_on()

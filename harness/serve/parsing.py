@@ -154,7 +154,7 @@ def _parsed(body: bytes, kind: type, model: str) -> Any:
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(400, f"the body is no JSON object: {error}") from error
+        raise Refused(400, f"the body is not a JSON object: {error}") from error
     try:
         known = _known(fields, [field.name for field in msgspec.structs.fields(kind)])
         parsed: Any = msgspec.convert(known, type=kind)
@@ -218,7 +218,7 @@ def _wanted(
         raise Refused(400, f"max_tokens must be at least 1, not {asked}")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.min_tokens and (stop or not body.ignore_eos):
-        raise Refused(400, "min_tokens needs ignore_eos and no stop strings; then it holds by itself")
+        raise Refused(400, "min_tokens needs ignore_eos and no stop strings; then it is always met")
     options = body.stream_options or StreamOptions()
     request = api.Request(
         id=0,

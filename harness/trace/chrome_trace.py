@@ -107,9 +107,9 @@ def read(path: Path, progress: Progress) -> Trace:
         progress(f"{path.name}: {len(found):,} events")
         return _Columns(found).trace(path)
     except msgspec.ValidationError as error:
-        raise BadSetting(f"{path} is JSON, but no Chrome trace: {error}") from None
+        raise BadSetting(f"{path} is JSON, but not a Chrome trace: {error}") from None
     except msgspec.DecodeError as error:
-        what = "is cut short" if "truncated" in str(error) else "is no JSON"
+        what = "is cut short" if "truncated" in str(error) else "is not JSON"
         raise BadSetting(f"{path} {what}: {error}") from None
 
 
@@ -120,7 +120,7 @@ def _text(path: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except EOFError:
-        raise BadSetting(f"{path} is cut short: the compressed data ends before its end") from None
+        raise BadSetting(f"{path} is cut short: the compressed data ends too early") from None
     except (OSError, zlib.error) as error:
         raise BadSetting(f"cannot read {path}, its compressed data is damaged: {error}") from None
 

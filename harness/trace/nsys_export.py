@@ -61,7 +61,7 @@ def read(path: Path, progress: Progress) -> Trace:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database:
             return _Export(path, database, progress).read()
     except sqlite3.Error as error:
-        raise BadSetting(f"cannot read {path}, it is damaged or no export of nsys: {error}") from None
+        raise BadSetting(f"cannot read {path}, it is damaged or not an export of nsys: {error}") from None
 
 
 def check_whole(path: Path) -> None:
@@ -124,7 +124,7 @@ class _Export:
             table.startswith(PREFIX) for table in self.tables
         ):
             raise BadSetting(
-                f"{self.path} is an SQLite file, but no export of nsys: none of its tables is known"
+                f"{self.path} is an SQLite file, but not an export of nsys: none of its tables is known"
             )
         if not any(self._has_rows(PREFIX + kind) for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET")):
             lacks = (
@@ -133,7 +133,7 @@ class _Export:
             )
             if not self._has_ranges():
                 raise BadSetting(f"{self.path} has {lacks}")
-            self.warnings.append(f"the export has {lacks}; what there is are the ranges of the host")
+            self.warnings.append(f"the export has {lacks}; all it has are the host's ranges")
 
     def _has_ranges(self) -> bool:
         """Whether there is a range that ended; a domain alone has a row in the table too."""
@@ -351,7 +351,7 @@ class _Export:
             untimed = self.database.execute(f"SELECT count(*) FROM {table} WHERE end <= 0").fetchone()[0]
             if untimed:
                 self.warnings.append(
-                    f"{untimed:,} graph launches have no times; the device was busier than said"
+                    f"{untimed:,} graph launches have no times; the device was busier than shown"
                 )
         return rows
 

@@ -106,7 +106,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.top_p <= 1:
             raise BadSetting(f"top_p must be above 0 and at most 1 (all), not {self.top_p:g}")
         if self.temperature == 0 and (self.top_k, self.top_p) != (0, 1):
-            raise BadSetting("top_k and top_p mean something only with a temperature above 0")
+            raise BadSetting("top_k and top_p apply only with a temperature above 0")
 
     def _check_timing(self) -> None:
         """An option that the arrival does not look at would silently change nothing, so it is refused."""
@@ -115,7 +115,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         for name in TIMING_OPTIONS:
             if name not in arrival.options and getattr(self, name) != getattr(DEFAULT, name):
                 fitting = " or ".join(each for each, other in ARRIVALS.items() if name in other.options)
-                raise BadSetting(f"{name} means something only with arrival={fitting}, not {self.arrival}")
+                raise BadSetting(f"{name} applies only with arrival={fitting}, not {self.arrival}")
         for name in arrival.needs:
             if getattr(self, name) is None:
                 raise BadSetting(f"arrival={self.arrival} needs a {name}")
@@ -139,14 +139,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         assert self.trace is not None
         for name in NOT_WITH_TRACE:
             if getattr(self, name) not in (None, False):
-                raise BadSetting(f"{name} means nothing with a trace, which says how long each request is")
+                raise BadSetting(f"{name} does not apply to a trace, which says how long each request is")
         if self.prompt not in (None, DEFAULT.prompt):
-            raise BadSetting("prompt means nothing with a trace, whose prompts are random tokens")
+            raise BadSetting("prompt does not apply to a trace, whose prompts are random tokens")
         if not self.pretok:
             raise BadSetting("a trace has no text, only numbers of tokens: it needs pretok")
         entries = traces.read(self.trace, self.num_requests).entries
         if self.rate is not None and entries[0].at_ms == entries[-1].at_ms:
-            raise BadSetting(f"rate means nothing here: all {len(entries)} of the trace come at once")
+            raise BadSetting(f"rate does not apply here: all {len(entries)} of the trace come at once")
 
 
 DEFAULT = Workload()

@@ -53,7 +53,7 @@ def read(path: str) -> tuple[Conversation, ...]:
         raise BadSetting(f"cannot read prompts from {path} as ShareGPT: {error}") from None
     found = tuple(each for item in items if (each := _opening(item.conversations)) is not None)
     if not found:
-        raise BadSetting(f"no prompts in {path}: nobody human speaks in its {len(items)} conversations")
+        raise BadSetting(f"no prompts in {path}: no human says anything in its {len(items)} conversations")
     return found
 
 

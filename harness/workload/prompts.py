@@ -169,4 +169,4 @@ def text_of_length(lead: str, passages: list[str], start: int, length: int, toke
         text: str = tokenizer.decode(ids)
         if len(tokenizer.encode(text).ids) == length:
             return text
-    raise BadSetting(f"found no text of exactly {length} tokens; with pretok every length can be had")
+    raise BadSetting(f"found no text of exactly {length} tokens; with pretok every length is possible")

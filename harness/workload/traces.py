@@ -118,7 +118,7 @@ def _lines(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             yield number, msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise BadSetting(f"{path}, line {number} is no JSON object: {error}") from None
+            raise BadSetting(f"{path}, line {number} is not a JSON object: {error}") from None
 
 
 def _rows(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -109,11 +109,11 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
         config = AutoConfig.from_pretrained(source)
         kind = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError:
-        raise BadSetting(f"{name} is no causal language model but a {config.model_type}") from None
+        raise BadSetting(f"{name} is not a causal language model but a {config.model_type}") from None
     except (OSError, ValueError) as error:
         raise BadSetting(f"cannot load {name}: {_first_line(error)}") from error
     if not kind._supports_attention_backend:
-        raise BadSetting(f"{name} is a {kind.__name__}, which takes no attention function from outside")
+        raise BadSetting(f"{name} is a {kind.__name__}, which does not support custom attention functions")
     try:
         model, info = kind.from_pretrained(source, dtype=dtype, output_loading_info=True)
     except OSError as error:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 TOGGLE = Toggle(
     name="d2h",
     choices=("blocking", "event"),
-    changes="how sampled ids come back: a blocking copy on the forward stream, or a copy on a stream of its "
-    "own with an event behind it",
+    changes="how sampled ids come back: by a blocking copy on the forward stream, or by a copy on its own "
+    "stream, followed by an event",
     source="vLLM 22754, 22760",
     requires={"blocking": {"schedule": ("serial",)}},
     counters=("d2h_pageable_copies", "d2h_pinned_copies", "wait_copy_done_ns"),

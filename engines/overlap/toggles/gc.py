@@ -24,7 +24,7 @@ from engines.api import Toggle
 TOGGLE = Toggle(
     name="gc",
     choices=("default", "frozen"),
-    changes="whether the collector walks what was made before the first request, or has it frozen",
+    changes="whether the garbage collector scans what was made before the first request, or it is frozen",
     source="SGLang 9241; roseinfer",
     requires={},
     counters=("gc_collections", "gc_full_collections", "gc_ns"),

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 TOGGLE = Toggle(
     name="prefill",
     choices=("overlap", "consecutive-sync"),
-    changes="two prefills in a row: the second is launched first, or the first one's results are processed "
-    "first",
+    changes="of two prefills in a row, whether the second is launched before or after the first one's "
+    "results are processed",
     source="SGLang 11856, 26226",
     requires={"*": {"schedule": ("overlap",)}},  # serial always processes first
     counters=("consecutive_prefills", "prefill_processing_ns"),

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 TOGGLE = Toggle(
     name="sync",
     choices=("launch-and-copy", "copy-then-launch", "copy-done"),
-    changes="what is waited for before step N-1 is processed: launch_done(N) and copy_done(N-1); "
-    "copy_done(N-1) before and launch_done(N) after; or copy_done(N-1) alone",
+    changes="the waits around processing step N-1: launch_done(N) and copy_done(N-1) before it; "
+    "copy_done(N-1) before and launch_done(N) after it; or copy_done(N-1) alone",
     source="SGLang 4790, 5788, 10601",
     requires={"*": {"schedule": ("overlap",), "launch": ("thread",)}},
     counters=("wait_launch_done_ns", "wait_copy_done_ns"),

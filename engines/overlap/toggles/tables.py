@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # the declaration below is read by command lines that must no
 TOGGLE = Toggle(
     name="tables",
     choices=("full", "dirty-rows"),
-    changes="block tables: the whole batch's with each step, or changed rows into a table that the device "
-    "keeps and the program gathers from",
+    changes="block tables: the whole batch's copied in each step, or only changed rows, into a table that "
+    "the device keeps and the program gathers from",
     source="roseinfer (its follow-up); vLLM 47936, vLLM-Ascend 17066",
     requires={},
     counters=("table_rows", "table_bytes"),
