@@ -341,7 +341,7 @@ def _set_up(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
     if "emulated" in kinds:
         lines.append("emulated device: these are times of CPU cores; never compare them with a GPU's")
     if "cuda" in kinds and "gpu_clock_mhz" not in _joined(blocks, "rounds") and manifest.imported is None:
-        lines.append("the GPU's clocks, throttling and other users are unknown: NVML told nothing of it")
+        lines.append("the GPU's clocks, throttling and other users are unknown: NVML did not answer")
     if "remote" in kinds and len(manifest.design.arms) == 2:
         lines.append(
             "outputs of servers are compared as text (as token ids with count=ids), and differences do not "
