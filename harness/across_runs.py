@@ -231,8 +231,8 @@ def read_block(folder: Path, number: int, design: Design) -> Block:
 
 def _interleaved(left: Side, right: Side) -> dict[str, Any]:
     """Two arms of one run. A pair that the run itself compares gets that comparison, with verdicts adjusted
-    for the number of arms and with the noise floor. Any other pair was picked by whoever asks, perhaps from
-    many, so it is described, not judged."""
+    for the number of arms and with the noise floor. Two arms the other way round are judged too. Any other
+    pair of several was picked by whoever asks, perhaps from many, so it is described, not judged."""
     manifest, (before, after) = left.manifest, (left.arm.name, right.arm.name)
     first, *others = (arm.name for arm in manifest.design.arms)
     if before == first:

@@ -340,8 +340,8 @@ def _set_up(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
     compared = len(manifest.design.arms) > 1
     if "emulated" in kinds:
         lines.append("emulated device: these are times of CPU cores; never compare them with a GPU's")
-    if "cuda" in kinds and "gpu_clock_mhz" not in _joined(blocks, "rounds") and manifest.imported is None:
-        lines.append("the GPU's clocks, throttling and other users are unknown: NVML did not answer")
+    if manifest.imported is None:
+        lines += _cards_not_read(manifest, _joined(blocks, "rounds"))
     if "remote" in kinds and len(manifest.design.arms) == 2:
         lines.append(
             "outputs of servers are compared as text (as token ids with count=ids), and differences do not "
@@ -359,6 +359,20 @@ def _set_up(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
         if not arm.options.recorder:
             lines.append(f"recorder off in {arm.name}: it has no step records")
     return lines
+
+
+def _cards_not_read(manifest: Manifest, rounds: pd.DataFrame) -> list[str]:
+    readings = [column for column in rounds if column.startswith("gpu_")]
+    unknown = [
+        arm
+        for arm, description in manifest.descriptions.items()
+        if description.device["kind"] == "cuda"
+        and rounds.loc[rounds["arm"] == arm, readings].isna().all(axis=1).any()
+    ]
+    if not unknown:
+        return []
+    arms = " and ".join(unknown)
+    return [f"NVML tells nothing of the GPU of {arms}: its clocks, throttling and other users are unknown"]
 
 
 def _differing_outputs(manifest: Manifest, blocks: Sequence[Block]) -> str:

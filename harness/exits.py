@@ -1,7 +1,7 @@
-"""How a command ends: its exit code, and an error as one line on stderr. Both are made here and nowhere else.
+"""How a command ends. This is the only place where an error becomes a line on stderr and an exit code:
 
 0 done (undecided included), 1 outputs differ where they must not, or a gate fails, 2 bad usage or input, 3 a
-gate is undecided, 4 an engine or the run failed, 130 Ctrl-C.
+gate is undecided, 4 an engine or the run failed, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> dict[str, int | None]:
 
     One that failed in either arm has no output to compare: it is a failure, counted as such. `near_ties`: how
     many of the differing ones diverge at a near-tie of two tokens (divergences.py), whichever arm is listed
-    first; null where that was not judged, which takes an engine that can score. `distinct`: how many
+    first; null where they were not judged: that takes an engine that can score. `distinct`: how many
     different outputs the first arm gave; if that is one, given over and over, equal outputs show little.
     """
     import pandas as pd

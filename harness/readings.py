@@ -110,7 +110,11 @@ class Gpu:
         card = visible_gpu(environment)
         by_name = isinstance(card, str)
         find = pynvml.nvmlDeviceGetHandleByUUID if by_name else pynvml.nvmlDeviceGetHandleByIndex
-        self._handle = find(card)
+        try:
+            self._handle = find(card)
+        except pynvml.NVMLError:
+            pynvml.nvmlShutdown()
+            raise
 
     def __enter__(self) -> Gpu:
         return self

@@ -350,8 +350,9 @@ class Session:
         )
 
     def _raise_if_dead(self, among: Sequence[Child] | None = None) -> None:
-        """Name the process that died. Where host and device process are both dead, the host died first and
-        took the other along; where none was killed, an engine may still say what it knows."""
+        """Name the process that died. A host that was killed takes what its engine started along, so it is
+        named first; else that is named before its host, which may have ended because of it. Where no signal
+        killed what was started here, an engine may still say what it knows."""
         watched = self._alive if among is None else among
         dead = [child for child in watched if child.ended()]
         if not dead:

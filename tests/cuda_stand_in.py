@@ -2,8 +2,8 @@
 and replays, anchors, pairs of events, counters, threads and streams) without a card.
 
 Commands run at once and in order, so nothing overlaps and no race can show: what a card does is left to the
-tests marked `gpu`. It is as strict as torch where it can be: what a capture forbids raises, a graph replays
-what was captured on the tensors it was captured with, and an event that has not happened has no time.
+tests marked `gpu`. It is as strict as torch where it can be: much of what a capture forbids raises, a graph
+replays what was captured on the tensors it was captured with, and an event that has not happened has no time.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Stream:
 
 
 class Event:
-    """torch.cuda.Event. `external`: where it is recorded in a capture it happens at each replay; any other
-    has no time there."""
+    """torch.cuda.Event. `external`: recorded in a capture it happens at each replay; to record any other
+    there fails, though torch allows it."""
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,

@@ -39,7 +39,7 @@ def test_warnings_that_apply_are_given() -> None:
 
 
 def test_a_gpu_that_nothing_is_known_of_is_told() -> None:
-    unknown = "the GPU's clocks, throttling and other users are unknown"
+    unknown = "NVML tells nothing of the GPU of"
     plan = manifest()
     cards = {
         name: msgspec.structs.replace(each, device={"kind": "cuda", "name": "x"})
@@ -47,7 +47,10 @@ def test_a_gpu_that_nothing_is_known_of_is_told() -> None:
     }
     on_card = msgspec.structs.replace(plan, descriptions=cards)
     measured = blocks(1.0)
-    assert unknown in warnings(comparison.result(on_card, measured))
+    assert f"{unknown} before and after: " in warnings(comparison.result(on_card, measured))
+    for each in measured:
+        each.tables["rounds"].loc[each.tables["rounds"]["arm"] == "before", "gpu_clock_mhz"] = 1980.0
+    assert f"{unknown} after: " in warnings(comparison.result(on_card, measured))
     for each in measured:
         each.tables["rounds"]["gpu_clock_mhz"] = 1980.0
     assert unknown not in warnings(comparison.result(on_card, measured))

@@ -102,7 +102,7 @@ class ContinuousEngine(TransformersEngine):
             if "auto_switch_to_flash" in known:
                 settings["auto_switch_to_flash"] = False
             else:
-                self.model.set_attn_implementation("paged|sdpa")
+                self.model.set_attn_implementation(f"paged|{self.model.config._attn_implementation}")
         return settings
 
     def queue(self, taken: Taken) -> None:
