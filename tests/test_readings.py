@@ -86,6 +86,18 @@ def test_a_card_that_nvml_does_not_tell_of_is_measured_without_it(monkeypatch: p
     assert readings.open_gpu({}) is None
 
 
+def test_nvml_that_does_not_know_the_card_is_shut_down_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    shut_down = []
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", fail)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: shut_down.append(True))
+    assert readings.open_gpu({}) is None
+    assert shut_down == [True]
+
+
 @pytest.mark.parametrize(
     ("running", "others"),
     [([1, 2], 0.0), ([1, 2, 3], 1.0), ([40_001, 40_002], None), ([], None)],
