@@ -4,8 +4,10 @@
     block 0...  one boot per arm, two at a time; then each arm runs its warm-up and its measured rounds while
                 the others are parked; all are stopped; the block is written
 
-The order of the arms is drawn for each block. Every other round goes the other way, so that a machine that
-changes over seconds treats all alike; the rounds of a boot are pooled.
+The order of the arms is drawn for each block, and each of its rounds has that order: the rounds of two arms
+alternate, so that a machine whose speed changes within seconds treats both alike. Turning every other round
+round would lay two rounds of one arm end to end, and nearly double the variance of what such a machine does
+to a pair (experiments/round_order.py). The rounds of a boot are pooled.
 
 While a round runs, this process sleeps: it wakes for the end, for a progress line (at most two a second),
 or for a death.
@@ -206,7 +208,7 @@ def _block(
         own = {pid for each in booted.values() for pid in each.pids.values()} | {*session.pids.values()}
         for index in rounds_of(design, block):
             for number in workload_order(design.seed, block, index, len(designs)):
-                for position, arm in enumerate(arms_in_order(manifests[0], block, index)):
+                for position, arm in enumerate(arms_in_order(manifests[0], block)):
                     observe(RoundBegun(block, arm.name, index))
                     tables = _round(
                         session, designs[number], block, index, booted[arm.name], context,
@@ -231,12 +233,11 @@ def _whole(design: Design, parts: Mapping[str, Sequence[pd.DataFrame]]) -> dict[
     return tables | {"requests": tables["requests"].drop(columns="token_ids"), "divergences": differing}
 
 
-def arms_in_order(manifest: Manifest, block: int, index: int) -> list[Arm]:
-    """The arms as they run in one round of `block`: as they were drawn, and every other round the other
-    way. Nothing is drawn for the discarded block."""
+def arms_in_order(manifest: Manifest, block: int) -> list[Arm]:
+    """The arms as they run in each round of `block`, as they were drawn; nothing is for the discarded one."""
     arms = manifest.design.arms
     order = range(len(arms)) if block == -1 else manifest.drawn[block]
-    return [arms[number] for number in order][:: -1 if index % 2 else 1]
+    return [arms[number] for number in order]
 
 
 def rounds_of(design: Design, block: int) -> Iterator[int]:
