@@ -206,7 +206,8 @@ class StepTable(msgspec.Struct, frozen=True):
 class DeviceWork(msgspec.Struct, frozen=True):
     """What the device did in one round, for busy time and copies: int64 rows (kind, step, start_ns, end_ns).
 
-    kind: 0 program, 1 host-to-device copy, 2 device-to-host copy.
+    kind: 0 program, 1 host-to-device copy, 2 device-to-host copy. Programs of one step that run side by side
+    count once in its device time.
     """
 
     rows: int

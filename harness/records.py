@@ -109,8 +109,8 @@ def steps_frame(record: api.RoundRecord) -> pd.DataFrame:
 
     step; kind ("prefill", "decode", or "dropped" where nobody wanted any row of it any more); batch
     (requests); tokens; dropped (rows); preempted (requests); "<phase>.start" and "<phase>.end" for each of
-    api.PHASES; device_start_ns, device_end_ns (first start and last end of its programs); device_ns (their
-    sum: an eager step is many programs with holes between them).
+    api.PHASES; device_start_ns, device_end_ns (first start and last end of its programs); device_ns (the
+    time in which one of them ran: an eager step is many programs with holes between them).
     """
     table = record.steps or api.StepTable(list(api.STEP_COLUMNS), 0, b"")
     frame = pd.DataFrame(_matrix(table.data, len(table.columns)), columns=table.columns)
@@ -133,8 +133,11 @@ def device_frame(record: api.RoundRecord) -> pd.DataFrame:
 def _device_times(record: api.RoundRecord) -> pd.DataFrame:
     """device_start_ns, device_end_ns, device_ns of every step that has programs, by step."""
     work = device_frame(record)
-    programs = work[work["kind"] == "program"]
-    programs = programs.assign(spent=programs["end_ns"] - programs["start_ns"])
+    programs = work[work["kind"] == "program"].sort_values(["step", "start_ns"])
+    # What one that runs beside an earlier one adds is only what lies behind that one's end.
+    ended = programs.groupby("step")["end_ns"].cummax().groupby(programs["step"]).shift(fill_value=0)
+    fresh = np.maximum(programs["start_ns"], ended)
+    programs = programs.assign(spent=np.maximum(programs["end_ns"] - fresh, 0))
     return programs.groupby("step").agg(
         device_start_ns=("start_ns", "min"), device_end_ns=("end_ns", "max"), device_ns=("spent", "sum")
     )

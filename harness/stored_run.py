@@ -89,7 +89,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         },
         "device_start_ns": Column("int64", "ns", "its first program began on the device; or -1"),
         "device_end_ns": Column("int64", "ns", "its last program ended on the device; or -1"),
-        "device_ns": Column("int64", "ns", "sum of its programs; or -1"),
+        "device_ns": Column("int64", "ns", "time in which one of its programs ran; or -1"),
         **{
             metrics.phase_metric(phase): Column("float64", "us", f"what {phase} took; 0 without it")
             for phase in api.PHASES
