@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from engines import api
-from harness import stats, store
+from harness import metrics, stats, store
 from harness.design import Arm
 from harness.machine import Machine
 from harness.store import Manifest
@@ -27,6 +27,9 @@ from harness.workload import Workload
 FOLDER = "floors"  # beside the run folders
 STALE_DAYS = 30
 NEEDED = ("engine", "model", "kind")  # a floor that differs in one of these says nothing of a run
+# A floor does not know the toggles, and these depend on little else: 0.04% where all host time is hidden, 1%
+# where none is.
+OF_ONE_SETTING = (metrics.SAME_DEVICE, metrics.SAME_HOST)
 WEIGHED = ("machine", "device", "workload", "options", "rounds", "blocks")  # the weightiest first
 
 
@@ -175,7 +178,8 @@ def at_level(floor: Floor, blocks: int, alpha: float) -> dict[str, float]:
 
 def beside(comparison: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
     """The comparison with the floor of each metric, and with what is to be said of it."""
-    rows = {name: {**row, "floor": shown.values.get(name)} for name, row in comparison["metrics"].items()}
+    known = {name: floor for name, floor in shown.values.items() if name not in OF_ONE_SETTING}
+    rows = {name: {**row, "floor": known.get(name)} for name, row in comparison["metrics"].items()}
     row = rows.get(comparison["primary"], {})
     lines = list(shown.remarks)
     floor, change = row.get("floor"), row.get("change")

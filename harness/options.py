@@ -154,7 +154,7 @@ def request(
     margin: Annotated[str | None, option(DESIGN, "Largest change that counts as none (1%).")] = None,
     primary: Annotated[str | None, option(DESIGN, "Metric that decides (tpot_ms_p50).")] = None,
     secondary: Annotated[
-        list[str] | None, option(DESIGN, "Further metric with a verdict; up to five.")
+        list[str] | None, option(DESIGN, "Further metrics with a verdict, up to five, not the variant's.")
     ] = None,
     seed: Annotated[int | None, option(DESIGN, "Seed of prompts, lengths and arrivals (0).")] = None,
 ) -> Asked:

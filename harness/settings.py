@@ -310,7 +310,17 @@ def make_design(
         arms,
         {} if variant is None else variant.workload,
         guess_device,
+        secondaries=_secondaries(asked, variant),
     )
+
+
+def _secondaries(asked: Asked, variant: Variant | None) -> tuple[str, ...]:
+    """What a variant's claim is judged by besides the primary: as the variant stands, since a change of its
+    arms can make nonsense of it. Nothing in a gate, which is about its own metrics alone."""
+    changed = asked.both or asked.before or asked.after
+    if variant is None or changed or asked.max_regression is not None:
+        return ()
+    return tuple(name for name in variant.secondaries if name != asked.design.get("primary"))
 
 
 def complete(
@@ -321,15 +331,18 @@ def complete(
     of_variant: Mapping[str, Any],
     guess_device: Callable[[], str],
     factorial: Factorial | None = None,
+    secondaries: tuple[str, ...] = (),
 ) -> Design:
     """The design of these arms, checked: with the workload (`of_variant`: what a variant brings), the blocks
-    and the rules that were asked for."""
+    and the rules that were asked for, or else `secondaries`."""
     device = arms[0].options.device
     scale = guess_device() if device == "auto" else device
     defaults = dict(SCALED[scale])
     if any(engines[arm.engine].asks_text for arm in arms) and asked.workload.get("arrival") != "trace":
         defaults["pretok"] = False
     workload = make_workload(workload_values(defaults, of_variant, asked.workload))
+    if workload.most_new_tokens == 1:
+        secondaries = ()  # a variant's are of decode steps, and there is none
     if workload.temperature > 0:  # the engine must know before it captures its programs
         for flag, texts in (("--set", asked.both), ("--before", asked.before), ("--after", asked.after)):
             wanted = parse_changes(texts, flag).get("sampling")
@@ -347,6 +360,7 @@ def complete(
         against_itself=asked.against_itself,
         **{
             "rounds": ROUNDS[scale],
+            "secondaries": secondaries,
             **({"blocks": 1} if any(arm.stays for arm in arms) else {}),
             **asked.design,
             **stopping(asked),

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from engines import api
-from harness import across_runs, floors, store, tables
+from harness import across_runs, floors, metrics, store, tables
 from harness.machine import Machine
 from harness.measure import with_floor
 from harness.stopping import until_decided
@@ -125,7 +125,7 @@ def test_what_was_not_interleaved_gets_an_interval_and_no_verdict(tmp_path: Path
     assert comparison["warnings"][0].startswith("not interleaved: a:before was measured at ")
     assert "there is no verdict" in comparison["warnings"][0]
     assert "numbers of blocks differ: a:before has 6, b:after has 3" in comparison["warnings"]
-    assert "step_ms_matched" not in comparison["metrics"]
+    assert not set(metrics.MATCHED) & set(comparison["metrics"])
     assert "no verdict" in shown(found.result, 120)
     assert "no verdict" in tables.to_markdown(found.result)
     assert set(comparison) == set(result()["comparisons"][0])
@@ -148,12 +148,15 @@ def test_in_place_of_a_primary_that_one_run_has_no_values_of_another_is_compared
     )
 
 
-def test_runs_that_were_decided_by_a_metric_of_two_arms_are_compared_by_another(tmp_path: Path) -> None:
-    plan = manifest(2, primary="step_ms_matched")
+@pytest.mark.parametrize("name", metrics.MATCHED)
+def test_runs_that_were_decided_by_a_metric_of_two_arms_are_compared_by_another(
+    name: str, tmp_path: Path
+) -> None:
+    plan = manifest(2, primary=name)
     runs = [stored(tmp_path, name, plan=plan) for name in "ab"]
     found = only(across_runs.compare([f"{run}:after" for run in runs]))
     assert found["primary"] == "tpot_ms_p50"
-    said = "tpot_ms_p50 is compared in place of step_ms_matched: it needs both arms in one block"
+    said = f"tpot_ms_p50 is compared in place of {name}: it needs both arms in one block"
     assert said in found["warnings"]
 
 

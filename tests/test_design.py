@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from engines import api
 from engines.overlap import SPEC
 from experiments.false_alarms import drawn
-from harness import design, settings
+from harness import design, metrics, settings
 from harness.comparison import check_metrics
 from harness.design import Arm, Design, orders, round_seed
 from harness.settings import Asked, make_design
@@ -238,6 +238,37 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
     check_metrics(found)
 
 
+def secondaries(variant: str = "pinned", **asked: Any) -> tuple[str, ...]:
+    judged = msgspec.structs.replace(PINNED, secondaries=["step_ms_same_device"])
+    variants = {"pinned": judged, "plain": PINNED}
+    return make_design(Asked(variant=variant, **asked), ENGINES, variants, lambda: "emulated").secondaries
+
+
+def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_line() -> None:
+    assert secondaries() == ("step_ms_same_device",)
+    assert secondaries("plain") == ()
+    assert secondaries(against_itself=True) == ("step_ms_same_device",)
+    assert secondaries(design={"secondaries": ("latency_ms_p50",)}) == ("latency_ms_p50",)
+    assert secondaries(design={"primary": "ttft_ms_p50"}) == ("step_ms_same_device",)
+    assert secondaries(design={"primary": "step_ms_same_device"}) == ()  # never twice
+    assert secondaries(workload={"max_new_tokens": 1}, design={"primary": "ttft_ms_p50"}) == ()
+
+
+def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant() -> None:
+    assert secondaries(max_regression=0.05) == ()
+    for changed in ({"both": ["stream_interval=1"]}, {"before": ["graph=off"]}, {"after": ["graph=off"]}):
+        assert secondaries(**changed) == ()
+
+
+def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() -> None:
+    on_the_device = {"graph", "tables"}
+    for each in load_variants().values():
+        if "step_ms_same_device" in each.secondaries:
+            assert not on_the_device & set(each.changes), each.name
+            assert (each.before["schedule"], each.after["schedule"]) == ("serial", "serial"), each.name
+    assert load_variants()["pinned-h2d"].secondaries == ["step_ms_same_device"]
+
+
 # -- refusals ---------------------------------------------------------------------------------------------
 
 
@@ -297,6 +328,15 @@ def test_what_cannot_be_run_is_refused_with_one_reason(asked: Mapping[str, Any],
     assert "\n" not in str(caught.value)
 
 
+def test_metrics_of_steps_need_their_records() -> None:
+    silent = Arm(name="after", engine="overlap", options=api.EngineOptions(recorder=False), toggles={})
+    base = Design(name="x", arms=(arm(h2d="pageable"), silent), workload=Workload())
+    check_metrics(base)
+    for name in metrics.MATCHED:
+        with pytest.raises(api.BadSetting, match=f"{name} is made from step records, and after has recorder"):
+            check_metrics(msgspec.structs.replace(base, primary=name))
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -304,7 +344,16 @@ def test_what_cannot_be_run_is_refused_with_one_reason(asked: Mapping[str, Any],
         ({"primary": "submit_lag_ms_p99"}, "can be zero"),
         ({"secondaries": ("peak_concurrency",)}, "neither lower nor higher is better"),
         ({"workload": Workload(max_new_tokens=1)}, "needs at least 2 output tokens"),
+        (
+            {"workload": Workload(max_new_tokens=1), "primary": "step_ms_same_device"},
+            "needs at least 2 output tokens",
+        ),
         ({"primary": "goodput_req_s"}, "goodput_req_s needs to know what is good: give --goodput"),
+        ({"primary": "step_ms_same_device", "plant": 0.03}, "takes the device as equal in both arms"),
+        (
+            {"primary": "step_ms_same_host", "plant": 0.03, "plant_at": "host"},
+            "takes the host as equal in both arms",
+        ),
     ],
 )
 def test_metrics_that_cannot_decide_are_refused(changes: Mapping[str, Any], reason: str) -> None:

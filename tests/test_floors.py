@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness import floors, stats
+from harness import floors, metrics, stats
 from harness.design import Design
 from harness.machine import Machine
 from harness.measure import with_floor
@@ -67,6 +67,14 @@ def test_an_aa_run_that_stops_early_shows_the_floor_that_is_shown_beside_it_late
     (path,) = tmp_path.iterdir()
     spread = msgspec.json.decode(path.read_bytes(), type=floors.Floor).metrics["tpot_ms_p50"]
     assert spread.floor == stats.as_change(stats.half_width(row["sd"], 8), "ratio") < row["floor"]
+
+
+def test_what_depends_on_the_toggles_alone_has_no_floor_from_another_run(tmp_path: Path) -> None:
+    kept(tmp_path, aa())
+    (only,) = with_floor(result(0.9), later(), tmp_path)["comparisons"]
+    floor = {name: only["metrics"][name]["floor"] for name in metrics.MATCHED}
+    assert floor["step_ms_matched"] is not None
+    assert floor["step_ms_same_device"] is floor["step_ms_same_host"] is None
 
 
 def test_another_aa_run_of_the_same_replaces_it(tmp_path: Path) -> None:

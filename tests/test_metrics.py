@@ -335,7 +335,7 @@ def test_steps_without_a_recorder_or_a_device() -> None:
 def test_every_metric_has_a_description_and_the_other_way_round() -> None:
     steps, device = frames(EXAMPLE)
     values = metrics.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
-    assert values.keys() | {"step_ms_matched"} == metrics.METRICS.keys()
+    assert values.keys() | set(metrics.MATCHED) == metrics.METRICS.keys()
     assert all(name == metric.name for name, metric in metrics.METRICS.items())
 
 
@@ -349,18 +349,89 @@ def chain(*batches_and_ms: tuple[int, int]) -> pd.DataFrame:
     return frames(record(rows, work))[0]
 
 
+def matched(*steps: pd.DataFrame) -> list[float]:
+    return [each["step_ms_matched"] for each in metrics.steps_matched(*steps)]
+
+
 def test_matching_undoes_a_change_of_mix() -> None:
     before = chain((8, 20), (8, 20), (8, 20), (4, 10), (2, 5))
     after = chain((4, 10), (4, 10), (4, 10), (8, 20), (16, 40))  # no faster at any batch size
     # Batch 2 and 16 are left out; batch 8 has weight 3, batch 4 weight 1.
-    assert metrics.step_ms_matched(before, after) == pytest.approx((17.5, 17.5))
+    assert matched(before, after) == pytest.approx([17.5, 17.5])
     faster = chain((4, 9), (4, 9), (8, 16))
-    assert metrics.step_ms_matched(before, faster) == pytest.approx((17.5, (3 * 16 + 9) / 4))
-    assert all(math.isnan(value) for value in metrics.step_ms_matched(before, chain((64, 80))))
+    assert matched(before, faster) == pytest.approx([17.5, (3 * 16 + 9) / 4])
+    assert all(math.isnan(value) for value in matched(before, chain((64, 80))))
+
+
+def gapped(*steps: tuple[int, int, int]) -> pd.DataFrame:
+    """Decode steps of (batch, ms of host time exposed in front of it, ms on the device)."""
+    rows: list[Row] = [(0, DECODE, 1, 0, 1)]
+    work = [(0, 0, 0, 1)]
+    for number, (batch, exposed, on_device) in enumerate(steps, start=1):
+        rows.append((number, DECODE, batch, 0, 1))
+        start = work[-1][3] + exposed
+        work.append((0, number, start, start + on_device))
+    return frames(record(rows, work))[0]
+
+
+def test_a_step_with_one_part_held_by_hand() -> None:
+    before, after = metrics.steps_matched(gapped((4, 5, 15), (4, 7, 15)), gapped((4, 3, 14), (4, 3, 12)))
+    assert before == pytest.approx(dict.fromkeys(metrics.MATCHED, 21.0))  # 6 exposed, 15 on the device
+    assert after == pytest.approx(
+        {"step_ms_matched": 3 + 13, "step_ms_same_device": 3 + 15, "step_ms_same_host": 6 + 13}
+    )
+
+
+some_gapped = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(1, 20)), min_size=1, max_size=12
+)
+
+
+@given(st.lists(some_gapped, min_size=2, max_size=3))
+def test_the_parts_of_a_change_add_up_to_it(arms: list[list[tuple[int, int, int]]]) -> None:
+    first, *others = metrics.steps_matched(*(gapped(*steps) for steps in arms))
+    whole, host, device = metrics.MATCHED
+    for each in others:
+        changes = {name: each[name] - first[name] for name in metrics.MATCHED}
+        assert changes[host] + changes[device] == pytest.approx(changes[whole], abs=1e-9, nan_ok=True)
+        assert list(first.values()) == pytest.approx([first[whole]] * 3, nan_ok=True)
+
+
+def test_where_the_host_is_slower_and_computes_beside_the_device_the_parts_trade() -> None:
+    """As stats.md warns: the host takes 100 ms a step in both arms, the device 90 and then 85."""
+    before, after = metrics.steps_matched(gapped(*[(4, 10, 90)] * 3), gapped(*[(4, 15, 85)] * 3))
+    changes = [after[name] / before[name] - 1 for name in metrics.MATCHED]
+    assert changes == pytest.approx([0, 0.05, -0.05])
+
+
+def test_a_device_that_is_slower_in_one_arm_is_not_in_the_step_at_equal_device_times() -> None:
+    calm = [(2, 1, 10), (3, 2, 12), (2, 3, 10)]
+    slow = [(batch, exposed, 2 * on_device) for batch, exposed, on_device in calm]
+    before, after = metrics.steps_matched(gapped(*calm), gapped(*slow))
+    assert after["step_ms_same_device"] == pytest.approx(before["step_ms_same_device"])
+    assert after["step_ms_same_host"] == pytest.approx(after["step_ms_matched"])
+    assert after["step_ms_matched"] > 1.8 * before["step_ms_matched"]
 
 
 # ---------------------------------------------------------------------------------------------------------
 # Records
+
+
+@pytest.mark.parametrize(
+    ("programs", "ran"),
+    [
+        ([(10, 14), (16, 20)], 8),  # with a hole between them
+        ([(10, 14), (12, 18)], 8),  # side by side
+        ([(10, 20), (12, 14), (18, 21)], 11),  # one within another
+        ([(12, 14), (10, 20)], 10),  # recorded in another order
+    ],
+)
+def test_the_device_time_of_a_step_counts_programs_that_run_side_by_side_once(
+    programs: list[tuple[int, int]], ran: int
+) -> None:
+    work = [(0, 7, 2, 9), *((0, 8, start, end) for start, end in programs), (0, 9, 30, 31)]
+    steps = records.steps_frame(record([(step, DECODE, 1, 0, 1) for step in (7, 8, 9)], work))
+    assert steps["device_ns"].tolist() == [7 * MS, ran * MS, MS]
 
 
 def test_steps_frame_keeps_stamps_exact_and_joins_the_device() -> None:

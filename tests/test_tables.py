@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import msgspec
 import pytest
@@ -74,6 +75,23 @@ def test_arms_are_told_apart_by_what_differs() -> None:
     here = found["before"] | {"toggles": {}}
     gated = found | {"before": here | {"ref": ref}, "after": here}
     assert tables.changed_settings(gated) == "before: ref=base (0123456789); after: ref=as installed"
+
+
+def test_the_change_of_the_step_is_told_by_its_parts() -> None:
+    (only,) = result(0.9)["comparisons"]
+    parts = tables.step_parts(only)
+    assert parts is not None
+    found = re.fullmatch(
+        r"Decode step −10\.\d% \[.*\]: exposed host time −10\.\d% \[.*\] of the step "
+        r"\(step_ms_same_device\), device time \+0\.00% \[.*\] \(step_ms_same_host\)\.",
+        parts,
+    )
+    assert found, parts  # the device takes 1 ms of each step there, whatever the step
+    assert parts in list(tables.remarks(only))
+    assert "[" not in str(tables.step_parts(result(0.9, manifest(1))["comparisons"][0]))  # of one block
+    without = only | {"metrics": {"tpot_ms_p50": only["metrics"]["tpot_ms_p50"]}}
+    assert tables.step_parts(without) is None
+    assert not list(tables.remarks(without))
 
 
 def test_the_primary_comes_first_and_judged_ones_next() -> None:
