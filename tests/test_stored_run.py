@@ -112,7 +112,8 @@ def test_the_result_is_what_the_run_printed(pinned: stored_run.Run) -> None:
         }
 
     measured, printed = (each["comparisons"][0]["metrics"] for each in (found, summary))
-    assert measured.keys() - printed.keys() == {metrics.SAME_DEVICE, metrics.SAME_HOST}  # younger than the run
+    younger = {metrics.SAME_DEVICE, metrics.SAME_HOST}  # than the run
+    assert measured.keys() - printed.keys() == younger
     assert to_12_digits({name: measured[name] for name in printed}) == to_12_digits(printed)
 
 
