@@ -189,7 +189,9 @@ def test_variants_are_listed_and_shown(
     assert "roseinfer" in listed
     assert bench(monkeypatch, "variants", "pinned-h2d") == 0
     full = capsys.readouterr().out
-    for word in ("h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%"):
+    for word in (
+        "h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%", "step_ms_same_device"
+    ):  # fmt: skip
         assert word in full
 
 

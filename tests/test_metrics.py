@@ -429,9 +429,9 @@ def test_a_device_that_is_slower_in_one_arm_is_not_in_the_step_at_equal_device_t
 def test_the_device_time_of_a_step_counts_programs_that_run_side_by_side_once(
     programs: list[tuple[int, int]], ran: int
 ) -> None:
-    work = [(0, 7, 2, 9), *((0, 8, start, end) for start, end in programs), (0, 9, 30, 31)]
+    work = [(0, 7, 2, 12), *((0, 8, start, end) for start, end in programs), (0, 9, 30, 31)]
     steps = records.steps_frame(record([(step, DECODE, 1, 0, 1) for step in (7, 8, 9)], work))
-    assert steps["device_ns"].tolist() == [7 * MS, ran * MS, MS]
+    assert steps["device_ns"].tolist() == [10 * MS, ran * MS, MS]  # each step by itself
 
 
 def test_steps_frame_keeps_stamps_exact_and_joins_the_device() -> None:
