@@ -50,7 +50,8 @@ def record(seconds: float) -> Floats:
     torch.set_num_threads(1)
     layers, state = [torch.randn(512, 512) for _ in range(48)], torch.randn(16, 512)
     began, took = [], []
-    with subprocess.Popen(["taskset", "-c", str(host), sys.executable, "-c", HALF_BUSY]) as busy:
+    busy = subprocess.Popen(["taskset", "-c", str(host), sys.executable, "-c", HALF_BUSY])
+    try:
         os.sched_setaffinity(0, {device})
         end = time.perf_counter() + seconds
         while (now := time.perf_counter()) < end:
@@ -59,7 +60,9 @@ def record(seconds: float) -> Floats:
                 values = torch.relu(values @ layer) * 0.05
             began.append(now)
             took.append(time.perf_counter() - now)
+    finally:
         busy.kill()
+        busy.wait()
     os.sched_setaffinity(0, usable)
     times = np.array(began) - began[0]
     speeds = np.interp(np.arange(0.0, times[-1], GRID_S), times, np.log(took))
