@@ -329,7 +329,7 @@ def _in_place_of(primary: str, shared: str, sides: Mapping[str, Side], told: Ser
     if shared == primary:
         return []
     before, after = (side.manifest.design.goodput for side in sides.values())
-    if primary == "step_ms_matched":
+    if primary in metrics.MATCHED:
         why = "it needs both arms in one block"
     elif primary == "goodput_req_s" and before != after:
         why = f"the --goodput limits differ, {store.difference(before, after)}"
@@ -376,7 +376,7 @@ def _side_by_side(sides: Sequence[Sequence[Block]]) -> list[Block]:
 
 def _values(read: Mapping[str, Sequence[Block]], goodput: Mapping[str, float]) -> Series:
     """Like comparison.measured, but with what only one side has; the two may have different numbers of
-    blocks. No `step_ms_matched`: it takes two arms of one block."""
+    blocks. No metrics.MATCHED: they take two arms of one block."""
     import pandas as pd
 
     found: dict[str, list[dict[str, float]]] = {side: [] for side in read}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import core_speed, divergences, stats
+from harness import core_speed, divergences, metrics, stats
 from harness.design import ALPHA
 from harness.spelling import percent
 from harness.store import Imported, Manifest
@@ -24,6 +24,8 @@ BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → 
 
 STEAL = 0.01  # share of all CPU time that another virtual machine took
 OTHERS = 0.05  # share of all CPU time used by processes that are not the run's
+OF_STEPS = ("tpot_ms", "itl_", "step_ms")  # metrics that decode steps make up
+CALMER = 0.5  # of the primary's SD
 HOPELESS = 1000  # blocks: at 15 s or more each, four hours at least
 SUBMIT_LAG_MS = 1.0
 LATE_READ = 0.5  # of the gap between two chunks
@@ -55,6 +57,7 @@ def collect(
     """Every line that applies, the weightiest for the verdict on the primary first."""
     found = [
         *of_decision(manifest, primary, verdict),
+        *_spread_of_the_device(manifest, values, primary, verdict),
         *of_order(manifest, blocks, values, primary),
         *circumstances(manifest, blocks, values),
     ]
@@ -121,6 +124,30 @@ def of_decision(manifest: Manifest, primary: stats.Effect | None, verdict: str |
             "in 4 of 5 runs; that is for a fresh run, more blocks for this one would be peeking"
         )
     return lines
+
+
+def _spread_of_the_device(
+    manifest: Manifest, values: BlockSeries, primary: stats.Effect | None, verdict: str | None
+) -> list[str]:
+    """That what leaves the primary undecided is the device's speed, where the host's part alone spreads so
+    much less that it could be decided."""
+    name, margin = manifest.design.primary, manifest.design.margin
+    held = values.get(metrics.SAME_DEVICE, {})
+    if primary is None or primary.sd is None or verdict != "undecided" or len(held) < 2:
+        return []
+    if not name.startswith(OF_STEPS) or name in (metrics.SAME_DEVICE, metrics.SAME_HOST):
+        return []
+    before, after = held.values()
+    sd = float(stats.paired(before, after, "ratio").std(ddof=1))
+    if sd > CALMER * primary.sd:
+        return []
+    low, high = stats.blocks_needed(sd, primary.blocks, margin)
+    return [
+        f"undecided for the device's speed: block by block {name} spreads by {primary.sd:.2%}, but "
+        f"{metrics.SAME_DEVICE}, the decode step with equal device times, by {sd:.2%}; for a change on the "
+        f"host, a fresh run with --primary {metrics.SAME_DEVICE} detects {100 * margin:.3g}% with "
+        f"{low:,} to {high:,} blocks"
+    ]
 
 
 def of_order(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
 ONE_BOOT = "undecided: one boot per side"  # boots differ: from one per side, nothing can be said
+HELD = {"device": metrics.SAME_DEVICE, "host": metrics.SAME_HOST}  # where a delay is planted → what hides it
 OFFERED = "offered_req_s"  # kept beside the metrics: the rate of the arrivals
 
 Values = Mapping[str, Mapping[str, float]]  # arm → metric → the value of one block
@@ -37,6 +38,11 @@ def check_metrics(design: Design) -> None:
             raise api.BadSetting(f"{name} needs at least 2 output tokens; raise --max-new-tokens")
         if name == "goodput_req_s" and not design.goodput:
             raise api.BadSetting("goodput_req_s needs to know what is good: give --goodput, such as ttft:200")
+    if design.plant is not None and design.primary == HELD[design.plant_at]:
+        raise api.BadSetting(
+            f"{design.primary} takes the {design.plant_at} as equal in both arms, so it can't show a delay "
+            f"planted there; choose another --primary or --plant-at"
+        )
     if design.gate is not None:
         gate.check(gate.gated(design), design.gate.max_regression)
     if metrics.METRICS[design.primary].can_be_zero:
@@ -293,24 +299,23 @@ def block_values(design: Design, block: Block) -> Values:
         )
         found[arm.name] = metrics.of_boot(requests, steps_of_arm, rounds, work, design.goodput)
         found[arm.name][OFFERED] = offered_rate(requests)
-    for name, value in _matched(block, list(found)).items():
-        found[name]["step_ms_matched"] = value
-    return found
+    matched = _matched(block, list(found))
+    return {arm: values | matched[arm] for arm, values in found.items()}
 
 
-def _matched(block: Block, arms: Sequence[str]) -> dict[str, float]:
-    """`step_ms_matched` of each of these arms, by the batches that all of them had; nothing where one of
-    them has no step records, or is alone."""
+def _matched(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
+    """metrics.MATCHED of each of these arms, by the batches that all of them had; none where one of them has
+    no step records, or is alone."""
     steps = [block.of(arm, "steps") for arm in arms]
     if len(steps) < 2 or not all(len(each) for each in steps):
-        return {}
-    return dict(zip(arms, metrics.step_ms_matched(*steps), strict=True))
+        return {arm: {} for arm in arms}
+    return dict(zip(arms, metrics.steps_matched(*steps), strict=True))
 
 
 def _of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[str]) -> list[Values]:
     """The values of two of several arms, as if the run had no others: matched by the batches of these two."""
     return [
-        {arm: {**values[arm], **({"step_ms_matched": matched[arm]} if matched else {})} for arm in arms}
+        {arm: {**values[arm], **matched[arm]} for arm in arms}
         for block, values in zip(blocks, per_block, strict=True)
         for matched in [_matched(block, arms)]
     ]

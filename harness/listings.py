@@ -41,6 +41,8 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) ->
         facts.append(("workload", spelled(each.workload)))
     if each.options:
         facts.append(("options", spelled(each.options)))
+    if each.secondaries:
+        facts.append(("judged besides the primary", ", ".join(each.secondaries)))
     facts += [(f"expected on {device}", verdict) for device, verdict in each.expect.items()]
     return Group(Text(each.name, style="bold"), _table(("", ""), facts, width))
 

@@ -40,7 +40,8 @@ ABOUT = {
     "Limit": (
         "device_busy: share of the time in which programs ran on the device, copies not counted. "
         "exposed_host_us: step interval − device time of that step: host work that overlap failed to hide, "
-        "and the device's own gap between two programs."
+        "and the device's own gap between two programs. step_ms_same_device and step_ms_same_host in the "
+        "table above split the change of the decode step into exposed host time and device time."
     ),
 }
 

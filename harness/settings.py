@@ -310,7 +310,16 @@ def make_design(
         arms,
         {} if variant is None else variant.workload,
         guess_device,
+        secondaries=_secondaries(asked, variant, arms),
     )
+
+
+def _secondaries(asked: Asked, variant: Variant | None, arms: Sequence[Arm]) -> tuple[str, ...]:
+    """What a variant's claim is judged by besides the primary. Nothing in a gate, which is about its own
+    metrics alone, and where an arm keeps no records of its steps."""
+    if variant is None or asked.max_regression is not None or not all(arm.options.recorder for arm in arms):
+        return ()
+    return tuple(name for name in variant.secondaries if name != asked.design.get("primary"))
 
 
 def complete(
@@ -321,9 +330,10 @@ def complete(
     of_variant: Mapping[str, Any],
     guess_device: Callable[[], str],
     factorial: Factorial | None = None,
+    secondaries: tuple[str, ...] = (),
 ) -> Design:
     """The design of these arms, checked: with the workload (`of_variant`: what a variant brings), the blocks
-    and the rules that were asked for."""
+    and the rules that were asked for, or else `secondaries`."""
     device = arms[0].options.device
     scale = guess_device() if device == "auto" else device
     defaults = dict(SCALED[scale])
@@ -347,6 +357,7 @@ def complete(
         against_itself=asked.against_itself,
         **{
             "rounds": ROUNDS[scale],
+            "secondaries": secondaries,
             **({"blocks": 1} if any(arm.stays for arm in arms) else {}),
             **asked.design,
             **stopping(asked),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness import divergences, plants, stats
+from harness import divergences, metrics, plants, stats
 from harness.pages import Page, Table, csv_text, markdown_page, terminal_page
 from harness.spelling import (
     ROW,
@@ -41,7 +41,7 @@ DESCRIPTIVE = (
     "submit_lag_ms_p99",
     "client_lag_ms_p99",
     "queue_wait_ms_p50",
-    "step_ms_matched",
+    *metrics.MATCHED,
 )
 CONVENTIONS = (
     "change = after/before − 1: for times, negative is faster. Before and after are means over blocks "
@@ -88,9 +88,11 @@ def _decision(row: Mapping[str, Any], margin: float) -> str:
 
 
 def remarks(comparison: Mapping[str, Any]) -> Iterator[str]:
-    """What a planted delay, or an arm against itself, came to."""
+    """Which part of the step changed, and what a planted delay, or an arm against itself, came to."""
     if comparison["after"] is None:
         return
+    if (split := step_parts(comparison)) is not None:
+        yield split
     found = planted(comparison)
     if found is not None:
         yield found
@@ -102,6 +104,19 @@ def remarks(comparison: Mapping[str, Any]) -> Iterator[str]:
         known = "" if row["floor"] is None else f"Noise floor of {name} over {blocks} blocks: {floor(row)}; "
         of_it = f"a true change of {smallest:.2%}" if known else f"A change of {name} by {smallest:.2%}"
         yield f"{known}{of_it} would be detected in 4 of 5 such runs of {blocks} blocks."
+
+
+def step_parts(comparison: Mapping[str, Any]) -> str | None:
+    """The change of the decode step, and which part of it is the host's and which the device's; None without
+    step records."""
+    rows = [comparison["metrics"].get(name) for name in metrics.MATCHED]
+    if any(row is None or row["change"] is None for row in rows):
+        return None
+    step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows if row is not None)
+    return (
+        f"Decode step: {step}; of it {host} is exposed host time ({metrics.SAME_DEVICE}), "
+        f"{device} device time ({metrics.SAME_HOST})."
+    )
 
 
 def planted(comparison: Mapping[str, Any]) -> str | None:
