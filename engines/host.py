@@ -6,12 +6,10 @@ reads its inbox inside `pump`, and dies with the harness that started it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,11 +19,9 @@ import msgspec
 import zmq
 
 from engines import api
+from engines.processes import die_with_parent, end_session
 
-PR_SET_PDEATHSIG = 1
-LEAVE_S = 4.0  # from SIGTERM to SIGKILL, for what a host that lost its harness leaves behind
 NOTICE_S = 0.2  # how much later than the engine the kernel may report that a process has ended
-ORPHANED = signal.SIGRTMIN  # a signal that no engine's processes use for anything else
 
 
 class Sink:
@@ -70,7 +66,7 @@ class Host:
             self._serve(engine)
         except BaseException as error:
             if isinstance(error, Exception):  # an engine may leave by sys.exit; what it started must end too
-                self.tell(error)
+                self.report(error)
             with suppress(Exception):  # half started, `stop` may well fail or hang: so tell first
                 engine.stop()
             raise
@@ -80,7 +76,7 @@ class Host:
         description = engine.start(Sink(self.config.events, self.context))
         if engine.wake_fd is not None:
             self.poller.register(engine.wake_fd, zmq.POLLIN)
-        self.say(api.Ready(self.config.name, description, origin(engine)))
+        self.reply(api.Ready(self.config.name, description, origin(engine)))
         for pid in set(description.pids.values()) - {os.getpid()}:
             with suppress(OSError):
                 self.pidfds[pid] = os.pidfd_open(pid)
@@ -94,8 +90,8 @@ class Host:
         ended, _, _ = select.select(list(self.pidfds.values()), [], [], NOTICE_S if self.pidfds else 0)
         return [pid for pid, descriptor in self.pidfds.items() if descriptor in ended]
 
-    def tell(self, error: Exception) -> None:
-        """Report what broke, whatever it was: this is the process boundary. Only the first counts."""
+    def report(self, error: Exception) -> None:
+        """Say what broke, whatever it was: this is the process boundary. Only the first counts."""
         if self.failed:
             return
         self.failed = True
@@ -105,9 +101,9 @@ class Host:
         message = str(error) if known else f"{type(error).__name__}: {error} ({_where(error)})"
         if lacking:
             message = f"{sys.executable} can't run the engine of {self.config.name}: {error}"
-        self.say(api.Failed(self.config.name, message, usage, traceback.format_exc(), self._ended()))
+        self.reply(api.Failed(self.config.name, message, usage, traceback.format_exc(), self._ended()))
 
-    def say(self, message: api.FromHost) -> None:
+    def reply(self, message: api.FromHost) -> None:
         self.replies.send(self._encode(message))
 
     def pump(self, engine: api.Engine, timeout: float | None) -> bool:
@@ -117,7 +113,7 @@ class Host:
             if not ready:
                 return True
             if self.parent in ready:
-                leave_none()
+                end_session()
         while True:
             try:
                 message = self._decode(self.inbox.recv(zmq.NOBLOCK))
@@ -130,14 +126,14 @@ class Host:
                     engine.cancel(request_id)
                 case api.BeginRound():
                     engine.begin_round()
-                    self.say(api.Begun(self.config.name))
+                    self.reply(api.Begun(self.config.name))
                 case api.BeginProfile(steps):
                     engine.begin_profile(steps)
-                    self.say(api.Begun(self.config.name))
+                    self.reply(api.Begun(self.config.name))
                 case api.Collect():
-                    self.say(api.Collected(self.config.name, engine.collect()))
+                    self.reply(api.Collected(self.config.name, engine.collect()))
                 case api.ReadGauges():
-                    self.say(api.Gauges(self.config.name, engine.gauges()))
+                    self.reply(api.Gauges(self.config.name, engine.gauges()))
                 case api.Stop():
                     self.stopped = True
                     return False
@@ -158,55 +154,6 @@ def origin(engine: api.Engine) -> str:
     return getattr(sys.modules.get(type(engine).__module__), "__file__", None) or ""
 
 
-def die_with_parent(parent: int, with_all: bool = False) -> None:
-    """SIGKILL for this process when its parent goes, however it goes; exit where it is gone already.
-
-    `with_all`: also for what it started, by a handler. A handler runs only once the main thread is back in
-    Python, which a busy host soon is; one that sleeps in `pump` watches its parent there, as a signal that
-    comes just before a thread falls asleep wakes nothing.
-    """
-    if with_all:
-        signal.signal(ORPHANED, lambda *_: leave_none())
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ORPHANED if with_all else signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def leave_none() -> None:
-    """End this process, and with it what it started: vLLM's core and its workers, and what a server's
-    wrapper started, do not follow a killed parent by themselves, and would keep the card's memory. SIGTERM
-    first, so that a server can end what is not below it, such as a container. A harness gives each host a
-    session."""
-    if os.getsid(0) == os.getpid():
-        _signal(_session(), signal.SIGTERM)
-        deadline = time.monotonic() + LEAVE_S
-        while _session() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        while (left := _session()) and time.monotonic() < deadline + LEAVE_S:
-            _signal(left, signal.SIGKILL)
-            time.sleep(0.02)
-    os._exit(1)
-
-
-def _session() -> list[int]:
-    """The other processes of this one's session, without its own children that have ended."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    own, found = os.getpid(), []
-    for pid in (int(each) for each in os.listdir("/proc") if each.isdecimal()):
-        with suppress(OSError):
-            if pid != own and os.getsid(pid) == own:
-                found.append(pid)
-    return found
-
-
-def _signal(pids: Sequence[int], which: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(OSError):
-            os.kill(pid, which)
-
-
 def _where(error: BaseException) -> str:
     """Where an error was raised: file, line, function."""
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -221,7 +168,7 @@ def main() -> int:
     try:
         host.serve()
     except Exception as error:
-        host.tell(error)
+        host.report(error)
         return 1
     finally:
         host.close()

@@ -8,7 +8,7 @@ import sys
 
 def main() -> None:
     try:
-        from harness.cli import main as run
+        from harness.cli.app import main as run
 
         run()
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """A third party's engine: it emits a token per request on every tick of a clock, and computes nothing.
 
 It lives outside the packages, and is found as any third party's would be: by the entry point of a
-distribution on the path (`installed` in tests/bench_command.py writes one). About what an adapter takes.
+distribution on the path (`installed` in tests/clockwork.py writes one). About what an adapter takes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ SPEC = api.EngineSpec(
         api.Toggle("service", ("all", "none"), "whether it serves requests", "tests", {}),
     ),
     build="clockwork_engine:build",
+    settings=(api.Setting("tokenizer", "tokenizer.json of its prompts"),),
 )
 
 
@@ -62,7 +63,12 @@ class Clockwork(api.Engine):
             engine="clockwork",
             versions={"clockwork": "1"},
             device={"kind": "cpu", "name": "a clock"},
-            model={"name": "none", "vocabulary": 256, "context": self.options.max_context},
+            model={
+                "name": "none",
+                "vocabulary": 256,
+                "context": self.options.max_context,
+                **({"tokenizer": self.toggles["tokenizer"]} if "tokenizer" in self.toggles else {}),
+            },
             toggles=dict(self.toggles),
             deterministic=True,
             pids={"engine": os.getpid(), "device": self.device.pid},

@@ -3,8 +3,10 @@ and where a profiler's real export lies."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,18 @@ CHAOS_SEED = 7
 # A test that fails for being slow says nothing on a shared machine.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
+
+
+_state = tempfile.TemporaryDirectory(prefix="bench-tests-")
+
+
+def pytest_configure() -> None:
+    """Runs are signed here with a secret of the tests' own. Modules copy the environment as they are read."""
+    os.environ["XDG_STATE_HOME"] = _state.name
+
+
+def pytest_unconfigure() -> None:
+    _state.cleanup()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,12 +11,17 @@ import pandas as pd
 from rich.console import Console
 
 from engines import api
-from harness import comparison, store, tables
-from harness.block import Block
-from harness.design import Arm, Design
-from harness.machine import Code, Machine
-from harness.store import Manifest
-from harness.workload import Workload
+from harness.analysis import comparison
+from harness.analysis.explain import Explained
+from harness.analysis.result import Comparison, FactorialResult, Result
+from harness.common.machine import Code, Machine
+from harness.plan.design import Arm, Design
+from harness.report import formats
+from harness.store.block import Block
+from harness.store.files import SCHEMA_VERSION
+from harness.store.manifest import Manifest
+from harness.store.tables import TABLES
+from harness.workload.workload import Workload
 
 REQUESTS = 12
 MS = 1_000_000
@@ -41,7 +46,7 @@ def manifest(blocks: int = 6, arms: int = 2, **design: Any) -> Manifest:
     )
     planned = Design(name="pinned-h2d", arms=both[:arms], blocks=blocks, **{"workload": Workload(), **design})
     return Manifest(
-        schema_version=store.SCHEMA_VERSION,
+        schema_version=SCHEMA_VERSION,
         run="a-run",
         created="2026-05-04T03:02:01+00:00",
         design=planned,
@@ -97,7 +102,7 @@ def steps(interval_ms: float, count: int = 10) -> pd.DataFrame:
 
 
 def block(number: int, arms: dict[str, dict[str, pd.DataFrame]]) -> Block:
-    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in store.TABLES}
+    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
     for arm, frames in arms.items():
         for name, frame in frames.items():
             parts[name].append(frame.assign(arm=arm, round=0))
@@ -130,12 +135,17 @@ def blocks(factor: float, count: int = 6, noise: float = 0.001, **after: Any) ->
     ]
 
 
-def result(factor: float = 0.9, plan: Manifest | None = None, **more: Any) -> dict[str, Any]:
+def result(factor: float = 0.9, plan: Manifest | None = None, **more: Any) -> Result:
     plan = plan or manifest()
     return comparison.result(plan, blocks(factor, plan.design.blocks, **more))
 
 
-def shown(found: dict[str, Any], width: int) -> str:
+def warned(found: Comparison | Explained | FactorialResult) -> list[str]:
+    """The texts of its warnings."""
+    return [each.text for each in found.warnings]
+
+
+def shown(found: formats.Found, width: int) -> str:
     text = io.StringIO()
-    Console(file=text, width=width, force_terminal=False).print(*tables.to_terminal(found, width), sep="\n")
+    Console(file=text, width=width, force_terminal=False).print(*formats.to_terminal(found, width), sep="\n")
     return text.getvalue()

@@ -11,14 +11,21 @@ import msgspec
 import pytest
 
 from engines import api
-from harness import across_runs, floors, metrics, store, tables
-from harness.machine import Machine
-from harness.measure import with_floor
-from harness.stopping import until_decided
-from harness.store import Manifest
-from harness.workload import Workload
-from tests.bench_command import BENCH, nobody_reads
-from tests.made_blocks import blocks, described, manifest, result, shown
+from experiments.common.bench_command import BENCH
+from harness.analysis import across_runs, noise_floor
+from harness.analysis import stored as stored_
+from harness.analysis.noise_floor import with_floor
+from harness.analysis.result import Comparison, Outputs, to_plain
+from harness.common.machine import Machine
+from harness.metrics import definitions
+from harness.report import formats
+from harness.stats.stopping import until_decided
+from harness.store.files import StoreError
+from harness.store.manifest import Imported, Manifest, write_manifest
+from harness.store.tables import finished_blocks, read_table, table_path, write_block, write_table
+from harness.workload.workload import Workload
+from tests.made_blocks import blocks, described, manifest, result, shown, warned
+from tests.processes import nobody_reads
 from tests.test_cli import bench
 
 
@@ -28,16 +35,16 @@ def stored(
     """A run on disk, whose after arm's TPOT is `factor` times the before arm's 4 ms."""
     plan = msgspec.structs.replace(plan or manifest(), run=name)
     path = folder / name
-    store.write_manifest(path, plan)
+    write_manifest(path, plan)
     arms = [arm.name for arm in plan.design.arms]
     for block in blocks(factor, count or plan.design.blocks):
-        store.write_block(path, block.number, block.only(arms).tables)
+        write_block(path, block.number, block.only(arms).tables)
     return str(path)
 
 
-def only(found: across_runs.Compared) -> dict[str, Any]:
-    (comparison,) = found.result["comparisons"]
-    return dict(comparison)
+def only(found: across_runs.Compared) -> Comparison:
+    (comparison,) = found.result.comparisons
+    return comparison
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
@@ -57,27 +64,27 @@ def test_a_reader_that_leaves_changes_no_exit_code(tmp_path: Path, form: str) ->
 def test_the_arms_of_one_run_are_compared_as_it_did(tmp_path: Path) -> None:
     run = stored(tmp_path, "a", 0.9)
     found = across_runs.compare([run])
-    expected = result(0.9)["comparisons"][0]
+    expected = result(0.9).comparisons[0]
     assert only(found) == expected
-    assert only(found)["metrics"]["tpot_ms_p50"]["verdict"] == "faster"
-    assert "not interleaved" not in "\n".join(only(found)["warnings"])
+    assert only(found).metrics["tpot_ms_p50"].verdict == "faster"
+    assert "not interleaved" not in "\n".join(warned(only(found)))
 
 
 def test_the_noise_floor_stands_beside_a_runs_own_comparison(tmp_path: Path) -> None:
     run = stored(tmp_path, "a", 0.9)
     equal = manifest(against_itself=True)
-    with_floor(result(1.0, equal, noise=0.2), equal, floors.folder_of(Path(run)))
+    with_floor(result(1.0, equal, noise=0.2), equal, noise_floor.folder_of(Path(run)))
     found = only(across_runs.compare([run]))
-    assert found["metrics"]["tpot_ms_p50"]["floor"] > 0
-    assert "its change is smaller than what equal arms show" in "\n".join(found["warnings"])
-    assert [found] == across_runs.result(Path(run), manifest())["comparisons"]
+    assert found.metrics["tpot_ms_p50"].floor > 0
+    assert "its change is smaller than what equal arms show" in "\n".join(warned(found))
+    assert [found] == stored_.result(Path(run), manifest()).comparisons
 
 
 def test_the_arms_of_one_run_the_other_way_round(tmp_path: Path) -> None:
     run = stored(tmp_path, "a", 0.9)
-    row = only(across_runs.compare([f"{run}:after", f"{run}:before"]))["metrics"]["tpot_ms_p50"]
-    assert row["verdict"] == "slower"
-    assert row["change"] == pytest.approx(1 / 0.9 - 1, abs=0.002)
+    row = only(across_runs.compare([f"{run}:after", f"{run}:before"])).metrics["tpot_ms_p50"]
+    assert row.verdict == "slower"
+    assert row.change == pytest.approx(1 / 0.9 - 1, abs=0.002)
 
 
 def test_one_run_is_one_run_however_its_folder_is_written(
@@ -93,20 +100,20 @@ def test_the_arms_of_one_run_may_differ_in_what_two_runs_may_not(tmp_path: Path)
     plan = manifest()
     other = msgspec.structs.replace(described(), model={"name": "n", "vocabulary": 9, "context": 99})
     plan = msgspec.structs.replace(plan, descriptions={**plan.descriptions, "after": other})
-    row = only(across_runs.compare([stored(tmp_path, "a", 0.9, plan)]))["metrics"]["tpot_ms_p50"]
-    assert row["verdict"] == "faster"
+    row = only(across_runs.compare([stored(tmp_path, "a", 0.9, plan)])).metrics["tpot_ms_p50"]
+    assert row.verdict == "faster"
 
 
 def test_an_unfinished_run_gets_no_verdict(tmp_path: Path) -> None:
     run = stored(tmp_path, "a", 0.9, count=4)
-    with pytest.raises(store.StoreError, match=r"is not finished: 4 of 6 blocks.*--resume"):
+    with pytest.raises(StoreError, match=r"is not finished: 4 of 6 blocks.*--resume"):
         across_runs.compare([run])
 
 
 def test_a_run_that_stopped_early_is_finished(tmp_path: Path) -> None:
     plan = manifest(8, until=until_decided(8))
     run = stored(tmp_path, "a", 0.9, plan)
-    assert only(across_runs.compare([run]))["blocks"] == 6  # where its rule stopped it
+    assert only(across_runs.compare([run])).blocks == 6  # where its rule stopped it
 
 
 # -- arms of several runs ---------------------------------------------------------------------------------
@@ -116,68 +123,68 @@ def test_what_was_not_interleaved_gets_an_interval_and_no_verdict(tmp_path: Path
     first, second = stored(tmp_path, "a", 1.0), stored(tmp_path, "b", 0.5, count=3, plan=manifest(3))
     found = across_runs.compare([f"{first}:before", f"{second}:after"])
     comparison = only(found)
-    row = comparison["metrics"]["tpot_ms_p50"]
-    assert row["ci_low"] < row["change"] < row["ci_high"] < 0
-    assert row["change"] == pytest.approx(-0.5, abs=0.01)
-    assert {row["verdict"] for row in comparison["metrics"].values()} == {None}
-    assert row["sd"] is None  # there are no pairs
-    assert comparison["blocks"] == 3
-    assert comparison["warnings"][0].startswith("not interleaved: a:before was measured at ")
-    assert "there is no verdict" in comparison["warnings"][0]
-    assert "numbers of blocks differ: a:before has 6, b:after has 3" in comparison["warnings"]
-    assert not set(metrics.MATCHED) & set(comparison["metrics"])
+    row = comparison.metrics["tpot_ms_p50"]
+    assert row.ci_low < row.change < row.ci_high < 0
+    assert row.change == pytest.approx(-0.5, abs=0.01)
+    assert {row.verdict for row in comparison.metrics.values()} == {None}
+    assert row.sd is None  # there are no pairs
+    assert comparison.blocks == 3
+    assert warned(comparison)[0].startswith("not interleaved: a:before was measured at ")
+    assert "there is no verdict" in warned(comparison)[0]
+    assert "numbers of blocks differ: a:before has 6, b:after has 3" in warned(comparison)
+    assert not set(definitions.MATCHED) & set(comparison.metrics)
     assert "no verdict" in shown(found.result, 120)
-    assert "no verdict" in tables.to_markdown(found.result)
-    assert set(comparison) == set(result()["comparisons"][0])
+    assert "no verdict" in formats.to_markdown(found.result)
+    assert set(to_plain(comparison)) == set(to_plain(result())["comparisons"][0])
 
 
 def without_tpot(run: str) -> str:
     """Its requests have one token each, and so no time per token after the first."""
-    for number in store.finished_blocks(Path(run)):
-        asked = store.read_table(Path(run), number, "requests").assign(completion_tokens=1)
-        store.write_table(store.table_path(Path(run), number, "requests"), asked)
+    for number in finished_blocks(Path(run)):
+        asked = read_table(Path(run), number, "requests").assign(completion_tokens=1)
+        write_table(table_path(Path(run), number, "requests"), asked)
     return run
 
 
 def test_in_place_of_a_primary_that_one_run_has_no_values_of_another_is_compared(tmp_path: Path) -> None:
     first, second = (stored(tmp_path, name, plan=manifest(2, arms=1)) for name in "ab")
     found = only(across_runs.compare([first, without_tpot(second)]))
-    assert found["primary"] == "latency_ms_p50"
-    assert found["warnings"][1] == (
+    assert found.primary == "latency_ms_p50"
+    assert warned(found)[1] == (
         "latency_ms_p50 is compared in place of tpot_ms_p50: it has no value in some block of b:before"
     )
 
 
-@pytest.mark.parametrize("name", metrics.MATCHED)
+@pytest.mark.parametrize("name", definitions.MATCHED)
 def test_runs_that_were_decided_by_a_metric_of_two_arms_are_compared_by_another(
     name: str, tmp_path: Path
 ) -> None:
     plan = manifest(2, primary=name)
     runs = [stored(tmp_path, name, plan=plan) for name in "ab"]
     found = only(across_runs.compare([f"{run}:after" for run in runs]))
-    assert found["primary"] == "tpot_ms_p50"
+    assert found.primary == "tpot_ms_p50"
     said = f"tpot_ms_p50 is compared in place of {name}: it needs both arms in one block"
-    assert said in found["warnings"]
+    assert said in warned(found)
 
 
 def test_goodput_is_compared_where_the_same_is_good_in_both_runs(tmp_path: Path) -> None:
     plans = [manifest(2, arms=1, primary="goodput_req_s", goodput={"ttft": most}) for most in (9.0, 9.0, 8.0)]
     first, same, other = (stored(tmp_path, name, plan=plan) for name, plan in zip("abc", plans, strict=True))
     found = only(across_runs.compare([first, same]))
-    assert found["primary"] == "goodput_req_s"
-    assert found["metrics"]["goodput_req_s"]["change"] == 0
-    assert not any("in place of" in line for line in found["warnings"])
+    assert found.primary == "goodput_req_s"
+    assert found.metrics["goodput_req_s"].change == 0
+    assert not any("in place of" in line for line in warned(found))
     found = only(across_runs.compare([first, other]))
-    assert found["primary"] == "tpot_ms_p50"
+    assert found.primary == "tpot_ms_p50"
     assert (
         "tpot_ms_p50 is compared in place of goodput_req_s: the --goodput limits differ, ttft was 9.0, is 8.0"
-        in found["warnings"]
+        in warned(found)
     )
 
 
 def test_beside_what_another_tool_measured_the_primary_is_one_that_both_have(tmp_path: Path) -> None:
     alone = manifest(2, arms=1)
-    tool = store.Imported(
+    tool = Imported(
         tool="vllm bench serve",
         version="",
         measured=["", ""],
@@ -189,28 +196,28 @@ def test_beside_what_another_tool_measured_the_primary_is_one_that_both_have(tmp
     imported = msgspec.structs.replace(alone, imported=tool)
     first, second = stored(tmp_path, "a", plan=alone), stored(tmp_path, "b", plan=imported)
     found = only(across_runs.compare([first, without_tpot(second)]))
-    assert found["primary"] != "tpot_ms_p50"
-    assert found["metrics"][found["primary"]]["after"] is not None
+    assert found.primary != "tpot_ms_p50"
+    assert found.metrics[found.primary].after is not None
 
 
 def test_three_runs_are_two_comparisons_with_the_first(tmp_path: Path) -> None:
     alone = manifest(2, arms=1)
     runs = [stored(tmp_path, name, plan=alone) for name in "abc"]
     found = across_runs.compare(runs)
-    variants = [each["variant"] for each in found.result["comparisons"]]
+    variants = [each.variant for each in found.result.comparisons]
     assert variants == [f"a:before against {each}:before, not interleaved" for each in "bc"]
-    assert found.result["run"] == "a:before, b:before, c:before"
+    assert found.result.run == "a:before, b:before, c:before"
 
 
 def test_outputs_are_compared_where_the_prompts_are_the_same(tmp_path: Path) -> None:
     alone = manifest(2, arms=1)
     same = [stored(tmp_path, name, plan=alone) for name in "ab"]
     found = across_runs.compare(same)
-    assert only(found)["outputs"] == {"compared": 24, "identical": 24, "near_ties": None, "distinct": 12}
+    assert only(found).outputs == Outputs(compared=24, identical=24, near_ties=None, distinct=12)
     other = stored(tmp_path, "c", plan=manifest(2, arms=1, seed=7))
     found = across_runs.compare([same[0], other])
-    assert only(found)["outputs"]["compared"] == 0
-    assert "different seeds" in "\n".join(only(found)["warnings"])
+    assert only(found).outputs.compared == 0
+    assert "different seeds" in "\n".join(warned(only(found)))
     assert not found.outputs_differ
 
 
@@ -225,7 +232,7 @@ def test_other_circumstances_are_told(tmp_path: Path, changes: dict[str, Any], r
     alone = manifest(2, arms=1)
     first = stored(tmp_path, "a", plan=alone)
     second = stored(tmp_path, "b", plan=msgspec.structs.replace(alone, **changes))
-    assert reason in "\n".join(only(across_runs.compare([first, second]))["warnings"])
+    assert reason in "\n".join(warned(only(across_runs.compare([first, second]))))
 
 
 # -- refusals ---------------------------------------------------------------------------------------------
@@ -292,26 +299,26 @@ def test_what_is_not_two_arms_is_refused(tmp_path: Path, texts: list[str], reaso
 
 
 def test_a_run_without_blocks_is_named(tmp_path: Path) -> None:
-    store.write_manifest(tmp_path / "a", manifest())
-    with pytest.raises(store.StoreError, match=r"a has no finished block; go on with bench run --resume"):
+    write_manifest(tmp_path / "a", manifest())
+    with pytest.raises(StoreError, match=r"a has no finished block; go on with bench run --resume"):
         across_runs.compare([str(tmp_path / "a")])
 
 
 @pytest.mark.parametrize("table", ["requests", "rounds"])
 def test_an_arm_that_was_taken_out_is_named(tmp_path: Path, table: str) -> None:
     run = stored(tmp_path, "a")
-    path = store.table_path(Path(run), 2, table)
+    path = table_path(Path(run), 2, table)
     (block,) = blocks(1.0, 1)
     frame = block.tables[table]
     frame[frame["arm"] == "before"].to_parquet(path)
-    with pytest.raises(store.StoreError, match=rf"002/{table}\.parquet was edited: it has no row of after"):
+    with pytest.raises(StoreError, match=rf"002/{table}\.parquet was edited: it has no row of after"):
         across_runs.compare([run])
 
 
 def test_a_block_that_was_taken_out_is_named(tmp_path: Path) -> None:
     run = Path(stored(tmp_path, "a"))
     (run / "blocks" / "001").rename(run / "elsewhere")
-    with pytest.raises(store.StoreError, match="lacks block 1"):
+    with pytest.raises(StoreError, match="lacks block 1"):
         across_runs.compare([str(run)])
 
 
@@ -331,7 +338,7 @@ def test_outputs_that_differ_where_they_must_not_are_exit_code_1(
 ) -> None:
     run = Path(stored(tmp_path, "a"))
     for block in blocks(1.0, 6, digest="other"):
-        store.table_path(run, block.number, "requests").unlink()
-        block.tables["requests"].to_parquet(store.table_path(run, block.number, "requests"))
+        table_path(run, block.number, "requests").unlink()
+        block.tables["requests"].to_parquet(table_path(run, block.number, "requests"))
     assert bench(monkeypatch, "compare", str(run)) == 1
     assert "OUTPUTS DIFFER" in capsys.readouterr().out

@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import store
-from tests.bench_command import CLOCKWORK, PATIENCE_S, Bench, installed, last_line, start
+from experiments.common.bench_command import PATIENCE_S, Bench, last_line, start
+from harness.store.manifest import read_manifest
+from tests.clockwork import CLOCKWORK, installed
 
 SMALL = ("--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
 
@@ -80,7 +81,7 @@ def test_interpreter_and_environment_reach_every_process_of_an_arm(
         assert process.cmdline()[0] == expected, name
         assert process.environ()["SHARED"] == "yes"
     (folder,) = (tmp_path / "results").iterdir()
-    before, after = store.read_manifest(folder).design.arms
+    before, after = read_manifest(folder).design.arms
     assert (before.python, after.python) == (None, other_python)
     assert (before.env, after.env) == ({"SHARED": "yes", "ARM": "before"}, {"SHARED": "yes", "ARM": "after"})
 

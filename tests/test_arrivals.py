@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from scipy import stats as distributions
 
 from engines.api import BadSetting
-from harness.workload import Workload, lengths, plan
+from harness.workload import lengths
 from harness.workload.arrivals import ARRIVALS
+from harness.workload.check import check
+from harness.workload.plan import plan
 from harness.workload.streams import PURPOSES, stream
+from harness.workload.workload import Workload
 
 MANY = 20_000
 SEEDS = (1, 2, 3)
@@ -23,7 +26,7 @@ SEEDS = (1, 2, 3)
 def due_s(seed: int, **options: object) -> np.ndarray:
     """Due times in seconds, of requests without a tokenizer."""
     workload = Workload(pretok=False, **{"num_requests": MANY, **options})  # type: ignore[arg-type]
-    workload.check()
+    check(workload)
     random = stream(seed, "arrivals")
     return np.array(ARRIVALS[workload.arrival].offsets(workload, random)) / 1e9
 
@@ -105,7 +108,7 @@ POISSON = {"arrival": "poisson", "rate": 5.0}
 )  # fmt: skip
 def test_an_arrival_that_cannot_be_is_refused(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(BadSetting) as caught:
-        Workload(**options).check()  # type: ignore[arg-type]
+        check(Workload(**options))  # type: ignore[arg-type]
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -172,7 +175,7 @@ def test_no_draw_is_longer_than_the_most_or_shorter_than_a_token(mean: float, sd
 )
 def test_lengths_that_cannot_be_are_refused(value: int | str, complaint: str) -> None:
     with pytest.raises(BadSetting) as caught:
-        Workload(input_tokens=value).check()
+        check(Workload(input_tokens=value))
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 

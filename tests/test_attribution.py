@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.api import STEP_COLUMNS
-from harness import metrics
-from harness.attribution import PARTS, attribute, matched_means, paint
+from harness.metrics.attribution import PARTS, attribute, matched_means, paint
+from harness.metrics.steps import decode_intervals, exposed_host_us
 
 Phases = Mapping[str, tuple[int, int]]
 
@@ -210,7 +210,7 @@ def test_parts_add_up_to_the_interval_and_none_is_negative(steps: pd.DataFrame, 
     assert (found[list(PARTS)].to_numpy() >= 0).all()
     assert (found[list(PARTS)].sum(axis=1) == found["interval_ns"]).all()
     idle = found["interval_ns"] - found["device"]
-    assert metrics.exposed_host_us(metrics.decode_intervals(steps)) == pytest.approx(idle.mean() / 1000)
+    assert exposed_host_us(decode_intervals(steps)) == pytest.approx(idle.mean() / 1000)
 
 
 @settings(max_examples=40)

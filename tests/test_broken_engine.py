@@ -1,4 +1,4 @@
-"""Engines that do not keep to engines/api.py: the run says which did what, and gives no numbers."""
+"""Engines that do not keep to engines/api: the run says which did what, and gives no numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from engines import api
-from harness import session, store
-from harness.design import Arm
+from experiments.common.bench_command import last_line, start
+from harness.plan.design import Arm
+from harness.run import session
+from harness.store import tables
 from tests import broken_engine
-from tests.bench_command import installed, last_line, start
+from tests.clockwork import installed
 
 ONE_ARM = (
     *("run", "--engine", "broken", "--no-pretok", "--blocks", "1", "--rounds", "1"),
@@ -41,9 +43,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "ids of text",
             "the load generator gave up on before: the engine sent something other than events: Exp",
         ),
-        ("describes nothing", "the engine of before broke engines/api.py: Expected `object`, got `None`"),
+        ("describes nothing", "the engine of before broke engines/api: Expected `object`, got `None`"),
         ("describes no context", "the engine of before describes its model without context"),
-        ("counts in halves", "the engine of before broke engines/api.py: Expected `int`, got `float`"),
+        ("counts in halves", "the engine of before broke engines/api: Expected `int`, got `float`"),
         ("starts half", "the engine of before failed: ValueError: no hands and no feet (broken_engine.py:"),
         (
             "starts half and hangs",
@@ -88,7 +90,7 @@ def test_an_engine_that_fails_when_it_is_stopped_for_the_last_time_fails_the_run
     )
     assert "1 of 1 blocks are kept" in said
     (folder,) = (tmp_path / "results").iterdir()
-    assert store.finished_blocks(folder) == [0]
+    assert tables.finished_blocks(folder) == [0]
 
 
 def test_an_engine_that_does_not_answer_between_rounds_is_taken_for_hanging(

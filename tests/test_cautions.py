@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 import pytest
 
-from harness import comparison
-from tests.made_blocks import MS, block, blocks, manifest, result, side
+from harness.analysis import comparison
+from harness.analysis.result import Result
+from tests.made_blocks import MS, block, blocks, manifest, result, side, warned
 
 
-def warnings(found: dict[str, Any]) -> str:
-    return "\n".join(found["comparisons"][0]["warnings"])
+def warnings(found: Result) -> str:
+    return "\n".join(warned(found.comparisons[0]))
 
 
 def test_warnings_that_apply_are_given() -> None:
@@ -107,9 +106,7 @@ def test_a_position_effect_weakens_by_what_the_orders_leave_of_it(after_first: l
         )
         for number, first in enumerate(plan.after_first)
     ]
-    assert any(
-        line.startswith(said) for line in comparison.result(plan, biased)["comparisons"][0]["warnings"]
-    )
+    assert any(line.startswith(said) for line in warned(comparison.result(plan, biased).comparisons[0]))
 
 
 def test_what_was_skipped_is_told_once_for_both_arms() -> None:
@@ -139,6 +136,6 @@ def test_drift_is_told() -> None:
 
 
 def test_where_too_many_blocks_would_be_needed_their_number_is_not_named() -> None:
-    found = result(1.0, noise=2.0)["comparisons"][0]["warnings"]
+    found = warned(result(1.0, noise=2.0).comparisons[0])
     assert any("it takes more than 1,000 to show a change of 1%" in line for line in found)
     assert not any("blocks would detect" in line for line in found)

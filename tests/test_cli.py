@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
-from tests.bench_command import BENCH, installed, last_line, start
+from experiments.common.bench_command import BENCH, last_line, start
+from harness.cli import app, measure
+from tests.clockwork import installed
 
 
 def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """The exit code of a `bench` run in this process."""
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        app.main()
     code = caught.value.code
     assert isinstance(code, int)
     return code
@@ -28,6 +29,9 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ("run", "say what to run: --variant NAME (bench variants lists them) or --engine NAME"),
         ("run --variant pinned-h2b", "unknown variant 'pinned-h2b'; did you mean pinned-h2d?"),
         ("run --resume results/a-run --blocks 8", "--resume goes on with a run as it was asked for: leave"),
+        ("run --variant overlap --trust", "--trust is for what a folder or a file says: what you ask for"),
+        ("factorial --toggles h2d,sync --trust", "what you ask for here needs none"),
+        ("sweep --variant overlap --over seed=1,2 --trust", "what you ask for here needs none"),
         ("run --variant overlap --goodput ttft=200", "--goodput needs METRIC:MS such as ttft:200, not"),
         ("run --engine overlop", "unknown engine 'overlop'; did you mean overlap?"),
         ("run --variant pinned-h2d --set h2b=pinned", "unknown setting 'h2b'; did you mean h2d?"),
@@ -162,7 +166,7 @@ def test_the_unexpected_is_exit_code_4(
     def break_down(*_: object) -> None:
         raise ZeroDivisionError("a fault\nof two lines")
 
-    monkeypatch.setattr(cli, "_measure", break_down)
+    monkeypatch.setattr(measure, "_measure", break_down)
     assert bench(monkeypatch, "run", "--variant", "pinned-h2d") == 4
     message = "bench: unexpected ZeroDivisionError: a fault of two lines; --debug shows where\n"
     assert capsys.readouterr().err == message
@@ -174,7 +178,7 @@ def test_a_ctrl_c_outside_of_a_measurement_is_one_line(
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.doctor.examine", interrupted)
+    monkeypatch.setattr("harness.studies.doctor.examine", interrupted)
     assert bench(monkeypatch, "doctor") == 130
     assert capsys.readouterr().err == "bench: interrupted\n"
 
@@ -234,7 +238,7 @@ def test_a_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
 
 @pytest.mark.parametrize("arguments", ["--help", "run --help", "gate --help", "variants", "engines"])
 def test_what_measures_nothing_starts_light(arguments: str) -> None:
-    code = "import sys; from harness.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    code = "import sys; from harness.cli.app import main\ntry: main()\nexcept SystemExit: pass\n"
     code += "heavy = {'torch', 'pandas', 'scipy', 'numpy', 'zmq', 'matplotlib', 'jinja2'}\n"
     code += "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)

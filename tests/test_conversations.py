@@ -9,8 +9,10 @@ import pytest
 
 from engines.api import BadSetting
 from engines.overlap.presets import TOKENIZER_FILE
-from harness.workload import Workload, plan, skipped
+from harness.workload.check import check
+from harness.workload.plan import plan, skipped
 from harness.workload.prompts import load_tokenizer
+from harness.workload.workload import Workload
 
 TOKENIZER = str(TOKENIZER_FILE)
 CONTEXT = 512
@@ -26,7 +28,7 @@ def asked(folder: Path, *conversations: object, **options: object) -> Workload:
     path = folder / f"sharegpt-{number}.json"
     path.write_text(json.dumps(conversations))
     workload = Workload(prompts=str(path), **{"max_new_tokens": None, "num_requests": 6, **options})  # type: ignore[arg-type]
-    workload.check()
+    check(workload)
     return workload
 
 
@@ -100,7 +102,7 @@ def test_what_is_no_sharegpt_file_is_refused(tmp_path: Path, content: str, compl
     path = tmp_path / "broken.json"
     path.write_text(content)
     with pytest.raises(BadSetting) as caught:
-        Workload(prompts=str(path), max_new_tokens=None).check()
+        check(Workload(prompts=str(path), max_new_tokens=None))
     assert complaint in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -122,4 +124,4 @@ def test_answers_cannot_be_counted_without_a_tokenizer(tmp_path: Path) -> None:
 
 def test_outputs_of_no_length_are_refused() -> None:
     with pytest.raises(BadSetting, match="max_new_tokens is needed"):
-        Workload(max_new_tokens=None).check()
+        check(Workload(max_new_tokens=None))

@@ -11,9 +11,9 @@ import pytest
 from engines.devices import cuda
 from engines.devices.base import ModuleSpec
 from engines.devices.cuda import CudaDevice
+from experiments.common.in_process_engine import near_ties, sampled, serve, some_requests
 from tests.cuda_stand_in import Event, stand_in
 from tests.device_contract import BUILD, DeviceContract
-from tests.serving import near_ties, sampled, serve, some_requests
 from tests.test_tokens import COVER, INLINE, MODELS, name, some_sampled_requests
 
 US = 1000

@@ -17,13 +17,16 @@ from hypothesis import strategies as st
 
 from engines import api
 from engines.overlap import SPEC
-from experiments.false_alarms import drawn
-from harness import design, metrics, settings
-from harness.comparison import check_metrics
-from harness.design import Arm, Design, orders, round_seed
-from harness.settings import Asked, make_design
-from harness.variants import Variant, load_variants
-from harness.workload import Workload
+from experiments.validation.false_alarms import drawn
+from harness.metrics import definitions
+from harness.plan import design, settings
+from harness.plan.checks import check_metrics
+from harness.plan.design import Arm, Design
+from harness.plan.orders import orders, round_seed
+from harness.plan.request import Request
+from harness.plan.settings import make_design
+from harness.plan.variants import Variant, load_variants
+from harness.workload.workload import Workload
 
 untimed = hypothesis_settings(deadline=None)
 
@@ -44,7 +47,7 @@ PINNED = Variant(
 
 
 def made(**asked: Any) -> Design:
-    return make_design(Asked(**asked), ENGINES, {"pinned": PINNED}, lambda: "emulated")
+    return make_design(Request(**asked), ENGINES, {"pinned": PINNED}, lambda: "emulated")
 
 
 def arm(name: str = "before", **toggles: str) -> Arm:
@@ -152,7 +155,7 @@ CLOSED = Variant(**{**msgspec.structs.asdict(PINNED), "workload": {"arrival": "c
 
 def test_another_way_of_arriving_replaces_the_variants_with_all_its_options() -> None:
     def workload(**asked: Any) -> Workload:
-        request = Asked(variant="closed", workload=asked)
+        request = Request(variant="closed", workload=asked)
         return make_design(request, ENGINES, {"closed": CLOSED}, lambda: "emulated").workload
 
     assert workload().concurrency == 4
@@ -226,7 +229,7 @@ def test_a_design_goes_through_json_unchanged() -> None:
 
 @pytest.mark.parametrize("name", sorted(load_variants()))
 def test_every_named_variant_makes_a_design(name: str) -> None:
-    found = make_design(Asked(variant=name), ENGINES, load_variants(), lambda: "emulated")
+    found = make_design(Request(variant=name), ENGINES, load_variants(), lambda: "emulated")
     before, after = found.arms
     each = load_variants()[name]
     differ = {toggle for toggle in {*before.toggles, *after.toggles}
@@ -241,7 +244,7 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
 def secondaries(variant: str = "pinned", **asked: Any) -> tuple[str, ...]:
     judged = msgspec.structs.replace(PINNED, secondaries=["step_ms_same_device"])
     variants = {"pinned": judged, "plain": PINNED}
-    return make_design(Asked(variant=variant, **asked), ENGINES, variants, lambda: "emulated").secondaries
+    return make_design(Request(variant=variant, **asked), ENGINES, variants, lambda: "emulated").secondaries
 
 
 def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_line() -> None:
@@ -332,7 +335,7 @@ def test_metrics_of_steps_need_their_records() -> None:
     silent = Arm(name="after", engine="overlap", options=api.EngineOptions(recorder=False), toggles={})
     base = Design(name="x", arms=(arm(h2d="pageable"), silent), workload=Workload())
     check_metrics(base)
-    for name in metrics.MATCHED:
+    for name in definitions.MATCHED:
         with pytest.raises(api.BadSetting, match=f"{name} is made from step records, and after has recorder"):
             check_metrics(msgspec.structs.replace(base, primary=name))
 

@@ -22,12 +22,18 @@ from transformers import AutoModelForCausalLM
 import harness
 from engines import api
 from engines.overlap.presets import PRESETS, save
-from harness import across_runs, divergences, experiment_result, store, stored_run, teacher_forcing
-from harness.block import Block
-from harness.comparison import of_pair
-from harness.scoring import Answer, Client
-from tests.bench_command import BENCH
-from tests.made_blocks import block, described, manifest, side
+from experiments.common.bench_command import BENCH
+from harness.analysis import across_runs, experiment_result, frames
+from harness.analysis.comparison import of_pair
+from harness.analysis.result import Outputs, to_plain
+from harness.metrics import divergences
+from harness.plan.design import of_one_model
+from harness.run import teacher_forcing
+from harness.run.scoring import Answer, Client
+from harness.store import tables
+from harness.store.block import Block
+from harness.store.manifest import read_manifest
+from tests.made_blocks import block, described, manifest, side, warned
 
 DESIGN = manifest().design
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -51,7 +57,7 @@ def test_outputs_of_another_model_or_dtype_are_not_held_against_the_first_ones(
     other = msgspec.structs.replace(first.options, **option)
     arms = (first, msgspec.structs.replace(second, name="other", options=other), second)
     design = msgspec.structs.replace(DESIGN, arms=arms)
-    assert divergences.of_one_model(design) == ["before", "after"]
+    assert of_one_model(design) == ["before", "after"]
 
 
 @given(TOKENS, TOKENS)
@@ -103,8 +109,8 @@ def test_of_three_arms_two_have_only_what_was_found_between_them() -> None:
 
     def found(*pair: str) -> tuple[int | None, bool, bool]:
         compared = of_pair(plan, [read], *pair)
-        said = " ".join(compared["warnings"])
-        return compared["outputs"]["near_ties"], "by the model of before" in said, "up to 7" in said
+        said = " ".join(warned(compared))
+        return compared.outputs.near_ties, "by the model of before" in said, "up to 7" in said
 
     assert found("before", "after") == found("after", "before") == (1, True, False)
     assert found("before", "third") == (0, True, True)
@@ -151,13 +157,8 @@ def test_where_every_output_that_differs_just_ends_the_run_says_that_such_fail_i
     plan = msgspec.structs.replace(plan, descriptions={arm.name: half for arm in plan.design.arms})
     ended = judged((0, math.inf)).assign(arm="after", before="before")
     made = block(0, {"before": side(4), "after": side(4, digest="x")})
-    (line,) = (
-        line
-        for line in of_pair(plan, [Block(0, {**made.tables, "divergences": ended})], "before", "after")[
-            "warnings"
-        ]
-        if "outputs that differ" in line
-    )
+    compared = of_pair(plan, [Block(0, {**made.tables, "divergences": ended})], "before", "after")
+    (line,) = (line for line in warned(compared) if "outputs that differ" in line)
     assert "fail this run where no near-tie explains it" in line
     assert "inf" not in line
 
@@ -165,20 +166,16 @@ def test_where_every_output_that_differs_just_ends_the_run_says_that_such_fail_i
 def test_where_equal_outputs_are_promised_the_run_says_that_near_ties_fail_it_too() -> None:
     tie = judged((0, 0)).assign(arm="after", before="before")
     made = block(0, {"before": side(4), "after": side(4, digest="x")})
-    warnings = of_pair(manifest(), [Block(0, {**made.tables, "divergences": tie})], "before", "after")[
-        "warnings"
-    ]
-    assert any("near-ties too" in line for line in warnings)
-    assert not any(
-        "near-ties too" in line for line in of_pair(manifest(), [made], "before", "after")["warnings"]
-    )
+    tied = of_pair(manifest(), [Block(0, {**made.tables, "divergences": tie})], "before", "after")
+    assert any("near-ties too" in line for line in warned(tied))
+    assert not any("near-ties too" in line for line in warned(of_pair(manifest(), [made], "before", "after")))
 
 
 def test_an_experiment_has_near_ties_only_where_all_that_differ_were_judged() -> None:
-    same = {"compared": 9, "identical": 9, "near_ties": None}
-    tie, unjudged = {**same, "identical": 8, "near_ties": 1}, {**same, "identical": 8}
-    assert experiment_result.sum_of([same, tie])["near_ties"] == 1
-    assert experiment_result.sum_of([same, tie, unjudged])["near_ties"] is None
+    same = Outputs(compared=9, identical=9, near_ties=None)
+    tie, unjudged = (Outputs(compared=9, identical=8, near_ties=ties) for ties in (1, None))
+    assert experiment_result.sum_of([same, tie]).near_ties == 1
+    assert experiment_result.sum_of([same, tie, unjudged]).near_ties is None
 
 
 @pytest.mark.parametrize(
@@ -195,8 +192,8 @@ def test_an_experiment_has_near_ties_only_where_all_that_differ_were_judged() ->
 def test_outputs_that_differ_fail_a_run_where_they_were_promised_or_no_tie_explains_it(
     identical: int, near_ties: int | None, promised: bool, fails: bool
 ) -> None:
-    outputs = {"compared": 10, "identical": identical, "near_ties": near_ties}
-    assert divergences.fails(outputs, promised) is fails
+    outputs = Outputs(compared=10, identical=identical, near_ties=near_ties)
+    assert outputs.fail(promised) is fails
 
 
 class Answering:
@@ -304,17 +301,17 @@ def test_in_half_precision_another_batch_turns_near_ties_and_that_fails_no_run(t
     assert outputs["near_ties"] == outputs["compared"] - outputs["identical"]
     assert any("no near-tie explains it" in line for line in comparison["warnings"])
     folder = only_run(tmp_path / "results")
-    assert 90 < float(store.read_manifest(folder).descriptions["before"].model["largest_logit"]) < 110
+    assert 90 < float(read_manifest(folder).descriptions["before"].model["largest_logit"]) < 110
     turned = across_runs.compare([f"{folder}:after", f"{folder}:before"])
-    assert turned.result["comparisons"][0]["outputs"] == outputs
+    assert to_plain(turned.result.comparisons[0].outputs) == outputs
     assert not turned.outputs_differ
     table = harness.load(folder).divergences
-    assert set(table) <= set(stored_run.COLUMNS["divergences"])
+    assert set(table) <= set(frames.COLUMNS["divergences"])
     assert (table[divergences.GAPS].max(axis=1) < table["near_tie"]).all()
     assert (table["near_tie"] > 90 / divergences.USUAL * divergences.NEAR_TIE["bfloat16"]).all()
 
-    faults = store.read_table(folder, 0, "divergences").assign(after_gap=9.0)
-    store.write_table(store.table_path(folder, 0, "divergences"), faults)
+    faults = tables.read_table(folder, 0, "divergences").assign(after_gap=9.0)
+    tables.write_table(tables.table_path(folder, 0, "divergences"), faults)
     assert across_runs.compare([str(folder)]).outputs_differ
 
 
@@ -333,31 +330,34 @@ def test_another_model_is_no_near_tie_and_what_was_not_judged_can_be_later(
     }
 
     folder = only_run(tmp_path)
-    first = store.read_table(folder, 0, "divergences")
+    first = tables.read_table(folder, 0, "divergences")
     own = first["before_gap"]  # the likeliest tokens are its own: the text became the ids that it answered
     assert (own < divergences.NEAR_TIE["float32"]).all()
     unjudged = first.assign(before_gap=np.nan, after_gap=np.nan)
     unjudged.loc[0, "after_token"] = 1 << 40  # what no model says
-    store.write_table(store.table_path(folder, 0, "divergences"), unjudged)
-    stored = store.read_manifest(folder)
+    tables.write_table(tables.table_path(folder, 0, "divergences"), unjudged)
+    stored = read_manifest(folder)
     # What an engine of a git ref said of its files holds no longer: the worktree is gone.
     old = stored.descriptions["before"]
     old = msgspec.structs.replace(old, model=old.model | {"tokenizer": str(tmp_path / "gone")})
     stored = msgspec.structs.replace(stored, descriptions=stored.descriptions | {"before": old})
     monkeypatch.setattr(teacher_forcing, "apart", lambda client, partings: [2e-4])
-    teacher_forcing.judge(folder, stored, print)
-    again = store.read_table(folder, 0, "divergences")
+    measured = [Block(0, tables.read_block(folder, 0))]
+    (judged_block,) = teacher_forcing.judge(folder, stored, measured, print)
+    again = tables.read_table(folder, 0, "divergences")
     assert again["near_tie"].tolist() == pytest.approx([8e-4] * 4)
     np.testing.assert_allclose(again["after_gap"][1:], first["after_gap"][1:], atol=1e-3)
     assert again["after_gap"][0] == math.inf
+    assert judged_block.tables["divergences"]["after_gap"].tolist() == again["after_gap"].tolist()
 
     # An engine that can't be booted any more costs the run nothing but the answer.
-    store.write_table(store.table_path(folder, 0, "divergences"), unjudged)
+    tables.write_table(tables.table_path(folder, 0, "divergences"), unjudged)
     before, after = stored.design.arms
     gone = msgspec.structs.replace(before, python=str(tmp_path / "gone"))
     design = msgspec.structs.replace(stored.design, arms=(gone, after))
     said: list[str] = []
-    teacher_forcing.judge(folder, msgspec.structs.replace(stored, design=design), said.append)
+    stored = msgspec.structs.replace(stored, design=design)
+    assert teacher_forcing.judge(folder, stored, measured, said.append) == measured
     assert "not judged" in said[-1]
     assert "gone" in said[-1]
-    assert store.read_table(folder, 0, "divergences")["after_gap"].isna().all()
+    assert tables.read_table(folder, 0, "divergences")["after_gap"].isna().all()

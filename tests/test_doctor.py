@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import doctor, readings
+from harness.run import readings
+from harness.studies import doctor
 
 
 def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from harness import cli
+from harness.cli import app as cli
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,6 +75,17 @@ def unknown_word(words: list[str]) -> str | None:
     return next((word for word in words if word.startswith("-") and word not in known), None)
 
 
+def missing_modules(document: Path) -> list[str]:
+    """Each module of this project that a document runs and that is not there."""
+    named = re.findall(r"python -m ((?:engines|harness|experiments)[\w.]*\w)(?!\w|\.…)", document.read_text())
+    files = {name: ROOT.joinpath(*name.split(".")) for name in named}
+    return [
+        name
+        for name, file in files.items()
+        if not (file.with_suffix(".py").exists() or (file / "__main__.py").exists())
+    ]
+
+
 def short(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
@@ -89,7 +100,15 @@ def test_every_command_shown_exists_with_its_options(document: Path) -> None:
     assert [(words, word) for words in commands(document) if (word := unknown_word(words))] == []
 
 
-def test_a_broken_link_a_missing_heading_and_an_unknown_option_are_found(tmp_path: Path) -> None:
+# A table of results/reference names the command of the day on which it was made.
+@pytest.mark.parametrize("document", [each for each in DOCUMENTS if "reference" not in each.parts], ids=short)
+def test_every_module_shown_exists(document: Path) -> None:
+    assert missing_modules(document) == []
+
+
+def test_a_broken_link_a_missing_heading_an_unknown_option_and_a_missing_module_are_found(
+    tmp_path: Path,
+) -> None:
     document = tmp_path / "page.md"
     document.write_text(
         "# One, and two\n[a](#one-and-two) [b](#two) [c](page.md#one) [d](gone.py) [e](https://example.com)\n"
@@ -98,3 +117,7 @@ def test_a_broken_link_a_missing_heading_and_an_unknown_option_are_found(tmp_pat
     )
     assert broken_links(document) == ["#two", "page.md#one", "gone.py"]
     assert [unknown_word(words) for words in commands(document)] == ["runs", "--variants", None]
+    document.write_text(
+        "`python -m experiments.gpu.check` and `python -m experiments.gone`. python -m venv .venv"
+    )
+    assert missing_modules(document) == ["experiments.gone"]

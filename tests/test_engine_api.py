@@ -11,7 +11,7 @@ import pytest
 from engines.api import BadSetting, find_engines, pick
 from engines.devices import open_device
 from engines.overlap import SPEC
-from harness import variants
+from harness.plan import variants
 
 
 def test_the_overlap_engine_is_found_by_its_entry_point():

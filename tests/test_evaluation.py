@@ -19,13 +19,18 @@ from scipy import optimize
 from engines import api
 from engines.overlap import SPEC
 from engines.overlap.presets import TOKENIZER_FILE
-from harness import pages, store
-from harness.evaluation import accuracy, evaluate, model, shown
-from harness.evaluation.accuracy import Answers, Likelihood
-from harness.evaluation.tasks.made_arithmetic import questions
-from harness.scoring import Answer
-from tests.bench_command import installed, last_line, start
-from tests.serving import reference_model, serve
+from experiments.common.bench_command import last_line, start
+from experiments.common.in_process_engine import reference_model, serve
+from harness.analysis import accuracy
+from harness.analysis.accuracy import Agreement, Answers, Evaluation, Likelihood
+from harness.analysis.result import Settings, from_plain
+from harness.report import evaluation_tables, page
+from harness.run.scoring import Answer
+from harness.store.files import EVALUATION_FILE, StoreError
+from harness.store.manifest import read_manifest
+from harness.studies.evaluation import evaluate, model
+from harness.studies.evaluation.tasks.made_arithmetic import questions
+from tests.clockwork import installed
 from tests.test_cli import bench
 
 # -- the engine as a model of lm-eval ---------------------------------------------------------------------
@@ -203,10 +208,10 @@ def test_log_likelihoods_apart_are_counted_per_token():
     before = Answers([Likelihood(-10.0, False, 100), Likelihood(-10.0, True, 1)], ["a", "b"])
     after = Answers([Likelihood(-10.05, False, 100), Likelihood(-10.05, False, 1)], ["a", "c"])
     found = accuracy.agreement(before, after)
-    assert (found["apart"], found["greedy_differ"], found["texts_differ"]) == (1, 1, 1)
-    assert found["largest_difference"] == pytest.approx(0.05)
+    assert (found.apart, found.greedy_differ, found.texts_differ) == (1, 1, 1)
+    assert found.largest_difference == pytest.approx(0.05)
     nan = Answers([Likelihood(float("nan"), False, 1)])
-    assert accuracy.agreement(nan, nan)["apart"] == 1
+    assert accuracy.agreement(nan, nan).apart == 1
 
 
 def test_items_of_a_group_are_pooled():
@@ -289,29 +294,36 @@ def test_an_evaluation_before_and_after_a_toggle(tmp_path: Path) -> None:
     assert result["answers"]["apart"] == 0
     assert result["answers"]["largest_difference"] < 1e-4
     (folder,) = (tmp_path / "results").iterdir()
-    kept = json.loads((folder / store.EVALUATION_FILE).read_text())
+    kept = json.loads((folder / EVALUATION_FILE).read_text())
     assert kept["tasks"] == result["tasks"]
     assert set(kept["descriptions"]) == {"before", "after"}
+    assert kept["descriptions"]["after"]["model"]["tokenizer"] == "engines.overlap.presets/tokenizer.json"
     assert ran.left() == []
-    with pytest.raises(store.StoreError, match="is an evaluation, not a run"):
-        store.read_manifest(folder)
-    text = pages.markdown_page(shown.page(result))
+    with pytest.raises(StoreError, match="is an evaluation, not a run"):
+        read_manifest(folder)
+    text = page.markdown_page(evaluation_tables.page(from_plain(result, Evaluation)))
     assert "acc of offline-arithmetic" in text
     assert "0 of 24 log-likelihoods are apart" in text
 
 
 def test_answers_that_differ_are_said_first_and_loudly():
     row = accuracy.row("t", "acc", [1.0, 0.0], [0.0, 0.0])
-    result = {
-        "variant": "v",
-        "after": {},
-        "tasks": [evaluate.asdict(row)],
-        "answers": {
-            "loglikelihoods": 8, "apart": 2, "largest_difference": 0.5, "greedy_differ": 0,
-            "texts": 1, "texts_differ": 1,
-        },
-    }  # fmt: skip
-    said = shown.conclusion(result)
+    settings = Settings(engine="overlap", options={}, toggles={}, python=None, env={}, ref=None)
+    result = Evaluation(
+        schema_version=1,
+        run="r",
+        device="emulated",
+        variant="v",
+        before=settings,
+        after=settings,
+        confidence=0.95,
+        tasks=[row],
+        answers=Agreement(
+            loglikelihoods=8, apart=2, largest_difference=0.5, greedy_differ=0, texts=1, texts_differ=1
+        ),
+        warnings=[],
+    )
+    said = evaluation_tables.conclusion(result)
     assert "2 of 8 log-likelihoods ARE APART" in said
     assert "1 of 1 texts DIFFER" in said
     assert "of which 1 differ" in said

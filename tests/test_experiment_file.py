@@ -1,4 +1,4 @@
-"""The experiments of experiments/*.toml: valid on every device, strict, and true to what they quote."""
+"""The experiments of experiments/claims: valid on every device, strict, and true to what they quote."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import api
-from experiments import gpu_reference
-from harness import cli, experiment, experiment_file
-from harness.design import workload_order
-from harness.variants import load_variants
+from experiments.gpu import reference
+from harness.cli import app as cli
+from harness.plan import experiment_file
+from harness.plan.experiment_file import Adjusted
+from harness.plan.orders import workload_order
+from harness.plan.variants import load_variants
+from harness.studies import experiment
 from tests.test_cli import bench
 
 NAMES = ("gil", "roseinfer-pinned-h2d", "sglang-launch-done", "small-model-share", "vllm-output-processor")
@@ -29,7 +32,7 @@ def test_every_claim_of_the_sources_is_there() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_committed_experiment_names_only_what_there_is(name: str) -> None:
     found = experiment_file.read(experiment_file.find(name))
-    experiment_file.check(found, api.find_engines(), load_variants())
+    experiment_file.check(found)
     assert all(boots.blocks >= 4 for boots in found.boots.values())
 
 
@@ -67,9 +70,10 @@ def test_what_pinning_per_call_costs_is_named_in_every_part_that_holds_it() -> N
 
 
 def test_the_follow_up_reuses_buffers_for_rows_that_are_dirty_on_both_sides() -> None:
-    planned = experiment.plan("roseinfer-pinned-h2d", experiment.adjusted("emulated"))
+    planned = experiment.plan("roseinfer-pinned-h2d", Adjusted(device="emulated"))
+    designs = planned.designs()
     claim = next(each for each in planned.experiment.claims if "follow-up" in each.says)
-    arms = {arm.name: arm.toggles for arm in planned.designs["follow-up"]["long"].arms}
+    arms = {arm.name: arm.toggles for arm in designs["follow-up"]["long"].arms}
     before, after = arms[claim.before], arms[claim.arm]
     assert {name for name in before if before[name] != after[name]} == {"h2d"}
     assert before["tables"] == after["tables"] == "dirty-rows"
@@ -85,21 +89,22 @@ def test_what_to_do_afterwards_can_be_done() -> None:
         assert set(re.findall(r"--variant ([\w-]+)", line)) <= load_variants().keys()
 
 
-@pytest.mark.parametrize("name", gpu_reference.EXPERIMENTS)
+@pytest.mark.parametrize("name", reference.EXPERIMENTS)
 def test_a_reference_run_of_another_model_has_it_in_every_arm(name: str, tmp_path: Path) -> None:
-    model = gpu_reference.Model("llama-1b", "bfloat16", "tiny-llama")
-    planned = experiment.plan(
-        str(gpu_reference.experiment_of(name, model, tmp_path)), experiment.adjusted("cuda")
-    )
-    arms = [arm for designs in planned.designs.values() for each in designs.values() for arm in each.arms]
+    model = reference.Model("llama-1b", "bfloat16", "tiny-llama")
+    planned = experiment.plan(str(reference.experiment_of(name, model, tmp_path)), Adjusted(device="cuda"))
+    designs = [each for named in planned.designs().values() for each in named.values()]
+    arms = [arm for each in designs for arm in each.arms]
     assert {(arm.options.model, arm.options.dtype) for arm in arms} == {("tiny-llama", "bfloat16")}
 
 
 def test_the_experiments_ship_with_the_package() -> None:
-    project = tomllib.loads((experiment_file.folder().parent / "pyproject.toml").read_text())
+    package = experiment_file.folder().parent
+    project = tomllib.loads((package.parent / "pyproject.toml").read_text())
     setuptools = project["tool"]["setuptools"]
-    assert "experiments" in setuptools["packages"]["find"]["include"]
-    assert setuptools["package-data"]["experiments"] == ["*.toml"]
+    assert "experiments*" in setuptools["packages"]["find"]["include"]
+    (pattern,) = setuptools["package-data"]["experiments"]
+    assert {path.stem for path in package.glob(pattern)} == set(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,7 @@ def test_the_experiments_ship_with_the_package() -> None:
         ),
         ("blocks = 6", 'blocks = "six"', "Expected `int`, got `str`"),
         ("blocks = 6", "blocks = ", "is not TOML"),
+        ("[boots.load.workloads]", '[boots.load.workloads]\n"/../elsewhere" = {}', "must have no slash"),
         (
             'change = "tpot_ms_p50"\n\n[[claims]]\nsays = "and',
             'change = "launch_lag_us"\n\n[[claims]]\nsays = "and',
@@ -141,7 +147,7 @@ def test_a_file_with_a_fault_is_one_line_that_names_it(
     path = tmp_path / "own.toml"
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(api.BadSetting) as caught:
-        experiment.plan(str(path), experiment.adjusted("emulated"))
+        experiment.plan(str(path), Adjusted(device="emulated"))
     assert str(caught.value).startswith(str(path))
     assert message in str(caught.value)
 
@@ -155,6 +161,7 @@ def test_a_file_with_a_fault_is_one_line_that_names_it(
         ("run gil --rounds 0", "--rounds must be at least 1, not 0"),
         ("run gil --device cudda", "unknown device 'cudda'; did you mean cuda?"),
         ("run", "say which experiment to run"),
+        ("run gil --trust", "what you ask for here needs none"),
         ("run gil --resume somewhere", "leave name and options out"),
         ("run --resume /nowhere/at/all", "/nowhere/at/all is not an experiment's folder"),
         ("show gil --format json", "--format is for what a finished experiment found"),
@@ -184,33 +191,38 @@ def test_listing_and_showing_measure_nothing(
 
 
 def test_only_the_emulated_device_is_scaled() -> None:
-    asked = {kind: experiment.plan("vllm-output-processor", experiment.adjusted(kind)) for kind in
-             experiment_file.KINDS}  # fmt: skip
-    largest = {kind: planned.designs["output"]["largest"] for kind, planned in asked.items()}
+    asked = {kind: experiment.plan("vllm-output-processor", Adjusted(device=kind)) for kind in
+             experiment_file.DEVICE_KINDS}  # fmt: skip
+    largest = {kind: planned.designs()["output"]["largest"] for kind, planned in asked.items()}
     assert largest["cuda"].workload.concurrency == 1024
     assert largest["emulated"].workload.concurrency == 128
-    (line,) = experiment_file.scaling(asked["emulated"].experiment, experiment_file.Adjusted())
+    assert asked["cuda"].scaling() == []
+    (line,) = asked["emulated"].scaling()
     assert "largest: concurrency 1024 → 128" in line
 
 
-@pytest.mark.parametrize("kind", experiment_file.KINDS)
+@pytest.mark.parametrize("kind", experiment_file.DEVICE_KINDS)
 def test_blocks_and_rounds_that_were_asked_for_are_said(kind: str) -> None:
-    asked = experiment.adjusted(kind, blocks=4, rounds=2)
-    planned = experiment.plan("sglang-launch-done", asked)
-    design = planned.designs["ways"]["host-bound"]
+    adjusted = experiment.plan("sglang-launch-done", Adjusted(device=kind, blocks=4, rounds=2))
+    design = adjusted.designs()["ways"]["host-bound"]
     assert (design.blocks, design.rounds) == (4, 2)
     files = {"emulated": "8 of 8", "cuda": "8 of 10"}[kind]
     said = f"ways: 4 blocks of 2 rounds, asked for in place of the experiment's {files}"
-    assert experiment_file.extents(planned.experiment, kind, asked) == [said]
-    assert "rounds 10 →" not in "".join(experiment_file.scaling(planned.experiment, asked))
-    plain = experiment_file.Adjusted(device=kind)
-    (line,) = experiment_file.extents(planned.experiment, kind, plain)
+    assert adjusted.extents() == [said]
+    assert "rounds 10 →" not in "".join(adjusted.scaling())
+    plain = experiment.plan("sglang-launch-done", Adjusted(device=kind))
+    (line,) = plain.extents()
     assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds"
-    assert "rounds 10 → 8" in "".join(experiment_file.scaling(planned.experiment, plain))
+    assert ("rounds 10 → 8" in "".join(plain.scaling())) is (kind == "emulated")
+
+
+def test_what_an_older_program_stored_is_read_without_the_keys_that_are_gone() -> None:
+    stored = {"title": "t", "boots": "b", "columns": [], "rows": [], "workloads": []}
+    assert msgspec.convert(stored, experiment_file.Layout).rows == []
 
 
 def test_designs_of_the_same_boots_differ_in_their_workload_alone() -> None:
-    designs = experiment.plan("gil", experiment.adjusted("emulated", seed=3)).designs["load"]
+    designs = experiment.plan("gil", Adjusted(device="emulated", seed=3)).designs()["load"]
     same = designs["light"]
     for design in designs.values():
         assert msgspec.structs.replace(design, workload=same.workload, name=same.name) == same

@@ -19,14 +19,22 @@ from rich.console import Console
 import harness
 from engines import api
 from engines.overlap import SPEC
-from harness import comparison, factorial, factorial_run, factorial_tables, metrics, pages, stats, store
-from harness.block import Block
-from harness.design import Design, orders
-from harness.factorial_design import make_factorial
-from harness.settings import Asked
-from harness.store import Manifest
-from tests.bench_command import CLOCKWORK, installed, start
-from tests.made_blocks import block, described, manifest, side
+from experiments.common.bench_command import start
+from harness.analysis import comparison, factorial
+from harness.analysis.result import Result, to_plain
+from harness.metrics import definitions
+from harness.plan.design import Design
+from harness.plan.factors import make_factorial
+from harness.plan.orders import orders
+from harness.plan.request import Request
+from harness.report import factorial_tables, formats, page
+from harness.stats import contrasts, paired, verdicts
+from harness.store import tables
+from harness.store.block import Block
+from harness.store.manifest import Manifest, read_manifest, write_manifest
+from harness.studies import factorial as factorial_run
+from tests.clockwork import CLOCKWORK, installed
+from tests.made_blocks import block, described, manifest, side, warned
 from tests.test_across_runs import stored
 from tests.test_cli import bench
 
@@ -36,16 +44,16 @@ sizes = st.floats(-0.3, 0.3)
 
 
 def design(toggles: str = "h2d,output", **asked: Any) -> Design:
-    return make_factorial(Asked(**asked), toggles, ENGINES, lambda: "emulated")
+    return make_factorial(Request(**asked), toggles, ENGINES, lambda: "emulated")
 
 
-def corners(count: int) -> factorial.Floats:
+def corners(count: int) -> contrasts.Floats:
     return np.array(list(product((-1.0, 1.0), repeat=count)))
 
 
 def made(
-    effects: dict[factorial.Term, float], settings: factorial.Floats, blocks: int = 3
-) -> factorial.Floats:
+    effects: dict[contrasts.Term, float], settings: contrasts.Floats, blocks: int = 3
+) -> contrasts.Floats:
     """What the model of factorial.py gives, without noise; each block has a level of its own."""
     names = "abcde"[: settings.shape[1]]
     logs = sum(
@@ -90,13 +98,13 @@ def measured(plan: Manifest, tpot_ms: dict[str, float], noise: float = 0.001, **
 @given(st.integers(2, 4), st.data())
 def test_effects_that_were_put_in_come_out(count: int, data: st.DataObject) -> None:
     names, settings = "abcd"[:count], corners(count)
-    effects = {term: data.draw(sizes) for term in factorial.terms(names) if term}
-    plan = factorial.plan(names, settings)
+    effects = {term: data.draw(sizes) for term in contrasts.terms(names) if term}
+    plan = contrasts.plan(names, settings)
     assert {each.term for each in plan.contrasts} == set(effects)
     assert not plan.aliased
     values = made(effects, settings)
     for each in plan.contrasts:
-        found = factorial.estimate(values, each.weights)
+        found = contrasts.estimate(values, each.weights)
         assert not each.assumes
         assert found.change == pytest.approx(np.expm1(effects[each.term]), abs=1e-9)
         assert found.sd == pytest.approx(0, abs=1e-9)  # what a block's arms share, cancels
@@ -105,16 +113,16 @@ def test_effects_that_were_put_in_come_out(count: int, data: st.DataObject) -> N
 def test_effects_by_hand() -> None:
     settings = np.array([[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])
     values = np.exp(np.array([[0.0, 0.10, 0.20, 0.36]]))
-    plan = factorial.plan("ab", settings)
+    plan = contrasts.plan("ab", settings)
     logs = {each.term: float(np.log(values[0]) @ each.weights) for each in plan.contrasts}
     assert set(logs) == {("a",), ("b",), ("a", "b")}
     assert logs["a",] == pytest.approx((0.10 + 0.16) / 2)  # mean of a's effect at b's before and after
     assert logs["b",] == pytest.approx((0.20 + 0.26) / 2)
     assert logs["a", "b"] == pytest.approx((0.16 - 0.10) / 2)  # half the difference of the two
     for weights, expected in (
-        (factorial.alone(settings, 0), 0.10),
-        (factorial.with_others(settings, 0), 0.16),
-        (factorial.together(settings), 0.36),
+        (contrasts.alone(settings, 0), 0.10),
+        (contrasts.with_others(settings, 0), 0.16),
+        (contrasts.together(settings), 0.36),
     ):
         assert weights is not None
         assert np.log(values[0]) @ weights == pytest.approx(expected)
@@ -122,9 +130,9 @@ def test_effects_by_hand() -> None:
 
 def test_of_two_settings_the_main_effect_is_the_paired_comparison() -> None:
     before, after = [4.0, 4.2, 3.9], [3.9, 4.0, 3.9]
-    (only,) = factorial.plan("a", corners(1)).contrasts
-    found = factorial.estimate(np.array([before, after]).T, only.weights)
-    expected = stats.effect(before, after)
+    (only,) = contrasts.plan("a", corners(1)).contrasts
+    found = contrasts.estimate(np.array([before, after]).T, only.weights)
+    expected = paired.effect(before, after)
     assert (found.change, found.low, found.high, found.p) == pytest.approx(
         (expected.change, expected.low, expected.high, expected.p)
     )
@@ -136,11 +144,11 @@ def test_neither_order_nor_unit_matters(count: int, random: Any, unit: float) ->
     names, settings = "abcd"[:count], corners(count)
     values = np.exp(np.random.default_rng(count).normal(0, 0.1, (4, len(settings))))
     shuffled = random.sample(range(len(settings)), len(settings))
-    one, other = factorial.plan(names, settings), factorial.plan(names, settings[shuffled])
+    one, other = contrasts.plan(names, settings), contrasts.plan(names, settings[shuffled])
     for left, right in zip(one.contrasts, other.contrasts, strict=True):
         assert left.term == right.term
-        found = factorial.estimate(values, left.weights)
-        again = factorial.estimate(unit * values[:, shuffled], right.weights)
+        found = contrasts.estimate(values, left.weights)
+        again = contrasts.estimate(unit * values[:, shuffled], right.weights)
         assert (found.change, found.low, found.p) == pytest.approx(
             (again.change, again.low, again.p), abs=1e-9
         )
@@ -161,11 +169,11 @@ def test_an_interaction_is_judged_by_whether_gains_add_up(
     both: float, noise: float, verdict: str, metric: str
 ) -> None:
     values = np.array([1.0, 0.9, 0.9, both]) * np.exp(np.random.default_rng(1).normal(0, noise, (6, 4)))
-    kind = metrics.METRICS[metric]
+    kind = definitions.METRICS[metric]
     values = values if kind.better == "lower" else 1 / values
     settings = np.array([[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])
-    *_, contrast = factorial.plan("ab", settings).contrasts
-    p = factorial.estimate(values, contrast.weights).p
+    *_, contrast = contrasts.plan("ab", settings).contrasts
+    p = contrasts.estimate(values, contrast.weights).p
     assert contrast.term == ("a", "b")
     assert p is not None
     assert factorial.judge(contrast, values, 0.01, kind, p) == verdict
@@ -175,7 +183,7 @@ def test_an_interaction_is_judged_by_whether_gains_add_up(
 
 
 def test_three_of_four_settings_give_main_effects_without_the_interaction() -> None:
-    plan = factorial.plan("ab", corners(2)[:3])
+    plan = contrasts.plan("ab", corners(2)[:3])
     assert {each.term: each.assumes for each in plan.contrasts} == {
         ("a",): (("a", "b"),),
         ("b",): (("a", "b"),),
@@ -184,7 +192,7 @@ def test_three_of_four_settings_give_main_effects_without_the_interaction() -> N
 
 
 def test_two_toggles_that_only_change_together_are_not_told_apart() -> None:
-    plan = factorial.plan("ab", corners(2)[[0, 3]])
+    plan = contrasts.plan("ab", corners(2)[[0, 3]])
     assert plan.contrasts == ()
     assert plan.aliased["a",] == (("b",),)
     assert plan.aliased["b",] == (("a",),)
@@ -197,14 +205,14 @@ def test_what_is_estimated_is_right_where_what_is_assumed_holds(count: int, data
     names, every = "abcd"[:count], corners(count)
     kept = data.draw(st.sets(st.integers(0, len(every) - 1), min_size=1))
     settings = every[sorted(kept)]
-    plan = factorial.plan(names, settings)
+    plan = contrasts.plan(names, settings)
     told = {each.term for each in plan.contrasts}
     assert told.isdisjoint(plan.aliased)
-    assert told | set(plan.aliased) == set(factorial.terms(names)) - {()}
+    assert told | set(plan.aliased) == set(contrasts.terms(names)) - {()}
     effects = {term: data.draw(sizes) for term in told} or {("a",): 0.0}
     values = made(effects, settings)
     for each in plan.contrasts:
-        assert factorial.estimate(values, each.weights).change == pytest.approx(
+        assert contrasts.estimate(values, each.weights).change == pytest.approx(
             np.expm1(effects[each.term]), abs=1e-7
         )
 
@@ -298,45 +306,45 @@ def test_bad_input_is_one_line(
 TPOT = {"before": 4.0, "h2d": 3.8, "output": 3.6, "h2d+output": 3.6 * 0.97}
 
 
-def found(noise: float = 0.001, **last: Any) -> dict[str, Any]:
+def found(noise: float = 0.001, **last: Any) -> Result:
     plan = planned("h2d,output")
     return comparison.result(plan, measured(plan, TPOT, noise, **last))
 
 
-def shown(result: dict[str, Any]) -> str:
+def shown(result: Result) -> str:
     text = io.StringIO()
-    Console(file=text, width=120).print(*pages.terminal_page(factorial_tables.page(result), 120), sep="\n")
+    Console(file=text, width=120).print(*page.terminal_page(factorial_tables.page(result), 120), sep="\n")
     return " ".join(text.getvalue().split())
 
 
 def test_each_effect_alone_with_the_others_and_on_average() -> None:
-    effects = found()["factorial"]["metrics"]["tpot_ms_p50"]
-    assert effects["alone"]["h2d"]["change"] == pytest.approx(-0.05, abs=0.002)
-    assert effects["with_others"]["h2d"]["change"] == pytest.approx(-0.03, abs=0.002)
-    assert effects["together"]["change"] == pytest.approx(0.9 * 0.97 - 1, abs=0.002)
-    h2d, output, both = effects["effects"]
-    assert h2d["change"] == pytest.approx((0.95 * 0.97) ** 0.5 - 1, abs=0.002)
-    assert [row["verdict"] for row in (h2d, output, both)] == ["faster", "faster", "weaker together"]
-    assert both["effect"] == ["h2d", "output"]
-    assert both["ci_low"] < (0.97 / 0.95) ** 0.5 - 1 < both["ci_high"]
-    assert both["p_adjusted"] >= both["p"]
-    assert {row["verdict"] for row in effects["alone"].values()} == {None}
+    effects = found().factorial.metrics["tpot_ms_p50"]
+    assert effects.alone["h2d"].change == pytest.approx(-0.05, abs=0.002)
+    assert effects.with_others["h2d"].change == pytest.approx(-0.03, abs=0.002)
+    assert effects.together.change == pytest.approx(0.9 * 0.97 - 1, abs=0.002)
+    h2d, output, both = effects.effects
+    assert h2d.change == pytest.approx((0.95 * 0.97) ** 0.5 - 1, abs=0.002)
+    assert [row.verdict for row in (h2d, output, both)] == ["faster", "faster", "weaker together"]
+    assert both.effect == ["h2d", "output"]
+    assert both.ci_low < (0.97 / 0.95) ** 0.5 - 1 < both.ci_high
+    assert both.p_adjusted >= both.p
+    assert {row.verdict for row in effects.alone.values()} == {None}
 
 
 def test_verdicts_are_adjusted_over_main_effects_and_pairs() -> None:
-    rows = found()["factorial"]["metrics"]["tpot_ms_p50"]["effects"]
-    adjusted = stats.holm({tuple(row["effect"]): row["p"] for row in rows})
-    assert [row["p_adjusted"] for row in rows] == pytest.approx([*adjusted.values()])
-    others = found()["factorial"]["metrics"]["latency_ms_p50"]["effects"]
-    assert {row["verdict"] for row in others} == {None}
+    rows = found().factorial.metrics["tpot_ms_p50"].effects
+    adjusted = verdicts.holm({tuple(row.effect): row.p for row in rows})
+    assert [row.p_adjusted for row in rows] == pytest.approx([*adjusted.values()])
+    others = found().factorial.metrics["latency_ms_p50"].effects
+    assert {row.verdict for row in others} == {None}
     plan = planned("h2d,output,gc", 2)
     tpot = {arm.name: 4.0 + number for number, arm in enumerate(plan.design.arms)}
-    rows = comparison.result(plan, measured(plan, tpot))["factorial"]["metrics"]["tpot_ms_p50"]["effects"]
-    assert [row["verdict"] is None for row in rows] == [False] * 6 + [True]
+    rows = comparison.result(plan, measured(plan, tpot)).factorial.metrics["tpot_ms_p50"].effects
+    assert [row.verdict is None for row in rows] == [False] * 6 + [True]
 
 
 def test_what_can_be_zero_has_no_effects_in_percent() -> None:
-    assert "submit_lag_ms_p99" not in found()["factorial"]["metrics"]
+    assert "submit_lag_ms_p99" not in found().factorial.metrics
 
 
 def test_a_factorial_as_it_is_printed() -> None:
@@ -350,22 +358,22 @@ def test_a_factorial_as_it_is_printed() -> None:
     ):  # fmt: skip
         assert part in said, part
     assert said.count("emulated device: these are times of CPU cores") == 1
-    assert "| h2d × output |" in pages.markdown_page(factorial_tables.page(result))
+    assert "| h2d × output |" in page.markdown_page(factorial_tables.page(result))
     lines = list(csv.DictReader(io.StringIO(factorial_tables.to_csv(result))))
     wheres = [line["where"] for line in lines if line["metric"] == "tpot_ms_p50"]
     assert wheres == ["alone"] * 2 + ["with_others"] * 2 + ["average"] * 3 + ["together"]
-    assert json.loads(msgspec.json.encode(result)) == result
+    assert json.loads(formats.to_json(result)) == to_plain(result)
 
 
 def test_a_narrow_terminal_has_each_company_of_an_effect() -> None:
     result = found()
     table = factorial_tables.effects_table(result)
-    narrow = pages.narrowed(table)
+    narrow = page.narrowed(table)
     assert narrow.columns == ("toggle", "alone", "with the others", "on average\ninterval\nverdict")
     for row, kept in zip(table.rows, narrow.rows, strict=True):
         assert kept == (*row[:3], "\n".join(row[3:]))
     text = io.StringIO()
-    Console(file=text, width=80).print(*pages.terminal_table(table, 80), sep="\n")
+    Console(file=text, width=80).print(*page.terminal_table(table, 80), sep="\n")
     assert max(map(len, text.getvalue().splitlines())) <= 80
     for word in ("h2d × output", "weaker together", "descriptive"):
         assert word in text.getvalue()
@@ -385,7 +393,7 @@ def moved(blocks: int = 6, place: float = 0.0, drift: float = 0.0, plan: Manifes
         block(number, {name: side(at(number, arm, tpot)) for arm, (name, tpot) in enumerate(TPOT.items())})
         for number in range(blocks)
     ]
-    return "\n".join(comparison.result(plan, found)["factorial"]["warnings"])
+    return "\n".join(warned(comparison.result(plan, found).factorial))
 
 
 def test_position_and_drift_are_checked() -> None:
@@ -408,16 +416,16 @@ def test_an_effect_that_one_block_hides_is_named() -> None:
         far = 1.2 if number == 7 else 1.004 + 1e-4 * number  # of h2d; all in one direction
         tpot = {"before": 4.0, "h2d": 4.0 * far, "output": 3.6, "h2d+output": 3.6 * far}
         found.append(block(number, {name: side(each) for name, each in tpot.items()}))
-    said = "\n".join(comparison.result(plan, found)["factorial"]["warnings"])
+    said = "\n".join(warned(comparison.result(plan, found).factorial))
     assert "the sign-flip test disagrees with the t test on h2d (p = 0.008): look at single blocks" in said
 
 
 def test_one_block_has_effects_and_no_verdict() -> None:
     plan = planned("h2d,output", 1)
     result = comparison.result(plan, measured(plan, TPOT))
-    row = result["factorial"]["metrics"]["tpot_ms_p50"]["effects"][0]
-    assert row["change"] == pytest.approx(-0.04, abs=0.003)
-    assert {row[name] for name in ("ci_low", "p", "verdict")} == {None}
+    row = result.factorial.metrics["tpot_ms_p50"].effects[0]
+    assert row.change == pytest.approx(-0.04, abs=0.003)
+    assert {row.ci_low, row.p, row.verdict} == {None}
     assert "no verdict" in factorial_tables.conclusion(result)
     assert "h2d" in shown(result)
 
@@ -430,10 +438,10 @@ def test_what_is_left_out_and_what_it_costs_is_said() -> None:
     plan = planned("schedule,output=inline:deferred")
     tpot = {"before": 4.0, "schedule": 3.6, "output": 3.8}
     result = comparison.result(plan, measured(plan, tpot))
-    effects = result["factorial"]["metrics"]["tpot_ms_p50"]
-    assert effects["with_others"] == {"schedule": None, "output": None}
-    assert effects["together"] is None
-    assert effects["effects"][0]["assumes"] == [["schedule", "output"]]
+    effects = result.factorial.metrics["tpot_ms_p50"]
+    assert effects.with_others == {"schedule": None, "output": None}
+    assert effects.together is None
+    assert effects.effects[0].assumes == [["schedule", "output"]]
     said = shown(result)
     for part in (
         "Left out", "output=deferred applies only with schedule=serial", "Can't be told apart",
@@ -460,7 +468,7 @@ def test_a_factorial_from_boots_to_effects_and_again_from_disk(tmp_path: Path) -
     (folder,) = (tmp_path / "results").iterdir()
     assert folder.name.split("-", 2)[2].startswith("factorial-pace-tokens-")
     assert json.loads((folder / "summary.json").read_text()) == result
-    assert len(store.read_manifest(folder).design.arms) == 4
+    assert len(read_manifest(folder).design.arms) == 4
     again = start(environment, tmp_path, "factorial", str(folder), "--format", "json")
     code, stdout, stderr = again.end()
     assert (code, json.loads(stdout)) == (1, result), stderr
@@ -476,9 +484,9 @@ def test_another_run_is_no_factorial(tmp_path: Path) -> None:
 
 def test_the_effects_of_a_stored_factorial_as_a_frame(tmp_path: Path) -> None:
     plan = planned("h2d,output")
-    store.write_manifest(tmp_path, plan)
+    write_manifest(tmp_path, plan)
     for each in measured(plan, TPOT):
-        store.write_block(tmp_path, each.number, dict(each.tables))
+        tables.write_block(tmp_path, each.number, dict(each.tables))
     run = harness.load(tmp_path)
     row = run.effects.query("metric == 'tpot_ms_p50' and effect == 'h2d' and where == 'average'").iloc[0]
     assert row["change"] == pytest.approx((0.95 * 0.97) ** 0.5 - 1, abs=0.002)

@@ -17,12 +17,20 @@ import pytest
 from rich.console import Console
 
 from engines import api
-from harness import gate, gate_run, gate_tables, store
-from harness.design import Design, Gate
-from harness.settings import Asked, make_design, make_gate
-from harness.stopping import until_decided, until_precise
-from harness.variants import load_variants
-from harness.workload import Workload
+from harness.analysis import gate
+from harness.analysis.result import GateVerdict, Judged
+from harness.plan import checks
+from harness.plan.design import Design, Gate
+from harness.plan.request import Request
+from harness.plan.settings import make_design, make_gate
+from harness.plan.variants import load_variants
+from harness.report import formats, gate_tables
+from harness.report.gate_tables import write
+from harness.stats.stopping import until_decided, until_precise
+from harness.store import tables
+from harness.store.manifest import write_manifest
+from harness.studies.gate import judge
+from harness.workload.workload import Workload
 from tests.made_blocks import blocks as some_blocks
 from tests.made_blocks import manifest
 from tests.test_cli import bench
@@ -31,7 +39,7 @@ from tests.test_plant import arm
 LIMIT = 0.02
 
 
-def judged(*changes: float, name: str = "tpot_ms_p50", level: float = 0.05, **more: Any) -> gate.Judged:
+def judged(*changes: float, name: str = "tpot_ms_p50", level: float = 0.05, **more: Any) -> Judged:
     values = {name: {"before": [5.0] * len(changes), "after": [5.0 * (1 + each) for each in changes]}}
     return gate.judge(values, [name], LIMIT, level, **more)[name]
 
@@ -103,12 +111,9 @@ def test_the_offered_load_is_no_pass() -> None:
 # -- several metrics --------------------------------------------------------------------------------------
 
 
-def verdicts(*each: str) -> dict[str, gate.Judged]:
+def verdicts(*each: GateVerdict) -> dict[str, Judged]:
     plain = judged(0.0, 0.01)
-    return {
-        str(index): gate.Judged(plain.before, plain.after, 0, 0, 0, 0, 0, verdict)  # type: ignore[arg-type]
-        for index, verdict in enumerate(each)
-    }
+    return {str(index): msgspec.structs.replace(plain, verdict=verdict) for index, verdict in enumerate(each)}
 
 
 def test_all_must_pass_and_one_fails() -> None:
@@ -146,7 +151,7 @@ def test_a_metric_without_values_is_named() -> None:
 )
 def test_what_cannot_be_gated_is_refused(names: tuple[str, ...], limit: float, reason: str) -> None:
     with pytest.raises(api.BadSetting) as caught:
-        gate.check(names, limit)
+        checks.check(names, limit)
     assert reason in str(caught.value)
 
 
@@ -159,12 +164,12 @@ def planned(**changes: Any) -> Design:
 
 def test_the_levels_of_planned_and_of_unplanned_gates() -> None:
     until = until_decided(20)
-    assert gate.level(planned(), 6) == 0.05
-    assert gate.level(planned(blocks=20, until=until), 8) == until.levels[1] / 2
-    assert gate.level(planned(blocks=9, until=until_precise(0.01, 9)), 7) == 0.03
+    assert checks.level(planned(), 6) == 0.05
+    assert checks.level(planned(blocks=20, until=until), 8) == until.levels[1] / 2
+    assert checks.level(planned(blocks=9, until=until_precise(0.01, 9)), 7) == 0.03
     assert make_gate(0.02, planned()) == Gate(max_regression=0.02, levels=(0.05,))
     sequential = planned(blocks=20, until=until, gate=make_gate(0.02, planned(blocks=20, until=until)))
-    assert gate.level(sequential, 8) > until.levels[1] / 2  # all of the 5% is on one side
+    assert checks.level(sequential, 8) > until.levels[1] / 2  # all of the 5% is on one side
 
 
 def rates(shift: float, runs: int = 800, blocks: int = 8, sd: float = 0.01) -> dict[str, float]:
@@ -192,9 +197,9 @@ def folder_of(tmp_path: Path, factor: float, count: int = 6, **design: Any) -> P
     """A finished run on disk, whose after arm's TPOT is `factor` times the before arm's."""
     plan = manifest(6, **design)
     folder = tmp_path / "results" / plan.run
-    store.write_manifest(folder, plan)
+    write_manifest(folder, plan)
     for block in some_blocks(factor, count):
-        store.write_block(folder, block.number, block.tables)
+        tables.write_block(folder, block.number, block.tables)
     return folder
 
 
@@ -207,26 +212,26 @@ def folder_of(tmp_path: Path, factor: float, count: int = 6, **design: Any) -> P
     ],
 )
 def test_a_finished_run_is_judged(tmp_path: Path, factor: float, verdict: str, words: str) -> None:
-    gated = gate_run.judge(folder_of(tmp_path, factor), (), None)
-    assert gated["gate"]["verdict"] == verdict
+    gated = judge(folder_of(tmp_path, factor), (), None)
+    assert gated.gate.verdict == verdict
     text = gate_tables.to_markdown(gated)
     assert words in text
     assert "| tpot_ms_p50 |" in text
-    assert json.loads(msgspec.json.encode(gated))["gate"]["verdict"] == verdict
+    assert json.loads(formats.to_json(gated))["gate"]["verdict"] == verdict
 
 
 def test_outputs_that_differ_fail_the_gate_in_all_that_is_written(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, 1.0)
     shutil.rmtree(folder / "blocks")
     for block in some_blocks(1.0, 6, digest="other"):
-        store.write_block(folder, block.number, block.tables)
-    gated = gate_run.judge(folder, (), None)
-    assert gated["gate"]["verdict"] == "fail"
-    assert gated["gate"]["metrics"]["tpot_ms_p50"]["verdict"] == "pass"
+        tables.write_block(folder, block.number, block.tables)
+    gated = judge(folder, (), None)
+    assert gated.gate.verdict == "fail"
+    assert gated.gate.metrics["tpot_ms_p50"].verdict == "pass"
     assert gate_tables.conclusion(gated).startswith(
         "Gate: FAIL. pinned-h2d: OUTPUTS DIFFER in 72 of 72 requests; no metric regressed by more than 2%"
     )
-    gate_run.write(tmp_path, gated, {})
+    write(tmp_path, gated, {})
     (row,) = json.loads((tmp_path / "smaller-is-better.json").read_text())
     assert row["extra"].endswith("pass (at most 2%); OUTPUTS DIFFER in 72 of 72 requests: fail")
 
@@ -234,9 +239,9 @@ def test_outputs_that_differ_fail_the_gate_in_all_that_is_written(tmp_path: Path
 def failing(folder: Path, arm: str, by_block: Sequence[int]) -> None:
     """As if the first so many requests of each block had failed in that arm."""
     for number, count in enumerate(by_block):
-        asked = store.read_table(folder, number, "requests")
+        asked = tables.read_table(folder, number, "requests")
         asked.loc[(asked["arm"] == arm) & (asked["request"] < count), "error"] = "timed out"
-        store.write_table(store.table_path(folder, number, "requests"), asked)
+        tables.write_table(tables.table_path(folder, number, "requests"), asked)
 
 
 @pytest.mark.parametrize(
@@ -259,15 +264,15 @@ def test_a_head_that_fails_more_of_its_requests_does_not_pass_and_beyond_chance_
     folder = folder_of(tmp_path, 1.0)
     failing(folder, "before", before)
     failing(folder, "after", after)
-    gated = gate_run.judge(folder, (), None)
-    assert gated["gate"]["verdict"] == verdict
+    gated = judge(folder, (), None)
+    assert gated.gate.verdict == verdict
     said = f"{sum(after)} of 72 requests failed in after, {sum(before)} of 72 in before"
-    assert gated["gate"]["faults"] == ([said] if verdict == "fail" else [])
+    assert gated.gate.faults == ([said] if verdict == "fail" else [])
     doubt = f"{said}: too few blocks to tell it from chance"
-    assert gated["gate"]["doubts"] == ([doubt] if verdict == "undecided" else [])
+    assert gated.gate.doubts == ([doubt] if verdict == "undecided" else [])
     told = {"fail": said, "undecided": doubt, "pass": "nothing"}[verdict]
     assert (f"{told}; no metric regressed" in gate_tables.to_markdown(gated)) == (verdict != "pass")
-    assert gated["comparisons"][0]["outputs"]["identical"] == gated["comparisons"][0]["outputs"]["compared"]
+    assert gated.comparisons[0].outputs.identical == gated.comparisons[0].outputs.compared
 
 
 def test_few_blocks_do_not_tell_whether_more_requests_fail() -> None:
@@ -299,7 +304,7 @@ def test_the_files_of_a_gate(tmp_path: Path) -> None:
     folder, step = folder_of(tmp_path, 1.0), tmp_path / "step.md"
     step.write_text("before\n")
     names = ("tpot_ms_p50", "ttft_ms_p50", "throughput_tok_s")
-    gate_run.write(tmp_path, gate_run.judge(folder, names, 0.05), {"GITHUB_STEP_SUMMARY": str(step)})
+    write(tmp_path, judge(folder, names, 0.05), {"GITHUB_STEP_SUMMARY": str(step)})
     assert step.read_text() == "before\n" + (tmp_path / "gate.md").read_text()
     smaller = json.loads((tmp_path / "smaller-is-better.json").read_text())
     assert [each["name"].split()[-1] for each in smaller] == ["tpot_ms_p50", "ttft_ms_p50"]
@@ -308,7 +313,7 @@ def test_the_files_of_a_gate(tmp_path: Path) -> None:
         assert isinstance(each["value"], float)
     (bigger,) = json.loads((tmp_path / "bigger-is-better.json").read_text())
     assert bigger["unit"] == "tok/s"
-    gate_run.write(tmp_path, gate_run.judge(folder, names[:1], 0.05), {})
+    write(tmp_path, judge(folder, names[:1], 0.05), {})
     assert not (tmp_path / "bigger-is-better.json").exists()  # or it would be taken for this gate's
 
 
@@ -328,18 +333,18 @@ def test_a_gate_as_csv_has_its_verdicts_bounds_and_limit(
 def test_no_number_of_blocks_tells_more_of_the_offered_load(tmp_path: Path) -> None:
     workload = Workload(arrival="fixed", interval_ms=20)
     folder = folder_of(tmp_path, 1.0201, workload=workload)
-    said = gate_tables.conclusion(gate_run.judge(folder, ("throughput_tok_s",), None))
+    said = gate_tables.conclusion(judge(folder, ("throughput_tok_s",), None))
     alone = "throughput_tok_s is the offered load, whatever the engine does, over 6 blocks on the emulated "
     alone += "device: no number of blocks would tell."
     assert said == f"Gate: UNDECIDED. pinned-h2d: {alone}"
-    said = gate_tables.conclusion(gate_run.judge(folder, ("throughput_tok_s", "tpot_ms_p50"), None))
+    said = gate_tables.conclusion(judge(folder, ("throughput_tok_s", "tpot_ms_p50"), None))
     assert said.startswith("Gate: UNDECIDED. pinned-h2d: tpot_ms_p50 may have regressed by more than 2%")
     assert said.endswith(f"; more blocks or a quieter machine would tell; {alone}")
 
 
 def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:
-    gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
-    excludable = gated["gate"]["metrics"]["tpot_ms_p50"]["excludable"]
+    gated = judge(folder_of(tmp_path, 1.0), (), None)
+    excludable = gated.gate.metrics["tpot_ms_p50"].excludable
     assert 0 < excludable < LIMIT
     assert gate_tables.regression_table(gated).rows[0][6] == f"{100 * excludable:.3g}%"
 
@@ -354,25 +359,25 @@ def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_judged(tmp_path: Path, count: int, design: dict[str, Any], reason: str) -> None:
     folder = folder_of(tmp_path, 1.0, count, **design)
     with pytest.raises(api.BadSetting) as caught:
-        gate_run.judge(folder, (), None)
+        judge(folder, (), None)
     assert reason in str(caught.value)
 
 
 def test_one_block_is_undecided(tmp_path: Path) -> None:
     plan = manifest(1)
     folder = tmp_path / plan.run
-    store.write_manifest(folder, plan)
-    store.write_block(folder, 0, some_blocks(1.5, 1)[0].tables)
-    gated = gate_run.judge(folder, (), None)
-    assert gated["gate"]["verdict"] == "undecided"
+    write_manifest(folder, plan)
+    tables.write_block(folder, 0, some_blocks(1.5, 1)[0].tables)
+    gated = judge(folder, (), None)
+    assert gated.gate.verdict == "undecided"
     assert "(one block)" in gate_tables.regression_table(gated).rows[0][-1]
 
 
 def test_a_gate_fits_the_terminal(tmp_path: Path) -> None:
-    gated = gate_run.judge(folder_of(tmp_path, 1.0), (), None)
+    gated = judge(folder_of(tmp_path, 1.0), (), None)
     for width in (72, 100, 200):
         text = io.StringIO()
-        parts = gate_tables.to_terminal(gated, width)
+        parts = formats.to_terminal(gated, width)
         Console(file=text, width=width).print(*parts, sep="\n")
         assert max(map(len, text.getvalue().splitlines())) <= width
         assert "Gate: PASS" in text.getvalue()
@@ -381,7 +386,7 @@ def test_a_gate_fits_the_terminal(tmp_path: Path) -> None:
 def test_a_gate_with_refs_takes_one_setting() -> None:
     with pytest.raises(api.BadSetting, match="a variant has two settings"):
         make_design(
-            Asked(variant="overlap", refs=(None, None)),
+            Request(variant="overlap", refs=(None, None)),
             api.find_engines(),
             load_variants(),
             lambda: "emulated",

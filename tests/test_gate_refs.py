@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import store, worktrees
-from tests.bench_command import installed, last_line, start
+from experiments.common.bench_command import last_line, start
+from harness.run import worktrees
+from harness.store.manifest import read_manifest
+from tests.clockwork import installed
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "own_engine"
 QUICK = (
@@ -95,7 +97,7 @@ def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: d
     result = json.loads(stdout)
     assert result["gate"]["verdict"] in ("pass", "undecided")
     (run,) = [each for each in (repository / "results").iterdir() if each.is_dir()]
-    refs = [each.ref for each in store.read_manifest(run).design.arms]
+    refs = [each.ref for each in read_manifest(run).design.arms]
     assert [each.name for each in refs if each is not None] == ["base", "tidied"]
     assert_nothing_is_left(repository, environment)
 
@@ -142,12 +144,16 @@ def test_outside_of_a_repository_there_are_no_refs(environment: dict[str, str], 
 
 
 def test_a_worktree_that_cannot_be_made(repository: Path, environment: dict[str, str]) -> None:
-    broken = {**environment, "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath"}
-    hooks = repository.parent / "hooks"
-    hooks.mkdir(exist_ok=True)
-    (hooks / "post-checkout").write_text("#!/bin/sh\nexit 1\n")
-    (hooks / "post-checkout").chmod(0o755)
-    broken["GIT_CONFIG_VALUE_0"] = str(hooks)
+    attributes = repository.parent / "attributes"
+    attributes.write_text("* filter=broken\n")
+    configuration = {
+        "core.attributesFile": str(attributes),
+        "filter.broken.smudge": "false",
+        "filter.broken.required": "true",
+    }
+    broken = {**environment, "GIT_CONFIG_COUNT": str(len(configuration))}
+    for number, (name, value) in enumerate(configuration.items()):
+        broken |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
     code, _, stderr = start(broken, repository, *QUICK, "--base-ref", "base").end()
     assert code == 2, stderr
     assert "can't make a worktree of base" in last_line(stderr)

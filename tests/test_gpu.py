@@ -8,7 +8,7 @@ import torch
 from engines.api import STEP_KINDS
 from engines.devices import open_device
 from engines.overlap import SPEC
-from tests.serving import column, near_ties, sampled, serve, some_requests
+from experiments.common.in_process_engine import column, near_ties, sampled, serve, some_requests
 from tests.test_scoring import NEAR, errors, forced_requests
 from tests.test_tokens import COVER, MODELS, THREE, growing_requests, name, some_sampled_requests
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import gpu_check
-from tests.bench_command import ends
+from experiments.gpu import check
+from tests.processes import ends
 
 WORKER = "import time; print('at work', flush=True); time.sleep(60)"
 PART = f"""
@@ -22,7 +22,7 @@ worker.wait()
 
 def test_a_part_that_is_cut_off_leaves_no_worker_beside_the_next(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    line, passed = gpu_check.run("tokens", [sys.executable, "-c", PART], 3, log)
+    line, passed = check.run("tokens", [sys.executable, "-c", PART], 3, log)
     assert not passed
     assert line.startswith("tokens: did not end within 3 s in ")
     said = log.read_text().split()
@@ -32,15 +32,13 @@ def test_a_part_that_is_cut_off_leaves_no_worker_beside_the_next(tmp_path: Path)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_card_nothing_counts_as_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["check", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="no CUDA device here"):
-        gpu_check.main()
+        check.main()
     assert not list(tmp_path.iterdir())
 
 
 def test_a_part_that_fails_says_how(tmp_path: Path) -> None:
-    line, passed = gpu_check.run(
-        "device", [sys.executable, "-c", "raise SystemExit(3)"], 60, tmp_path / "log"
-    )
+    line, passed = check.run("device", [sys.executable, "-c", "raise SystemExit(3)"], 60, tmp_path / "log")
     assert not passed
     assert line.startswith("device: failed, exit 3 in ")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments import gpu_sanitizer
-from experiments.gpu_sanitizer import CHECKS, FOUND
-from tests.bench_command import ends
+from experiments.gpu import sanitizer
+from experiments.gpu.sanitizer import CHECKS, FOUND
+from tests.processes import ends
 
 
 @pytest.mark.parametrize("graph", sorted(check.graph for check in CHECKS))
 def test_the_decode_that_is_looked_at_gives_the_tokens_of_transformers(
     graph: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gpu_sanitizer.decode("emulated", graph)
+    sanitizer.decode("emulated", graph)
     assert capsys.readouterr().out == DECODED
 
 
@@ -40,7 +40,7 @@ REFUSED = "========= COMPUTE-SANITIZER\n========= Error: Device not supported. P
 def test_the_line_is_the_tools_own_summary_or_why_there_is_none(
     code: int | None, log: str, said: str
 ) -> None:
-    assert gpu_sanitizer.outcome(code, log) == said
+    assert sanitizer.outcome(code, log) == said
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_line_is_the_tools_own_summary_or_why_there_is_none(
 def test_a_tool_that_refuses_or_sees_no_decode_has_not_passed(
     code: int | None, log: str, passed: bool
 ) -> None:
-    assert gpu_sanitizer.passed(code, log) is passed
+    assert sanitizer.passed(code, log) is passed
 
 
 def test_each_tool_gets_the_decode_with_its_environment_and_ends_in_time(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_each_tool_gets_the_decode_with_its_environment_and_ends_in_time(tmp_pat
     tool.chmod(0o755)
     log = tmp_path / "log"
     memcheck, _ = CHECKS
-    code, _ = gpu_sanitizer.run(str(tool), memcheck, [sys.executable, "-c", "print('decoded')"], 60, log)
+    code, _ = sanitizer.run(str(tool), memcheck, [sys.executable, "-c", "print('decoded')"], 60, log)
     assert (code, log.read_text()) == (0, "--tool memcheck 1\ndecoded\n")
 
     tool.write_text("#!/bin/sh\nsleep 60 &\necho $!\nwait\n")
-    code, _ = gpu_sanitizer.run(str(tool), memcheck, [], 0.5, log)
+    code, _ = sanitizer.run(str(tool), memcheck, [], 0.5, log)
     assert code is None
     assert ends(int(log.read_text()))

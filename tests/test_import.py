@@ -14,10 +14,17 @@ import pytest
 
 import harness
 from engines import api
-from harness import across_runs, metrics, report, store, tables
-from harness.importing import files, guidellm
-from harness.importing import run as importing
-from tests.bench_command import last_line
+from experiments.common.bench_command import last_line
+from harness.analysis import across_runs, words
+from harness.analysis.result import Result
+from harness.metrics.requests import _gaps
+from harness.report import html as report
+from harness.report import tables
+from harness.store.files import StoreError
+from harness.store.tables import read_block, table_path
+from harness.studies.imports import files, guidellm
+from harness.studies.imports import run as importing
+from tests.made_blocks import warned
 from tests.test_cli import bench
 
 # Made by the tools' own code against a server of known timing: tests/fixtures/imports/README.md.
@@ -31,13 +38,14 @@ EVERY = (VLLM, VLLM_DETAILED, f"{SGLANG}:1", SGLANG_DETAILED, SGLANG_OAI, GUIDEL
 STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 
 
-def bring(*names: object, to: Path, **more: Any) -> tuple[Path, dict[str, Any]]:
+def bring(*names: object, to: Path, **more: Any) -> tuple[Path, Result]:
     asked = {"name": None, "engine": None, "fresh_boots": False, **more}
     return importing.bring([str(name) for name in names], to, **asked)
 
 
-def values(result: dict[str, Any]) -> dict[str, float]:
-    return {name: row["before"] for name, row in result["comparisons"][0]["metrics"].items()}
+def values(result: Result) -> dict[str, float]:
+    rows = result.comparisons[0].metrics
+    return {name: row.before for name, row in rows.items() if row.before is not None}
 
 
 def document(path: Path, line: int = 0) -> dict[str, Any]:
@@ -82,7 +90,7 @@ def test_vllm_counts_those_in_flight_from_their_own_start_times(tmp_path: Path) 
     _, result = bring(older, to=tmp_path)
     assert "peak_concurrency" not in values(result)
     check_statistics(values(result), said, {"ttft": "ttft_ms", "tpot": "tpot_ms"})
-    assert "when each request was sent" in "\n".join(result["comparisons"][0]["warnings"])
+    assert "when each request was sent" in "\n".join(warned(result.comparisons[0]))
 
 
 @pytest.mark.parametrize("line", [1, 2], ids=["its own endpoint", "OpenAI's"])
@@ -95,7 +103,7 @@ def test_sglang_says_what_it_said(tmp_path: Path, line: int) -> None:
     assert found["throughput_total_tok_s"] == pytest.approx(said["total_throughput"])
     shared = "itl_chunk_ms_p50" not in found
     assert shared == (line == 1)
-    assert ("shared among the tokens" in "\n".join(result["comparisons"][0]["warnings"])) == shared
+    assert ("shared among the tokens" in "\n".join(warned(result.comparisons[0]))) == shared
 
 
 def test_sglangs_chunks_are_had_back_from_the_gaps_that_it_shared(tmp_path: Path) -> None:
@@ -126,7 +134,7 @@ def test_sglang_without_a_stream_has_no_ttft(tmp_path: Path) -> None:
     path.write_text(json.dumps(said))
     _, result = bring(path, to=tmp_path)
     assert not any(name.startswith(("ttft", "tpot", "itl")) for name in values(result))
-    assert result["comparisons"][0]["primary"] == "latency_ms_p50"
+    assert result.comparisons[0].primary == "latency_ms_p50"
 
 
 def test_guidellm_says_what_it_said(tmp_path: Path) -> None:
@@ -198,27 +206,29 @@ def test_every_file_becomes_a_run_that_is_loaded_reported_and_compared(tmp_path:
         assert lack.split(":")[0] in text
     assert "first boots are discarded" not in html
     assert "max_batch_size" not in text  # an option that nobody knows of
-    (comparison,) = across_runs.compare([str(folder), str(other)]).result["comparisons"]
-    row = comparison["metrics"][comparison["primary"]]
-    assert (row["change"], row["ci_low"], row["verdict"]) == (pytest.approx(0, abs=1e-9), None, None)
-    assert {each["verdict"] for each in comparison["metrics"].values()} == {None}
-    assert comparison["outputs"]["compared"] == 0
-    said = "\n".join(comparison["warnings"])
+    (comparison,) = across_runs.compare([str(folder), str(other)]).result.comparisons
+    row = comparison.metrics[comparison.primary]
+    assert (row.change, row.ci_low, row.verdict) == (pytest.approx(0, abs=1e-9), None, None)
+    assert {each.verdict for each in comparison.metrics.values()} == {None}
+    assert comparison.outputs.compared == 0
+    said = "\n".join(warned(comparison))
     assert said.count("one file, so one boot") == 2
-    assert "one block gives no verdict" in tables.conclusion({"device": "remote"}, comparison)
-    assert "before: engine=some-engine; after: engine=another" in tables.changed_settings(comparison)
+    assert "one block gives no verdict" in words.conclusion("remote", comparison)
+    assert "before: engine=some-engine; after: engine=another" in tables.changed_settings(
+        comparison.before, comparison.after
+    )
 
 
 def test_files_of_fresh_boots_are_blocks_and_still_decide_nothing(tmp_path: Path) -> None:
     with pytest.raises(api.BadSetting, match=r"2 files are blocks of one arm only.*--fresh-boots"):
         bring(VLLM_DETAILED, VLLM_DETAILED, to=tmp_path)
     folder, result = bring(VLLM_DETAILED, VLLM_DETAILED, to=tmp_path, fresh_boots=True)
-    assert result["comparisons"][0]["blocks"] == 2
+    assert result.comparisons[0].blocks == 2
     (comparison,) = across_runs.compare(
         [str(folder), str(bring(VLLM_DETAILED, VLLM_DETAILED, to=tmp_path, fresh_boots=True)[0])]
-    ).result["comparisons"]
-    assert {each["verdict"] for each in comparison["metrics"].values()} == {None}
-    assert "as stated at import" in "\n".join(comparison["warnings"])
+    ).result.comparisons
+    assert {each.verdict for each in comparison.metrics.values()} == {None}
+    assert "as stated at import" in "\n".join(warned(comparison))
     with pytest.raises(api.BadSetting, match="not blocks of one arm: their workloads differ: request_rate"):
         bring(VLLM_DETAILED, VLLM, to=tmp_path, fresh_boots=True)
     with pytest.raises(api.BadSetting, match="not blocks of one arm: their tools differ"):
@@ -228,10 +238,10 @@ def test_files_of_fresh_boots_are_blocks_and_still_decide_nothing(tmp_path: Path
 def test_runs_of_two_tools_are_compared_with_a_warning(tmp_path: Path) -> None:
     first, _ = bring(AIPERF_RECORDS, to=tmp_path)
     second, _ = bring(SGLANG_DETAILED, to=tmp_path)
-    (comparison,) = across_runs.compare([str(first), str(second)]).result["comparisons"]
-    said = "\n".join(comparison["warnings"])
+    (comparison,) = across_runs.compare([str(first), str(second)]).result.comparisons
+    said = "\n".join(warned(comparison))
     assert "measured by aiperf and sglang.bench_serving" in said
-    assert comparison["metrics"]["ttft_ms_p50"]["change"] is not None
+    assert comparison.metrics["ttft_ms_p50"].change is not None
     with pytest.raises(api.BadSetting, match="their workload differs: request_rate"):
         across_runs.compare([str(bring(each, to=tmp_path)[0]) for each in (VLLM, VLLM_DETAILED)])
 
@@ -253,16 +263,16 @@ def test_a_stamp_that_is_not_known_makes_no_gap() -> None:
     import pandas as pd
 
     stamps = pd.Series([np.array([1, -1, 9]), np.array([2, 5, -1, 8, 9]), np.array([4])], dtype=object)
-    assert metrics._gaps(stamps).tolist() == [3, 1]
+    assert _gaps(stamps).tolist() == [3, 1]
 
 
 def test_requests_of_a_measured_run_that_were_taken_out_are_still_missed(tmp_path: Path) -> None:
     """Only a run whose file held aggregates may have none."""
     folder, _ = bring(VLLM_DETAILED, to=tmp_path)
-    path = store.table_path(folder, 0, "requests")
-    pd_frame = store.read_block(folder, 0)["requests"]
+    path = table_path(folder, 0, "requests")
+    pd_frame = read_block(folder, 0)["requests"]
     pd_frame.iloc[:0].to_parquet(path)
-    with pytest.raises(store.StoreError, match="it has no row of before"):
+    with pytest.raises(StoreError, match="it has no row of before"):
         harness.load(folder)
 
 
@@ -394,4 +404,4 @@ def test_prompts_of_unknown_length_give_no_throughput_of_all_tokens(tmp_path: Pa
     _, result = bring(edited, to=tmp_path / "out")
     assert "throughput_tok_s" in values(result)
     assert "throughput_total_tok_s" not in values(result)
-    assert any("how long the prompts of" in line for line in result["comparisons"][0]["warnings"])
+    assert any("how long the prompts of" in line for line in warned(result.comparisons[0]))

@@ -20,11 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import api
-from harness import messages
-from harness.load_generator import LoadError, LoadGenerator, Round, broken, digest, submission
-from harness.records import requests_frame
-from harness.workload import UNTIMED, Planned, Workload, plan
-from tests.bench_command import PATIENCE_S
+from experiments.common.bench_command import PATIENCE_S
+from harness.run import messages
+from harness.run.load_generator import LoadError, LoadGenerator, Round, broken, digest, submission
+from harness.run.records import requests_frame
+from harness.workload.arrivals import UNTIMED
+from harness.workload.check import check
+from harness.workload.plan import Planned, plan
+from harness.workload.workload import Workload
 
 PATIENCE_MS = 10_000
 
@@ -95,7 +98,7 @@ class Bench:
             stall_s=stall_s,
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "harness.load_generator", msgspec.json.encode(config).decode()]
+            [sys.executable, "-m", "harness.run.load_generator", msgspec.json.encode(config).decode()]
         )
         self.inbox = self.context.socket(zmq.PUSH)
         self.inbox.connect(self.address("load"))
@@ -137,7 +140,7 @@ class Bench:
 
     def round(self, workload: Workload, host: int = 0) -> pd.DataFrame:
         """One round of a workload, as requests_frame."""
-        workload.check()
+        check(workload)
         self.start(plan(workload, 0, "", 512), workload, host)
         done = self.outcome()
         assert isinstance(done, messages.RoundDone), done

@@ -10,15 +10,15 @@ from types import ModuleType
 
 import pytest
 
-from harness import machine
+from harness.common import machine
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout of its own that holds this module and a file beside it."""
-    for folder in ("harness", "experiments"):
-        (tmp_path / folder).mkdir()
-    shutil.copy(machine.__file__, tmp_path / "harness" / "machine.py")
+    for folder in ("harness/common", "experiments"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(machine.__file__, tmp_path / "harness" / "common" / "machine.py")
     (tmp_path / "harness" / "other.py").write_text("first\n")
     (tmp_path / "experiments" / "an_experiment.py").write_text("first\n")
     (tmp_path / ".gitignore").write_text("__pycache__/\n")  # which importing the module makes
@@ -29,7 +29,9 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def of(checkout: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("checked_out", checkout / "harness" / "machine.py")
+    spec = importlib.util.spec_from_file_location(
+        "checked_out", checkout / "harness" / "common" / "machine.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import api
-from harness import load_generator, metrics, records
-from harness.messages import RunRound
-from harness.workload import Planned
+from harness.metrics import boot, definitions
+from harness.run import load_generator, records
+from harness.run.messages import RunRound
+from harness.workload.plan import Planned
 
 MS = 1_000_000
 NOTHING = pd.DataFrame()
@@ -60,7 +61,7 @@ def rounds(*spans: tuple[int, int]) -> pd.DataFrame:
 
 
 def measured(*requests: dict[str, object]) -> dict[str, float]:
-    return metrics.of_boot(pd.DataFrame(requests), NOTHING, rounds((100, 300)), NOTHING)
+    return boot.of_boot(pd.DataFrame(requests), NOTHING, rounds((100, 300)), NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_both_conventions_by_their_formulas() -> None:
               for each in table if not each["error"]]  # fmt: skip
 
     def expect(name: str, samples: list[float]) -> None:
-        found = {statistic: values[f"{name}_{statistic}"] for statistic in metrics.STATISTICS}
+        found = {statistic: values[f"{name}_{statistic}"] for statistic in definitions.STATISTICS}
         levels = {f"p{level}": np.percentile(samples, level) for level in (50, 90, 95, 99)}
         assert found == pytest.approx({"mean": np.mean(samples), **levels})
 
@@ -143,7 +144,7 @@ def test_goodput_counts_requests_that_meet_every_objective() -> None:
 
     def goodput(**objectives: float) -> float:
         frame = pd.DataFrame([good, slow_start, single, failed])
-        return metrics.of_boot(frame, NOTHING, rounds((100, 300)), NOTHING, objectives)["goodput_req_s"] * 0.2
+        return boot.of_boot(frame, NOTHING, rounds((100, 300)), NOTHING, objectives)["goodput_req_s"] * 0.2
 
     assert goodput(ttft=1000) == pytest.approx(3)
     assert goodput(ttft=17) == pytest.approx(2)  # at most: 17 is met
@@ -200,7 +201,7 @@ def test_failures_are_counted_and_are_in_no_latency() -> None:
 
 def test_throughput_is_over_the_wall_time_of_all_rounds() -> None:
     table = pd.DataFrame([request(), request(round=1), request(round=1)])
-    values = metrics.of_boot(table, NOTHING, rounds((100, 300), (1000, 1300)), NOTHING)
+    values = boot.of_boot(table, NOTHING, rounds((100, 300), (1000, 1300)), NOTHING)
     assert values["throughput_tok_s"] == pytest.approx(15 / 0.5)
     assert values["throughput_total_tok_s"] == pytest.approx(24 / 0.5)
     assert values["throughput_req_s"] == pytest.approx(3 / 0.5)
@@ -232,7 +233,7 @@ def test_times_scale_with_the_clock(gaps: list[list[int]], factor: int) -> None:
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=30))
 def test_percentiles_are_ordered(latencies: list[int]) -> None:
     values = measured(*(request(finished_ns=103 + latency) for latency in latencies))
-    ordered = [values[f"latency_ms_{statistic}"] for statistic in metrics.STATISTICS[1:]]
+    ordered = [values[f"latency_ms_{statistic}"] for statistic in definitions.STATISTICS[1:]]
     assert ordered == sorted(ordered)
 
 

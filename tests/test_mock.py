@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.common.bench_command import PATIENCE_S, start
 from harness.serve import mock
 from harness.serve.mock_answers import Answer, StreamOptions
-from tests.bench_command import PATIENCE_S, installed, start
+from tests.clockwork import installed
 from tests.served import Server, serving, text_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -119,6 +120,8 @@ def test_a_client_that_hangs_up_takes_nothing_along(server: Server) -> None:
         ("POST", COMPLETIONS, b"{", 400),
         ("POST", COMPLETIONS, b'{"max_tokens": "many"}', 400),
         ("POST", COMPLETIONS, b'{"max_tokens": 0}', 400),
+        ("POST", COMPLETIONS, b'{"max_tokens": 99999999999999999999}', 400),
+        ("POST", COMPLETIONS, b'{"user": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
         ("GET", COMPLETIONS, None, 404),
         ("POST", "/v1/embeddings", b"{}", 404),
     ],
@@ -129,6 +132,14 @@ def test_what_it_can_not_answer_is_an_error_as_openai_has_them(
     got, _, content = server.ask(method, path, body)
     assert got == status
     assert json.loads(content)["error"]["type"] == "invalid_request_error"
+
+
+def test_a_request_that_does_not_end_is_refused_and_the_connection_closed(server: Server) -> None:
+    with socket.create_connection(server.address, timeout=PATIENCE_S) as client:
+        client.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n".encode())
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            client.sendall(b"a" * (64 << 20))
+    assert server.get("/health") == (200, {"status": "ok"})
 
 
 def test_garbage_is_refused_and_the_connection_closed(server: Server) -> None:

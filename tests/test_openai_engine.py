@@ -19,8 +19,8 @@ from engines import api
 from engines.openai import SPEC, endpoint, engine
 from engines.openai import server as run_server
 from engines.openai.endpoint import Endpoint
-from tests.bench_command import PATIENCE_S
-from tests.serving import Collected
+from experiments.common.bench_command import PATIENCE_S
+from experiments.common.in_process_engine import Collected
 from tests.small_server import SmallServer, running
 
 KEY = "sk-secret"
@@ -320,11 +320,11 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, str], messa
 
 
 def test_what_only_the_servers_command_can_set_is_refused() -> None:
-    heeded = api.EngineOptions(model="m", sampling=True, recorder=False)
+    used = api.EngineOptions(model="m", sampling=True, recorder=False)
     settings = SPEC.check({"url": "http://127.0.0.1"})
-    engine.build(heeded, settings)
+    engine.build(used, settings)
     with pytest.raises(api.BadSetting, match="engine openai has no dtype: leave it out"):
-        engine.build(msgspec.structs.replace(heeded, dtype="bfloat16"), settings)
+        engine.build(msgspec.structs.replace(used, dtype="bfloat16"), settings)
 
 
 def test_a_round_that_is_broken_off_leaves_the_collector_on(server: SmallServer) -> None:

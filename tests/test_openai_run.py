@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import store
-from tests.bench_command import PATIENCE_S, Bench, last_line, start
+from experiments.common.bench_command import PATIENCE_S, Bench, last_line, start
+from harness.store import tables
 from tests.small_server import SmallServer, running
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,7 +85,7 @@ def test_two_addresses_are_two_arms_of_one_boot_each(
     assert comparison["mechanism"]["requests_counted_by_usage"]["before"] == 4
     assert comparison["metrics"]["client_lag_ms_p99"]["before"] >= 0
     assert any(line.startswith("one boot per side") for line in comparison["warnings"])
-    requests = store.read_block(only_run(tmp_path), 0)["requests"]
+    requests = tables.read_block(only_run(tmp_path), 0)["requests"]
     assert all(sorted(each) == list(each) for each in requests["chunk_ns"])
     assert (requests["sent_ns"] < requests["chunk_ns"].str[0]).all()
     assert [list(each) for each in requests["chunk_tokens"]] == [[1, 1, 1, 1]] * 8
@@ -136,7 +136,7 @@ def test_a_command_is_a_server_per_boot(environment: dict[str, str], tmp_path: P
     comparison = json.loads(stdout)["comparisons"][0]
     assert comparison["blocks"] == 2
     assert comparison["metrics"]["tpot_ms_p50"]["verdict"] in ("faster", "slower", "undecided", "same")
-    rounds = store.read_block(only_run(tmp_path), 1)["rounds"]
+    rounds = tables.read_block(only_run(tmp_path), 1)["rounds"]
     assert (rounds["cpu_ms.server"] > 0).all()
     assert not bench.left()
 
@@ -228,13 +228,13 @@ def test_a_harness_that_is_ended_leaves_no_server_that_a_script_started(
 def test_what_pays_no_heed_to_sigterm_is_killed_with_its_session() -> None:
     host = """
 import subprocess, sys
-from engines import host
-host.LEAVE_S = 0.3
+from engines import processes
+processes.TERMINATE_S = 0.3
 stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
-host.leave_none()
+processes.end_session()
 """
     command = [sys.executable, "-c", host]
     told = subprocess.run(

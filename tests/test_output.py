@@ -18,8 +18,8 @@ from engines.overlap import SPEC
 from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped, held_back
 from engines.overlap.presets import load_tokenizer
 from engines.overlap.toggles.output import InProcess
+from experiments.common.in_process_engine import Collected, column, serve, some_requests
 from tests.conftest import CHAOS_SEED
-from tests.serving import Collected, column, serve, some_requests
 
 TOKENIZER = load_tokenizer("tiny-gpt2", 4096)
 

@@ -6,8 +6,10 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from harness import store
-from tests.bench_command import installed, start
+from experiments.common.bench_command import start
+from harness.store.manifest import read_manifest
+from harness.store.tables import read_block
+from tests.clockwork import installed
 
 OVERLAP = ("--engine", "overlap", "--device", "emulated", "--blocks", "1", "--max-batch-size", "4")
 
@@ -25,10 +27,10 @@ def test_text_tokenized_by_workers_in_a_closed_loop_and_all_that_a_round_records
     assert found["tokenize_ms_p50"]["before"] > 0
 
     (folder,) = (tmp_path / "results").iterdir()
-    design = store.read_manifest(folder).design
+    design = read_manifest(folder).design
     assert design.goodput == {"ttft": 60000}
     assert design.arms[0].options.tokenize_workers == 2
-    tables = store.read_block(folder, 0)
+    tables = read_block(folder, 0)
     requests, rounds = tables["requests"], tables["rounds"]
     assert requests["error"].eq("").all()
     assert requests.groupby("round")["prompt_tokens"].nunique().gt(1).all()

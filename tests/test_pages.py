@@ -7,9 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from harness import listings, tables
-from harness.pages import Table, terminal_table
-from harness.variants import load_variants
+from harness.cli import listings
+from harness.plan.variants import load_variants
+from harness.report import formats
+from harness.report.page import Table, terminal_table
 from tests.made_blocks import manifest, result, shown
 
 
@@ -40,7 +41,7 @@ def test_a_narrow_listing_breaks_no_name(width: int) -> None:
 
 
 def test_markdown_is_a_table_of_even_rows() -> None:
-    lines = [line for line in tables.to_markdown(result()).splitlines() if line.startswith("|")]
+    lines = [line for line in formats.to_markdown(result()).splitlines() if line.startswith("|")]
     widths: list[int] = [line.count("|") for line in lines]
     starts = [index for index, line in enumerate(lines) if set(line) <= set("|-: ")]
     for start, end in zip(starts, [*(each - 1 for each in starts[1:]), len(lines)], strict=True):

@@ -15,12 +15,17 @@ from engines import api
 from engines.devices.base import Device
 from engines.overlap import SPEC
 from engines.overlap.plant import CALIBRATION_CYCLES, TAG, SpinKernel, compute_for
-from harness import plants, runner, tables
-from harness.design import Arm, Design
-from harness.settings import Asked, make_design
-from harness.variants import load_variants
-from harness.workload import Workload
-from tests.serving import serve, some_requests
+from experiments.common.in_process_engine import serve, some_requests
+from harness.analysis import plants
+from harness.analysis.result import Comparison, Counter, MetricRow, Settings
+from harness.plan.design import Arm, Design
+from harness.plan.request import Request
+from harness.plan.settings import make_design
+from harness.plan.variants import load_variants
+from harness.report import tables
+from harness.run.blocks import planted_ns, rounds_of
+from harness.workload.workload import Workload
+from tests.made_blocks import manifest, result
 
 NS = 300_000
 SETTINGS = [
@@ -131,13 +136,13 @@ BARE = api.EngineSpec(name="bare", summary="", toggles=(), build="x:y")
 def test_a_wrong_request_has_one_reason(asked: dict[str, Any], reason: str) -> None:
     with pytest.raises(api.BadSetting) as caught:
         make_design(
-            Asked(**asked, against_itself=True), {"overlap": SPEC, "bare": BARE}, {}, lambda: "emulated"
+            Request(**asked, against_itself=True), {"overlap": SPEC, "bare": BARE}, {}, lambda: "emulated"
         )
     assert reason in str(caught.value)
 
 
 def test_an_arm_against_itself() -> None:
-    asked = Asked(variant="overlap", plant=0.05, plant_at="host", against_itself=True)
+    asked = Request(variant="overlap", plant=0.05, plant_at="host", against_itself=True)
     made = make_design(asked, {"overlap": SPEC}, load_variants(), lambda: "emulated")
     before, after = made.arms
     assert msgspec.structs.replace(after, name="before") == before
@@ -165,30 +170,40 @@ def steps(arm_name: str, interval_ns: int) -> pd.DataFrame:
 
 def test_the_size_is_a_share_of_the_before_arms_step() -> None:
     both = pd.concat([steps("before", 4_000_000), steps("after", 8_000_000)])
-    assert runner.planted_ns(0.03, "before", both) == 120_000
+    assert planted_ns(0.03, "before", both) == 120_000
 
 
 def test_without_steps_there_is_no_size() -> None:
     with pytest.raises(api.BadSetting, match="its engine records none"):
-        runner.planted_ns(0.03, "before", pd.DataFrame())
+        planted_ns(0.03, "before", pd.DataFrame())
     with pytest.raises(api.BadSetting, match="raise --max-new-tokens"):
-        runner.planted_ns(0.03, "before", steps("before", 5)[:1])
+        planted_ns(0.03, "before", steps("before", 5)[:1])
 
 
 def test_the_discarded_boot_runs_a_whole_round_to_size_by() -> None:
-    assert list(runner.rounds_of(design(), -1)) == [-1, 0]
-    assert list(runner.rounds_of(msgspec.structs.replace(design(), plant=None), -1)) == [-1]
+    assert list(rounds_of(design(), -1)) == [-1, 0]
+    assert list(rounds_of(msgspec.structs.replace(design(), plant=None), -1)) == [-1]
 
 
 # -- whether it was seen ----------------------------------------------------------------------------------
 
 
+PLAIN = result(plan=manifest(1)).comparisons[0]
+
+
 def found(
-    low: float | None, high: float | None, verdict: str | None, better: str = "lower"
-) -> dict[str, Any]:
-    row = {"better": better, "ci_low": low, "ci_high": high, "verdict": verdict}
-    share = {"unit": "of a step of before", "before": 0.001, "after": 0.031}
-    return {"primary": "x", "metrics": {"x": row}, "mechanism": {"planted_share": share}}
+    low: float | None, high: float | None, verdict: str | None, better: str = "lower", **more: Any
+) -> Comparison:
+    row = MetricRow(
+        unit="ms", better=better, change=0.029, delta=1.0, ci_low=low, ci_high=high, verdict=verdict
+    )
+    share = Counter(before=0.001, after=0.031, unit="of a step of before")
+    changes = {"primary": "x", "metrics": {"x": row}, "mechanism": {"planted_share": share}, **more}
+    return msgspec.structs.replace(PLAIN, **changes)
+
+
+def planted_at(place: str) -> Settings:
+    return msgspec.structs.replace(PLAIN.before, options={"plant_at": place})
 
 
 @pytest.mark.parametrize(
@@ -199,27 +214,26 @@ def found(
         (found(-0.01, 0.04, "undecided"), False),
         (found(-0.04, -0.02, "worse", "higher"), True),  # a rate falls by 1 - 1/1.03
         (found(None, None, None), False),
-        ({**found(0.02, 0.04, "slower"), "mechanism": {}}, False),
+        (found(0.02, 0.04, "slower", mechanism={}), False),
     ],
 )
-def test_seen_is_slower_by_what_was_planted(comparison: dict[str, Any], seen: bool) -> None:
+def test_seen_is_slower_by_what_was_planted(comparison: Comparison, seen: bool) -> None:
     assert plants.seen(comparison) is seen
 
 
 def test_what_became_of_a_delay_is_said() -> None:
-    comparison = found(0.02, 0.04, "slower") | {"after": {"options": {"plant_at": "device"}}}
-    comparison["metrics"]["x"] |= {"change": 0.029, "delta": 1.0, "unit": "ms"}
+    comparison = found(0.02, 0.04, "slower", after=planted_at("device"))
     assert tables.planted(comparison) == (
         "Planted at the device: +3.0% of a step; x changed by +2.9% [+2.0%, +4.0%], slower, and the interval "
         "holds +3.0%: seen."
     )
-    comparison["metrics"]["x"] |= {"ci_low": -0.02, "verdict": "undecided"}
+    comparison = found(-0.02, 0.04, "undecided", after=planted_at("device"))
     assert (tables.planted(comparison) or "").endswith("undecided, and the interval holds +3.0%: not seen.")
 
 
 def test_a_delay_that_nobody_counted_is_told() -> None:
     """An older engine, as of another ref, may not know the hook."""
-    comparison = found(0.02, 0.04, "slower") | {"mechanism": {}, "after": {"options": {"plant_at": "host"}}}
+    comparison = found(0.02, 0.04, "slower", mechanism={}, after=planted_at("host"))
     assert tables.planted(comparison) == (
         "Planted at the host: the engine counted no delay, so none can be seen."
     )
@@ -227,7 +241,7 @@ def test_a_delay_that_nobody_counted_is_told() -> None:
 
 def test_the_hooks_own_price_is_not_part_of_the_delay() -> None:
     assert plants.achieved(found(0, 1, None)) == pytest.approx(0.03)
-    assert plants.achieved({"mechanism": {}}) is None
+    assert plants.achieved(found(0, 1, None, mechanism={})) is None
 
 
 def test_turns_with_another_process_on_the_card_are_not_taken_for_a_slow_clock(

@@ -10,12 +10,14 @@ import pandas as pd
 import pytest
 
 from engines import api
-from harness import prediction, tables
-from harness.calibration import Calibration, Measured, load
-from harness.design import Arm
-from harness.machine import Machine
-from harness.prediction import Before, model_of
-from harness.variants import load_variants
+from harness.analysis import prediction
+from harness.analysis.calibration import Calibration, Measured, load
+from harness.analysis.prediction import Before, model_of
+from harness.analysis.result import Prediction
+from harness.common.machine import Machine
+from harness.plan.design import Arm
+from harness.plan.variants import load_variants
+from harness.report import tables
 from tests.made_blocks import manifest
 from tests.test_attribution import frame, one_step
 
@@ -154,8 +156,11 @@ def test_a_calibration_from_elsewhere_says_what_differs(here: dict[str, Any], wh
     ("error", "points"), [(-1.7, "−170.0"), (0.123, "+12.3"), (-0.0033, "−0.33"), (0.00004, "+0.00")]
 )
 def test_how_far_a_prediction_is_off_is_told_in_decimals(error: float, points: str) -> None:
-    found = {"metric": "m", "change": 0.1, "ci_low": None, "measured": 0.1 - error, "error": error}
-    line = tables.prediction_line({**found, "model": "overlap", "calibration": "a test"})
+    found = Prediction(
+        metric="m", model="overlap", change=0.1, ci_low=None, ci_high=None, measured=0.1 - error, error=error,
+        calibration="a test",
+    )  # fmt: skip
+    line = tables.prediction_line(found)
     assert f"is off by {points} points" in line
 
 

@@ -14,14 +14,16 @@ import msgspec
 import pytest
 
 from engines import api
-from harness import profiling
-from harness.design import Design
-from harness.settings import Asked, make_design
+from experiments.common.bench_command import last_line, start
+from harness.plan.design import Design
+from harness.plan.request import Request
+from harness.plan.settings import make_design
+from harness.plan.variants import load_variants
+from harness.studies import profile
 from harness.trace import nsys_command
 from harness.trace.timeline import Timeline
-from harness.variants import load_variants
-from tests.bench_command import installed, last_line, start
 from tests.chrome_trace import faults
+from tests.clockwork import installed
 from tests.made_blocks import described
 from tests.test_cli import bench
 
@@ -60,21 +62,21 @@ def program(path: Path, text: str) -> Path:
 
 
 def design(*set_: str) -> Design:
-    asked = Asked(variant="overlap", both=set_, options={"device": "emulated"})
+    asked = Request(variant="overlap", both=set_, options={"device": "emulated"})
     return make_design(asked, api.find_engines(), load_variants(), lambda: "emulated")
 
 
 def test_an_arms_title_has_what_others_have_not_or_all_where_none_differs() -> None:
-    def captured(arm: str, **toggles: str) -> profiling.Captured:
-        return profiling.Captured(
+    def captured(arm: str, **toggles: str) -> profile.Captured:
+        return profile.Captured(
             timeline=Timeline(arm=arm, opened_ns=0, closed_ns=1, tracks=[], ranges=[], arrows=[]),
             description=msgspec.structs.replace(described(), toggles=toggles),
         )
 
     before = captured("before", h2d="pinned", gc="frozen")
     after = captured("after", h2d="packed", gc="frozen")
-    assert profiling.title(before, [before, after]) == "before: h2d=pinned"
-    assert profiling.title(before, [before]) == "before: h2d=pinned, gc=frozen"
+    assert profile.title(before, [before, after]) == "before: h2d=pinned"
+    assert profile.title(before, [before]) == "before: h2d=pinned, gc=frozen"
 
 
 # -- the commands of nsys ---------------------------------------------------------------------------------
@@ -109,21 +111,21 @@ def test_nsys_captures_the_window_without_sampling_and_follows_children() -> Non
 
 def test_each_arm_is_captured_alone_by_a_command_that_a_shell_takes() -> None:
     whole = design()
-    lines = profiling.printed(profiling.Nsys("nsys", "graph"), whole, 5, Path("results")).splitlines()
+    lines = profile.printed(profile.Nsys("nsys", "graph"), whole, 5, Path("results")).splitlines()
     for line, arm in zip(lines, whole.arms, strict=True):
         *nsys, module, config = shlex.split(line)
-        assert module == "harness.profiled_arm"
+        assert module == "harness.studies.profiled_arm"
         assert f"--output={Path.cwd()}/results/profile-overlap/{arm.name}" in nsys
-        asked = msgspec.json.decode(config, type=profiling.ProfiledArm)
+        asked = msgspec.json.decode(config, type=profile.ProfiledArm)
         assert (asked.design.arms, asked.steps) == ((arm,), 5)
 
 
 def test_nsys_on_path_is_used_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = program(tmp_path / "nsys", STAND_IN)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert profiling.find_nsys(None, "cuda") == str(found)
-    assert profiling.find_nsys(None, "emulated") is None
-    assert profiling.find_nsys(str(found), "emulated") == str(found)
+    assert profile.find_nsys(None, "cuda") == str(found)
+    assert profile.find_nsys(None, "emulated") is None
+    assert profile.find_nsys(str(found), "emulated") == str(found)
 
 
 def test_print_command_prints_the_commands_and_runs_nothing(
@@ -236,6 +238,7 @@ def test_a_profile_has_sound_traces_with_every_track_and_arrow_and_a_picture(tmp
         assert analysed[arm]["devices"] == 1
     about = json.loads((folder / "profile.json").read_text())
     assert (about["kind"], about["steps"], about["nsys"]) == ("profile", 6, [])
+    assert about["descriptions"]["after"]["model"]["tokenizer"] == "engines.overlap.presets/tokenizer.json"
     picture = (folder / "steps.svg").read_text()
     assert ": steady decode, profiled, on the emulated device<" in picture
     assert "before: output=process<" in picture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.progress import MUCH_STOLEN, Display
-from harness.runner import BlockBegun, BlockDone
+from harness.cli.progress import MUCH_STOLEN, Display
+from harness.run.events import BlockBegun, BlockDone
 from tests.made_blocks import manifest
 
 

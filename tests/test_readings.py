@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from harness import core_speed, readings
+from harness.common import core_speed
+from harness.run import readings
 
 ALLOWED = os.sched_getaffinity(0)  # before any test here takes a reading
 

@@ -17,7 +17,7 @@ from engines import api
 from engines.api import BadSetting
 from engines.overlap import SPEC
 from engines.overlap.presets import PRESETS, load_model, load_tokenizer
-from tests.serving import near_ties, serve, some_requests
+from experiments.common.in_process_engine import near_ties, serve, some_requests
 
 VOCABULARY = 512
 SETTINGS = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})

@@ -8,8 +8,11 @@ import os
 import signal
 from pathlib import Path
 
-from harness import store
-from tests.bench_command import DEATH_LIMIT_S, TESTS, Bench, last_line, start, wait_until_serving
+from experiments.common.bench_command import Bench, last_line, start, wait_until_serving
+from harness.store import tables
+from harness.store.manifest import read_manifest
+from tests.clockwork import TESTS
+from tests.processes import DEATH_LIMIT_S
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS.parent), "COLUMNS": "120"}
 SMALL = ("--device", "emulated", "--rounds", "1", "--max-new-tokens", "64", "--concurrency", "8")
@@ -41,11 +44,11 @@ def test_a_killed_device_or_output_process_ends_the_run_which_then_goes_on(tmp_p
     assert "DeviceLost" not in line  # a sentence, not a class
 
     (folder,) = (tmp_path / "results").iterdir()
-    assert store.finished_blocks(folder) == [0]
+    assert tables.finished_blocks(folder) == [0]
     bench = start(ENVIRONMENT, tmp_path, "run", "--resume", str(folder))
     line = kill(bench, "engines.overlap.output_process")
     assert "output process" in line
-    assert store.finished_blocks(folder) == [0]
+    assert tables.finished_blocks(folder) == [0]
 
 
 def test_two_arms_answer_the_same_and_the_difference_between_them_is_explained(tmp_path: Path) -> None:
@@ -57,6 +60,10 @@ def test_two_arms_answer_the_same_and_the_difference_between_them_is_explained(t
     assert comparison["prediction"]["model"] == "async_output"
 
     (folder,) = (tmp_path / "results").iterdir()
+    assert [each.model["tokenizer"] for each in read_manifest(folder).descriptions.values()] == [
+        "engines.overlap.presets/tokenizer.json",
+        "engines.overlap.presets/tokenizer.json",
+    ]
     code, stdout, stderr = start(ENVIRONMENT, tmp_path, "explain", str(folder), "--format", "json").end()
     assert code == 0, stderr
     found = json.loads(stdout)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engines import api
-from harness.records import broken
+from harness.run.records import broken
 
 S = 1_000_000_000
 BEGAN, ENDED = 100 * S, 110 * S

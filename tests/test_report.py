@@ -15,10 +15,13 @@ import pytest
 
 import harness
 from engines import api
-from harness import report, store, tables
-from harness.plots import style
-from harness.plots.page import PROPERTIES
-from harness.stored_run import Run
+from harness.analysis import words
+from harness.analysis.frames import Run
+from harness.analysis.result import Failures
+from harness.report import html, tables
+from harness.report.figures import style
+from harness.report.figures.page import PROPERTIES
+from harness.store.tables import table_path
 from tests.made_blocks import manifest
 from tests.test_across_runs import stored
 from tests.test_cli import bench
@@ -77,7 +80,7 @@ def run() -> Run:
 
 @pytest.fixture(scope="module")
 def page(run: Run) -> str:
-    return report.to_html(run)
+    return html.to_html(run)
 
 
 def test_the_file_needs_nothing_else(page: str) -> None:
@@ -103,7 +106,7 @@ def test_the_verdict_comes_first_with_the_jsons_numbers(
     (comparison,) = printed["comparisons"]
     row = comparison["metrics"][comparison["primary"]]
     first = Page(page).first_in_body()
-    assert first == tables.conclusion(printed, comparison)
+    assert first == words.conclusion(printed["device"], harness.compare(RUN).comparisons[0])
     said = [float(each.replace("−", "-")) for each in re.findall(r"([+−][\d.]+)%", first)]
     expected = [100 * row[name] for name in ("change", "ci_low", "ci_high")]
     assert said == [round(value, 2 if abs(value) < 1 else 1) for value in expected]
@@ -121,24 +124,25 @@ def test_the_parts_come_in_the_order_in_which_they_are_read(page: str) -> None:
 
 
 def test_failed_requests_are_on_the_page_with_their_causes(run: Run) -> None:
-    (comparison,) = run.result["comparisons"]
-    before = {"failed": 2, "requests": 960, "causes": {"timed out": 2}}
-    failing = {**comparison, "failures": {**comparison["failures"], "before": before}}
+    (comparison,) = run.result.comparisons
+    before = Failures(failed=2, requests=960, causes={"timed out": 2})
+    failing = msgspec.structs.replace(comparison, failures={**comparison.failures, "before": before})
     other = replace(run)
-    other.__dict__["result"] = {**run.result, "comparisons": [failing]}  # in place of what it would compute
-    page = Page(report.to_html(other))
+    # In place of what it would compute.
+    other.__dict__["result"] = msgspec.structs.replace(run.result, comparisons=[failing])
+    page = Page(html.to_html(other))
     assert "Failed requests" in texts(page, "h2")
     assert "2 × timed out" in texts(page, "td")
 
 
 def test_every_cell_is_a_cell_of_the_commands_tables(run: Run, page: str) -> None:
-    (comparison,) = run.result["comparisons"]
+    (comparison,) = run.result.comparisons
     cells = texts(Page(page), "td")
     for table in (*tables.parts(comparison), tables.every_metric(comparison)):
         if table.title != "Outputs":  # a sentence, there
             assert {cell for row in table.rows for cell in row[1:] if cell} <= set(cells)
-    outputs = comparison["outputs"]
-    assert any(f"{outputs['identical']} of {outputs['compared']}" in text for text in texts(Page(page), "p"))
+    outputs = comparison.outputs
+    assert any(f"{outputs.identical} of {outputs.compared}" in text for text in texts(Page(page), "p"))
     # What a variant is said to be today is no part of a stored run. A figure's path may hold any digits.
     assert not any("4790" in text for text in (*cells, *texts(Page(page), "p")))
 
@@ -176,13 +180,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = Path(stored(tmp_path_factory.mktemp("runs"), "a", plan=manifest(2, arms=1)))
     for number in range(2):
         for table in ("steps", "work"):
-            store.table_path(folder, number, table).unlink()
+            table_path(folder, number, table).unlink()
     return harness.load(folder)
 
 
 @pytest.fixture(scope="module")
 def page_of_one(alone: Run) -> Page:
-    return Page(report.to_html(alone))
+    return Page(html.to_html(alone))
 
 
 def test_one_arm_has_no_changes(alone: Run, page_of_one: Page) -> None:
@@ -191,7 +195,7 @@ def test_one_arm_has_no_changes(alone: Run, page_of_one: Page) -> None:
     assert not {"Changes", "Block by block"} & headings
     assert {"One arm", "Latencies"} <= headings
     assert "after" not in texts(page_of_one, "th")
-    assert "One arm" in report.to_markdown(alone)
+    assert "One arm" in html.to_markdown(alone)
 
 
 def test_a_figure_that_can_not_be_drawn_says_why(page_of_one: Page) -> None:
@@ -212,10 +216,10 @@ def test_a_server_at_an_address_was_not_booted(tmp_path: Path) -> None:
     ):
         design = msgspec.structs.replace(plan.design, arms=tuple(arms))
         run = harness.load(stored(tmp_path, name, plan=msgspec.structs.replace(plan, design=design)))
-        rows = dict(report.method(run).rows)
+        rows = dict(html.method(run).rows)
         assert rows["blocks"] == f"1, {said}; after: a server that was running, and was not booted"
         assert rows["rounds"] == "2 for each arm, pooled, after 1 to warm up"
-    assert "discarded" not in report.to_html(run)
+    assert "discarded" not in html.to_html(run)
 
 
 def test_what_a_run_says_is_text(tmp_path: Path) -> None:
@@ -224,15 +228,15 @@ def test_what_a_run_says_is_text(tmp_path: Path) -> None:
     design = msgspec.structs.replace(plan.design, arms=arms, name=HOSTILE)
     plan = msgspec.structs.replace(plan, design=design)
     folder = Path(stored(tmp_path, "a", 0.9, plan=plan))
-    path = store.table_path(folder, 0, "requests")
+    path = table_path(folder, 0, "requests")
     frame = pd.read_parquet(path)
     frame.loc[0, "error"] = HOSTILE + "\n\n# a heading"
     frame.to_parquet(path)
     run = harness.load(folder)
-    parsed = Page(report.to_html(run))
+    parsed = Page(html.to_html(run))
     assert not {"script", "img"} & parsed.tags
     assert parsed.first_in_body().startswith(HOSTILE)
-    markdown = report.to_markdown(run)
+    markdown = html.to_markdown(run)
     assert not re.search(r"<(?!/?details>|/?summary>)", markdown)
     assert "](http" not in markdown
     assert "\n# a heading" not in markdown
@@ -243,7 +247,7 @@ def test_a_run_that_is_not_whole_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: str
 ) -> None:
     folder = Path(stored(tmp_path, "a", count=2 if broken == "unfinished" else None, plan=manifest(3)))
-    path = store.table_path(folder, 1, "requests")
+    path = table_path(folder, 1, "requests")
     match broken:
         case "without a block":
             path.parent.rename(tmp_path / "elsewhere")
@@ -265,4 +269,4 @@ def test_a_run_that_is_not_whole_is_one_line(
 
 def test_an_ending_that_is_neither_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(api.BadSetting, match=r"end .*report.pdf in \.html or \.md"):
-        report.write(tmp_path / "nowhere", tmp_path / "report.pdf")
+        html.write(tmp_path / "nowhere", tmp_path / "report.pdf")

@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.rooms import room
+from harness.common.temporary import room
 
 HOLD = """
 import sys, time
-from harness.rooms import room
+from harness.common.temporary import room
 with room(sys.argv[1]) as made:
     print(made, flush=True)
     time.sleep(600)

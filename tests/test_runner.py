@@ -23,22 +23,19 @@ import pytest
 
 from engines import api
 from engines.api import BadSetting
-from engines.host import ORPHANED
-from harness import processes, runner, session, store
+from engines.processes import ORPHANED
+from experiments.common.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, start
+from harness.common import processes
+from harness.run import blocks as blocks_
+from harness.run import session
+from harness.run.blocks import _block
+from harness.store import folders, tables
+from harness.store.files import StoreError
+from harness.store.manifest import read_manifest, write_manifest
 from tests import clockwork_engine
-from tests.bench_command import (
-    BENCH,
-    CLOCKWORK,
-    DEATH_LIMIT_S,
-    PATIENCE_S,
-    Bench,
-    answer_signals,
-    installed,
-    last_line,
-    nobody_reads,
-    start,
-)
+from tests.clockwork import CLOCKWORK, installed
 from tests.made_blocks import described, manifest
+from tests.processes import DEATH_LIMIT_S, nobody_reads
 
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
 
@@ -75,9 +72,9 @@ def test_every_arm_is_asked_what_fits_into_the_smallest_context(monkeypatch: pyt
         described = plan.descriptions[arm.name]
         smaller = msgspec.structs.replace(described, model={**described.model, "context": context})
         booted[arm.name] = session.Booted(arm, (), cast(Any, None), "", smaller)
-    monkeypatch.setattr(runner, "_round", remember)
+    monkeypatch.setattr(blocks_, "_round", remember)
     monkeypatch.setattr(session.Booted, "pids", {})
-    runner._block(cast(Any, SimpleNamespace(pids={})), [plan], 0, booted, lambda happening: None)
+    _block(cast(Any, SimpleNamespace(pids={})), [plan], 0, booted, lambda happening: None)
     assert dict(asked) == {"before": 512, "after": 512}
 
 
@@ -91,9 +88,9 @@ def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path:
     assert comparison["metrics"]["tpot_ms_p50"]["verdict"] is not None  # which one, is the machine's affair
     assert comparison["outputs"] == {"compared": 48, "identical": 48, "near_ties": None, "distinct": 8}
     assert comparison["mechanism"]["ticks"]["before"] > 0
-    manifest = store.read_manifest(run_folder(tmp_path))
+    manifest = read_manifest(run_folder(tmp_path))
     assert set(manifest.descriptions) == {"before", "after"}
-    rounds = store.read_block(run_folder(tmp_path), 0)["rounds"]
+    rounds = tables.read_block(run_folder(tmp_path), 0)["rounds"]
     assert {"load_1m", "steal_share", "switches_voluntary.engine", "cpu_ms.device", "seed"} <= set(
         rounds.columns
     )
@@ -136,7 +133,7 @@ def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
     blocks = result["comparisons"][0]["blocks"]
     assert blocks in (6, 8)  # the looks; at which one it is clear, is the machine's affair
     assert result["stopped_because"].startswith((f"decided at {blocks} of at most 8 blocks", "8 blocks, the"))
-    assert store.finished_blocks(run_folder(tmp_path)) == list(range(blocks))
+    assert tables.finished_blocks(run_folder(tmp_path)) == list(range(blocks))
     assert result["comparisons"][0]["confidence"] > 0.95
     code, stdout, _ = start(environment, tmp_path, *again).end()  # nothing is left to measure
     assert (code, json.loads(stdout)) == (0, result)
@@ -152,7 +149,7 @@ def test_a_run_is_repeated_from_its_manifest(environment: dict[str, str], tmp_pa
     assert code == 0, stderr
     (second,) = (tmp_path / "again").iterdir()
     assert json.loads(stdout)["run"] == second.name != first.name
-    assert store.read_manifest(second).design == store.read_manifest(first).design
+    assert read_manifest(second).design == read_manifest(first).design
     manifest = first / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"cores": ', '"cores": 1'))
     code, _, stderr = start(environment, tmp_path, *again).end()
@@ -220,19 +217,19 @@ def test_arms_on_different_devices_are_never_compared() -> None:
     kinds = {"before": "emulated", "after": "cuda"}
     booted: Any = {name: SimpleNamespace(description=described(kind)) for name, kind in kinds.items()}
     with pytest.raises(BadSetting, match=r"run on different devices \(cuda, emulated\): never compared"):
-        runner.described(plan, booted)
+        blocks_.described(plan, booted)
 
 
 @pytest.mark.parametrize(
     ("word", "name"),
-    [("harness.load_generator", "the load generator"), ("sleep 1002", "the device process of after")],
+    [("harness.run.load_generator", "the load generator"), ("sleep 1002", "the device process of after")],
 )
 def test_a_killed_process_ends_the_run(
     environment: dict[str, str], tmp_path: Path, word: str, name: str
 ) -> None:
     bench = in_second_block(environment, tmp_path)
     assert_death_is_told(bench, bench.find(word), name)
-    assert 0 in store.finished_blocks(run_folder(tmp_path))
+    assert 0 in tables.finished_blocks(run_folder(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -241,20 +238,21 @@ def test_a_killed_process_ends_the_run(
         ({"model": {"name": "n"}}, "model was 'm', is 'n'"),
         ({"versions": {"vllm": "0.2"}}, "versions.vllm was '0.1', is '0.2'"),
         ({"device": {"kind": "emulated", "name": "y"}}, "device.name was 'x', is 'y'"),
-        ({"model": {"name": "m", "tokenizer": "of another checkout"}}, None),
+        ({"model": {"name": "m", "tokenizer": "/of/another/checkout/tokenizer.json"}}, None),
     ],
 )
 def test_a_run_is_not_resumed_with_another_engine_than_it_began_with(
     changes: dict[str, Any], told: str | None
 ) -> None:
-    first = msgspec.structs.replace(described(), versions={"vllm": "0.1"})
+    model = {"name": "m", "tokenizer": "/of/a/machine/that/is/gone/tokenizer.json"}  # as older runs say
+    first = msgspec.structs.replace(described(), versions={"vllm": "0.1"}, model=model)
     booted: Any = {"before": SimpleNamespace(description=msgspec.structs.replace(first, **changes))}
     plan = msgspec.structs.replace(manifest(arms=1), descriptions={"before": first})
     if told is None:
-        assert runner.described(plan, booted).descriptions["before"].model["tokenizer"]
+        assert blocks_.described(plan, booted).descriptions["before"].model == {"name": "m"}  # and no path
     else:
-        with pytest.raises(store.StoreError, match=f"another engine in before: {told}"):
-            runner.described(plan, booted)
+        with pytest.raises(StoreError, match=f"another engine in before: {told}"):
+            blocks_.described(plan, booted)
 
 
 def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str], tmp_path: Path) -> None:
@@ -263,7 +261,7 @@ def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str],
     folder = run_folder(tmp_path)
     kept = (folder / "blocks/000/requests.parquet").read_bytes()
     resume = ("run", "--resume", str(folder), "--format", "json")
-    with store.held(folder):
+    with folders.held(folder):
         code, _, stderr = start(environment, tmp_path, *resume).end()
     assert code == 2
     assert last_line(stderr) == f"bench: {folder} is being measured by another bench: wait for its end"
@@ -332,7 +330,7 @@ def test_what_ends_a_run_from_outside_keeps_finished_blocks_and_leaves_nothing(
     assert (code, stdout) == (128 + by, "")
     assert last_line(stderr).startswith(f"bench: {how}; ")
     assert "; 1 of 2 blocks are kept, go on with bench run --resume" in last_line(stderr)
-    assert store.finished_blocks(run_folder(tmp_path))
+    assert tables.finished_blocks(run_folder(tmp_path))
     assert not bench.left()
     assert bench.seen
     assert not list(Path(environment["TMPDIR"]).iterdir())  # where its sockets were
@@ -356,7 +354,7 @@ def test_a_run_whose_terminal_is_closed_ends_as_told(environment: dict[str, str]
         os.read(screen, 4096)
     os.close(screen)
     assert ran.wait(PATIENCE_S) == 128 + signal.SIGHUP
-    assert store.finished_blocks(run_folder(tmp_path)) == [0]
+    assert tables.finished_blocks(run_folder(tmp_path)) == [0]
 
 
 def test_a_ctrl_c_while_engines_stop_leaves_none_of_them(
@@ -380,9 +378,9 @@ def test_a_block_is_kept_before_its_engines_are_stopped(
     few = (*CLOCKWORK, "--blocks", "1", "--rounds", "1")
     code, _, stderr = start(environment, tmp_path, "run", *few).end()
     assert code == 0, stderr
-    planned = store.read_manifest(run_folder(tmp_path))
+    planned = read_manifest(run_folder(tmp_path))
     again = tmp_path / "again"
-    store.write_manifest(again, planned)
+    write_manifest(again, planned)
     boots: list[int] = []
 
     def shut(self: session.Session, booted: list[session.Booted]) -> list[str]:
@@ -395,8 +393,8 @@ def test_a_block_is_kept_before_its_engines_are_stopped(
     monkeypatch.setattr(api, "find_engines", lambda: {"clockwork": clockwork_engine.SPEC})
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
     with pytest.raises(KeyboardInterrupt):
-        runner.run(again, planned, lambda happening: None, lambda done: False)
-    assert store.finished_blocks(again) == [0]
+        list(blocks_.measure(again, planned, lambda happening: None))
+    assert tables.finished_blocks(again) == [0]
 
 
 def raising(error: BaseException) -> Callable[..., None]:

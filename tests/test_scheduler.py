@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engines.api import Request
-from engines.overlap.engine import ladder
+from engines.overlap.engine import bucket_sizes
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Batch, Limits, Scheduler
 from engines.overlap.toggles import tables
-from tests.simulation import EOS, VOCABULARY, Simulation, expected_tokens, soak
+from experiments.common.simulation import EOS, VOCABULARY, Simulation, expected_tokens, soak
 
 BLOCK = 4
 CONTEXT = 32
@@ -25,7 +25,7 @@ CONTEXT = 32
 def make_scheduler(
     batch: int = 4, blocks: int = 40, prefill_batch: int = 3, prefill_tokens: int = 48, choice: str = "full"
 ) -> Scheduler:
-    limits = Limits(batch, prefill_batch, prefill_tokens, ladder(batch), ladder(CONTEXT // BLOCK))
+    limits = Limits(batch, prefill_batch, prefill_tokens, bucket_sizes(batch), bucket_sizes(CONTEXT // BLOCK))
     block_tables = tables.choose(choice, batch + 1, CONTEXT // BLOCK, Counter())
     return Scheduler(BlockPool(blocks, BLOCK), limits, block_tables)
 
@@ -381,6 +381,6 @@ def test_one_that_is_preempted_finds_its_own_blocks_again():
 
 @given(st.integers(1, 5000))
 def test_a_bucket_is_never_more_than_half_empty(most):
-    sizes = ladder(most)
+    sizes = bucket_sizes(most)
     assert sizes[-1] == most
     assert all(small < large <= 2 * small for small, large in pairwise(sizes))

@@ -3,7 +3,6 @@ quick, to refuse, or to die."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -22,14 +21,15 @@ import pytest
 
 from engines import api
 from engines.overlap.presets import load_tokenizer, tokenizer_file
-from harness import processes
-from harness.design import Arm
+from experiments.common.bench_command import PATIENCE_S, last_line, start
+from harness.common import processes
+from harness.plan.design import Arm
 from harness.serve.asking import make_served
 from harness.serve.engine_process import EngineProcess
 from harness.serve.meters import Meters
 from harness.serve.parsing import NEUTRAL, Refused
 from harness.serve.prompting import Prompting
-from tests.bench_command import PATIENCE_S, installed, last_line, start
+from tests.clockwork import installed
 from tests.served import Server, ids_of, serving, text_of
 from tests.test_cli import bench
 
@@ -113,17 +113,14 @@ def test_a_model_with_a_chat_template_is_asked_by_it(tmp_path: Path) -> None:
         "<{{ each.role }}>{{ each.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     made.save_pretrained(tmp_path)
-    model = {"name": str(tmp_path), "tokenizer": str(tmp_path / "tokenizer.json"), "context": 64}
-    prompting = Prompting(model)
-
-    def prepared(role: str) -> api.Request:
-        return asyncio.run(prompting.prepare(api.Request(0, "", 0), [{"role": role, "content": "Hi"}]))
-
+    prompting = Prompting(
+        {"name": str(tmp_path), "tokenizer": str(tmp_path / "tokenizer.json"), "context": 64}
+    )
     ids = load_tokenizer("tiny-gpt2", 4096).encode("<user>Hi<assistant>").ids
-    request = prepared("user")
-    assert (request.prompt, request.max_new_tokens) == (ids, 64 - len(ids))
+    assert prompting.has_template
+    assert prompting.prompt([{"role": "user", "content": "Hi"}]) == ids
     with pytest.raises(Refused, match="no tools"):
-        prepared("tool")
+        prompting.prompt([{"role": "tool", "content": "Hi"}])
 
 
 def test_a_chat_gets_what_the_context_has_room_for(server: Server) -> None:
@@ -176,17 +173,20 @@ def test_many_at_once_get_what_each_gets_alone(server: Server) -> None:
         (COMPLETIONS, b"{", 400, "the body is not a JSON object: Input data was truncated"),
         (COMPLETIONS, {"max_tokens": 3}, 400, "missing required field `prompt`"),
         (COMPLETIONS, {**HELLO, "max_tokens": "many"}, 400, "Expected `int | null`, got `str`"),
-        (COMPLETIONS, {**HELLO, "max_tokens": 0}, 400, "max_tokens must be at least 1, not 0"),
+        (COMPLETIONS, {**HELLO, "max_tokens": 0}, 400, "Expected `int` >= 1 - at `$.max_tokens`"),
         (COMPLETIONS, {**HELLO, "tempratur": 1}, 400, "unknown field 'tempratur'; did you mean temperature?"),
         (COMPLETIONS, {**HELLO, "n": 2}, 400, "n=2 is not supported"),
         (COMPLETIONS, {**HELLO, "logprobs": 0}, 400, "logprobs=0 is not supported"),
         (COMPLETIONS, {**HELLO, "echo": True}, 400, "echo=true is not supported"),
         (COMPLETIONS, {**HELLO, "min_tokens": 3, "ignore_eos": False}, 400, "min_tokens needs ignore_eos"),
         (COMPLETIONS, {**HELLO, "prompt": ["a", "b"]}, 400, "several prompts"),
+        (COMPLETIONS, {**HELLO, "prompt": [[1], [2]]}, 400, "several prompts"),
+        (COMPLETIONS, {**HELLO, "prompt": ["a", 1]}, 400, "prompt: Expected `str`, got `int` - at `$[1]`"),
         (COMPLETIONS, {**HELLO, "prompt": []}, 400, "the prompt is empty"),
         (COMPLETIONS, {**HELLO, "prompt": [5000]}, 400, "beyond the model's vocabulary"),
-        (COMPLETIONS, {**HELLO, "temperature": -1}, 400, "temperature is -1"),
-        (COMPLETIONS, {**HELLO, "top_p": 0, "stream": True}, 400, "top_p is 0"),
+        (COMPLETIONS, {**HELLO, "temperature": -1}, 400, "Expected `float` >= 0.0 - at `$.temperature`"),
+        (COMPLETIONS, {**HELLO, "top_p": 0, "stream": True}, 400, "Expected `float` > 0.0 - at `$.top_p`"),
+        (COMPLETIONS, {**HELLO, "stop": [""], "stream": True}, 400, "a stop string is empty"),
         (COMPLETIONS, {**HELLO, "max_tokens": 512}, 400, "this model's context is 512 tokens"),
         (
             COMPLETIONS,
@@ -228,7 +228,7 @@ def test_fields_that_ask_for_nothing_are_no_reason_to_refuse(server: Server) -> 
 
 
 def test_clients_that_hang_up_lose_no_block_and_change_no_other_stream(server: Server) -> None:
-    """The large version: experiments/disconnects.py."""
+    """The large version: experiments/validation/disconnects.py."""
     lasting = [
         {**HELLO, "prompt": f"Stay {n}", "max_tokens": 120, "return_token_ids": True} for n in range(3)
     ]
@@ -468,7 +468,7 @@ def test_an_engine_that_does_not_start_ends_the_command(tmp_path: Path, boot: st
 
 @pytest.mark.parametrize(("package", "arguments"), [("httptools", ["--mock"]), ("uvicorn", [])])
 def test_a_missing_extra_is_one_line_that_says_how_to_add_it(package: str, arguments: list[str]) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from harness.cli import main; main()"
+    code = f"import sys; sys.modules[{package!r}] = None; from harness.cli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "serve", "--port", "0", *arguments], capture_output=True, text=True
     )

@@ -16,25 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import api
-from harness import (
-    across_runs,
-    comparison,
-    explain,
-    gate_run,
-    hosts,
-    metrics,
-    report,
-    runner,
-    session,
-    store,
-    tables,
-)
-from harness.block import Block
-from harness.design import Arm, Design, orders
-from harness.store import Manifest
-from harness.workload import Workload
-from tests.bench_command import installed, start
-from tests.made_blocks import block, described, manifest, result, shown, side
+from experiments.common.bench_command import start
+from harness.analysis import across_runs, comparison, explain, stored, words
+from harness.analysis.result import MetricRow
+from harness.metrics import definitions
+from harness.plan.design import Arm, Design
+from harness.plan.orders import orders
+from harness.report import formats, html
+from harness.run import hosts, session
+from harness.run.blocks import arms_in_order
+from harness.store.block import Block
+from harness.store.files import StoreError
+from harness.store.manifest import Manifest, read_manifest, write_manifest
+from harness.store.tables import read_block, write_block
+from harness.studies import gate
+from harness.workload.workload import Workload
+from tests.clockwork import installed
+from tests.made_blocks import block, described, manifest, result, shown, side, warned
 
 untimed = settings(deadline=None)
 NAMES = ("before", "half", "all")
@@ -74,9 +72,9 @@ def three_blocks(factors: tuple[float, float], noise: float = 0.001, **last: Any
 
 def stored_three(folder: Path, factors: tuple[float, float] = (0.9, 0.8)) -> Path:
     plan = three()
-    store.write_manifest(folder, plan)
+    write_manifest(folder, plan)
     for each in three_blocks(factors):
-        store.write_block(folder, each.number, dict(each.tables))
+        write_block(folder, each.number, dict(each.tables))
     return folder
 
 
@@ -110,8 +108,8 @@ def test_every_order_is_as_likely_as_any_other() -> None:
 def test_arms_run_in_the_order_that_was_drawn_for_their_block() -> None:
     plan = three()
     for number, order in enumerate(plan.orders):
-        assert [arm.name for arm in runner.arms_in_order(plan, number)] == [NAMES[each] for each in order]
-    assert [arm.name for arm in runner.arms_in_order(plan, -1)] == list(NAMES)
+        assert [arm.name for arm in arms_in_order(plan, number)] == [NAMES[each] for each in order]
+    assert [arm.name for arm in arms_in_order(plan, -1)] == list(NAMES)
 
 
 # -- what is compared -------------------------------------------------------------------------------------
@@ -119,37 +117,45 @@ def test_arms_run_in_the_order_that_was_drawn_for_their_block() -> None:
 
 def test_each_other_arm_is_compared_with_the_first() -> None:
     found = comparison.result(three(), three_blocks((0.9, 0.8)))
-    assert [each["variant"] for each in found["comparisons"]] == ["steps: half", "steps: all"]
-    changes = [each["metrics"]["tpot_ms_p50"]["change"] for each in found["comparisons"]]
+    assert [each.variant for each in found.comparisons] == ["steps: half", "steps: all"]
+    changes = [each.metrics["tpot_ms_p50"].change for each in found.comparisons]
     assert changes == pytest.approx([-0.1, -0.2], abs=0.002)
-    assert {each["before"]["toggles"]["h2d"] for each in found["comparisons"]} == {"pageable"}
-    assert [each["after"]["toggles"]["h2d"] for each in found["comparisons"]] == ["pinned", "packed"]
+    assert {each.before.toggles["h2d"] for each in found.comparisons} == {"pageable"}
+    assert [each.after.toggles["h2d"] for each in found.comparisons] == ["pinned", "packed"]
     assert shown(found, 120).count("Mechanism") == 2
 
 
 def test_the_verdicts_of_several_comparisons_are_adjusted_together() -> None:
     found = comparison.result(three(), three_blocks((0.985, 0.8), noise=0.01))
-    rows = [each["metrics"]["tpot_ms_p50"] for each in found["comparisons"]]
-    assert rows[0]["p"] > rows[1]["p"]
-    assert rows[0]["p_adjusted"] == rows[0]["p"]
-    assert rows[1]["p_adjusted"] == 2 * rows[1]["p"]
-    assert "over all comparisons of this run together (Holm)" in tables.to_markdown(found)
-    alone = result()["comparisons"][0]["metrics"]["tpot_ms_p50"]
-    assert alone["p_adjusted"] is None
+    rows = [each.metrics["tpot_ms_p50"] for each in found.comparisons]
+    assert rows[0].p > rows[1].p
+    assert rows[0].p_adjusted == rows[0].p
+    assert rows[1].p_adjusted == 2 * rows[1].p
+    assert "over all comparisons of this run together (Holm)" in formats.to_markdown(found)
+    alone = result().comparisons[0].metrics["tpot_ms_p50"]
+    assert alone.p_adjusted is None
 
 
 def test_an_interval_without_zero_can_be_undecided_among_several() -> None:
-    row = {"verdict": "undecided", "ci_low": 0.001, "ci_high": 0.04, "p_adjusted": 0.07, "change": 0.02}
-    assert tables._decision(row, 0.01) == "undecided, p 0.070 among all comparisons of the run"
+    row = MetricRow(
+        unit="ms",
+        better="lower",
+        verdict="undecided",
+        ci_low=0.001,
+        ci_high=0.04,
+        p_adjusted=0.07,
+        change=0.02,
+    )
+    assert words._decision(row, 0.01) == "undecided, p 0.070 among all comparisons of the run"
 
 
 def test_a_comparison_says_nothing_of_the_other_arms() -> None:
     found = comparison.result(three(), three_blocks((1.0, 1.0), digest="other", lag_ms=4))
-    half, both = found["comparisons"]
-    assert half["outputs"]["identical"] == half["outputs"]["compared"] == 72
-    assert both["outputs"]["identical"] == 0
-    assert not any("late sends" in line for line in half["warnings"])
-    assert any("late sends" in line for line in both["warnings"])
+    half, both = found.comparisons
+    assert half.outputs.identical == half.outputs.compared == 72
+    assert both.outputs.identical == 0
+    assert not any("late sends" in line for line in warned(half))
+    assert any("late sends" in line for line in warned(both))
 
 
 def test_the_order_of_two_of_several_arms_is_their_own() -> None:
@@ -165,27 +171,27 @@ def test_the_order_of_two_of_several_arms_is_their_own() -> None:
 
 def test_a_run_without_orders_had_all_its_arms_turned_round_or_none(tmp_path: Path) -> None:
     """Runs of several arms were measured so before orders were drawn."""
-    store.write_manifest(tmp_path, msgspec.structs.replace(three(), orders=[]))
-    old = store.read_manifest(tmp_path)
+    write_manifest(tmp_path, msgspec.structs.replace(three(), orders=[]))
+    old = read_manifest(tmp_path)
     assert old.pair("half", "all").after_first == old.after_first
     assert old.pair("all", "before").after_first == [not each for each in old.after_first]
 
 
 def test_any_two_arms_of_a_stored_run_can_be_compared(tmp_path: Path) -> None:
     folder = stored_three(tmp_path / "run")
-    (found,) = across_runs.compare([f"{folder}:half", f"{folder}:all"]).result["comparisons"]
-    assert found["metrics"]["tpot_ms_p50"]["change"] == pytest.approx(0.8 / 0.9 - 1, abs=0.002)
-    assert found["metrics"]["tpot_ms_p50"]["verdict"] is None  # a pair that was chosen when all was measured
-    assert "the run compares its arms with before, and not all with half" in found["warnings"][0]
+    (found,) = across_runs.compare([f"{folder}:half", f"{folder}:all"]).result.comparisons
+    assert found.metrics["tpot_ms_p50"].change == pytest.approx(0.8 / 0.9 - 1, abs=0.002)
+    assert found.metrics["tpot_ms_p50"].verdict is None  # a pair that was chosen when all was measured
+    assert "the run compares its arms with before, and not all with half" in warned(found)[0]
 
 
 def test_a_pair_that_the_run_compares_keeps_its_adjusted_verdict(tmp_path: Path) -> None:
     folder = stored_three(tmp_path / "run")
-    (found,) = across_runs.compare([f"{folder}:before", f"{folder}:all"]).result["comparisons"]
-    plan = store.read_manifest(folder)
-    printed = comparison.result(plan, across_runs.finished(folder, plan)[0])["comparisons"][1]
+    (found,) = across_runs.compare([f"{folder}:before", f"{folder}:all"]).result.comparisons
+    plan = read_manifest(folder)
+    printed = comparison.result(plan, stored.finished(folder, plan)[0]).comparisons[1]
     assert found == printed
-    assert found["metrics"]["tpot_ms_p50"]["p_adjusted"] > found["metrics"]["tpot_ms_p50"]["p"]
+    assert found.metrics["tpot_ms_p50"].p_adjusted > found.metrics["tpot_ms_p50"].p
 
 
 def test_the_batches_of_a_third_arm_are_no_matter_to_a_pair() -> None:
@@ -195,18 +201,18 @@ def test_the_batches_of_a_third_arm_are_no_matter_to_a_pair() -> None:
         late = steps["step"] > steps["step"].median()
         steps.loc[late & (steps["arm"] != "half"), "batch"] = 3  # a batch that `half` never had
         steps.loc[late & (steps["arm"] != "half"), "device_end_ns"] += steps["step"] * 1_000_000
-    _, pair = comparison.result(plan, measured)["comparisons"]
+    _, pair = comparison.result(plan, measured).comparisons
     alone = comparison.of_pair(plan, measured, "before", "all")
-    for name in metrics.MATCHED:
-        assert pair["metrics"][name] == alone["metrics"][name] | {"p_adjusted": None}
+    for name in definitions.MATCHED:
+        assert pair.metrics[name] == msgspec.structs.replace(alone.metrics[name], p_adjusted=None)
 
 
 def test_what_needs_a_before_and_an_after_says_so(tmp_path: Path) -> None:
     folder = stored_three(tmp_path / "run")
     for use in (
         lambda: explain.explain(folder),
-        lambda: gate_run.judge(folder, (), None),
-        lambda: report.write(folder, tmp_path / "report.html"),
+        lambda: gate.judge(folder, (), None),
+        lambda: html.write(folder, tmp_path / "report.html"),
     ):
         with pytest.raises(api.BadSetting, match=r"has 3 arms, and this takes a before and an after"):
             use()
@@ -219,8 +225,8 @@ def test_the_compare_that_is_offered_for_several_arms_works_as_printed(tmp_path:
     with pytest.raises(api.BadSetting, match="any two of before, half, all use") as refused:
         across_runs.compare([str(folder)])
     command = str(refused.value).partition("use bench compare ")[2]
-    (found,) = across_runs.compare(shlex.split(command)).result["comparisons"]
-    assert found["metrics"]["tpot_ms_p50"]["verdict"] == "faster"
+    (found,) = across_runs.compare(shlex.split(command)).result.comparisons
+    assert found.metrics["tpot_ms_p50"].verdict == "faster"
 
 
 @pytest.mark.parametrize(
@@ -281,16 +287,16 @@ def test_engines_that_size_themselves_by_the_memory_they_find_free_say_so() -> N
 
 
 def test_a_manifest_whose_orders_do_not_fit_is_named(tmp_path: Path) -> None:
-    store.write_manifest(tmp_path, msgspec.structs.replace(three(), orders=[[0, 1, 2]]))
-    with pytest.raises(store.StoreError, match="was edited: its parts do not fit"):
-        store.read_manifest(tmp_path)
+    write_manifest(tmp_path, msgspec.structs.replace(three(), orders=[[0, 1, 2]]))
+    with pytest.raises(StoreError, match="was edited: its parts do not fit"):
+        read_manifest(tmp_path)
 
 
 # -- real processes ---------------------------------------------------------------------------------------
 
 
 def test_three_arms_from_boot_to_result(tmp_path: Path) -> None:
-    """By `bench rerun`, which measures whatever a manifest says."""
+    """By `bench rerun --trust`, which measures whatever a manifest says."""
     choices = ({"pace": "slow"}, {"pace": "fast"}, {"pace": "fast", "service": "all", "tokens": "shifted"})
     arms = tuple(
         Arm(
@@ -303,17 +309,17 @@ def test_three_arms_from_boot_to_result(tmp_path: Path) -> None:
     )
     workload = Workload(num_requests=4, max_new_tokens=8, interval_ms=1, pretok=False)
     design = Design(name="steps", arms=arms, workload=workload, blocks=2, rounds=2)
-    store.write_manifest(tmp_path / "planned", msgspec.structs.replace(three(2), design=design))
-    bench = start(installed(tmp_path), tmp_path, "rerun", "planned", "--format", "json")
+    write_manifest(tmp_path / "planned", msgspec.structs.replace(three(2), design=design))
+    bench = start(installed(tmp_path), tmp_path, "rerun", "planned", "--trust", "--format", "json")
     code, stdout, stderr = bench.end()
     assert code == 1, stderr  # the third arm's tokens are others
     found = json.loads(stdout)
     assert [each["outputs"]["identical"] for each in found["comparisons"]] == [16, 0]
     (folder,) = (tmp_path / "results").iterdir()
-    kept = store.read_manifest(folder)
+    kept = read_manifest(folder)
     assert kept.orders == [orders(kept.run, number, 3) for number in range(2)]
     for number in range(2):
-        rounds = store.read_block(folder, number)["rounds"].sort_values(["round", "position"])
+        rounds = read_block(folder, number)["rounds"].sort_values(["round", "position"])
         ran = [list(each["arm"]) for _, each in rounds.groupby("round")]
         assert ran[0] == [NAMES[arm] for arm in kept.orders[number]] == ran[1]
         assert rounds.groupby("round")["seed"].nunique().eq(1).all()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness import spelling
+from harness.analysis import words
+from harness.analysis.result import MetricRow
+from harness.common import formatting
 
 
 @pytest.mark.parametrize(
@@ -12,7 +14,7 @@ from harness import spelling
     [(None, "–"), (0.0, "0"), (12.3456, "12.35"), (3042.19, "3,042"), (1e-5, "1.00e-05"), (-0.5, "-0.5")],
 )
 def test_numbers(value: float | None, text: str) -> None:
-    assert spelling.number(value) == text
+    assert formatting.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -25,9 +27,9 @@ def test_numbers(value: float | None, text: str) -> None:
 def test_a_difference_of_thousands_is_written_out(
     delta: float, low: float, high: float, text: tuple[str, str]
 ) -> None:
-    row = {"change": None, "delta": delta, "unit": "us", "ci_low": low, "ci_high": high}
-    assert (spelling.difference(row), spelling.interval(row)) == text
-    assert spelling.floor({**row, "floor": 1234.5}) == "±1,234"
+    row = MetricRow(unit="us", better="lower", delta=delta, ci_low=low, ci_high=high, floor=1234.5)
+    assert (words.difference(row), words.interval(row)) == text
+    assert words.floor(row) == "±1,234"
 
 
 @pytest.mark.parametrize(
@@ -35,4 +37,4 @@ def test_a_difference_of_thousands_is_written_out(
     [(-0.0042, "−0.42%"), (0.0587, "+5.9%"), (9.42, "+942.0%"), (336.252, "+33,625%")],
 )
 def test_percents(fraction: float, text: str) -> None:
-    assert spelling.percent(fraction) == text
+    assert formatting.percent(fraction) == text

@@ -1,4 +1,4 @@
-"""The mathematics of harness/stats.py: by hand, against scipy, by property, by simulation."""
+"""The mathematics of harness/stats/paired.py: by hand, against scipy, by property, by simulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from harness import distributions, stats
+from harness.stats import checks, paired, planning, verdicts
 
 untimed = settings(deadline=None, max_examples=50)  # a busy machine must not fail a test
 
@@ -19,9 +19,9 @@ positive = st.floats(1.0, 20.0)  # within float range once a two-block interval 
 pairs = st.lists(st.tuples(positive, positive), min_size=2, max_size=12)
 
 
-def known(low: float, high: float, *, change: float | None = None, p: float = 0.001) -> stats.Effect:
+def known(low: float, high: float, *, change: float | None = None, p: float = 0.001) -> paired.Effect:
     middle = (low + high) / 2 if change is None else change
-    return stats.Effect("ratio", 6, 1.0, 1.0 + middle, middle, middle, low, high, 0.01, p)
+    return paired.Effect("ratio", 6, 1.0, 1.0 + middle, middle, middle, low, high, 0.01, p)
 
 
 # -- effect -----------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ def known(low: float, high: float, *, change: float | None = None, p: float = 0.
 
 def test_effect_by_hand() -> None:
     # log ratios log(1.1), log(1.2): mean 0.138831, sd 0.061527, t(.975; 1) = 12.7062
-    result = stats.effect([10.0, 10.0], [11.0, 12.0])
+    result = paired.effect([10.0, 10.0], [11.0, 12.0])
     assert result.before == pytest.approx(10.0)
     assert result.after == pytest.approx(math.sqrt(132.0))
     assert result.change == pytest.approx(math.sqrt(1.32) - 1)
@@ -41,7 +41,7 @@ def test_effect_by_hand() -> None:
 @given(pairs)
 def test_effect_agrees_with_the_paired_t_test_of_scipy(values: list[tuple[float, float]]) -> None:
     before, after = zip(*values, strict=True)
-    result = stats.effect(before, after)
+    result = paired.effect(before, after)
     if result.sd is not None and result.sd > 1e-9:
         expected = scipy_stats.ttest_rel(np.log(after), np.log(before))
         interval = expected.confidence_interval(0.95)
@@ -55,7 +55,7 @@ def test_effect_agrees_with_the_paired_t_test_of_scipy(values: list[tuple[float,
 @given(pairs)
 def test_change_is_after_over_before_and_lies_in_its_interval(values: list[tuple[float, float]]) -> None:
     before, after = zip(*values, strict=True)
-    result = stats.effect(before, after)
+    result = paired.effect(before, after)
     assert result.change is not None
     assert result.change == pytest.approx(result.after / result.before - 1, rel=1e-6, abs=1e-9)
     assert result.low is not None
@@ -67,8 +67,8 @@ def test_change_is_after_over_before_and_lies_in_its_interval(values: list[tuple
 @given(pairs, st.floats(0.1, 10))
 def test_effect_has_no_unit(values: list[tuple[float, float]], factor: float) -> None:
     before, after = zip(*values, strict=True)
-    one = stats.effect(before, after)
-    other = stats.effect([factor * each for each in before], [factor * each for each in after])
+    one = paired.effect(before, after)
+    other = paired.effect([factor * each for each in before], [factor * each for each in after])
     assert other.change == pytest.approx(one.change, rel=1e-6, abs=1e-9)
     assert other.low == pytest.approx(one.low, rel=1e-6, abs=1e-9)
 
@@ -77,23 +77,23 @@ def test_effect_has_no_unit(values: list[tuple[float, float]], factor: float) ->
 @given(pairs)
 def test_swapping_the_arms_inverts_the_effect(values: list[tuple[float, float]]) -> None:
     before, after = zip(*values, strict=True)
-    one, other = stats.effect(before, after), stats.effect(after, before)
+    one, other = paired.effect(before, after), paired.effect(after, before)
     assert 1 + (other.change or 0) == pytest.approx(1 / (1 + (one.change or 0)), rel=1e-6)
     assert other.p == pytest.approx(one.p, rel=1e-6, abs=1e-12)
 
 
 def test_difference_scale_takes_zero() -> None:
-    result = stats.effect([0.0, 1.0, 2.0], [1.0, 3.0, 2.0], "difference")
+    result = paired.effect([0.0, 1.0, 2.0], [1.0, 3.0, 2.0], "difference")
     assert (result.before, result.after, result.delta, result.change) == (1.0, 2.0, 1.0, None)
     assert result.sd == pytest.approx(1.0)
     assert result.high == pytest.approx(1.0 + 4.302653 / math.sqrt(3), rel=1e-5)
 
 
 def test_one_block_has_numbers_and_nothing_else() -> None:
-    result = stats.effect([2.0], [1.0])
+    result = paired.effect([2.0], [1.0])
     assert result.change == pytest.approx(-0.5)
     assert (result.low, result.high, result.sd, result.p) == (None, None, None, None)
-    assert stats.verdict(result, 0.01, "lower", is_time=True) is None
+    assert verdicts.verdict(result, 0.01, "lower", is_time=True) is None
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_one_block_has_numbers_and_nothing_else() -> None:
 )
 def test_impossible_blocks_are_refused(before: list[float], after: list[float]) -> None:
     with pytest.raises(ValueError, match=r"block|ratio"):
-        stats.effect(before, after)
+        paired.effect(before, after)
 
 
 def test_no_spread_is_the_limit_not_a_crash() -> None:
-    assert stats.effect([1.0, 1.0], [1.0, 1.0]).p == 1.0
-    assert stats.effect([1.0, 1.0], [2.0, 2.0]).p == 0.0
+    assert paired.effect([1.0, 1.0], [1.0, 1.0]).p == 1.0
+    assert paired.effect([1.0, 1.0], [2.0, 2.0]).p == 0.0
 
 
 # -- verdict ----------------------------------------------------------------------------------------------
@@ -124,30 +124,30 @@ def test_no_spread_is_the_limit_not_a_crash() -> None:
     ],
 )
 def test_verdict_order(low: float, high: float, p: float, expected: str) -> None:
-    assert stats.verdict(known(low, high, p=p), 0.01, "lower", is_time=True) == expected
+    assert verdicts.verdict(known(low, high, p=p), 0.01, "lower", is_time=True) == expected
 
 
 def test_verdict_words() -> None:
     up = known(0.03, 0.05)
-    assert stats.verdict(up, 0.01, "higher", is_time=False) == "better"
-    assert stats.verdict(up, 0.01, "lower", is_time=False) == "worse"
-    assert stats.verdict(up, 0.01, "lower", is_time=True) == "slower"
+    assert verdicts.verdict(up, 0.01, "higher", is_time=False) == "better"
+    assert verdicts.verdict(up, 0.01, "lower", is_time=False) == "worse"
+    assert verdicts.verdict(up, 0.01, "lower", is_time=True) == "slower"
 
 
 def test_a_secondary_is_decided_by_its_adjusted_p() -> None:
     clear = known(-0.05, -0.03, p=0.02)
-    assert stats.verdict(clear, 0.01, "lower", is_time=True, p_adjusted=0.04) == "faster"
-    assert stats.verdict(clear, 0.01, "lower", is_time=True, p_adjusted=0.06) == "undecided"
+    assert verdicts.verdict(clear, 0.01, "lower", is_time=True, p_adjusted=0.04) == "faster"
+    assert verdicts.verdict(clear, 0.01, "lower", is_time=True, p_adjusted=0.06) == "undecided"
 
 
 def test_detected_within_same() -> None:
-    assert stats.detected(known(-0.009, -0.003, p=0.001))
-    assert not stats.detected(known(-0.009, 0.003, p=0.2))
+    assert verdicts.detected(known(-0.009, -0.003, p=0.001))
+    assert not verdicts.detected(known(-0.009, 0.003, p=0.2))
 
 
 def test_a_difference_is_never_called_same() -> None:
-    tiny = stats.effect([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], "difference")
-    assert stats.verdict(tiny, 0.01, "lower", is_time=True) == "undecided"
+    tiny = paired.effect([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], "difference")
+    assert verdicts.verdict(tiny, 0.01, "lower", is_time=True) == "undecided"
 
 
 @untimed
@@ -155,7 +155,7 @@ def test_a_difference_is_never_called_same() -> None:
 def test_verdicts_follow_from_the_interval(middle: float, half: float, margin: float) -> None:
     low, high = middle - half, middle + half
     excludes = low > 0 or high < 0
-    decision = stats.verdict(known(low, high, p=0.01 if excludes else 0.5), margin, "lower", is_time=True)
+    decision = verdicts.verdict(known(low, high, p=0.01 if excludes else 0.5), margin, "lower", is_time=True)
     inside = -margin < low and high < margin
     assert (decision == "same") == inside
     assert (decision == "undecided") == (not inside and not excludes)
@@ -165,14 +165,16 @@ def test_verdicts_follow_from_the_interval(middle: float, half: float, margin: f
 
 
 def test_holm_by_hand() -> None:
-    assert stats.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
-    assert stats.holm({}) == {}
+    assert verdicts.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
+        {"a": 0.03, "b": 0.06, "c": 0.06}
+    )
+    assert verdicts.holm({}) == {}
 
 
 @untimed
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
 def test_holm_lies_between_raw_and_bonferroni_and_keeps_the_order(values: list[float]) -> None:
-    adjusted = stats.holm(dict(enumerate(values)))
+    adjusted = verdicts.holm(dict(enumerate(values)))
     for raw, each in zip(values, adjusted.values(), strict=True):
         assert raw <= each <= min(1.0, raw * len(values)) + 1e-12
     by_raw = [adjusted[index] for index in np.argsort(values, kind="stable")]
@@ -180,18 +182,18 @@ def test_holm_lies_between_raw_and_bonferroni_and_keeps_the_order(values: list[f
 
 
 def test_sign_flip_by_hand() -> None:
-    assert stats.sign_flip([1.0, 1.0, 1.0, 1.0, 1.0]) == pytest.approx(2 / 32)  # why six blocks are needed
-    assert stats.sign_flip([1.0, 2.0, -0.5]) == pytest.approx(4 / 8)  # |sum| >= 2.5: +++, ++- and mirrors
-    assert stats.sign_flip([0.0, 0.0]) == 1.0
+    assert checks.sign_flip([1.0, 1.0, 1.0, 1.0, 1.0]) == pytest.approx(2 / 32)  # why six blocks are needed
+    assert checks.sign_flip([1.0, 2.0, -0.5]) == pytest.approx(4 / 8)  # |sum| >= 2.5: +++, ++- and mirrors
+    assert checks.sign_flip([0.0, 0.0]) == 1.0
 
 
 @untimed
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=10), st.sampled_from([1e-3, -1.0, 7.0]))
 def test_sign_flip_knows_neither_unit_nor_sign(values: list[float], factor: float) -> None:
-    exact = stats.sign_flip(values)
+    exact = checks.sign_flip(values)
     assert 2 / 2 ** len(values) - 1e-12 <= exact <= 1
     if min((abs(each) for each in values if each), default=1) > 1e-3:
-        assert stats.sign_flip([factor * each for each in values]) == pytest.approx(exact)
+        assert checks.sign_flip([factor * each for each in values]) == pytest.approx(exact)
 
 
 def test_sign_flip_drawn_is_close_to_scipy() -> None:
@@ -199,14 +201,14 @@ def test_sign_flip_drawn_is_close_to_scipy() -> None:
     exact = scipy_stats.permutation_test(
         (values,), np.mean, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
     )
-    assert stats.sign_flip(values) == pytest.approx(exact.pvalue, abs=0.01)
+    assert checks.sign_flip(values) == pytest.approx(exact.pvalue, abs=0.01)
 
 
 def test_sign_flip_disagrees_where_one_block_hides_what_all_agree_on() -> None:
     one_far = [1.0] * 7 + [20.0]  # t: p = .2; all eight have one sign: p = 2/256
-    assert stats.sign_flip_disagrees(one_far)
-    assert not stats.sign_flip_disagrees(one_far[1:])  # seven blocks: too few to disagree
-    assert not stats.sign_flip_disagrees([1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0, 1.0])
+    assert checks.sign_flip_disagrees(one_far)
+    assert not checks.sign_flip_disagrees(one_far[1:])  # seven blocks: too few to disagree
+    assert not checks.sign_flip_disagrees([1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0, 1.0])
 
 
 # -- position, drift, planning ----------------------------------------------------------------------------
@@ -216,28 +218,28 @@ def test_position_by_hand() -> None:
     # theta = 0.02; running second adds 0.01
     first = [True, False, True, False]
     differences = [0.02 - 0.01 if each else 0.02 + 0.01 for each in first]
-    found = stats.position(differences, first)
+    found = checks.position(differences, first)
     assert found is not None
     assert found.change == pytest.approx(math.expm1(0.01))
     assert found.left == pytest.approx(0)  # the orders are even: none of it is in the change
     assert not found.weakens(0.0001)
-    assert stats.position(differences, [True] * 4) is None
+    assert checks.position(differences, [True] * 4) is None
 
 
 def test_uneven_orders_leave_a_part_of_the_position_effect_in_the_change() -> None:
     first = [True, False, False, False]
     differences = [0.02 - 0.01 if each else 0.02 + 0.01 for each in first]
-    found = stats.position(differences, first)
+    found = checks.position(differences, first)
     assert found is not None
     assert found.left == pytest.approx(np.mean(differences) - 0.02, rel=0.01)
     assert found.weakens(0.009)
     assert not found.weakens(0.011)
-    unsure = stats.position([0.05, -0.04, 0.06, 0.02], first)
+    unsure = checks.position([0.05, -0.04, 0.06, 0.02], first)
     assert unsure is not None
     assert not unsure.seen
     assert abs(unsure.left) > 0.005
     assert not unsure.weakens(0.01)  # the spread of the pairs alone comes to as much
-    assert stats.position([0.0, 0.02], [True, False]) == stats.Position(
+    assert checks.position([0.0, 0.02], [True, False]) == checks.Position(
         pytest.approx(math.expm1(0.01)), None, None
     )
 
@@ -246,7 +248,7 @@ def test_uneven_orders_leave_a_part_of_the_position_effect_in_the_change() -> No
 @given(st.lists(st.tuples(st.floats(-1, 1), st.booleans()), min_size=3, max_size=12))
 def test_the_position_of_two_arms_has_the_pooled_interval(drawn: list[tuple[float, bool]]) -> None:
     values, first = (np.array(each) for each in zip(*drawn, strict=True))
-    found = stats.position(values, first)
+    found = checks.position(values, first)
     if first.all() or not first.any():
         assert found is None
         return
@@ -271,80 +273,68 @@ def test_the_effect_of_a_place_comes_out_whatever_arms_and_blocks_are(
     orders.append(orders[0][::-1])  # so that not all are one
     places = np.argsort(orders) / (arms - 1)
     levels = np.random.default_rng(arms).normal(size=(5, 1)) + np.random.default_rng(9).normal(size=arms)
-    found = stats.position_of_several(levels + effect * places, places)
+    found = checks.position_of_several(levels + effect * places, places)
     assert found is not None
     assert found.change == pytest.approx(math.expm1(effect), abs=1e-9)
-    assert stats.position_of_several(levels, np.repeat(places[:1], 5, axis=0)) is None
+    assert checks.position_of_several(levels, np.repeat(places[:1], 5, axis=0)) is None
 
 
 def test_drift_by_hand() -> None:
-    found = stats.drift([100, 101, 102.01], [50, 50.5, 51.005])
+    found = checks.drift([100, 101, 102.01], [50, 50.5, 51.005])
     assert found is not None
     assert found.change == pytest.approx(0.0201)
     assert found.p < 1e-6
-    assert stats.drift([1, 2], [1, 2]) is None
-    assert stats.drift([5, 5, 5], [5, 5, 5]) == stats.Drift(0.0, 1.0)
+    assert checks.drift([1, 2], [1, 2]) is None
+    assert checks.drift([5, 5, 5], [5, 5, 5]) == checks.Drift(0.0, 1.0)
 
 
 def test_drift_is_the_line_through_the_mean_logs() -> None:
     before, after = [10.0, 12.0, 11.0, 13.0, 12.5], [20.0, 22.0, 19.0, 25.0, 24.0]
     line = scipy_stats.linregress(np.arange(5), np.log([before, after]).mean(axis=0))
-    found = stats.drift(before, after)
+    found = checks.drift(before, after)
     assert found is not None
     assert found.change == pytest.approx(math.expm1(4 * line.slope))
     assert found.p == pytest.approx(line.pvalue)
 
 
-@pytest.mark.parametrize("freedom", [1, 2.5, 11])
-def test_distributions_are_those_of_scipy_stats(freedom: float) -> None:
-    chances = np.array([1e-12, 0.025, 0.5, 0.9, 0.975])
-    for ours, theirs in (
-        (distributions.t_quantile(chances, freedom), scipy_stats.t.ppf(chances, freedom)),
-        (distributions.t_tail(chances, freedom), scipy_stats.t.sf(chances, freedom)),
-        (distributions.chi2_quantile(chances[1:], freedom), scipy_stats.chi2.ppf(chances[1:], freedom)),
-        (distributions.normal_tail(chances), scipy_stats.norm.sf(chances)),
-    ):
-        assert ours == pytest.approx(theirs, rel=1e-9)
-
-
 @pytest.mark.parametrize(("sd", "expected"), [(0.005, 5), (0.01, 10), (0.02, 34), (0.03, 73)])
 def test_fixed_plan_agrees_with_the_known_table(sd: float, expected: int) -> None:
-    assert stats.fixed_plan(sd, 0.01) == expected
+    assert planning.fixed_plan(sd, 0.01) == expected
 
 
 def test_fixed_plan_at_the_ends() -> None:
-    assert stats.fixed_plan(0.0, 0.01) == 2
-    assert stats.fixed_plan(1e-7, 0.01) == 2
+    assert planning.fixed_plan(0.0, 0.01) == 2
+    assert planning.fixed_plan(1e-7, 0.01) == 2
     # far out the normal approximation is exact enough: (1.959964 + 0.841621)^2 * 900 = 7064
-    assert stats.fixed_plan(0.3, 0.01) == pytest.approx(7064, rel=0.001)
+    assert planning.fixed_plan(0.3, 0.01) == pytest.approx(7064, rel=0.001)
 
 
 @untimed
 @given(st.floats(0.002, 0.05), st.integers(3, 20))
 def test_blocks_needed_is_a_range_about_the_plan(sd: float, blocks: int) -> None:
-    low, high = stats.blocks_needed(sd, blocks, 0.01)
-    assert 2 <= low <= stats.fixed_plan(sd, 0.01) <= high
+    low, high = planning.blocks_needed(sd, blocks, 0.01)
+    assert 2 <= low <= planning.fixed_plan(sd, 0.01) <= high
 
 
 @untimed
 @given(st.floats(0.002, 0.05), st.integers(2, 30))
 def test_the_smallest_detectable_effect_is_detected_in_four_of_five_runs(sd: float, blocks: int) -> None:
-    smallest = stats.smallest_detectable(sd, blocks)
-    assert stats.detection_power(smallest / sd, blocks) == pytest.approx(0.8, abs=1e-3)
-    assert smallest > stats.half_width(sd, blocks) * 0.9  # what is detected must at least leave the interval
+    smallest = planning.smallest_detectable(sd, blocks)
+    assert planning.detection_power(smallest / sd, blocks) == pytest.approx(0.8, abs=1e-3)
+    assert smallest > paired.half_width(sd, blocks) * 0.9  # what is detected must at least leave the interval
 
 
 def test_the_smallest_detectable_effect_inverts_the_fixed_plan() -> None:
-    assert stats.smallest_detectable(0.01, 10) < 0.01 < stats.smallest_detectable(0.01, 9)
-    assert stats.smallest_detectable(0.0, 5) == 0.0
+    assert planning.smallest_detectable(0.01, 10) < 0.01 < planning.smallest_detectable(0.01, 9)
+    assert planning.smallest_detectable(0.0, 5) == 0.0
     with pytest.raises(ValueError, match="one block"):
-        stats.smallest_detectable(0.01, 1)
+        planning.smallest_detectable(0.01, 1)
 
 
 def test_unpaired_agrees_with_welch_of_scipy() -> None:
     random = np.random.default_rng(2)
     before, after = np.exp(random.normal(0, 0.01, 6)), np.exp(random.normal(0.02, 0.03, 9))
-    found = stats.unpaired(before, after)
+    found = paired.unpaired(before, after)
     expected = scipy_stats.ttest_ind(np.log(after), np.log(before), equal_var=False)
     interval = expected.confidence_interval(0.95)
     assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
@@ -354,14 +344,14 @@ def test_unpaired_agrees_with_welch_of_scipy() -> None:
 
 
 def test_unpaired_at_the_ends() -> None:
-    one = stats.unpaired([2.0], [1.0, 1.1])
+    one = paired.unpaired([2.0], [1.0, 1.1])
     assert one.change is not None
     assert (one.low, one.high, one.p) == (None, None, None)
-    still = stats.unpaired([1.0, 1.0], [2.0, 2.0])
+    still = paired.unpaired([1.0, 1.0], [2.0, 2.0])
     assert (still.low, still.p) == (pytest.approx(1.0), 0.0)
-    assert stats.unpaired([0.0, 1.0], [1.0, 3.0], "difference").delta == 1.5
+    assert paired.unpaired([0.0, 1.0], [1.0, 3.0], "difference").delta == 1.5
     with pytest.raises(ValueError, match="ratio"):
-        stats.unpaired([0.0, 1.0], [1.0, 3.0])
+        paired.unpaired([0.0, 1.0], [1.0, 3.0])
 
 
 def test_false_alarms_are_about_five_percent() -> None:
@@ -371,15 +361,15 @@ def test_false_alarms_are_about_five_percent() -> None:
     alarms = 0
     for _ in range(runs):
         before, after = np.exp(random.normal(0, 0.01, (2, 6)))
-        alarms += stats.detected(stats.effect(before, after))
+        alarms += verdicts.detected(paired.effect(before, after))
     assert abs(alarms / runs - 0.05) < 3 * math.sqrt(0.05 * 0.95 / runs)
 
 
 def test_a_true_change_of_twice_the_sd_is_found() -> None:
     random = np.random.default_rng(12)
     found = sum(
-        stats.verdict(
-            stats.effect(np.exp(random.normal(0, 0.005, 6)), 0.98 * np.exp(random.normal(0, 0.005, 6))),
+        verdicts.verdict(
+            paired.effect(np.exp(random.normal(0, 0.005, 6)), 0.98 * np.exp(random.normal(0, 0.005, 6))),
             0.01,
             "lower",
             is_time=True,

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import api
-from harness import metrics, records
+from harness.metrics import boot, definitions
+from harness.metrics.steps import decode_intervals, decode_step_ms_mean, device_busy, steps_matched
+from harness.run import records
 from tests.test_metrics import MS, NOTHING, request, rounds
 
 PREFILL, DECODE = 0, 1
@@ -70,11 +72,11 @@ def frames(source: api.RoundRecord, number: int = 0) -> tuple[pd.DataFrame, pd.D
 
 def test_step_metrics_by_hand() -> None:
     steps, device = frames(EXAMPLE)
-    values = metrics.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    values = boot.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
     # Pairs of decode steps: 1-2 (10 ms, all execution) and 4-5 (16 ms, 13 of them execution).
     assert values["step_ms"] == pytest.approx(13)
     # Every decode step, behind whatever: 1, 2, 4 and 5 took 10, 10, 14 and 16 ms.
-    assert metrics.decode_step_ms_mean(steps) == pytest.approx(12.5)
+    assert decode_step_ms_mean(steps) == pytest.approx(12.5)
     assert values["exposed_host_us"] == pytest.approx(1500)
     # From 20 (step 1 starts) to 90 (step 5 ends), idle 40-50, 74-76, 80-81.
     assert values["device_busy"] == pytest.approx((70 - 13) / 70)
@@ -85,23 +87,23 @@ def test_step_metrics_by_hand() -> None:
 def test_rounds_do_not_run_into_each_other() -> None:
     first, second = (frames(record([(0, DECODE, 1, 0, 1)], [(0, 0, at, at + 1)]), at) for at in (0, 50))
     steps = pd.concat([first[0], second[0].assign(step=1)])
-    assert metrics.decode_intervals(steps).empty
-    assert metrics.device_busy(steps, pd.concat([first[1], second[1]])) == pytest.approx(1)
+    assert decode_intervals(steps).empty
+    assert device_busy(steps, pd.concat([first[1], second[1]])) == pytest.approx(1)
 
 
 def test_no_interval_spans_a_step_that_was_not_recorded() -> None:
     stamps = [(0, 0, 0, 1), (0, 1, 1, 3), (0, 3, 6, 8)]
     steps, _ = frames(record([(number, DECODE, 1, 0, 1) for number in (0, 1, 3)], stamps))
-    assert metrics.decode_intervals(steps)["interval_ns"].tolist() == [2 * MS]
+    assert decode_intervals(steps)["interval_ns"].tolist() == [2 * MS]
 
 
 def test_steps_without_a_recorder_or_a_device() -> None:
     for steps in (NOTHING, records.steps_frame(api.RoundRecord()).assign(round=0)):
-        values = metrics.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), NOTHING)
+        values = boot.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), NOTHING)
         assert math.isnan(values["step_ms"])
         assert math.isnan(values["phase_launch_us"])
     steps, device = frames(record([(0, DECODE, 1, 0, 1), (1, DECODE, 1, 0, 1)], []))
-    values = metrics.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    values = boot.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
     assert math.isnan(values["step_ms"])
     assert math.isnan(values["device_busy"])
     assert values["phase_schedule_us"] == pytest.approx(1000)
@@ -109,9 +111,9 @@ def test_steps_without_a_recorder_or_a_device() -> None:
 
 def test_every_metric_has_a_description_and_the_other_way_round() -> None:
     steps, device = frames(EXAMPLE)
-    values = metrics.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
-    assert values.keys() | set(metrics.MATCHED) == metrics.METRICS.keys()
-    assert all(name == metric.name for name, metric in metrics.METRICS.items())
+    values = boot.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    assert values.keys() | set(definitions.MATCHED) == definitions.METRICS.keys()
+    assert all(name == metric.name for name, metric in definitions.METRICS.items())
 
 
 def chain(*batches_and_ms: tuple[int, int]) -> pd.DataFrame:
@@ -125,7 +127,7 @@ def chain(*batches_and_ms: tuple[int, int]) -> pd.DataFrame:
 
 
 def matched(*steps: pd.DataFrame) -> list[float]:
-    return [each["step_ms_matched"] for each in metrics.steps_matched(*steps)]
+    return [each["step_ms_matched"] for each in steps_matched(*steps)]
 
 
 def test_matching_undoes_a_change_of_mix() -> None:
@@ -150,8 +152,8 @@ def gapped(*steps: tuple[int, int, int]) -> pd.DataFrame:
 
 
 def test_a_step_with_one_part_held_by_hand() -> None:
-    before, after = metrics.steps_matched(gapped((4, 5, 15), (4, 7, 15)), gapped((4, 3, 14), (4, 3, 12)))
-    assert before == pytest.approx(dict.fromkeys(metrics.MATCHED, 21.0))  # 6 exposed, 15 on the device
+    before, after = steps_matched(gapped((4, 5, 15), (4, 7, 15)), gapped((4, 3, 14), (4, 3, 12)))
+    assert before == pytest.approx(dict.fromkeys(definitions.MATCHED, 21.0))  # 6 exposed, 15 on the device
     assert after == pytest.approx(
         {"step_ms_matched": 3 + 13, "step_ms_same_device": 3 + 15, "step_ms_same_host": 6 + 13}
     )
@@ -164,25 +166,25 @@ some_gapped = st.lists(
 
 @given(st.lists(some_gapped, min_size=2, max_size=3))
 def test_the_parts_of_a_change_add_up_to_it(arms: list[list[tuple[int, int, int]]]) -> None:
-    first, *others = metrics.steps_matched(*(gapped(*steps) for steps in arms))
-    whole, host, device = metrics.MATCHED
+    first, *others = steps_matched(*(gapped(*steps) for steps in arms))
+    whole, host, device = definitions.MATCHED
     for each in others:
-        changes = {name: each[name] - first[name] for name in metrics.MATCHED}
+        changes = {name: each[name] - first[name] for name in definitions.MATCHED}
         assert changes[host] + changes[device] == pytest.approx(changes[whole], abs=1e-9, nan_ok=True)
         assert list(first.values()) == pytest.approx([first[whole]] * 3, nan_ok=True)
 
 
 def test_where_the_host_is_slower_and_computes_beside_the_device_the_parts_trade() -> None:
     """As stats.md warns: the host takes 100 ms a step in both arms, the device 90 and then 85."""
-    before, after = metrics.steps_matched(gapped(*[(4, 10, 90)] * 3), gapped(*[(4, 15, 85)] * 3))
-    changes = [after[name] / before[name] - 1 for name in metrics.MATCHED]
+    before, after = steps_matched(gapped(*[(4, 10, 90)] * 3), gapped(*[(4, 15, 85)] * 3))
+    changes = [after[name] / before[name] - 1 for name in definitions.MATCHED]
     assert changes == pytest.approx([0, 0.05, -0.05])
 
 
 def test_a_device_that_is_slower_in_one_arm_is_not_in_the_step_at_equal_device_times() -> None:
     calm = [(2, 1, 10), (3, 2, 12), (2, 3, 10)]
     slow = [(batch, exposed, 2 * on_device) for batch, exposed, on_device in calm]
-    before, after = metrics.steps_matched(gapped(*calm), gapped(*slow))
+    before, after = steps_matched(gapped(*calm), gapped(*slow))
     assert after["step_ms_same_device"] == pytest.approx(before["step_ms_same_device"])
     assert after["step_ms_same_host"] == pytest.approx(after["step_ms_matched"])
     assert after["step_ms_matched"] > 1.8 * before["step_ms_matched"]

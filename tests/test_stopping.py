@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import api
-from experiments import false_alarms as simulated
-from harness import stats, stopping
-from harness.comparison import Values, reason_to_stop
-from harness.design import Arm, Design, Until
-from harness.settings import make_gate
-from harness.workload import Workload
+from experiments.validation import false_alarms as simulated
+from harness.analysis.rule import reason_to_stop
+from harness.analysis.values import Values
+from harness.plan.design import Arm, Design
+from harness.plan.settings import make_gate
+from harness.stats import checks, planning, stopping
+from harness.stats.stopping import Until
+from harness.workload.workload import Workload
 
 RUNS = 5_000
 ARMS = tuple(
@@ -186,7 +188,7 @@ def test_where_the_order_makes_the_difference_the_false_alarms_are_warned_of() -
     """A drift of two pair SDs per boot is beyond what drawn orders even out; the position effect shows it."""
     pairs, after_first = simulated.ordered(simulated.rushing, np.random.default_rng(3), 16_000, 8)
     alarms = np.abs(simulated.fixed(pairs, 8, simulated.NEVER_SAME).verdict) == 1
-    found = [stats.position(*each) for each in zip(pairs[alarms], after_first[alarms], strict=True)]
+    found = [checks.position(*each) for each in zip(pairs[alarms], after_first[alarms], strict=True)]
     told = [each is None or each.weakens(simulated.SD) for each in found]
     assert np.mean(told) > 0.8
     assert told.count(False) < 0.01 * len(pairs)
@@ -228,7 +230,7 @@ def test_power_is_that_of_the_noncentral_t(blocks: int, sd: float, expected: flo
     pairs = simulated.differences(simulated.normal, random, RUNS, blocks) * (sd / simulated.SD)
     found = simulated.fixed(pairs + np.log1p(0.01), blocks, simulated.NEVER_SAME).detected
     assert found == pytest.approx(expected, abs=0.02)
-    assert stats.detection_power(0.01 / sd, blocks) == pytest.approx(expected, abs=0.01)
+    assert planning.detection_power(0.01 / sd, blocks) == pytest.approx(expected, abs=0.01)
 
 
 def test_stopping_early_saves_a_third_where_the_change_is_clear(decided: Until) -> None:
@@ -238,5 +240,5 @@ def test_stopping_early_saves_a_third_where_the_change_is_clear(decided: Until) 
     until = stopping.until_decided(12)
     at_margin = simulated.sequential(pairs + np.log1p(simulated.SD), until, simulated.SD)
     twice = simulated.sequential(pairs + np.log1p(2 * simulated.SD), until, simulated.SD)
-    assert at_margin.detected >= stats.detection_power(1.0, 10)
-    assert twice.blocks.mean() <= 0.7 * stats.fixed_plan(simulated.SD, simulated.SD)
+    assert at_margin.detected >= planning.detection_power(1.0, 10)
+    assert twice.blocks.mean() <= 0.7 * planning.fixed_plan(simulated.SD, simulated.SD)

@@ -12,16 +12,27 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 import harness
 from engines import api
 from engines.overlap import SPEC
-from harness import floors, pages, spelling, store, sweep, sweep_run, sweep_tables
-from harness.settings import Asked
-from harness.sweep import Axis, Point
-from harness.variants import load_variants
-from tests.bench_command import CLOCKWORK, installed, last_line, start
+from experiments.common.bench_command import last_line, start
+from harness.analysis import noise_floor, words
+from harness.analysis import sweep as sweep_
+from harness.analysis.result import Axis as AxisResult
+from harness.analysis.result import Warning
+from harness.common import formatting
+from harness.plan import grid
+from harness.plan.grid import Axis, Point
+from harness.plan.request import Request
+from harness.plan.variants import load_variants
+from harness.report import page, sweep_tables
+from harness.store import sweep, tables
+from harness.store.files import SCHEMA_VERSION, SWEEP_FILE, StoreError, write_json, write_summary
+from harness.store.manifest import read_manifest, write_manifest
+from tests.clockwork import CLOCKWORK, installed
 from tests.made_blocks import blocks, described, manifest
 from tests.test_cli import bench
 
@@ -29,8 +40,8 @@ ENGINES = {"overlap": SPEC}
 
 
 def points(*over: str, **asked: Any) -> tuple[Point, ...]:
-    axes = sweep.parse_axes(over)
-    return sweep.make_points(Asked(**asked), axes, ENGINES, load_variants(), lambda: "emulated")
+    axes = grid.parse_axes(over)
+    return grid.make_points(Request(**asked), axes, ENGINES, load_variants(), lambda: "emulated")
 
 
 # -- points -----------------------------------------------------------------------------------------------
@@ -125,7 +136,7 @@ def stored_sweep(folder: Path) -> Path:
     plan = made[0][1]
     axes = (Axis(name="concurrency", values=tuple(map(str, FACTORS))),)
     planned = sweep.Sweep(
-        schema_version=store.SCHEMA_VERSION,
+        schema_version=SCHEMA_VERSION,
         sweep=folder.name,
         created=plan.created,
         axes=axes,
@@ -134,53 +145,53 @@ def stored_sweep(folder: Path) -> Path:
         code=plan.code,
         versions={},
     )
-    store.write_json(folder / store.SWEEP_FILE, planned)
+    write_json(folder / SWEEP_FILE, planned)
     for number, (point, plan) in enumerate(made[:2]):
         run = folder / f"run-{number}"
-        store.write_manifest(run, msgspec.structs.replace(plan, run=run.name, design=point.design))
+        write_manifest(run, msgspec.structs.replace(plan, run=run.name, design=point.design))
         for each in blocks(FACTORS[int(point.at["concurrency"])]):
-            store.write_block(run, each.number, dict(each.tables))
-        store.write_summary(run, {})
+            tables.write_block(run, each.number, dict(each.tables))
+        write_summary(run, {})
     return folder
 
 
 def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
-    result, differ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
+    result, differ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
     assert not differ
-    assert result["stopped_because"] == "2 of 3 points done"
-    assert [each["at"] for each in result["comparisons"]] == [{"concurrency": "1"}, {"concurrency": "8"}]
-    assert [each["metrics"]["tpot_ms_p50"]["verdict"] for each in result["comparisons"]] == ["faster"] * 2
+    assert result.stopped_because == "2 of 3 points done"
+    assert [each.at for each in result.comparisons] == [{"concurrency": "1"}, {"concurrency": "8"}]
+    assert [each.metrics["tpot_ms_p50"].verdict for each in result.comparisons] == ["faster"] * 2
     assert sweep_tables.conclusion(result) == (
         "Sweep over concurrency: 2 points on the emulated device: tpot_ms_p50 faster in 2."
     )
     text = io.StringIO()
-    Console(file=text, width=120).print(*pages.terminal_page(sweep_tables.page(result), 120), sep="\n")
+    Console(file=text, width=120).print(*page.terminal_page(sweep_tables.page(result), 120), sep="\n")
     said = " ".join(text.getvalue().split())
-    row = result["comparisons"][1]["metrics"]["tpot_ms_p50"]
-    levels = f"{spelling.number(row['before'])} → {spelling.number(row['after'])}"
+    row = result.comparisons[1].metrics["tpot_ms_p50"]
+    levels = f"{formatting.number(row.before)} → {formatting.number(row.after)}"
     for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", levels, "at 5% by itself", "Levels"):
         assert part in said, part
     assert said.count("emulated device: these are times") == 1
     lines = list(csv.DictReader(io.StringIO(sweep_tables.to_csv(result))))
     assert {line["concurrency"] for line in lines} == {"1", "8"}
     assert [float(line["confidence"]) for line in lines if line["metric"] == "tpot_ms_p50"] == [0.95, 0.95]
-    assert "| 8 |" in pages.markdown_page(sweep_tables.page(result))
+    assert "| 8 |" in page.markdown_page(sweep_tables.page(result))
 
 
 def test_a_narrow_terminal_has_the_values_of_both_axes(tmp_path: Path) -> None:
-    result, _ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
-    axes = [*result["axes"], {"name": "variant", "values": ["overlap"]}]
-    points = [each | {"at": each["at"] | {"variant": "overlap"}} for each in result["comparisons"]]
-    both = result | {"axes": axes, "comparisons": points}
-    table = pages.narrowed(sweep_tables.changes_table(both))
+    result, _ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
+    axes = [*result.axes, AxisResult(name="variant", values=["overlap"])]
+    points = [replace(each, at=each.at | {"variant": "overlap"}) for each in result.comparisons]
+    both = replace(result, axes=axes, comparisons=points)
+    table = page.narrowed(sweep_tables.changes_table(both))
     assert table.columns == ("concurrency", "variant", "before", "after", "change\ninterval\nverdict")
-    row = points[0]["metrics"]["tpot_ms_p50"]
+    row = points[0].metrics["tpot_ms_p50"]
     assert table.rows[0] == (
-        "1", "overlap", spelling.number(row["before"]), spelling.number(row["after"]),
-        f"{spelling.difference(row)}\n{spelling.interval(row)}\nfaster",
+        "1", "overlap", formatting.number(row.before), formatting.number(row.after),
+        f"{words.difference(row)}\n{words.interval(row)}\nfaster",
     )  # fmt: skip
     text = io.StringIO()
-    Console(file=text, width=80).print(*pages.terminal_table(sweep_tables.changes_table(both), 80), sep="\n")
+    Console(file=text, width=80).print(*page.terminal_table(sweep_tables.changes_table(both), 80), sep="\n")
     assert max(map(len, text.getvalue().splitlines())) <= 80
     assert "overlap" in text.getvalue()
 
@@ -193,19 +204,19 @@ def test_points_of_different_length_say_so(tmp_path: Path) -> None:
     design = msgspec.structs.replace(first.design, workload=workload)
     shorter = msgspec.structs.replace(first, design=design)
     points = (shorter, *planned.points[1:])
-    store.write_json(folder / store.SWEEP_FILE, msgspec.structs.replace(planned, points=points))
+    write_json(folder / SWEEP_FILE, msgspec.structs.replace(planned, points=points))
     run = folder / "run-0"
-    store.write_manifest(run, msgspec.structs.replace(store.read_manifest(run), design=design))
-    table = sweep_tables.levels_table(sweep_run.result(folder)[0])
+    write_manifest(run, msgspec.structs.replace(read_manifest(run), design=design))
+    table = sweep_tables.levels_table(sweep_.result(folder)[0])
     column = table.columns.index("requests")
     assert [row[column] for row in table.rows] == ["16", "64"]
 
 
 def test_points_that_stopped_at_different_looks_say_their_confidence(tmp_path: Path) -> None:
-    result, _ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
+    result, _ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
     assert "Intervals: 95%, t over blocks." in sweep_tables.changes_table(result).note
-    first, last = result["comparisons"]
-    mixed = result | {"comparisons": [first | {"confidence": 0.9975}, last | {"confidence": 0.995}]}
+    first, last = result.comparisons
+    mixed = replace(result, comparisons=[replace(first, confidence=0.9975), replace(last, confidence=0.995)])
     table = sweep_tables.changes_table(mixed)
     column = table.columns.index("interval")
     assert [row[column].partition("] ")[2] for row in table.rows] == ["at 99.75%", "at 99.5%"]
@@ -214,32 +225,34 @@ def test_points_that_stopped_at_different_looks_say_their_confidence(tmp_path: P
 
 def test_points_of_several_devices_are_told_apart(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
-    plan = store.read_manifest(folder / "run-0")
+    plan = read_manifest(folder / "run-0")
     cuda = {arm: described("cuda") for arm in plan.descriptions}
-    store.write_manifest(folder / "run-0", msgspec.structs.replace(plan, descriptions=cuda))
-    result, _ = sweep_run.result(folder)
-    assert result["device"] == "cuda, emulated"
-    assert [each["device"] for each in result["comparisons"]] == ["cuda", "emulated"]
+    write_manifest(folder / "run-0", msgspec.structs.replace(plan, descriptions=cuda))
+    result, _ = sweep_.result(folder)
+    assert result.device == "cuda, emulated"
+    assert [each.device for each in result.comparisons] == ["cuda", "emulated"]
     assert "2 points on the cuda and emulated devices:" in sweep_tables.conclusion(result)
     for table in sweep_tables.parts(result):
         assert [row[:2] for row in table.rows] == [("1", "cuda"), ("8", "emulated")]
         assert table.columns[:2] == ("concurrency", "device")
-    assert sweep_tables.warnings(result)[0].startswith("points of several devices (cuda, emulated): never")
+    assert sweep_tables.warnings_of(result)[0].startswith("points of several devices (cuda, emulated): never")
     lines = csv.DictReader(io.StringIO(sweep_tables.to_csv(result)))
     assert {(line["concurrency"], line["device"]) for line in lines} == {("1", "cuda"), ("8", "emulated")}
 
 
 def test_of_two_warnings_of_one_kind_at_one_point_both_are_told(tmp_path: Path) -> None:
-    result, _ = sweep_run.result(stored_sweep(tmp_path / "a-sweep"))
-    first, last = result["comparisons"]
+    result, _ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
+    first, last = result.comparisons
     noise = ["noise: up to 9.0% of the CPU time was taken", "noise: processes that are not the run's used 8%"]
-    one = result | {"comparisons": [first | {"warnings": [*first["warnings"], *noise]}, last]}
-    assert sweep_tables.warnings(one)[-2:] == [f"concurrency=1: {line}" for line in noise]
+    stolen, others = (Warning("noise", line) for line in noise)
+    noisy = replace(first, warnings=[*first.warnings, stolen, others])
+    one = replace(result, comparisons=[noisy, last])
+    assert sweep_tables.warnings_of(one)[-2:] == [f"concurrency=1: {line}" for line in noise]
     both = [
-        each | {"warnings": [*each["warnings"], line]}
-        for each, line in zip((first, last), noise, strict=True)
+        replace(each, warnings=[*each.warnings, warning])
+        for each, warning in ((first, stolen), (last, others))
     ]
-    said = sweep_tables.warnings(result | {"comparisons": both})
+    said = sweep_tables.warnings_of(replace(result, comparisons=both))
     assert said[-1] == "noise: at 2 points, concurrency=1, concurrency=8; --format json has the numbers"
 
 
@@ -259,16 +272,16 @@ def test_a_sweep_from_python(tmp_path: Path) -> None:
 
 def test_what_is_no_sweep_and_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
-    with pytest.raises(store.StoreError, match="a-sweep is a sweep: each folder in it is a run"):
+    with pytest.raises(StoreError, match="a-sweep is a sweep: each folder in it is a run"):
         harness.load(folder)
-    with pytest.raises(store.StoreError, match="run-0 is not a sweep folder"):
+    with pytest.raises(StoreError, match="run-0 is not a sweep folder"):
         harness.load_sweep(folder / "run-0")
-    path = folder / store.SWEEP_FILE
+    path = folder / SWEEP_FILE
     path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    with pytest.raises(store.StoreError, match="schema version 99, newer than 1"):
+    with pytest.raises(StoreError, match="schema version 99, newer than 1"):
         harness.load_sweep(folder)
     path.write_text("{")
-    with pytest.raises(store.StoreError, match="is damaged or was edited"):
+    with pytest.raises(StoreError, match="is damaged or was edited"):
         harness.load_sweep(folder)
 
 
@@ -281,8 +294,8 @@ def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path, monkeypatch, capsys
 
 def test_the_floors_of_a_point_lie_beside_its_sweep(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
-    assert floors.folder_of(folder / "run-0") == tmp_path / "floors"
-    assert floors.folder_of(tmp_path / "a-run") == tmp_path / "floors"
+    assert noise_floor.folder_of(folder / "run-0") == tmp_path / "floors"
+    assert noise_floor.folder_of(tmp_path / "a-run") == tmp_path / "floors"
 
 
 @pytest.mark.parametrize(
@@ -302,7 +315,7 @@ def test_another_commit_or_other_points_are_refused(
     else:
         now = msgspec.structs.replace(now, points=now.points[:2])
     sweep.check_resume(stored, stored)
-    with pytest.raises(store.StoreError) as caught:
+    with pytest.raises(StoreError) as caught:
         sweep.check_resume(stored, now)
     assert message in str(caught.value)
 

@@ -10,9 +10,12 @@ import msgspec
 import pytest
 
 from engines import api
-from harness import comparison, printing, tables
-from harness.design import Arm
-from tests.made_blocks import REQUESTS, blocks, manifest, result
+from harness.analysis import comparison, words
+from harness.analysis.result import Failures
+from harness.cli import printing
+from harness.plan.design import Arm, Ref
+from harness.report import formats, tables
+from tests.made_blocks import REQUESTS, blocks, manifest, result, warned
 
 
 @pytest.mark.parametrize(
@@ -27,21 +30,21 @@ from tests.made_blocks import REQUESTS, blocks, manifest, result
 )
 def test_the_conclusion_says_the_verdict(factor: float, noise: float, expected: str) -> None:
     found = result(factor, noise=noise)
-    assert expected in tables.conclusion(found, found["comparisons"][0])
+    assert expected in words.conclusion(found.device, found.comparisons[0])
 
 
 def test_a_primary_that_is_zero_somewhere_is_told_in_its_unit() -> None:
     found = result(0.9, manifest(goodput={"tpot": 3.8}, primary="goodput_req_s"))
-    only = found["comparisons"][0]
-    sentence = tables.conclusion(found, only)
+    only = found.comparisons[0]
+    sentence = words.conclusion(found.device, only)
     assert "goodput_req_s changed by +" in sentence
     assert "req/s" in sentence
     assert "better" in sentence
-    assert not any("blocks would detect" in line for line in only["warnings"])
+    assert not any("blocks would detect" in line for line in warned(only))
 
 
 def test_failed_requests_are_shown_with_their_first_causes() -> None:
-    assert "Failed requests" not in tables.to_markdown(result())
+    assert "Failed requests" not in formats.to_markdown(result())
     failing = blocks(1.0)
     after = failing[2].tables["requests"]
     mine = after.index[after["arm"] == "after"]
@@ -49,8 +52,8 @@ def test_failed_requests_are_shown_with_their_first_causes() -> None:
         after.loc[index, "error"] = cause
     found = comparison.result(manifest(), failing)
     asked = 6 * REQUESTS
-    assert found["comparisons"][0]["failures"]["before"] == {"failed": 0, "requests": asked, "causes": {}}
-    shown = tables.to_markdown(found)
+    assert found.comparisons[0].failures["before"] == Failures(failed=0, requests=asked, causes={})
+    shown = formats.to_markdown(found)
     assert f"| after | 5 | {asked} | 2 × HTTP 500; 1 × timed out; 1 × cut; and 1 other causes |" in shown
     assert f"| before | 0 | {asked} |  |" in shown
 
@@ -63,22 +66,21 @@ def test_a_server_at_a_url_is_one_boot_and_undecided() -> None:
     plan = manifest(blocks=1)
     plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=arms))
     found = result(plan=plan)
-    row = found["comparisons"][0]["metrics"]["tpot_ms_p50"]
-    assert row["verdict"] == "undecided: one boot per side"
-    assert "undecided: one boot per side." in tables.conclusion(found, found["comparisons"][0])
+    row = found.comparisons[0].metrics["tpot_ms_p50"]
+    assert row.verdict == "undecided: one boot per side"
+    assert "undecided: one boot per side." in words.conclusion(found.device, found.comparisons[0])
 
 
 def test_arms_are_told_apart_by_what_differs() -> None:
-    (found,) = result()["comparisons"]
-    assert tables.changed_settings(found) == "before: h2d=pageable; after: h2d=pinned"
-    ref = {"name": "base", "commit": "0123456789abcdef"}
-    here = found["before"] | {"toggles": {}}
-    gated = found | {"before": here | {"ref": ref}, "after": here}
-    assert tables.changed_settings(gated) == "before: ref=base (0123456789); after: ref=as installed"
+    (found,) = result().comparisons
+    assert tables.changed_settings(found.before, found.after) == "before: h2d=pageable; after: h2d=pinned"
+    here = msgspec.structs.replace(found.before, toggles={})
+    base = msgspec.structs.replace(here, ref=Ref(repository="", name="base", commit="0123456789abcdef"))
+    assert tables.changed_settings(base, here) == "before: ref=base (0123456789); after: ref=as installed"
 
 
 def test_the_change_of_the_step_is_told_by_its_parts() -> None:
-    (only,) = result(0.9)["comparisons"]
+    (only,) = result(0.9).comparisons
     parts = tables.step_parts(only)
     assert parts is not None
     found = re.fullmatch(
@@ -88,14 +90,14 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     )
     assert found, parts  # the device takes 1 ms of each step there, whatever the step
     assert parts in list(tables.remarks(only))
-    assert "[" not in str(tables.step_parts(result(0.9, manifest(1))["comparisons"][0]))  # of one block
-    without = only | {"metrics": {"tpot_ms_p50": only["metrics"]["tpot_ms_p50"]}}
+    assert "[" not in str(tables.step_parts(result(0.9, manifest(1)).comparisons[0]))  # of one block
+    without = msgspec.structs.replace(only, metrics={"tpot_ms_p50": only.metrics["tpot_ms_p50"]})
     assert tables.step_parts(without) is None
     assert not list(tables.remarks(without))
 
 
 def test_the_primary_comes_first_and_judged_ones_next() -> None:
-    only = result(plan=manifest(secondaries=("latency_ms_p50",)))["comparisons"][0]
+    only = result(plan=manifest(secondaries=("latency_ms_p50",))).comparisons[0]
     names = [row[0] for row in tables.metric_table(only).rows]
     assert names[:2] == ["tpot_ms_p50", "latency_ms_p50"]
     assert len(names) == len(set(names))
@@ -104,10 +106,10 @@ def test_the_primary_comes_first_and_judged_ones_next() -> None:
 def test_csv_has_every_metric_unrounded() -> None:
     found = result()
     rows = list(csv.DictReader(io.StringIO(tables.to_csv(found))))
-    of_metrics = found["comparisons"][0]["metrics"]
+    of_metrics = found.comparisons[0].metrics
     assert {row["metric"] for row in rows} == set(of_metrics)
     tpot = next(row for row in rows if row["metric"] == "tpot_ms_p50")
-    assert float(tpot["change"]) == of_metrics["tpot_ms_p50"]["change"]
+    assert float(tpot["change"]) == of_metrics["tpot_ms_p50"].change
     assert tpot["floor"] == ""
 
 
@@ -118,6 +120,6 @@ def test_a_line_that_goes_to_a_file_stays_one(
     found = result(0.9)
     printing.show(found, printing.Format.TABLE)
     first, *rest = capsys.readouterr().out.splitlines()
-    assert first == tables.conclusion(found, found["comparisons"][0])
+    assert first == words.conclusion(found.device, found.comparisons[0])
     assert len(first) > 60
     assert max(len(line) for line in rest if line.startswith(" ")) <= 60  # tables keep to the width

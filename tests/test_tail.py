@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness import metrics
-from harness.tail import ACTIVITIES, TAILS, late, split
+from harness.analysis.tail import ACTIVITIES, TAILS, late, split
+from harness.metrics.requests import distributions
 from tests.test_attribution import frame, one_step
 from tests.test_metrics import request
 
@@ -65,7 +65,7 @@ def test_samples_are_those_of_the_metrics() -> None:
         [request(), request(sent_ns=99, token_ns=[], chunk_ns=[], chunk_tokens=[]), request(error="gone")]
     )
     steps = frame(one_step(0, (100_000, 110_000), {"wait.copy_done": (99_000, 110_200)}))
-    expected = metrics.distributions(requests[requests["error"] == ""])
+    expected = distributions(requests[requests["error"] == ""])
     for metric, parts in split(requests, steps).items():
         assert sorted(parts.sum(axis=1) / MS) == pytest.approx(sorted(expected[metric])), metric
 

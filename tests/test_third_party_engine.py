@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from engines import api
-from tests.bench_command import TESTS, start
+from experiments.common.bench_command import start
+from tests.clockwork import TESTS
 
 PACKAGE = TESTS.parent / "examples" / "own_engine"
 

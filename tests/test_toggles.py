@@ -19,9 +19,9 @@ from engines.devices.base import DeviceLost
 from engines.overlap import SPEC
 from engines.overlap.toggles import d2h, h2d, launch, output, tables
 from engines.overlap.toggles import gc as gc_toggle
-from tests import serving
-from tests.bench_command import PATIENCE_S
-from tests.serving import serve, some_requests
+from experiments.common import in_process_engine
+from experiments.common.bench_command import PATIENCE_S
+from experiments.common.in_process_engine import serve, some_requests
 
 INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"}
 THREAD = {"schedule": "overlap", "launch": "thread", "graph": "on"}
@@ -134,13 +134,13 @@ def test_the_switch_interval_holds_while_the_engine_serves_and_no_longer(device,
 
 @pytest.mark.parametrize("choice", ["default", "frozen"])
 def test_what_was_made_before_is_frozen_while_the_engine_serves_and_no_longer(device, monkeypatch, choice):
-    seen, send = [], serving.Collected.send
+    seen, send = [], in_process_engine.Collected.send
 
-    def look(sink: serving.Collected, events: list[api.Event]) -> None:
+    def look(sink: in_process_engine.Collected, events: list[api.Event]) -> None:
         seen.append((gc.get_freeze_count() > own, gc.isenabled()))
         send(sink, events)
 
-    monkeypatch.setattr(serving.Collected, "send", look)
+    monkeypatch.setattr(in_process_engine.Collected, "send", look)
     own = gc.get_freeze_count()  # Python 3.12 begins with some of its own
     _, _, record = serve(device, SPEC.check(INLINE | {"gc": choice}), some_requests(3))
     assert set(seen) == {(choice == "frozen", True)}

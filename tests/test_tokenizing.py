@@ -21,8 +21,8 @@ from engines.host import Host
 from engines.overlap import SPEC
 from engines.overlap.presets import load_tokenizer
 from engines.overlap.tokenizing import Tokenized, Tokenizing, encode
-from tests.bench_command import PATIENCE_S
-from tests.serving import serve
+from experiments.common.bench_command import PATIENCE_S
+from experiments.common.in_process_engine import serve
 
 TEXTS = (
     "Hello",
@@ -78,9 +78,10 @@ def test_nothing_is_lost_and_a_result_wakes_the_loop(tokenizing: Tokenizing, tok
     assert not select.select([tokenizing.wake_fd], [], [], 0)[0]  # and it can sleep again
 
 
-def test_a_text_that_breaks_the_tokenizer_is_answered(device: Device) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_text_that_breaks_the_tokenizer_is_answered(device: Device, workers: int) -> None:
     asked = [api.Request(0, "half a character: \ud800", 3), api.Request(1, "Hello", 3)]
-    tokens, events, _ = serve(device, SPEC.check({"schedule": "serial"}), asked, tokenize_workers=1)
+    tokens, events, _ = serve(device, SPEC.check({"schedule": "serial"}), asked, tokenize_workers=workers)
     (error,) = (event for event in events if isinstance(event, api.Error))
     assert error.id == 0
     assert "can't be tokenized" in error.message
@@ -108,6 +109,36 @@ def test_a_request_is_cancelled_while_its_text_is_being_tokenized(
     reasons = {event.id: event.reason for event in events if isinstance(event, api.Finish)}
     assert reasons == {0: "cancelled", 1: "length"}
     assert [len(tokens[each]) for each in (0, 1)] == [0, 8]
+
+
+def test_the_end_does_not_wait_for_a_text_and_is_not_written_to_behind_it(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def held_up(tokenizer: Tokenizer, text: str) -> list[int]:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return encode(tokenizer, text)
+
+    monkeypatch.setattr("engines.overlap.tokenizing.encode", held_up)
+    workers = Tokenizing(tokenizer, 1)
+    wake_fd = workers.wake_fd
+    workers.submit(api.Request(0, "Hello", 3), "Hello", 7)
+    workers._pool.submit(done.set)
+    assert begun.wait(PATIENCE_S)
+    workers.stop()
+    assert not go_on.is_set()
+    other = os.eventfd(0, os.EFD_NONBLOCK)  # whoever opens something next gets the same number
+    try:
+        assert other == wake_fd
+        go_on.set()
+        for thread in workers._pool._threads:
+            thread.join(PATIENCE_S)
+        assert not select.select([other], [], [], 0)[0]
+        assert not done.is_set()
+    finally:
+        os.close(other)
 
 
 def test_a_long_text_does_not_hold_the_scheduler_up(tokenizer: Tokenizer) -> None:

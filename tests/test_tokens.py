@@ -10,9 +10,17 @@ import pytest
 from engines import api
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
-from harness.records import device_frame
+from experiments.common.in_process_engine import (
+    Collected,
+    column,
+    generated,
+    near_ties,
+    sampled,
+    serve,
+    some_requests,
+)
+from harness.run.records import device_frame
 from tests.conftest import CHAOS_SEED
-from tests.serving import Collected, column, generated, near_ties, sampled, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 

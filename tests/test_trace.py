@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests import bench_command
+from experiments.common.bench_command import start
 from tests import nsys_export as made
+from tests.clockwork import installed
 from tests.traces import SPLIT, refused, two
 
 
 def trace_command(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    return bench_command.start(bench_command.installed(folder), folder, "trace", *arguments).end()
+    return start(installed(folder), folder, "trace", *arguments).end()
 
 
 def test_the_command_prints_before_and_after_as_json(tmp_path: Path) -> None:

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from engines.api import BadSetting
 from engines.overlap.presets import TOKENIZER_FILE
-from harness.workload import Workload, plan, skipped, traces
+from harness.workload import traces
+from harness.workload.check import check
+from harness.workload.plan import plan, skipped
 from harness.workload.prompts import load_tokenizer
 from harness.workload.traces import Entry, Trace
+from harness.workload.workload import Workload
 
 TOKENIZER = str(TOKENIZER_FILE)
 CONTEXT = 512
@@ -41,7 +44,7 @@ def written(folder: Path, lines: Iterable[str], name: str = "trace.jsonl") -> st
 
 def replayed(path: str, **options: object) -> Workload:
     workload = Workload(arrival="trace", trace=path, max_new_tokens=None, **options)  # type: ignore[arg-type]
-    workload.check()
+    check(workload)
     return workload
 
 
@@ -248,5 +251,5 @@ def test_what_means_nothing_with_a_trace_is_refused(
 ) -> None:
     given = {"arrival": "trace", "trace": written(tmp_path, THREE), "max_new_tokens": None, **options}
     with pytest.raises(BadSetting) as caught:
-        Workload(**given).check()  # type: ignore[arg-type]
+        check(Workload(**given))  # type: ignore[arg-type]
     assert complaint in str(caught.value)

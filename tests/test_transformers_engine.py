@@ -16,9 +16,10 @@ import torch
 from engines import api
 from engines.overlap import SPEC as OVERLAP
 from engines.overlap.presets import load_tokenizer
-from engines.transformers import SPEC, build
-from tests.bench_command import start
-from tests.serving import Collected, generated, near_ties, serve, some_requests
+from engines.transformers import SPEC
+from engines.transformers.engine import build
+from experiments.common.bench_command import start
+from experiments.common.in_process_engine import Collected, generated, near_ties, serve, some_requests
 from tests.test_real_models import save, tokenizer  # noqa: F401
 
 MODELS = ("tiny-gpt2", "tiny-llama")
@@ -208,6 +209,7 @@ def test_a_static_batch_never_runs_out_of_positions(tmp_path: Path, tokenizer: P
         (api.Request(0, [4096], 4), "ids beyond the model's vocabulary"),
         (api.Request(0, [1], 4, temperature=0.5), "decodes greedily"),
         (api.Request(0, [1], 4, stop=[""]), "a stop string is empty"),
+        (api.Request(0, "half a character: \ud800", 4), "the prompt can't be tokenized"),
     ],
 )
 def test_a_bad_request_is_answered(refusing: dict[str, tuple[api.Engine, Collected]], mode, bad, message):

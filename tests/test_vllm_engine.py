@@ -1,6 +1,6 @@
 """The vllm engine where there is no vLLM: what it declares, how light that is, and what it says then.
 
-What needs vLLM is an experiment: experiments/engines.py.
+What needs vLLM is an experiment: experiments/validation/engines.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from importlib.util import find_spec
 import pytest
 
 from engines import api
-from engines.vllm import SPEC, build
+from engines.vllm import SPEC
+from engines.vllm.engine import build
 
 needs_none = pytest.mark.skipif(find_spec("vllm") is not None, reason="says what happens without vLLM")
 HEAVY = "{'torch', 'transformers', 'tokenizers', 'numpy', 'vllm', 'harness', 'pandas', 'zmq'}"

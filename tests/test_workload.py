@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engines.api import BadSetting
-from harness.measure import digest
-from harness.workload import UNTIMED, Workload, lengths, plan
+from harness.store.files import digest
+from harness.workload import lengths
+from harness.workload.arrivals import UNTIMED
+from harness.workload.check import check
+from harness.workload.plan import plan
 from harness.workload.prompts import english
 from harness.workload.streams import stream
+from harness.workload.workload import Workload
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +44,10 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"num_requests": 0}, "num_requests must be at least 1, not 0"),
         ({"max_new_tokens": -3}, "max_new_tokens must be at least 1, not -3"),
         ({"input_tokens": 0}, "input_tokens must be at least 1, not 0"),
+        ({"max_new_tokens": 1 << 70}, "max_new_tokens must fit into 32 bits, not be 1180591620717411303424"),
+        ({"input_tokens": "uniform:1:1e99"}, "input_tokens must fit into 32 bits, not be uniform:1:1e99"),
+        ({"prompt": "\udcff"}, "prompt is not UTF-8 text"),
+        ({"stop": ["a", "\udcff"]}, "stop is not UTF-8 text"),
         ({"interval_ms": 0.0}, "interval_ms must be above 0, not 0"),
         ({"interval_ms": float("nan")}, "interval_ms must be above 0, not nan"),
         ({"arrival": "closd"}, "unknown arrival 'closd'; did you mean closed?"),
@@ -57,7 +65,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 )
 def test_what_is_no_workload_is_refused_in_one_line(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(BadSetting) as caught:
-        Workload(**options).check()  # type: ignore[arg-type]
+        check(Workload(**options))  # type: ignore[arg-type]
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -69,7 +77,7 @@ def test_a_useless_file_of_prompts_is_named(tmp_path: Path, content: bytes, comp
     path = tmp_path / "prompts.txt"
     path.write_bytes(content)
     with pytest.raises(BadSetting, match=complaint) as caught:
-        Workload(prompts=str(path)).check()
+        check(Workload(prompts=str(path)))
     assert str(path) in str(caught.value)
 
 
@@ -79,7 +87,7 @@ def test_requests_take_the_lines_of_a_file_in_turn(tmp_path: Path) -> None:
         "one\n\n  two\r\nthree \u2028 \x0c or four\n"
     )  # what lies inside of a line is no end of it
     workload = Workload(prompts=str(path), num_requests=5, pretok=False, max_new_tokens=9, stop_on_eos=True)
-    workload.check()
+    check(workload)
     planned = plan(workload, 0, "", 64)
     assert [each.prompt for each in planned] == ["one", "two", "three \u2028 \x0c or four", "one", "two"]
     assert [each.id for each in planned] == [0, 1, 2, 3, 4]
@@ -97,7 +105,7 @@ def test_requests_take_the_lines_of_a_file_in_turn(tmp_path: Path) -> None:
     ],
 )
 def test_due_times(workload: Workload, offsets: list[int]) -> None:
-    workload.check()
+    check(workload)
     assert [each.offset_ns for each in plan(workload, 0, "", 64)] == offsets
 
 
@@ -146,7 +154,7 @@ def test_a_prompt_that_leaves_no_room_for_its_output_is_refused(tokenizer_path: 
 
 def test_each_request_is_sampled_with_a_seed_of_its_own_that_the_round_decides() -> None:
     workload = Workload(pretok=False, num_requests=40, temperature=0.7, top_k=5, top_p=0.9)
-    workload.check()
+    check(workload)
     first, again, other = (plan(workload, seed, "", 512) for seed in (1, 1, 2))
     assert {(each.temperature, each.top_k, each.top_p) for each in first} == {(0.7, 5, 0.9)}
     assert first == again
@@ -171,7 +179,7 @@ def test_each_request_is_sampled_with_a_seed_of_its_own_that_the_round_decides()
 )
 def test_sampling_and_stops_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadSetting) as caught:
-        Workload(**options).check()
+        check(Workload(**options))
     assert str(caught.value) == message
 
 
@@ -210,7 +218,7 @@ def test_a_workload_survives_the_manifest() -> None:
 
 def test_each_prompt_is_asked_as_often_as_it_says(tokenizer_path: str) -> None:
     workload = Workload(prompts="english", prompt_repeats=4, num_requests=20, max_new_tokens=8)
-    workload.check()
+    check(workload)
     prompts = [tuple(each.prompt) for each in plan(workload, 1, tokenizer_path, 512)]
     assert len(set(prompts)) == 5
     assert prompts == prompts[:5] * 4  # as far from each other as can be: the first may be done by then
@@ -228,7 +236,7 @@ def test_unique_prompts_share_not_even_their_first_token(
     tokenizer_path: str, options: dict[str, str], pretok: bool
 ) -> None:
     workload = Workload(unique_prompts=True, pretok=pretok, num_requests=40, **options)  # type: ignore[arg-type]
-    workload.check()
+    check(workload)
     tokenizer = Tokenizer.from_file(tokenizer_path)
     ids = [
         tokenizer.encode(each.prompt).ids if isinstance(each.prompt, str) else each.prompt
@@ -243,7 +251,7 @@ def test_unique_prompts_share_not_even_their_first_token(
 
 def test_unique_prompts_can_be_repeated(tokenizer_path: str) -> None:
     workload = Workload(unique_prompts=True, prompt_repeats=4, num_requests=12)
-    workload.check()
+    check(workload)
     prompts = [tuple(each.prompt) for each in plan(workload, 1, tokenizer_path, 512)]
     assert len({each[0] for each in prompts}) == 3
     assert prompts == prompts[:3] * 4
@@ -253,7 +261,7 @@ def test_unique_prompts_can_be_repeated(tokenizer_path: str) -> None:
 def test_lengths_that_are_drawn_are_met_exactly(tokenizer_path: str, pretok: bool) -> None:
     options = {"input_tokens": "uniform:5:60", "max_new_tokens": "normal:20:5", "num_requests": 200}
     workload = Workload(pretok=pretok, prompts="english", **options)  # type: ignore[arg-type]
-    workload.check()
+    check(workload)
     tokenizer = Tokenizer.from_file(tokenizer_path)
     planned = plan(workload, 1, tokenizer_path, 512)
     drawn = [
@@ -290,7 +298,7 @@ def test_a_distribution_must_fit_the_context_with_its_longest(tokenizer_path: st
 )
 def test_prompts_that_cannot_be_had_are_refused(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(BadSetting) as caught:
-        Workload(**options).check()  # type: ignore[arg-type]
+        check(Workload(**options))  # type: ignore[arg-type]
     assert complaint in str(caught.value)
 
 

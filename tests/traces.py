@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from engines.api import BadSetting
-from harness.trace import analysis, report, trace_file
+from harness.trace import analysis, trace_file
 from harness.trace.analysis import Part
 from harness.trace.events import Trace
+from harness.trace.result import result as traces_result
 from tests import nsys_export as made
 
 SPLIT: dict[str, made.Rows] = {
@@ -57,7 +58,7 @@ def two(folder: Path) -> dict[str, Any]:
     for name, tables in (("before", SPLIT), ("after", after)):
         trace = trace_file.read(made.write(folder / f"{name}.sqlite", tables, ("gemm",)))
         found.append((trace, analysis.analyse(trace)))
-    return report.result(found[0], found[1])
+    return traces_result(found[0], found[1])
 
 
 def refused(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from typing import TYPE_CHECKING, cast
 
 from engines.api import BadSetting, pick
@@ -47,12 +46,3 @@ def open_device(
     from engines.devices.emulated.device import EmulatedDevice
 
     return cast("Device", EmulatedDevice(staging=staging, chaos=chaos, cores=cores))
-
-
-def cpu_model() -> str:
-    """This machine's processor, as a description of a device names it."""
-    with open("/proc/cpuinfo") as cpuinfo:
-        for line in cpuinfo:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()

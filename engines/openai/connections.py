@@ -16,7 +16,6 @@ import os
 import select
 import socket
 import ssl
-import struct
 from contextlib import suppress
 from time import CLOCK_REALTIME, clock_gettime_ns, perf_counter_ns
 
@@ -25,10 +24,8 @@ import httptools
 from engines.openai import endpoint
 from engines.openai.endpoint import Endpoint
 from engines.openai.replies import Reply
+from engines.sockets import STAMP_BYTES, arrival_ns, stamp_arrivals
 
-SO_TIMESTAMPNS = 35  # asm-generic/socket.h; also the type of the control message
-TIMESPEC = struct.Struct("@ll")
-CONTROL = socket.CMSG_SPACE(TIMESPEC.size)
 READ = 64 << 10  # bytes of one read
 MANY = 512  # sockets of one look at the epoll instance
 # Servers close idle connections after 5 s (uvicorn, Node); a request that crosses the close is lost.
@@ -96,8 +93,7 @@ class Connection:
     ) -> None:
         self.socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(OSError):
-            self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        stamp_arrivals(self.socket)
         error = self.socket.connect_ex(address)
         if error not in (0, errno.EINPROGRESS):
             self.socket.close()
@@ -196,15 +192,15 @@ class Connection:
     def readable(self) -> bool:
         """Read once; False at the end of the connection. Raises OSError, httptools.HttpParserError."""
         try:
-            data, control, _, _ = self.socket.recvmsg(READ, CONTROL)
+            data, control, _, _ = self.socket.recvmsg(READ, STAMP_BYTES)
         except BlockingIOError:
             return True
         now = perf_counter_ns()
         if not data:
             return False
-        if control:
-            seconds, rest = TIMESPEC.unpack(control[0][2])
-            arrived = seconds * 1_000_000_000 + rest - self.clock.offset_ns
+        stamp = arrival_ns(control)
+        if stamp >= 0:
+            arrived = stamp - self.clock.offset_ns
             self.arrived_ns = arrived if arrived < now else now
         else:
             self.arrived_ns = -1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import select
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter_ns
 
-from engines import api
+from engines import api, sockets
 from engines.openai import SPEC, endpoint, server
 from engines.openai.connections import Connections
 from engines.openai.endpoint import Endpoint, Model
@@ -20,7 +19,7 @@ from engines.openai.replies import Outcome, Reply, Tokens, outcome
 from engines.openai.requests import Wire
 from engines.openai.server import Server
 
-HEEDED = ("model", "sampling", "recorder")  # all else is the server's own affair, and stands in its command
+USED = ("model", "sampling", "recorder")  # all else is the server's own affair, and stands in its command
 ALIVE_NS = 1_000_000_000  # between two signs of life to the load generator, which has a time-out of its own
 
 
@@ -59,7 +58,7 @@ class OpenAIEngine(api.Engine):
         model = endpoint.model(where, self.options.model)
         self.wire = Wire(where, model.name, self.toggles["api"], self.toggles["count"], self.key)
         self.tokens = tokens_of(self.toggles.get("tokenizer"))
-        allow_many_connections()
+        sockets.allow_many()
         self.connections = Connections(where, self.timeout_s)
         self.wake_fd = self.connections.epoll.fileno()
         if self.server is not None:
@@ -172,7 +171,7 @@ class OpenAIEngine(api.Engine):
 
 
 def tokens_of(path: str | None) -> Tokens | None:
-    """Counts the tokens of a text by a tokenizer.json. Raises BadSetting where it is none."""
+    """Counts the tokens of a text by a tokenizer.json. Raises BadFile where it is none."""
     if path is None:
         return None
     try:
@@ -182,7 +181,7 @@ def tokens_of(path: str | None) -> Tokens | None:
     except ImportError:
         raise api.BadSetting("tokenizer= needs the package tokenizers: pip install tokenizers") from None
     except Exception as error:  # the library raises nothing narrower
-        raise api.BadSetting(f"cannot read the tokenizer {path}: {error}") from None
+        raise api.BadFile(f"cannot read the tokenizer {path}: {error}") from None
 
     def count(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -190,19 +189,13 @@ def tokens_of(path: str | None) -> Tokens | None:
     return count
 
 
-def allow_many_connections() -> None:
-    """As many open files as the system lets this process have: a thousand requests are as many sockets."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def build(options: api.EngineOptions, toggles: Mapping[str, str]) -> OpenAIEngine:
     """Raises BadSetting where the settings make no sense."""
-    options.refuse_unheeded(SPEC.name, HEEDED)
+    options.refuse_unused(SPEC.name, USED)
     url = toggles.get("url")
     tokenizer = toggles.get("tokenizer")
     if tokenizer is not None and not Path(tokenizer).is_file():
-        raise api.BadSetting(f"tokenizer={tokenizer}: there is no such file")
+        raise api.BadFile(f"tokenizer={tokenizer}: there is no such file")
     return OpenAIEngine(
         options,
         toggles,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import shlex
@@ -19,12 +18,10 @@ from typing import IO
 from engines import api
 from engines.openai import endpoint
 from engines.openai.endpoint import Endpoint, Unreachable
+from engines.processes import TERMINATE_S, signal_at_parents_end
 
 PORT = "{port}"
-STOP_S = 4.0  # from SIGTERM to SIGKILL: less than the harness gives the host for its own end
 LOOK_S = 0.1  # between two questions whether it is ready
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,7 @@ class Server:
         """SIGTERM, and after a while SIGKILL, to the whole group."""
         with suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGTERM)
-        select.select([self.pidfd], [], [], STOP_S)
+        select.select([self.pidfd], [], [], TERMINATE_S)
         with suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)  # what it left behind, too
         self.popen.wait()
@@ -117,7 +114,7 @@ def free_port() -> int:
 
 def _end_with_host() -> None:
     """A host that is killed can't stop it. SIGTERM, so that it can end what it started."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal_at_parents_end(signal.SIGTERM)
 
 
 def _end(pid: int) -> str:

@@ -30,8 +30,8 @@ from engines.overlap.tokenizing import Tokenized, Tokenizing
 from engines.tracing import name_thread
 
 
-def ladder(most: int) -> tuple[int, ...]:
-    """Bucket sizes up to `most`: powers of two and the halves between them (1 2 3 4 6 8 12 16 ...), so that
+def bucket_sizes(most: int) -> tuple[int, ...]:
+    """Sizes up to `most`: powers of two and the halves between them (1 2 3 4 6 8 12 16 ...), so that
     a bucket is never more than a third empty and few programs have to be captured."""
     sizes = {most}
     for power in (1 << exponent for exponent in range(most.bit_length())):
@@ -85,12 +85,12 @@ class OverlapEngine(api.Engine):
         )
         self._opened = device
 
-        block_buckets = ladder(-(-options.max_context // options.block_size))
+        block_buckets = bucket_sizes(-(-options.max_context // options.block_size))
         limits = Limits(
             max_batch_size=options.max_batch_size,
             prefill_max_batch_size=min(options.prefill_max_batch_size, options.max_batch_size),
             prefill_max_tokens=options.prefill_max_tokens,
-            batch_buckets=ladder(options.max_batch_size),
+            batch_buckets=bucket_sizes(options.max_batch_size),
             block_buckets=block_buckets,
         )
         num_blocks = options.num_blocks or options.max_batch_size * block_buckets[-1] + 1
@@ -247,7 +247,11 @@ class OverlapEngine(api.Engine):
             if self._tokenizing is not None:
                 self._tokenizing.submit(request, prompt, accepted)
                 return
-            prompt = self.tokenizer.encode(prompt).ids
+            try:
+                prompt = self.tokenizer.encode(prompt).ids
+            except Exception as error:  # the library raises nothing narrower
+                self._events.send([api.Error(request.id, f"the prompt can't be tokenized: {error}")])
+                return
         self._queue(Active(request, prompt, accepted, perf_counter_ns()))
 
     def _take(self, tokenized: Tokenized) -> None:

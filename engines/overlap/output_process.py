@@ -15,17 +15,18 @@ import msgspec
 import zmq
 
 from engines.api import PHASES, Finish, HostRanges
-from engines.host import Sink, die_with_parent
+from engines.host import Sink
 from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
 from engines.overlap.presets import load_tokenizer
 from engines.overlap.recorder import OUTPUT
+from engines.processes import die_with_parent
 from engines.tracing import RangeLog, name_thread
 
 LENGTH = struct.Struct("<I")  # in front of each message: its bytes
 NICE = 10
 
 
-class Handed(msgspec.Struct, frozen=True, array_like=True):
+class ToOutput(msgspec.Struct, frozen=True, array_like=True):
     """What the engine hands over at once; it is processed in this order."""
 
     opened: list[Opening] = []
@@ -38,7 +39,7 @@ class Handed(msgspec.Struct, frozen=True, array_like=True):
 KEEP, TELL = "keep", "tell"
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class FromOutput(msgspec.Struct, frozen=True, array_like=True):
     """What the engine is told: of stop strings, or (the answer to TELL) of ranges."""
 
     stopped: list[Stopped] = []
@@ -71,14 +72,16 @@ def main() -> None:
     tokenizer = load_tokenizer(config.model, config.vocabulary)
     encode = msgspec.msgpack.Encoder().encode
 
-    def tell(told: Told) -> None:
+    def tell(told: FromOutput) -> None:
         body = encode(told)
         sys.stdout.buffer.write(LENGTH.pack(len(body)) + body)
         sys.stdout.buffer.flush()
 
-    processor = OutputProcessor(tokenizer, config.stream_interval, sink, lambda stopped: tell(Told(stopped)))
+    processor = OutputProcessor(
+        tokenizer, config.stream_interval, sink, lambda stopped: tell(FromOutput(stopped))
+    )
     ranges = RangeLog("output process", PHASES)
-    decode = msgspec.msgpack.Decoder(Handed).decode
+    decode = msgspec.msgpack.Decoder(ToOutput).decode
     handed_over = sys.stdin.buffer
     print("ready", flush=True)
     while header := handed_over.read(LENGTH.size):
@@ -94,7 +97,7 @@ def main() -> None:
         if handed.ranges == KEEP:
             ranges.keep()
         elif handed.ranges == TELL:
-            tell(Told(ranges=ranges.take("output", "output")))
+            tell(FromOutput(ranges=ranges.take("output", "output")))
     context.destroy(linger=1000)
 
 

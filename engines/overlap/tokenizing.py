@@ -51,6 +51,7 @@ class Tokenizing:
         self._pool = ThreadPoolExecutor(workers, "tokenize")
         self._finished: deque[Tokenized] = deque()
         self._lock = Lock()
+        self._stopped = False
         self.requests: set[int] = set()  # ids of those that are with the workers
 
     def submit(self, request: Request, text: str, accepted_ns: int) -> None:
@@ -84,9 +85,13 @@ class Tokenizing:
             error = f"the prompt can't be tokenized: {problem}"
         tokenized = Tokenized(request, prompt, error, accepted_ns, perf_counter_ns())
         with self._lock:
-            self._finished.append(tokenized)
-            os.eventfd_write(self.wake_fd, 1)
+            if not self._stopped:
+                self._finished.append(tokenized)
+                os.eventfd_write(self.wake_fd, 1)
 
     def stop(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        os.close(self.wake_fd)
+        """Does not wait for the workers: the text that one is at may be long."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._stopped = True
+            os.close(self.wake_fd)

@@ -7,7 +7,7 @@ leave between two steps. Both decode greedily. Importing this package costs mill
 
 from __future__ import annotations
 
-from engines.api import BadSetting, Engine, EngineOptions, EngineSpec, Toggle
+from engines.api import EngineSpec, Toggle
 
 SPEC = EngineSpec(
     name="transformers",
@@ -36,20 +36,5 @@ SPEC = EngineSpec(
             requires={"*": {"batching": ("continuous",)}},
         ),
     ),
-    build="engines.transformers:build",
+    build="engines.transformers.engine:build",
 )
-
-
-def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
-    """What the host calls (api.EngineSpec.build)."""
-    if options.sampling:
-        raise BadSetting("engine transformers decodes greedily: leave --temperature at 0")
-    toggles = SPEC.check(toggles)
-    if toggles["batching"] == "static":
-        from engines.transformers.static import StaticEngine
-
-        return StaticEngine(options, toggles)
-
-    from engines.transformers.continuous import ContinuousEngine
-
-    return ContinuousEngine(options, toggles)

@@ -15,19 +15,19 @@ from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from engines import api
-from engines.devices import cpu_model
+from engines.machine import cpu_model
 from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
 from engines.overlap.presets import load_model, load_tokenizer, tokenizer_file
 from engines.transformers import SPEC
 
-HEEDED = (
+USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
     "max_context", "recorder",
 )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
+class Active:
     """A request that was taken in, and how far it is. Equal only to itself."""
 
     request: api.Request
@@ -52,7 +52,7 @@ class Taken:
 class TransformersEngine(api.Engine):
     """A model of transformers, and everything about it but its batching."""
 
-    heeded: tuple[str, ...] = HEEDED
+    used: tuple[str, ...] = USED
 
     def __init__(self, options: api.EngineOptions, toggles: dict[str, str]) -> None:
         self.options = options
@@ -64,11 +64,11 @@ class TransformersEngine(api.Engine):
     def prepare(self) -> None:
         """Be ready for the first request; the model is loaded."""
 
-    def queue(self, taken: Taken) -> None:
+    def queue(self, active: Active) -> None:
         """Take a request that can be served."""
         raise NotImplementedError
 
-    def give_up(self, request: int) -> Taken | None:
+    def give_up(self, request: int) -> Active | None:
         """Stop work on the request with that id; None where it has ended."""
         raise NotImplementedError
 
@@ -76,7 +76,7 @@ class TransformersEngine(api.Engine):
 
     def start(self, events: api.EventSink) -> api.Description:
         options = self.options
-        options.refuse_unheeded(SPEC.name, self.heeded)
+        options.refuse_unused(SPEC.name, self.used)
         self.device = _find_device(options.device)
         transformers_logging.set_verbosity_error()
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
@@ -101,17 +101,21 @@ class TransformersEngine(api.Engine):
         accepted = perf_counter_ns()
         prompt = request.prompt
         if isinstance(prompt, str):
-            prompt = self.tokenizer.encode(prompt).ids
+            try:
+                prompt = self.tokenizer.encode(prompt).ids
+            except Exception as error:  # the library raises nothing narrower
+                self._events.send([api.Error(request.id, f"the prompt can't be tokenized: {error}")])
+                return
         reason = self._why_impossible(request, prompt)
         if reason is not None:
             self._events.send([api.Error(request.id, reason)])
         else:
-            self.queue(Taken(request, prompt, accepted, perf_counter_ns()))
+            self.queue(Active(request, prompt, accepted, perf_counter_ns()))
 
     def cancel(self, request: int) -> None:
-        taken = self.give_up(request)
-        if taken is not None:
-            self.output.close(taken.finish("cancelled"))
+        active = self.give_up(request)
+        if active is not None:
+            self.output.close(active.finish("cancelled"))
 
     def begin_round(self) -> None:
         self.counters.clear()
@@ -126,28 +130,28 @@ class TransformersEngine(api.Engine):
 
     # -- tokens on their way out ---------------------------------------------------------------------------
 
-    def admit(self, taken: Taken, admitted_ns: int) -> None:
+    def admit(self, active: Active, admitted_ns: int) -> None:
         """Its first step is about to run, or ran; before its first token is said."""
-        taken.admitted_ns = admitted_ns
-        if taken.request.stop:
-            self.output.open(Opening(taken.request.stop, taken.finish("stop")))
+        active.admitted_ns = admitted_ns
+        if active.request.stop:
+            self.output.open(Opening(active.request.stop, active.finish("stop")))
 
-    def produce(self, taken: Taken, token: int, token_ns: int) -> Produced:
+    def produce(self, active: Active, token: int, token_ns: int) -> Produced:
         """One token that was on the host at `token_ns`, with what ends its request where it does."""
-        taken.count += 1
+        active.count += 1
         reason = None
-        if taken.request.stop_on_eos and token in self.eos:
+        if active.request.stop_on_eos and token in self.eos:
             reason = "eos"
-        elif taken.count >= taken.request.max_new_tokens:
+        elif active.count >= active.request.max_new_tokens:
             reason = "length"
-        return Produced(taken.request.id, token, token_ns, None if reason is None else taken.finish(reason))
+        return Produced(active.request.id, token, token_ns, None if reason is None else active.finish(reason))
 
     def _end_stopped(self, stopped: list[Stopped]) -> None:
         """Texts came to a stop string, and their ends are about to be sent."""
         for each in stopped:
-            taken = self.give_up(each.id) if not each.dropped else None
-            if taken is not None:
-                self.output.close(taken.finish("stop"))
+            active = self.give_up(each.id) if not each.dropped else None
+            if active is not None:
+                self.output.close(active.finish("stop"))
 
     # -- small things --------------------------------------------------------------------------------------
 

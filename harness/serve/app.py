@@ -1,8 +1,8 @@
 """What a server answers: an ASGI application over one engine.
 
-A request is let in, prepared, and submitted; what the engine says of it is passed on as it comes. The first
-word of the engine decides the status: a request that it refuses is a 400 even where a stream was asked for.
-A client that hangs up, streaming or not, is noticed at once, and its request cancelled in the engine.
+A request is let in, read, tokenized, and submitted; what the engine says of it is passed on as it comes. The
+first word of the engine decides the status: a request that it refuses is a 400 even where a stream was asked
+for. A client that hangs up, streaming or not, is noticed at once, and its request cancelled, wherever it is.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -24,13 +25,17 @@ from engines import api
 from harness.serve import parsing, replies
 from harness.serve.engine_process import EngineLost, EngineProcess, HungUp, Stream
 from harness.serve.meters import CONTENT_TYPE, Meter, Meters
-from harness.serve.parsing import Refused, Wanted
-from harness.serve.prompting import Prompting
+from harness.serve.parsing import Refused, Served, Wanted, too_long
+from harness.serve.places import FULL, RETRY_S, Place, Places
+from harness.serve.prompting import check_length
+from harness.serve.tokenizing import Tokenizing
 
 MOST_BYTES = 16 << 20  # of a body
-RETRY_S = 1  # for a client that was turned away because the server is full
+JSON_PER_BYTE = 6  # "A" may be written as "\u0041"
+BESIDE_PROMPT = 256 << 10  # bytes of a body that are not its prompt
 CLIENT_GONE = 499  # nobody reads it
-Parse = Callable[[bytes, str, float], Wanted]
+SERVER_FAULT = 500
+Parse = Callable[[bytes, Served], Wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +50,19 @@ class Rules:
 class App:
     """One server's answers. `asgi` is the application."""
 
-    def __init__(self, engine: EngineProcess, model: dict[str, str | int | float], rules: Rules) -> None:
-        self.closing = ""  # why nobody is let in any more
+    def __init__(
+        self,
+        engine: EngineProcess,
+        model: dict[str, str | int | float],
+        tokenizing: Tokenizing,
+        rules: Rules,
+    ) -> None:
         self._engine = engine
-        self._model = str(model["name"])
-        self._context = int(model["context"])
+        self._served = Served(str(model["name"]), int(model["context"]), rules.temperature)
+        self._tokenizing = tokenizing
         self._rules = rules
-        self._prompting = Prompting(model)
+        self._closing = ""  # why nobody is let in any more
+        self._places = Places()
         self._meters = Meters()
         self._started = int(time())
         self.asgi = Starlette(
@@ -70,6 +81,11 @@ class App:
             },
         )
 
+    def close(self, why: str) -> None:
+        """Let nobody in any more, and end what is not in the engine yet."""
+        self._closing = why
+        self._places.end(Refused(503, why, "shutting_down"))
+
     async def _completions(self, request: Request) -> Answering:
         return await self._let_in(request, "completions", parsing.parse_completion)
 
@@ -77,25 +93,86 @@ class App:
         return await self._let_in(request, "chat", parsing.parse_chat)
 
     async def _let_in(self, request: Request, endpoint: str, parse: Parse) -> Answering:
-        """A request on its way into the engine. Raises Refused."""
+        """A request on its way into the engine. Raises Refused and ClientDisconnect."""
         meter = Meter(self._meters, endpoint)
         try:
             self._check_key(request)
+            self._check_open()
             self._check_room()
-            wanted = parse(await _body(request), self._model, self._rules.temperature)
-            prepared = await self._prompting.prepare(wanted.request, wanted.messages)
-            self._check_room()  # others may have come while this one was read
-        except Refused:
-            meter.end("refused")
+            async with self._places.take() as place:
+                body = await self._body(request, place, endpoint)
+                wanted = parse(body, self._served)
+                del body  # large ones are not kept while they are tokenized
+                prepared = await self._prepared(wanted, request.receive, place)
+                reply = self._reply(wanted, prepared)
+                self._check_open()  # it may have changed meanwhile
+                return Answering(self._engine, self._engine.submit(prepared), reply, meter)
+        except Refused as refused:
+            meter.end("error" if refused.status == SERVER_FAULT else "refused")
             raise
-        reply = replies.Reply(
+        except ClientDisconnect:
+            meter.end("cancelled")
+            raise
+        except Exception:
+            meter.end("error")
+            raise
+
+    def _reply(self, wanted: Wanted, prepared: api.Request) -> replies.Reply:
+        return replies.Reply(
             name=f"{'chatcmpl' if wanted.chat else 'cmpl'}-{secrets.token_hex(12)}",
-            model=self._model,
+            model=self._served.model,
             created=int(time()),
-            wanted=wanted,
+            wanted=replace(wanted, request=prepared, messages=[]),  # the text is not needed any more
             prompt_tokens=0 if isinstance(prepared.prompt, str) else len(prepared.prompt),
         )
-        return Answering(self._engine, self._engine.submit(prepared), reply, meter)
+
+    async def _body(self, request: Request, place: Place, endpoint: str) -> bytes:
+        """Raises Refused for one with more bytes than any prompt that fits needs. Of a chat, a template may
+        leave out any part."""
+        most, longest = MOST_BYTES, self._tokenizing.most_bytes
+        if longest is not None and not (endpoint == "chat" and self._tokenizing.has_template):
+            most = min(MOST_BYTES, BESIDE_PROMPT + JSON_PER_BYTE * longest)
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > most:
+                context = self._served.context
+                message = (
+                    f"the body has more than {most} bytes, more than a context of {context} tokens needs"
+                )
+                raise Refused(413, message, "context_length_exceeded")
+            place.hold(len(piece))
+        place.read()
+        return bytes(body)
+
+    async def _prepared(self, wanted: Wanted, receive: Receive, place: Place) -> api.Request:
+        """What the engine is asked: with token ids, where the engine names a tokenizer. Raises Refused and
+        ClientDisconnect."""
+        prompt = wanted.request.prompt
+        if isinstance(prompt, str):
+            check_length(
+                prompt, self._served.context, self._tokenizing.most_bytes
+            )  # without waiting its turn
+            watching = asyncio.create_task(_watch(receive, lambda: place.end(ClientDisconnect())))
+            try:
+                prompt = await self._tokenizing.prompt(wanted.messages or prompt)
+            finally:
+                watching.cancel()
+        room = self._room(wanted.request.max_new_tokens, prompt)
+        return msgspec.structs.replace(wanted.request, prompt=prompt, max_new_tokens=room)
+
+    def _room(self, asked: int, prompt: str | list[int]) -> int:
+        """How many tokens may come; 0 asks for as many as fit."""
+        if isinstance(prompt, str):
+            if not asked:
+                raise Refused(400, "this engine names no tokenizer, so max_tokens must be given")
+            return asked
+        if not prompt:
+            raise Refused(400, "the prompt is empty")
+        left = self._served.context - len(prompt)
+        if asked > left or left < 1:
+            raise too_long(self._served.context, str(len(prompt)), asked)
+        return asked or left
 
     def _check_key(self, request: Request) -> None:
         key = self._rules.api_key
@@ -105,26 +182,32 @@ class App:
         if kind.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), key.encode()):
             raise Refused(401, "send the API key as 'Authorization: Bearer KEY'", "invalid_api_key")
 
-    def _check_room(self) -> None:
+    def _check_open(self) -> None:
         if self._engine.failure:
             raise Refused(503, self._engine.failure, "engine_lost")
-        if self.closing:
-            raise Refused(503, self.closing, "shutting_down")
+        if self._closing:
+            raise Refused(503, self._closing, "shutting_down")
+
+    def _check_room(self) -> None:
         most = self._rules.most_in_flight
-        if self._engine.in_flight >= most:
-            raise Refused(429, f"{most} requests are in flight, and no more are taken", "full", RETRY_S)
+        if len(self._places.taken) + self._engine.in_flight >= most:
+            raise Refused(429, f"{most} requests are in flight, and no more are taken", FULL, RETRY_S)
 
     async def _models(self, request: Request) -> Response:
         self._check_key(request)
-        entry = {"id": self._model, "object": "model", "created": self._started, "owned_by": "overlap-bench"}
-        return JSONResponse({"object": "list", "data": [{**entry, "max_model_len": self._context}]})
+        entry = {"id": self._served.model, "object": "model", "created": self._started}
+        more = {"owned_by": "overlap-bench", "max_model_len": self._served.context}
+        return JSONResponse({"object": "list", "data": [entry | more]})
 
     async def _health(self, request: Request) -> Response:
-        why = self._engine.failure or self.closing
+        why = self._engine.failure or self._closing
         return JSONResponse(replies.error(503, why), 503) if why else JSONResponse({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
         gauges = await self._engine.gauges()
+        self._meters.preparing.set(len(self._places.taken))
+        self._meters.tokenizing.set(self._tokenizing.running)
+        self._meters.waiting.set(self._tokenizing.waiting)
         self._meters.in_flight.set(self._engine.in_flight)
         return Response(self._meters.text(gauges), media_type=CONTENT_TYPE)
 
@@ -139,12 +222,15 @@ class Answering:
         self._meter = meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watching = asyncio.create_task(_watch(receive, self._stream))
+        watching = asyncio.create_task(_watch(receive, self._stream.hang_up))
         try:
             answer = self._in_pieces if self._reply.wanted.streamed else self._at_once
             await answer(send)
         except HungUp:
             self._meter.end("cancelled")
+        except Exception:
+            self._meter.end("error")
+            raise
         finally:
             watching.cancel()
             self._engine.cancel(self._stream)  # nothing, where it has ended
@@ -222,20 +308,11 @@ class Answering:
         await _send_json(send, refused.status, replies.refusal(refused))
 
 
-async def _watch(receive: Receive, stream: Stream) -> None:
-    """Tell the stream when its client hangs up. The body has been read, so nothing else is received."""
+async def _watch(receive: Receive, tell: Callable[[], None]) -> None:
+    """Tell when the client hangs up. The body has been read, so nothing else is received."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    stream.hang_up()
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MOST_BYTES:
-            raise Refused(413, f"the body has more than {MOST_BYTES} bytes")
-    return bytes(body)
+    tell()
 
 
 async def _send_json(send: Send, status: int, body: bytes) -> None:

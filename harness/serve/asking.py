@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from engines import api
-from harness.design import Arm
+from harness.plan.design import Arm
+from harness.plan.settings import make_arm, parse_changes
+from harness.plan.variants import load_variants
 from harness.serve import needs_extra
-from harness.settings import make_arm, parse_changes
-from harness.variants import load_variants
 
 VARIANT = "all"
 TTFT_MS, ITL_MS = 50.0, 10.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
@@ -21,10 +20,10 @@ import msgspec
 import zmq
 
 from engines import api
-from harness import processes, rooms
-from harness.design import Arm
-from harness.hosts import EXPLAIN_MS, ROLES, RunFailed, check_interpreter, environment
-from harness.processes import Child
+from harness.common import processes, temporary
+from harness.common.processes import Child
+from harness.plan.design import Arm
+from harness.run.hosts import EXPLAIN_MS, ROLES, RunFailed, check_interpreter, environment
 
 GAUGES_S = 1.0  # for an engine to answer between two steps
 
@@ -82,7 +81,7 @@ class EngineProcess:
         self.failure = ""  # why it serves no more
         self._streams: dict[int, Stream] = {}
         self._numbers = count()
-        self._asked: deque[asyncio.Future[dict[str, int]]] = deque()
+        self._asked: asyncio.Future[dict[str, int]] | None = None  # what it holds
         self._children: list[Child] = []
         self._booted = False
         self._encode = msgspec.msgpack.Encoder().encode
@@ -92,7 +91,7 @@ class EngineProcess:
     def __enter__(self) -> EngineProcess:
         check_interpreter(self._arm)
         self._left = ExitStack()
-        self._room = self._left.enter_context(rooms.for_sockets())
+        self._room = self._left.enter_context(temporary.for_sockets())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replies = self._bound("replies")
         self._events = self._bound("events")
@@ -213,10 +212,11 @@ class EngineProcess:
         return len(self._streams)
 
     def submit(self, request: api.Request) -> Stream:
-        """Ask for it, under an id of its own."""
+        """Ask for it, under an id of its own. Only what went out is in flight: nobody would ever end the
+        rest."""
         numbered = msgspec.structs.replace(request, id=next(self._numbers))
-        stream = self._streams[numbered.id] = Stream(numbered)
         self._say(api.Submit(numbered))
+        stream = self._streams[numbered.id] = Stream(numbered)
         return stream
 
     def cancel(self, stream: Stream) -> None:
@@ -225,14 +225,15 @@ class EngineProcess:
             self._say(api.Cancel(stream.request.id))
 
     async def gauges(self) -> dict[str, int]:
-        """What the engine holds right now; nothing where it does not answer."""
+        """What the engine holds right now; nothing where it does not answer. However many ask, it is asked
+        once: it answers between two steps."""
         if self.failure:
             return {}
-        told: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
-        self._asked.append(told)
-        self._say(api.ReadGauges())
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().create_future()
+            self._say(api.ReadGauges())
         try:
-            return await asyncio.wait_for(told, GAUGES_S)
+            return await asyncio.wait_for(asyncio.shield(self._asked), GAUGES_S)
         except TimeoutError:
             return {}
 
@@ -257,10 +258,9 @@ class EngineProcess:
     def _read_replies(self) -> None:
         while (message := _received(self._replies)) is not None:
             match self._decode_reply(message):
-                case api.Gauges(values=values):
-                    told = self._asked.popleft()
-                    if not told.done():
-                        told.set_result(values)
+                case api.Gauges(values=values) if self._asked is not None:
+                    self._asked.set_result(values)
+                    self._asked = None
                 case api.Failed() as failed:
                     self._fail(failed)
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 
 from engines.api import BadSetting
-
-
-def allow_connections() -> None:
-    """As many descriptors as this process may have: by default a thousand clients are more than that."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -31,6 +31,11 @@ class Meters:
         self.requests = Counter(
             "bench_requests", "Requests by how they ended", ["endpoint", "outcome"], registry=registry
         )
+        self.preparing = Gauge(
+            "bench_requests_preparing", "Requests that are read, checked or tokenized", registry=registry
+        )
+        self.waiting = Gauge("bench_prompts_waiting", "Prompts that wait to be tokenized", registry=registry)
+        self.tokenizing = Gauge("bench_prompts_tokenizing", "Prompts that are tokenized", registry=registry)
         self.in_flight = Gauge("bench_requests_in_flight", "Requests in the engine", registry=registry)
         self.prompt_tokens = Counter(
             "bench_prompt_tokens", "Prompt tokens of ended requests", registry=registry

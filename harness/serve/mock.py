@@ -23,7 +23,6 @@ import gc
 import select
 import signal
 import socket
-import struct
 import sys
 from bisect import insort
 from collections import deque
@@ -36,15 +35,16 @@ from typing import Any
 import httptools
 import msgspec
 
+from engines import sockets
 from engines.api import BadSetting
-from harness.serve.listening import address_of, allow_connections, bind
+from harness.common.timers import ask_for_exact_timers, ask_for_short_slice
+from harness.serve.listening import address_of, bind
 from harness.serve.mock_answers import MODEL, Answer, Body, StreamOptions, prompt_tokens, refusal, reply
-from harness.wakeups import ask_for_exact_timers, ask_for_short_slice
 
+MOST_TOKENS = 1 << 24  # of an answer
 DEFAULT_TOKENS = 16  # where a request does not say, as in OpenAI's completions
-SO_TIMESTAMPNS = 35  # of asm-generic/socket.h; Python has no name for it
-STAMP = struct.Struct("qq")  # struct timespec: seconds, nanoseconds
 READ_BYTES = 1 << 16
+MOST_BYTES = 16 << 20  # of a request
 BACKLOG = 4096  # connections that wait to be accepted
 BURST = 64  # tokens sent before sockets are looked at again
 LONGEST_US = 200_000  # from here on lateness is only counted, and the worst of it kept
@@ -120,13 +120,14 @@ class Connection:
     def __init__(self, mock: Mock, client: socket.socket) -> None:
         self.socket = client
         self.waiting: deque[Received] = deque()
-        self.answer: Answer | None = None  # the one that is being sent
+        self.answer: Answer[Connection] | None = None  # the one that is being sent
         self.open = True
         self._mock = mock
         self._parser: Any = httptools.HttpRequestParser(self)
         self._unsent = bytearray()  # a client that reads slower than it is sent to
         self._last = False  # nothing comes behind what is unsent
         self._arrived_ns = 0
+        self._received = 0  # bytes of the request that is being read
 
     # What the parser calls. It swallows what is raised here, so nothing is done but to keep what came.
 
@@ -140,6 +141,7 @@ class Connection:
         self._body += body
 
     def on_message_complete(self) -> None:
+        self._received = 0
         parser = self._parser
         path = self._url.partition(b"?")[0].decode(errors="replace")
         self.waiting.append(
@@ -155,7 +157,7 @@ class Connection:
     def read(self) -> None:
         """Take what is there."""
         try:
-            data, ancillary, _, _ = self.socket.recvmsg(READ_BYTES, socket.CMSG_SPACE(STAMP.size))
+            data, ancillary, _, _ = self.socket.recvmsg(READ_BYTES, sockets.STAMP_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -164,6 +166,11 @@ class Connection:
             self.close()
             return
         self._arrived_ns = self._mock.arrival(ancillary)
+        self._received += len(data)
+        if self._received > MOST_BYTES:
+            self.send(refusal(413, f"the request has more than {MOST_BYTES} bytes"))
+            self.close()
+            return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -232,8 +239,8 @@ class Mock:
         self._timing = timing
         self._listener = listener
         self._connections: dict[int, Connection] = {}
-        self._first: deque[Answer] = deque()
-        self._later: deque[Answer] = deque()
+        self._first: deque[Answer[Connection]] = deque()
+        self._later: deque[Answer[Connection]] = deque()
         self._numbers = count()
         self._kernel_stamps = False
         self._forget_lateness()
@@ -307,7 +314,7 @@ class Mock:
                 return
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            client.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            sockets.stamp_arrivals(client)
             self._connections[client.fileno()] = Connection(self, client)
             self.epoll.register(client, select.EPOLLIN)
 
@@ -319,18 +326,17 @@ class Mock:
         """When what was just read arrived at this machine: the kernel's stamp, which is of the wall clock, or
         now."""
         now = perf_counter_ns()
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
-                seconds, ns = STAMP.unpack(data)
-                self._kernel_stamps = True
-                arrived: int = min(now, now - (time_ns() - seconds * 10**9 - ns))
-                self._reading.add(now - arrived)
-                return arrived
-        return now
+        stamp = sockets.arrival_ns(ancillary)
+        if stamp < 0:
+            return now
+        self._kernel_stamps = True
+        arrived = min(now, now - (time_ns() - stamp))
+        self._reading.add(now - arrived)
+        return arrived
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def answer(self, connection: Connection, received: Received) -> Answer | None:
+    def answer(self, connection: Connection, received: Received) -> Answer[Connection] | None:
         """Answer a request now (None), or begin to."""
         match (received.method, received.path):
             case ("POST", "/v1/completions" | "/v1/chat/completions"):
@@ -358,16 +364,16 @@ class Mock:
             "later_tokens": self._later_tokens.summary(),
         }
 
-    def _complete(self, connection: Connection, received: Received) -> Answer | None:
+    def _complete(self, connection: Connection, received: Received) -> Answer[Connection] | None:
         try:
             body = msgspec.json.decode(received.body, type=Body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             connection.send(refusal(400, str(error)))
             return None
         asked = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
         total = DEFAULT_TOKENS if asked is None else asked
-        if total < 1:
-            connection.send(refusal(400, f"max_tokens must be at least 1, not {total}"))
+        if not 1 <= total <= MOST_TOKENS:
+            connection.send(refusal(400, f"max_tokens must lie between 1 and {MOST_TOKENS}"))
             return None
         chat = received.path == "/v1/chat/completions"
         answer = Answer(
@@ -388,7 +394,7 @@ class Mock:
         return answer
 
 
-def _queue(queue: deque[Answer], answer: Answer) -> None:
+def _queue(queue: deque[Answer[Connection]], answer: Answer[Connection]) -> None:
     """At the end, unless others that arrived later were read before it."""
     if queue and queue[-1].due_ns > answer.due_ns:
         insort(queue, answer, key=lambda each: each.due_ns)
@@ -398,7 +404,7 @@ def _queue(queue: deque[Answer], answer: Answer) -> None:
 
 def run(timing: Timing, host: str, port: int) -> None:
     """Serve until SIGTERM, or Ctrl-C (KeyboardInterrupt); the address goes to stdout once it listens."""
-    allow_connections()
+    sockets.allow_many()
     ask_for_exact_timers()
     ask_for_short_slice()
     with bind(host, port) as listener:

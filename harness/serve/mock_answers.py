@@ -6,21 +6,20 @@ OpenAI's completions and chat completions over HTTP/1.1, streaming and not.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-if TYPE_CHECKING:
-    from harness.serve.mock import Connection
-
 MODEL = "mock"
 TOKEN = " token"  # every token's text
-STATUS = {200: "OK", 400: "Bad Request", 404: "Not Found"}
+STATUS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Content Too Large"}
 EVENT_STREAM = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-store\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"
 )
 LAST = b"0\r\n\r\n"  # ends a chunked body
+
+Connection = TypeVar("Connection")
 
 
 class StreamOptions(msgspec.Struct):
@@ -55,7 +54,7 @@ def prompt_tokens(body: Body) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class Answer(Generic[Connection]):
     """One request being answered. `due_ns` is when its next token is due."""
 
     connection: Connection

@@ -2,14 +2,19 @@
 
 What would change the answer and cannot be done is refused, never ignored: a benchmark that asks for a penalty
 and does not get it has measured something else. The same goes for fields that nobody knows.
+
+A body is whatever a client makes of it, and is read on the thread that sends all streams. So every number has
+its range, and nothing is built that is not looked at: of a list of a million lists, or a list of numbers in a
+field that is ignored, no more is read than that it is JSON.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,6 +22,12 @@ from engines import api
 
 ALL = -1  # vLLM's top_k for what is 0 here
 DEFAULT_TOKENS = 16  # of a completion that does not say; a chat gets what its context has room for
+INT32 = (1 << 31) - 1  # what any engine can count with
+INT64 = (1 << 63) - 1  # what fits into a message to an engine
+# Each step of the engine looks for the stop strings of each of its requests.
+MOST_STOPS, LONGEST_STOP = 16, 256
+SHOWN = 100  # characters of what a client sent, in a message to it
+NEUTRAL_BYTES = 200  # more than what any of NEUTRAL takes
 
 
 class Refused(Exception):
@@ -32,6 +43,22 @@ class Refused(Exception):
         self.retry_s = retry_s  # when it is worth another try, where it is
 
 
+def too_long(context: int, prompt: str, more: int = 0) -> Refused:
+    """A prompt, described by its length, that leaves no room for what is to come."""
+    coming = f" with {more} more to come" if more else ""
+    return Refused(
+        400,
+        f"this model's context is {context} tokens, and the prompt has {prompt}{coming}",
+        "context_length_exceeded",
+    )
+
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=INT32)]
+TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=INT32)]]
+PROMPTS: Mapping[bytes, Any] = {b"[": TokenIds, b"[[": list[TokenIds], b'["': list[str]}  # by their opening
+Stop = Annotated[str, msgspec.Meta(max_length=LONGEST_STOP)]
+
+
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
@@ -42,22 +69,22 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     """What both endpoints take. null is the same as nothing."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None  # its newer name
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None  # vLLM's, as the next three
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None  # its newer name
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=ALL, le=INT32)] | None = None  # vLLM's, as the next three
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=INT32)] | None = None
     return_token_ids: bool | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-INT64 - 1, le=INT64)] | None = None
+    stop: Stop | Annotated[list[Stop], msgspec.Meta(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
 
 class CompletionBody(Body, frozen=True, kw_only=True):
-    prompt: str | list[str | int | list[int]]
+    prompt: msgspec.Raw  # for _one_prompt
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -125,80 +152,103 @@ class Wanted:
 
     request: api.Request
     messages: list[dict[str, str]]
+    chat: bool
     streamed: bool
     include_usage: bool
     continuous_usage: bool
     token_ids: bool
 
-    @property
-    def chat(self) -> bool:
-        return bool(self.messages)
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a request is checked against: the model's name, its context in tokens, and the temperature of a
+    request that does not say."""
+
+    model: str
+    context: int
+    temperature: float
 
 
-def parse_completion(body: bytes, model: str, temperature: float) -> Wanted:
-    """The body of POST /v1/completions; `temperature` where it does not say. Raises Refused."""
-    parsed: CompletionBody = _parsed(body, CompletionBody, model)
-    return _wanted(parsed, _one_prompt(parsed.prompt), [], DEFAULT_TOKENS, temperature)
+def parse_completion(body: bytes, served: Served) -> Wanted:
+    """The body of POST /v1/completions. Raises Refused."""
+    parsed: CompletionBody = _parsed(body, CompletionBody, served.model)
+    return _wanted(parsed, _one_prompt(bytes(parsed.prompt), served.context), [], served)
 
 
-def parse_chat(body: bytes, model: str, temperature: float) -> Wanted:
+def parse_chat(body: bytes, served: Served) -> Wanted:
     """The body of POST /v1/chat/completions. Raises Refused."""
-    parsed: ChatBody = _parsed(body, ChatBody, model)
+    parsed: ChatBody = _parsed(body, ChatBody, served.model)
     if not parsed.messages:
         raise Refused(400, "messages is empty")
     messages = [{"role": each.role, "content": _text(each)} for each in parsed.messages]
-    return _wanted(parsed, "", messages, 0, temperature)
+    return _wanted(parsed, "", messages, served)
 
 
 def _parsed(body: bytes, kind: type, model: str) -> Any:
     try:
-        fields = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"the body is not a JSON object: {error}") from error
+    _check_fields(fields, [field.name for field in msgspec.structs.fields(kind)])
     try:
-        known = _known(fields, [field.name for field in msgspec.structs.fields(kind)])
-        parsed: Any = msgspec.convert(known, type=kind)
-    except msgspec.ValidationError as error:
+        parsed: Any = msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(400, str(error)) from error
     if parsed.model is not None and parsed.model != model:
-        raise Refused(404, f"the model '{parsed.model}' does not exist; there is {model}", "model_not_found")
+        message = f"the model '{_shown(parsed.model)}' does not exist; there is {model}"
+        raise Refused(404, message, "model_not_found")
     return parsed
 
 
-def _known(fields: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """The fields to look at. Raises Refused for one that is unknown, or asks for what is not to be had."""
-    known = {}
+def _check_fields(fields: Mapping[str, msgspec.Raw], names: list[str]) -> None:
+    """Raises Refused for one that is unknown, or asks for what is not to be had."""
     for name, value in fields.items():
         if name in NEUTRAL:
-            if not _neutral(value, NEUTRAL[name]):
-                shown = msgspec.json.encode(value).decode()
+            if not _neutral(bytes(value), NEUTRAL[name]):
+                shown = _shown(bytes(value).decode(errors="replace"))
                 raise Refused(400, f"{name}={shown} is not supported", "unsupported_parameter")
         elif name not in IGNORED:
             try:
-                api.pick(name, dict.fromkeys([*names, *NEUTRAL]), "field")
+                api.pick(_shown(name), dict.fromkeys([*names, *NEUTRAL]), "field")
             except api.BadSetting as error:
                 raise Refused(400, str(error), "unknown_parameter") from error
-            known[name] = value
-    return known
 
 
-def _neutral(value: Any, among: tuple[Any, ...]) -> bool:
+def _neutral(value: bytes, among: tuple[Any, ...]) -> bool:
     """null, or one of these; 0 is not false."""
-    return value is None or any(value == each and type(value) is type(each) for each in among)
+    if len(value) > NEUTRAL_BYTES:
+        return False
+    try:
+        found = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # 1e999 is JSON, and no number
+        return False
+    return found is None or any(found == each and type(found) is type(each) for each in among)
 
 
-def _one_prompt(prompt: str | list[str | int | list[int]]) -> str | list[int]:
-    """Text or ids; a list of one of them is that one."""
-    match prompt:
-        case str():
-            return prompt
-        case [str(only)] | [[*only]]:
-            return only
-        case [*ids] if ids and all(isinstance(each, int) for each in ids):
-            return [each for each in ids if isinstance(each, int)]
-        case []:
-            raise Refused(400, "the prompt is empty")
-    raise Refused(400, "prompt holds several prompts; send one at a time")
+def _shown(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _one_prompt(prompt: bytes, context: int) -> str | list[int]:
+    """Text or ids; a list of one of them is that one. The JSON is looked at first: of more ids than the
+    context has room for, none is read."""
+    opening = re.match(rb"\s*(\[?)\s*([\[\"]?)", prompt)
+    assert opening is not None
+    kind = PROMPTS.get(b"".join(opening.groups()), str)
+    if kind in (TokenIds, list[TokenIds]) and prompt.count(b",") >= context:
+        raise too_long(context, f"more than {context}")
+    try:
+        found: Any = msgspec.json.decode(prompt, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(400, f"prompt: {error}") from error
+    if kind in (list[str], list[TokenIds]):
+        if len(found) > 1:
+            raise Refused(400, "prompt holds several prompts; send one at a time")
+        (found,) = found
+    if found == []:
+        raise Refused(400, "the prompt is empty")
+    one: str | list[int] = found
+    return one
 
 
 def _text(message: Message) -> str:
@@ -206,16 +256,13 @@ def _text(message: Message) -> str:
         return message.content or ""
     for part in message.content:
         if part.type != "text":
-            raise Refused(400, f"content of type '{part.type}' is not supported; there is text")
+            raise Refused(400, f"content of type '{_shown(part.type)}' is not supported; there is text")
     return "".join(part.text for part in message.content)
 
 
-def _wanted(
-    body: Body, prompt: str | list[int], messages: list[dict[str, str]], most: int, temperature: float
-) -> Wanted:
+def _wanted(body: Body, prompt: str | list[int], messages: list[dict[str, str]], served: Served) -> Wanted:
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if asked is not None and asked < 1:
-        raise Refused(400, f"max_tokens must be at least 1, not {asked}")
+    most = 0 if messages else DEFAULT_TOKENS
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.min_tokens and (stop or not body.ignore_eos):
         raise Refused(400, "min_tokens needs ignore_eos and no stop strings; then it is always met")
@@ -225,7 +272,7 @@ def _wanted(
         prompt=prompt,
         max_new_tokens=most if asked is None else asked,
         stop_on_eos=not body.ignore_eos,
-        temperature=temperature if body.temperature is None else body.temperature,
+        temperature=served.temperature if body.temperature is None else body.temperature,
         top_k=0 if body.top_k in (None, ALL) else body.top_k,
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=random.getrandbits(63) if body.seed is None else body.seed,
@@ -234,6 +281,7 @@ def _wanted(
     return Wanted(
         request=request,
         messages=messages,
+        chat=bool(messages),
         streamed=bool(body.stream),
         include_usage=options.include_usage,
         continuous_usage=options.continuous_usage_stats,

@@ -1,17 +1,15 @@
-"""Chats as text, and text as token ids: here, in the server's process, so that the engine's steps are left
-alone."""
+"""Chats as text, and text as token ids: what a tokenizing process does with a prompt."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
 from tokenizers import Tokenizer
 
-from engines import api
-from harness.serve.parsing import Refused
+from harness.serve.parsing import Refused, too_long
+from harness.serve.token_bytes import most_bytes_per_token
 
 Messages = list[dict[str, str]]
 
@@ -21,14 +19,19 @@ def plain(messages: Messages) -> str:
     return "".join(f"{each['role']}: {each['content']}\n" for each in messages) + "assistant:"
 
 
+def may_have_template(model: str) -> bool:
+    """Whether it is a folder or a hub id; presets have no template."""
+    return Path(model).is_dir() or "/" in model
+
+
 def load_template(model: str) -> Callable[[Messages], str] | None:
-    """The chat template that belongs to a model's tokenizer; None where there is none, as for presets."""
-    if not (Path(model).is_dir() or "/" in model):
+    """The chat template that belongs to a model's tokenizer; None where there is none."""
+    if not may_have_template(model):
         return None
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError):
         return None
     if not tokenizer.chat_template:
@@ -41,34 +44,46 @@ def load_template(model: str) -> Callable[[Messages], str] | None:
     return render
 
 
-def _encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
-    """A batch of one: `encode` would hold the interpreter's lock for as long as the text takes."""
-    ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
-    return ids
+def check_length(text: str, context: int, most_bytes: int | None) -> None:
+    """Raises Refused for a text that can't fit, however it is tokenized. `most_bytes`: None is any number."""
+    if most_bytes is not None and (len(text) > most_bytes or len(text.encode()) > most_bytes):
+        raise too_long(context, f"more than {most_bytes} bytes, which are more tokens than that")
 
 
 class Prompting:
     """For one engine, by what it says of its model: "tokenizer", "name" and "context" of
-    Description.model. Without a tokenizer the engine gets text, and is left to find out how long it is."""
+    Description.model."""
 
-    def __init__(self, model: dict[str, str | int | float]) -> None:
+    def __init__(self, model: Mapping[str, str | int | float]) -> None:
         path = str(model.get("tokenizer", ""))
         self._tokenizer = Tokenizer.from_file(path) if path else None
         self._template = load_template(str(model["name"]))
         self._context = int(model["context"])
+        most = most_bytes_per_token(json.loads(self._tokenizer.to_str())) if self._tokenizer else None
+        self.most_bytes = None if most is None else most * self._context  # of a text that may fit
 
-    async def prepare(self, request: api.Request, messages: Messages) -> api.Request:
-        """The request with its prompt and its max_new_tokens. Raises Refused."""
-        prompt = self._render(messages) if messages else request.prompt
-        if isinstance(prompt, str) and self._tokenizer is not None:
-            # A template writes the special tokens itself.
-            special = not messages or self._template is None
-            try:
-                prompt = await asyncio.to_thread(_encode, self._tokenizer, prompt, special)
-            except Exception as error:  # whatever the tokenizer breaks on is the text's doing
-                raise Refused(400, f"the prompt can't be tokenized: {error}") from error
-        room = self._room(request.max_new_tokens, prompt)
-        return msgspec.structs.replace(request, prompt=prompt, max_new_tokens=room)
+    @property
+    def has_template(self) -> bool:
+        return self._template is not None
+
+    def prompt(self, asked: str | Messages) -> str | list[int]:
+        """The prompt of a text or a chat: no more ids than the context has, or text where the engine names no
+        tokenizer. Raises Refused."""
+        text = asked if isinstance(asked, str) else self._render(asked)
+        if self._tokenizer is None:
+            return text
+        check_length(text, self._context, self.most_bytes)
+        # A template writes the special tokens itself.
+        special = isinstance(asked, str) or self._template is None
+        try:
+            # `encode` would keep where in the text each token is: three times the time, and more memory.
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        except Exception as error:  # whatever the tokenizer breaks on is the text's doing
+            raise Refused(400, f"the prompt can't be tokenized: {error}") from error
+        if len(encoding) >= self._context:
+            raise too_long(self._context, f"{len(encoding)}")
+        ids: list[int] = encoding.ids
+        return ids
 
     def _render(self, messages: Messages) -> str:
         if self._template is None:
@@ -77,21 +92,3 @@ class Prompting:
             return self._template(messages)
         except Exception as error:  # templates raise what they like, such as for roles that do not alternate
             raise Refused(400, f"the model's chat template refuses these messages: {error}") from error
-
-    def _room(self, asked: int, prompt: str | list[int]) -> int:
-        """How many tokens may come; 0 asks for as many as fit."""
-        if isinstance(prompt, str):
-            if not asked:
-                raise Refused(400, "this engine names no tokenizer, so max_tokens must be given")
-            return asked
-        if not prompt:
-            raise Refused(400, "the prompt is empty")
-        left = self._context - len(prompt)
-        if asked > left or left < 1:
-            raise Refused(
-                400,
-                f"this model's context is {self._context} tokens, and the prompt has {len(prompt)}"
-                + (f" with {asked} more to come" if asked else ""),
-                "context_length_exceeded",
-            )
-        return asked or left

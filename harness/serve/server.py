@@ -17,13 +17,15 @@ from contextlib import contextmanager
 import uvicorn
 import uvloop
 
-from engines import api
-from harness.design import Arm
-from harness.hosts import RunFailed
+from engines import api, sockets
+from harness.plan.design import Arm
+from harness.plan.settings import spelled
+from harness.run.hosts import RunFailed
 from harness.serve.app import App, Rules
+from harness.serve.connections import Connection
 from harness.serve.engine_process import EngineProcess
-from harness.serve.listening import address_of, allow_connections, bind
-from harness.settings import spelled
+from harness.serve.listening import address_of, bind
+from harness.serve.tokenizing import Tokenizing
 
 SHUTTING_DOWN = "the server is shutting down"
 KEEP_ALIVE_S = 75  # of an idle connection: a client's pool must not find it closed in mid-benchmark
@@ -35,16 +37,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def serve(arm: Arm, host: str, port: int, rules: Rules, grace_s: float) -> None:
     """Serve one engine until SIGTERM, or Ctrl-C (KeyboardInterrupt); the address goes to stdout once requests
     are taken. Raises BadSetting, and RunFailed where the engine does not start, or was lost."""
-    allow_connections()
+    sockets.allow_many()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the event loop has its own
     with bind(host, port) as listener, EngineProcess(arm) as engine:
         description = engine.boot()
-        app = App(engine, description.model, rules)
         _say(describe(description))
         gc.collect()
         gc.freeze()  # what was imported lives for ever: a collection need not look at it in mid-stream
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            ended_by = runner.run(_serve(engine, app, listener, grace_s))
+            ended_by = runner.run(_serve(engine, description.model, rules, listener, grace_s))
         failure = engine.failure
     if failure:
         raise RunFailed(failure)
@@ -68,7 +69,23 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(engine: EngineProcess, app: App, listener: socket.socket, grace_s: float) -> int:
+async def _serve(
+    engine: EngineProcess,
+    model: dict[str, str | int | float],
+    rules: Rules,
+    listener: socket.socket,
+    grace_s: float,
+) -> int:
+    """The signal that ended it."""
+    tokenizing = Tokenizing(model)
+    try:
+        await tokenizing.start()
+        return await _listen(engine, App(engine, model, tokenizing, rules), listener, grace_s)
+    finally:
+        await tokenizing.stop()
+
+
+async def _listen(engine: EngineProcess, app: App, listener: socket.socket, grace_s: float) -> int:
     """The signal that ended it."""
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -78,13 +95,12 @@ async def _serve(engine: EngineProcess, app: App, listener: socket.socket, grace
     server = _Server(
         uvicorn.Config(
             app.asgi,
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=FLUSH_S,
         )
     )
     serving = asyncio.create_task(server.serve([listener]))
@@ -96,15 +112,22 @@ async def _serve(engine: EngineProcess, app: App, listener: socket.socket, grace
     sys.stdout.flush()
 
     ended_by = await signals.get()
-    app.closing = SHUTTING_DOWN
+    app.close(SHUTTING_DOWN)
     if engine.in_flight:
         _say(f"{SHUTTING_DOWN}: requests in flight: {engine.in_flight}; they have {grace_s:g} s")
     waits = [asyncio.create_task(_idle(engine)), asyncio.create_task(signals.get())]
     await asyncio.wait(waits, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
     engine.give_up(SHUTTING_DOWN)
     server.should_exit = True
+    loop.call_later(FLUSH_S, _drop, server)
     await serving
     return ended_by
+
+
+def _drop(server: uvicorn.Server) -> None:
+    """End the connections of clients that do not read: what is sent to them would wait for ever."""
+    for connection in server.server_state.connections:
+        connection.transport.abort()
 
 
 async def _idle(engine: EngineProcess) -> None:

@@ -40,7 +40,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.trace import events, intervals
+from harness.common import intervals
+from harness.trace import events
 from harness.trace.events import NONE, Flags, Times, Trace
 
 KIB, MIB = 2**10, 2**20

@@ -36,8 +36,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engines.api import BadSetting
-from harness.trace import events, intervals
+from engines.api import BadFile
+from harness.common import intervals
+from harness.trace import events
 from harness.trace.events import NONE, Calls, Coder, Copies, Ranges, Synchronizations, Trace, Work
 
 GZIP = b"\x1f\x8b"
@@ -95,7 +96,7 @@ class Document(msgspec.Struct, rename="camel"):
 
 
 def read(path: Path, progress: Progress) -> Trace:
-    """The whole trace. Raises BadSetting, one line, where it is cut short, is no Chrome trace, or holds
+    """The whole trace. Raises BadFile, one line, where it is cut short, is no Chrome trace, or holds
     nothing that a device did."""
     content = _text(path)
     progress(f"{path.name}: {len(content):,} bytes of JSON")
@@ -107,10 +108,10 @@ def read(path: Path, progress: Progress) -> Trace:
         progress(f"{path.name}: {len(found):,} events")
         return _Columns(found).trace(path)
     except msgspec.ValidationError as error:
-        raise BadSetting(f"{path} is JSON, but not a Chrome trace: {error}") from None
+        raise BadFile(f"{path} is JSON, but not a Chrome trace: {error}") from None
     except msgspec.DecodeError as error:
         what = "is cut short" if "truncated" in str(error) else "is not JSON"
-        raise BadSetting(f"{path} {what}: {error}") from None
+        raise BadFile(f"{path} {what}: {error}") from None
 
 
 def _text(path: Path) -> bytes:
@@ -120,9 +121,9 @@ def _text(path: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except EOFError:
-        raise BadSetting(f"{path} is cut short: the compressed data ends too early") from None
+        raise BadFile(f"{path} is cut short: the compressed data ends too early") from None
     except (OSError, zlib.error) as error:
-        raise BadSetting(f"cannot read {path}, its compressed data is damaged: {error}") from None
+        raise BadFile(f"cannot read {path}, its compressed data is damaged: {error}") from None
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ class _Columns:
         self.base = min((each.ts for each in complete), default=0.0)
         work = [each for each in complete if each.cat in WORK]
         if not work:
-            raise BadSetting(
+            raise BadFile(
                 f"{path} has no GPU rows: none of its {len(complete):,} complete events has the category "
                 f"{', '.join(list(WORK)[:-1])} or {list(WORK)[-1]}"
             )

@@ -32,7 +32,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.api import BadSetting
+from engines.api import BadFile
 from harness.trace import events
 from harness.trace.events import NONE, Calls, Coder, Copies, Ranges, Synchronizations, Trace, Work
 
@@ -54,18 +54,18 @@ Columns = dict[str, NDArray[Any]]
 
 
 def read(path: Path, progress: Progress) -> Trace:
-    """The whole export. Raises BadSetting, one line, for a file that is cut short or damaged, that is no
+    """The whole export. Raises BadFile, one line, for a file that is cut short or damaged, that is no
     export, or that has neither rows of a GPU nor ranges."""
     check_whole(path)
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database:
             return _Export(path, database, progress).read()
     except sqlite3.Error as error:
-        raise BadSetting(f"cannot read {path}, it is damaged or not an export of nsys: {error}") from None
+        raise BadFile(f"cannot read {path}, it is damaged or not an export of nsys: {error}") from None
 
 
 def check_whole(path: Path) -> None:
-    """Raises BadSetting where the file is shorter than its header says. Numbers in the header of an SQLite
+    """Raises BadFile where the file is shorter than its header says. Numbers in the header of an SQLite
     file are big-endian: the page size at 16 (1 stands for 65536), the pages at 28, valid only if the counters
     at 24 and 92 agree."""
     with path.open("rb") as file:
@@ -79,7 +79,7 @@ def check_whole(path: Path) -> None:
     whole = number(28, 4) * (65536 if page == 1 else page)
     if len(header) < 100 or (number(24, 4) == number(92, 4) and size < whole):
         of = f" of {whole:,}" if len(header) == 100 else ""
-        raise BadSetting(f"{path} is cut short: it has {size:,}{of} bytes; copy or export it again")
+        raise BadFile(f"{path} is cut short: it has {size:,}{of} bytes; copy or export it again")
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class _Export:
         if not {"StringIds", *META_DATA, "NVTX_EVENTS"} & self.tables.keys() and not any(
             table.startswith(PREFIX) for table in self.tables
         ):
-            raise BadSetting(
+            raise BadFile(
                 f"{self.path} is an SQLite file, but not an export of nsys: none of its tables is known"
             )
         if not any(self._has_rows(PREFIX + kind) for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET")):
@@ -132,7 +132,7 @@ class _Export:
                 "capture range holds GPU work"
             )
             if not self._has_ranges():
-                raise BadSetting(f"{self.path} has {lacks}")
+                raise BadFile(f"{self.path} has {lacks}")
             self.warnings.append(f"the export has {lacks}; all it has are the host's ranges")
 
     def _has_ranges(self) -> bool:

@@ -74,8 +74,8 @@ def timeline(
     pids: Mapping[str, int],
     device: Mapping[str, str],
 ) -> Timeline:
-    """From what was recorded in a profiled round: the frames of harness.records, the pids of all processes by
-    role, and what the engine says of its device."""
+    """From what was recorded in a profiled round: the frames of harness.run.records, the pids of all
+    processes by role, and what the engine says of its device."""
     inside = _Inside(profile.opened_ns, profile.closed_ns)
     tracks: list[Track] = []
     ranges: list[Range] = []

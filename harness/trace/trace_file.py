@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from engines.api import BadSetting
+from engines.api import BadFile
 from harness.trace import chrome_trace, nsys_export
 from harness.trace.events import Trace
 
@@ -15,26 +15,26 @@ Progress = Callable[[str], None]
 
 
 def read(path: Path, progress: Progress = lambda line: None) -> Trace:
-    """The trace in columns; `progress` gets a line now and then. Raises BadSetting, one line, for a file that
+    """The trace in columns; `progress` gets a line now and then. Raises BadFile, one line, for a file that
     is missing, empty, cut short, of no known format, or without anything that a device did (an export of nsys
     that has ranges is read all the same, with a warning)."""
     try:
         with path.open("rb") as file:
             start = file.read(512)
         if not start:
-            raise BadSetting(f"{path} is empty")
+            raise BadFile(f"{path} is empty")
         if nsys_export.MAGIC.startswith(start[: len(nsys_export.MAGIC)]):
             return nsys_export.read(path, progress)
         if start.startswith(chrome_trace.GZIP) or start.lstrip()[:1] in (b"{", b"["):
             return chrome_trace.read(path, progress)
     except OSError as error:
-        raise BadSetting(f"cannot read the trace {path}: {error.strerror}") from None
+        raise BadFile(f"cannot read the trace {path}: {error.strerror}") from None
     if path.suffix in REPORTS:
-        raise BadSetting(
+        raise BadFile(
             f"{path} is a report of nsys; export it first: nsys export --type sqlite "
             f"--output {path.with_suffix('.sqlite').name} {path.name}"
         )
-    raise BadSetting(
+    raise BadFile(
         f"{path} is neither an SQLite export of nsys (nsys export --type sqlite) nor a Chrome trace (JSON, "
         "plain or gzipped)"
     )

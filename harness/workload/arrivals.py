@@ -13,7 +13,7 @@ from harness.workload import traces
 if TYPE_CHECKING:
     import numpy as np
 
-    from harness.workload import Workload
+    from harness.workload.workload import Workload
 
 UNTIMED = -1  # due after something that happens in the round: a request was sent, a place became free
 SCHEDULES = ("absolute", "relative")
@@ -24,7 +24,7 @@ NS_PER_MS = 1e6
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """`options`: the timing options of a Workload that mean something with this kind of arrival; `needs`:
-    those that it can't do without. `open_loop`: requests are spread over time, whatever the engine does.
+    those that it can't do without.
 
     `offsets` gives each request's due time in ns after the round's start, not decreasing, or UNTIMED. It
     gets the round's random numbers for arrivals.
@@ -33,7 +33,6 @@ class Arrival:
     options: tuple[str, ...]
     offsets: Callable[[Workload, np.random.Generator], list[int]]
     needs: tuple[str, ...] = ()
-    open_loop: bool = False
 
 
 def fixed(workload: Workload, random: np.random.Generator) -> list[int]:
@@ -117,11 +116,11 @@ def trace(workload: Workload, random: np.random.Generator) -> list[int]:
 
 
 ARRIVALS: Mapping[str, Arrival] = {
-    "fixed": Arrival(("interval_ms", "arrival_schedule"), fixed, open_loop=True),
-    "poisson": Arrival(("rate", "ramp_up"), gamma, ("rate",), open_loop=True),
-    "gamma": Arrival(("rate", "burstiness", "ramp_up"), gamma, ("rate",), open_loop=True),
+    "fixed": Arrival(("interval_ms", "arrival_schedule"), fixed),
+    "poisson": Arrival(("rate", "ramp_up"), gamma, ("rate",)),
+    "gamma": Arrival(("rate", "burstiness", "ramp_up"), gamma, ("rate",)),
     "burst": Arrival((), burst),
     "closed": Arrival(("concurrency",), closed, ("concurrency",)),
-    "trace": Arrival(("trace", "trace_scale", "rate"), trace, ("trace",), open_loop=True),
+    "trace": Arrival(("trace", "trace_scale", "rate"), trace, ("trace",)),
 }
 TIMING_OPTIONS = sorted({option for arrival in ARRIVALS.values() for option in arrival.options})

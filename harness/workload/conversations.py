@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from engines.api import BadSetting
+from engines.api import BadFile
 
 HUMAN = ("human", "user")
 SHORTEST = 4  # tokens of a prompt, and of an answer
@@ -44,16 +44,16 @@ def is_conversations(path: str | None) -> bool:
 
 @cache
 def read(path: str) -> tuple[Conversation, ...]:
-    """Every conversation in which a human said something. Raises BadSetting where there is none to read."""
+    """Every conversation in which a human said something. Raises BadFile where there is none to read."""
     try:
         items = msgspec.json.decode(Path(path).read_bytes(), type=list[Item])
     except OSError as error:
-        raise BadSetting(f"cannot read prompts from {path}: {error.strerror}") from None
+        raise BadFile(f"cannot read prompts from {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadSetting(f"cannot read prompts from {path} as ShareGPT: {error}") from None
+        raise BadFile(f"cannot read prompts from {path} as ShareGPT: {error}") from None
     found = tuple(each for item in items if (each := _opening(item.conversations)) is not None)
     if not found:
-        raise BadSetting(f"no prompts in {path}: no human says anything in its {len(items)} conversations")
+        raise BadFile(f"no prompts in {path}: no human says anything in its {len(items)} conversations")
     return found
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.api import BadSetting
+from engines.api import BadFile, BadSetting
 from harness.workload import conversations
 
 if TYPE_CHECKING:
@@ -76,17 +76,17 @@ def texts(prompt: str | None, prompts: str | None, random: np.random.Generator) 
 
 
 def from_file(path: str) -> list[str]:
-    """One prompt per line, blank lines left out. BadSetting where there is none to read."""
+    """One prompt per line, blank lines left out. BadFile where there is none to read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise BadSetting(f"cannot read prompts from {path}: {error.strerror}") from None
+        raise BadFile(f"cannot read prompts from {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadSetting(f"cannot read prompts from {path}: it is not UTF-8 text") from None
+        raise BadFile(f"cannot read prompts from {path}: it is not UTF-8 text") from None
     lines = text.split("\n")  # splitlines() cuts at U+2028, form feeds and more
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
-        raise BadSetting(f"no prompts in {path}: every line is blank")
+        raise BadFile(f"no prompts in {path}: every line is blank")
     return prompts
 
 
@@ -124,7 +124,7 @@ def load_tokenizer(path: str) -> Tokenizer:
     try:
         return Tokenizer.from_file(path)
     except Exception as error:  # the library raises nothing narrower
-        raise BadSetting(f"cannot read the tokenizer {path}: {error}") from None
+        raise BadFile(f"cannot read the tokenizer {path}: {error}") from None
 
 
 def leads(count: int, tokenizer: Tokenizer, random: np.random.Generator) -> list[str]:

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from engines.api import BadSetting
+from engines.api import BadFile, BadSetting
 from harness.workload.streams import stream
 
 if TYPE_CHECKING:  # the command line must not wait for numpy
@@ -77,17 +77,17 @@ class Trace:
 
 @lru_cache(maxsize=8)
 def read(path: str, count: int) -> Trace:
-    """The first `count` requests of a trace that were served, all where there are fewer. Raises BadSetting,
+    """The first `count` requests of a trace that were served, all where there are fewer. Raises BadFile,
     one line, with the number of the line that can't be used."""
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
             return _first(path, file, count)
     except OSError as error:
-        raise BadSetting(f"cannot read the trace {path}: {error.strerror}") from None
+        raise BadFile(f"cannot read the trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadSetting(f"cannot read the trace {path}: it is not UTF-8 text") from None
+        raise BadFile(f"cannot read the trace {path}: it is not UTF-8 text") from None
     except csv.Error as error:
-        raise BadSetting(f"cannot read the trace {path}: {error}") from None
+        raise BadFile(f"cannot read the trace {path}: {error}") from None
 
 
 def _first(path: str, file: IO[str], count: int) -> Trace:
@@ -97,7 +97,7 @@ def _first(path: str, file: IO[str], count: int) -> Trace:
     for number, line in _rows(path, file) if path.endswith(".csv") else _lines(path, file):
         entry = _entry(f"{path}, line {number}", line)
         if entry.at_ms < before:
-            raise BadSetting(f"{path}, line {number}: time goes back, by {before - entry.at_ms:g} ms")
+            raise BadFile(f"{path}, line {number}: time goes back, by {before - entry.at_ms:g} ms")
         before = entry.at_ms
         if not (entry.input_tokens and entry.output_tokens):
             failed += 1
@@ -106,7 +106,7 @@ def _first(path: str, file: IO[str], count: int) -> Trace:
         if len(entries) == count:
             break
     if not entries:
-        raise BadSetting(f"no requests in the trace {path}")
+        raise BadFile(f"no requests in the trace {path}")
     return Trace(tuple(entries), failed)
 
 
@@ -118,7 +118,7 @@ def _lines(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             yield number, msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise BadSetting(f"{path}, line {number} is not a JSON object: {error}") from None
+            raise BadFile(f"{path}, line {number} is not a JSON object: {error}") from None
 
 
 def _rows(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -126,7 +126,7 @@ def _rows(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     rows = csv.DictReader(file)
     for row in rows:
         if None in row:
-            raise BadSetting(f"{path}, line {rows.line_num} has more fields than the header")
+            raise BadFile(f"{path}, line {rows.line_num} has more fields than the header")
         yield rows.line_num, row
 
 
@@ -142,14 +142,14 @@ def _entry(where: str, line: dict[str, Any]) -> Entry:
             row = msgspec.convert(line, type=BurstGpt, strict=False)
             return Entry(row.timestamp * 1e3, row.request_tokens, row.response_tokens)
     except msgspec.ValidationError as error:
-        raise BadSetting(f"{where}: {error}") from None
-    raise BadSetting(f"{where}: neither 'timestamp' (Mooncake) nor 'Timestamp' (BurstGPT) among its fields")
+        raise BadFile(f"{where}: {error}") from None
+    raise BadFile(f"{where}: neither 'timestamp' (Mooncake) nor 'Timestamp' (BurstGPT) among its fields")
 
 
 def _check_blocks(where: str, request: Mooncake) -> None:
     needed = -(-request.input_length // BLOCK_TOKENS)
     if len(request.hash_ids) != needed:
-        raise BadSetting(
+        raise BadFile(
             f"{where}: {len(request.hash_ids)} hash_ids for {request.input_length} tokens; in blocks of "
             f"{BLOCK_TOKENS} they need {needed}"
         )

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from engines.api import BadSetting, EngineError, pick
-from engines.devices import cpu_model
 from engines.devices.base import MemoryUse, ModuleSpec
 from engines.devices.emulated.child import Child
 from engines.devices.emulated.commands import (
@@ -43,6 +42,7 @@ from engines.devices.emulated.commands import (
 )
 from engines.devices.emulated.memory import SLOT_BYTES, SLOTS, Arena, BounceRing, CachingAllocator
 from engines.devices.emulated.streams import EmulatedEvent, EmulatedStream, Waiting
+from engines.machine import cpu_model
 
 _PINNED_BYTES = 1 << 30  # sparse: only what is touched exists
 _PADDING = tuple((0,) * (MAX_ARGUMENTS - count) for count in range(MAX_ARGUMENTS + 1))

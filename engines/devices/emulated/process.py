@@ -5,7 +5,6 @@ Started by exec, so that it shares no memory layout with its parent and starts n
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -20,10 +19,11 @@ def main() -> None:
     import msgspec
 
     from engines.devices.emulated.commands import Boot
+    from engines.processes import signal_at_parents_end
 
     boot = msgspec.json.decode(sys.argv[1], type=Boot)
     if boot.die_with_parent:
-        _die_with_parent()
+        signal_at_parents_end(signal.SIGKILL)  # also in the middle of a program
     if os.getppid() != boot.parent:
         return
 
@@ -32,12 +32,6 @@ def main() -> None:
 
     name_thread("device")
     Service(boot).run()
-
-
-def _die_with_parent() -> None:
-    """SIGKILL for this process once its parent is dead, also in the middle of a program."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ whatever it is fed, and would hide a stale id, a wrong position or a replaced KV
 
 The tiny ones are deep and narrow: their weights (2.8 MiB in tiny-gpt2) nearly fit a core's own caches, yet a
 step is long. Wider ones are read through the last-level cache in each step, which the machines of one host
-share: steps of 4 layers x 256 wander by 10% from one second to the next (experiments/shared_cache.py).
+share: steps of 4 layers x 256 wander by 10% from one second to the next (results/reference/shared_cache.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.api import BadSetting, pick
+from engines.api import BadFile, BadSetting, pick
 
 if TYPE_CHECKING:
     import torch
@@ -106,20 +106,20 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
 
     source = _local_folder(name) or name
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         kind = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError:
         raise BadSetting(f"{name} is not a causal language model but a {config.model_type}") from None
     except (OSError, ValueError) as error:
-        raise BadSetting(f"cannot load {name}: {_first_line(error)}") from error
+        raise BadFile(f"cannot load {name}: {_first_line(error)}") from error
     if not kind._supports_attention_backend:
         raise BadSetting(f"{name} is a {kind.__name__}, which does not support custom attention functions")
     try:
         model, info = kind.from_pretrained(source, dtype=dtype, output_loading_info=True)
     except OSError as error:
-        raise BadSetting(f"cannot load the weights of {name}: {_first_line(error)}") from error
+        raise BadFile(f"cannot load the weights of {name}: {_first_line(error)}") from error
     if info["missing_keys"]:
-        raise BadSetting(f"{name} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
+        raise BadFile(f"{name} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
     return model.to(device).eval()
 
 
@@ -143,19 +143,19 @@ def tokenizer_file(name: str) -> Path:
     folder = _local_folder(name)
     if folder is not None:
         if not (folder / "tokenizer.json").is_file():
-            raise BadSetting(f"no tokenizer at {name}: there is no tokenizer.json in it")
+            raise BadFile(f"no tokenizer at {name}: there is no tokenizer.json in it")
         return folder / "tokenizer.json"
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(name, "tokenizer.json"))
     except OSError as error:
-        raise BadSetting(f"cannot fetch the tokenizer.json of {name}: {_first_line(error)}") from error
+        raise BadFile(f"cannot fetch the tokenizer.json of {name}: {_first_line(error)}") from error
 
 
 def load_tokenizer(name: str, vocabulary: int) -> Tokenizer:
     """The engine's tokenizer. Ids beyond a preset's own 4096 tokens decode to a space and their number, so
-    that a model with a larger vocabulary has a text for whatever it emits. BadSetting for a tokenizer whose
+    that a model with a larger vocabulary has a text for whatever it emits. BadFile for a tokenizer whose
     ids the model does not know."""
     from tokenizers import Tokenizer
 
@@ -164,7 +164,7 @@ def load_tokenizer(name: str, vocabulary: int) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
         highest = max(tokenizer.get_vocab().values())
         if highest >= vocabulary:
-            raise BadSetting(
+            raise BadFile(
                 f"the tokenizer of {name} does not fit it: its ids go up to {highest}, and the model's "
                 f"vocabulary ends at {vocabulary - 1}"
             )
@@ -205,10 +205,10 @@ def _local_folder(name: str) -> Path | None:
         if "/" not in name:
             pick(name, PRESETS, "model")
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise BadSetting(f"no model at {name}: there is no such folder")
+            raise BadFile(f"no model at {name}: there is no such folder")
         return None
     if not (folder / "config.json").is_file():
-        raise BadSetting(f"no model at {name}: there is no config.json in it")
+        raise BadFile(f"no model at {name}: there is no config.json in it")
     return folder
 
 

@@ -29,7 +29,7 @@ from engines.api import EngineError, Toggle
 if TYPE_CHECKING:
     from engines.api import Finish, HostRanges
     from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
-    from engines.overlap.output_process import Handed
+    from engines.overlap.output_process import ToOutput
 
     MakeProcessor = Callable[[Callable[[list[Stopped]], None]], OutputProcessor]
 
@@ -159,7 +159,7 @@ class InProcess:
     ) -> None:
         import msgspec
 
-        from engines.overlap.output_process import KEEP, LENGTH, TELL, Handed, OutputConfig, Told
+        from engines.overlap.output_process import KEEP, LENGTH, TELL, FromOutput, OutputConfig, ToOutput
 
         self.counters = counters
         config = OutputConfig(events=events, model=model, vocabulary=vocabulary, stream_interval=interval)
@@ -179,9 +179,9 @@ class InProcess:
         self._write = self._process.stdin.write
         self._told = self._process.stdout.fileno()
         self._length = LENGTH
-        self._handed = Handed
+        self._handed = ToOutput
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(Told).decode
+        self._decode = msgspec.msgpack.Decoder(FromOutput).decode
         self._keep, self._tell = KEEP, TELL
         self._stopped: list[Stopped] = []
         self._listening = False  # until a request has stop strings, there is nothing to hear
@@ -244,7 +244,7 @@ class InProcess:
                 ranges.append(told.ranges)
         return ranges
 
-    def _send(self, handed: Handed) -> None:
+    def _send(self, handed: ToOutput) -> None:
         body = self._encode(handed)
         self._write(self._length.pack(len(body)) + body)
 

@@ -1,0 +1,118 @@
+"""What an engine and whoever measures it have in common. To add an engine, read in this order:
+
+- contract: `Engine`, the class to derive from, with the `Request`s that it gets, the events that it sends
+  (`Chunk`, `Finish`, `Error`) and its `Description`
+- toggles: `Toggle` and `Setting`, what can be switched and set about it
+- registry: `EngineSpec`, which names all that before anything heavy is imported; `find_engines`
+- records: `RoundRecord`, what it may record besides; each part is optional
+- errors: `EngineError`, it broke; `BadSetting`, what was asked is wrong; `BadFile`, a file is
+- wire: the messages between harness and host, which no engine sees
+
+An engine of your own is a package with two things: a module that has an `EngineSpec` and the `Engine` it
+builds, and the spec's place in its pyproject.toml,
+
+    [project.entry-points."bench.engines"]
+    yours = "your_module:SPEC"
+
+Once that is installed beside `bench`, `bench engines` lists it and `bench run --engine yours` measures it. A
+complete one, with a toggle, is examples/own_engine. What an engine can't tell (step records, counters, a
+stamp that it does not have: -1) it leaves out, and the metrics made of that are absent, not zero.
+
+All stamps are `time.perf_counter_ns()`, CLOCK_MONOTONIC on Linux: one clock for every process of a machine.
+Everything here is plain data or a protocol, and importing it costs milliseconds: an engine's host starts
+under a foreign interpreter (another virtual environment, another vLLM), and must not drag a harness along.
+"""
+
+from __future__ import annotations
+
+from engines.api.contract import (
+    DEVICE_KEYS,
+    MODEL_KEYS,
+    Chunk,
+    Description,
+    Engine,
+    EngineOptions,
+    Error,
+    Event,
+    EventSink,
+    Finish,
+    Request,
+    Score,
+)
+from engines.api.errors import BadFile, BadSetting, EngineError
+from engines.api.records import (
+    PHASES,
+    STEP_COLUMNS,
+    STEP_KINDS,
+    DeviceWork,
+    HostRanges,
+    Profile,
+    RoundRecord,
+    StepTable,
+)
+from engines.api.registry import EngineSpec, find_engines, pick
+from engines.api.toggles import Setting, Settings, Toggle
+from engines.api.wire import (
+    BeginProfile,
+    BeginRound,
+    Begun,
+    Cancel,
+    Collect,
+    Collected,
+    Failed,
+    FromHost,
+    Gauges,
+    HostConfig,
+    ReadGauges,
+    Ready,
+    Stop,
+    Submit,
+    ToHost,
+)
+
+__all__ = [
+    "DEVICE_KEYS",
+    "MODEL_KEYS",
+    "PHASES",
+    "STEP_COLUMNS",
+    "STEP_KINDS",
+    "BadFile",
+    "BadSetting",
+    "BeginProfile",
+    "BeginRound",
+    "Begun",
+    "Cancel",
+    "Chunk",
+    "Collect",
+    "Collected",
+    "Description",
+    "DeviceWork",
+    "Engine",
+    "EngineError",
+    "EngineOptions",
+    "EngineSpec",
+    "Error",
+    "Event",
+    "EventSink",
+    "Failed",
+    "Finish",
+    "FromHost",
+    "Gauges",
+    "HostConfig",
+    "HostRanges",
+    "Profile",
+    "ReadGauges",
+    "Ready",
+    "Request",
+    "RoundRecord",
+    "Score",
+    "Setting",
+    "Settings",
+    "StepTable",
+    "Stop",
+    "Submit",
+    "ToHost",
+    "Toggle",
+    "find_engines",
+    "pick",
+]

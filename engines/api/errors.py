@@ -1,0 +1,20 @@
+"""What goes wrong, by whose fault it is. Every message is one line for the person who asked.
+
+EngineError         it broke: the run has failed (exit code 4)
+  BadSetting        what was asked is wrong (exit code 2)
+    BadFile         the file or folder that was named is at fault (exit code 2)
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """An engine, or whatever else the run needs, cannot do what it was asked."""
+
+
+class BadSetting(EngineError):
+    """What was asked is wrong: an unknown toggle, an impossible combination, a prompt that is too long."""
+
+
+class BadFile(BadSetting):
+    """What was named can't be read, is damaged, or is not what it was taken for."""

@@ -1,0 +1,124 @@
+"""Engines by name: what each declares of itself, and how it is found."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from engines.api.errors import BadSetting
+from engines.api.toggles import Setting, Settings, Toggle
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """How an engine is found (entry-point group `bench.engines`) before anything heavy is imported.
+
+    `build` names "module:function", called in the host as build(options, toggles) -> Engine, under the
+    interpreter of the arm.
+    """
+
+    name: str
+    summary: str
+    toggles: tuple[Toggle, ...]
+    build: str
+    needs: str = ""  # what must be installed, for `bench engines`
+    plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
+    scores: bool = False  # whether EngineOptions.scoring means something to it
+    samples: bool = False  # whether EngineOptions.sampling does; then `bench serve` asks for it
+    settings: tuple[Setting, ...] = ()
+    # This engine's own defaults for EngineOptions, where they differ.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    asks_text: bool = False  # prompts go to it as text unless --pretok is asked: it may name no tokenizer
+    # Whether it sizes itself by the memory that it finds free. It would count as its own what starts
+    # beside it, and two arms would get caches of two sizes (vLLM issue 55827); so one starts after the other.
+    starts_alone: bool = False
+
+    def toggle(self, name: str) -> Toggle:
+        """The toggle of that name; BadSetting offers the nearest one."""
+        toggle: Toggle = pick(name, {toggle.name: toggle for toggle in self.toggles}, "toggle")
+        return toggle
+
+    def setting(self, name: str) -> Setting | None:
+        """The setting of that name, if it is one."""
+        return next((setting for setting in self.settings if setting.name == name), None)
+
+    def check(self, settings: Settings) -> dict[str, str]:
+        """Full, valid settings from partial ones: toggles that mean something and were left out get their
+        first choice that means something. Raises BadSetting with the reason."""
+        for name, choice in settings.items():
+            if self.setting(name) is None:
+                toggle = self.toggle(name)
+                pick(choice, {each: each for each in toggle.choices}, f"choice of {name}")
+        full = dict(settings)
+        for toggle in self.toggles:  # in the order of declaration: later ones may depend on earlier ones
+            if toggle.name in full:
+                continue
+            possible = [choice for choice in toggle.choices if toggle.unmet(choice, full) is None]
+            if possible:
+                full[toggle.name] = possible[0]
+        for setting in self.settings:
+            if setting.default:
+                full.setdefault(setting.name, setting.default)
+        for name, choice in full.items():
+            reason = None if self.setting(name) else self.toggle(name).unmet(choice, full)
+            if reason is not None:
+                raise BadSetting(reason)
+        return full
+
+    def every_setting(self) -> list[dict[str, str]]:
+        """Every full setting that means something."""
+        partial: list[dict[str, str]] = [{}]
+        for toggle in self.toggles:
+            grown = []
+            for settings in partial:
+                possible = [choice for choice in toggle.choices if toggle.unmet(choice, settings) is None]
+                grown += [settings | {toggle.name: choice} for choice in possible] or [settings]
+            partial = grown
+        return partial
+
+
+def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
+    """`among[name]`, or a BadSetting that offers the names that begin with it, or the nearest one."""
+    if name in among:
+        return among[name]
+    from difflib import get_close_matches
+
+    near = [each for each in among if name and each.startswith(name)]
+    near = near or get_close_matches(name, among, n=1, cutoff=0.5)
+    offer = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
+    hint = f"; did you mean {offer}?" if near else f"; available: {', '.join(among)}"
+    raise BadSetting(f"unknown {what} '{name}'{hint}")
+
+
+def find_engines() -> dict[str, EngineSpec]:
+    """Every installed engine by name. One that can't be loaded, and a name that two modules claim, are left
+    out with one warning, not an error: they may have no part in what is asked."""
+    found: dict[str, EngineSpec] = {}
+    entries = entry_points(group="bench.engines")
+    for name in sorted(entries.names):
+        entry, *others = {each.value: each for each in entries.select(name=name)}.values()
+        if others:
+            claims = " and ".join(sorted(each.value for each in (entry, *others)))
+            _tell_once(f"engine {name} is left out: {claims} claim the name")
+            continue
+        try:
+            spec = entry.load()
+            if not isinstance(spec, EngineSpec):
+                raise TypeError(f"{entry.value} is not an EngineSpec but of type {type(spec).__name__}")
+            if spec.name != entry.name:
+                raise ValueError(f"{entry.value} calls itself {spec.name}; one name for both, please")
+        except Exception as error:  # whatever a third party's module does when it is imported
+            package = f" of {entry.dist.name}" if entry.dist is not None else ""
+            _tell_once(f"engine {entry.name}{package} can't be loaded: {type(error).__name__}: {error}")
+        else:
+            found[entry.name] = spec
+    return found
+
+
+@cache
+def _tell_once(line: str) -> None:
+    sys.stderr.write(f"bench: {line}\n")

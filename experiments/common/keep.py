@@ -1,0 +1,100 @@
+"""What of a finished run is committed: `python -m experiments.common.keep FOLDER ... [--tables T,...]`.
+
+What stays: manifest.json, summary.json, values.parquet, and of the blocks the tables that are named (none).
+The manifest says what was left out. Of a sweep or an experiment this is done to each of its runs, and what
+the experiment found goes to a summary.json of its own. The numbers stay what they are: bench compare,
+factorial, sweep, experiment show and report read the summary, and what needs the records says that they are
+gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engines import api
+from harness.analysis import frames
+from harness.analysis.result import to_plain
+from harness.store import sweep
+from harness.store.files import EXPERIMENT_FILE, SUMMARY_FILE, SWEEP_FILE, write_bytes
+from harness.store.manifest import write_manifest
+from harness.store.tables import (
+    NEEDED,
+    TABLES,
+    finished_blocks,
+    read_table,
+    table_path,
+    write_table,
+    write_values,
+)
+from harness.studies import experiment
+
+
+def keep(run: Path, tables: Collection[str] = ()) -> None:
+    """Leave all but `tables` out of a finished run's blocks, and write those anew. Raises StoreError for a
+    run that is not finished or is damaged, and BadSetting for tables that make no block."""
+    if tables and not set(NEEDED) <= set(tables) <= set(TABLES):
+        raise api.BadSetting(
+            f"a block needs {' and '.join(NEEDED)}, and has no others than {', '.join(TABLES)}"
+        )
+    stored = frames.load(run)
+    result = stored.result  # before anything is removed: it is made from all of it
+    gone = [name for name in TABLES if name not in tables and any(run.glob(f"blocks/*/{name}.parquet"))]
+    left_out = [name for name in TABLES if name in (*stored.manifest.left_out, *gone)]
+    if left_out:
+        _write_summary(run, to_plain(result))
+        write_values(run, stored.values)
+        write_manifest(run, msgspec.structs.replace(stored.manifest, left_out=left_out))
+    for number in finished_blocks(run):
+        for name in TABLES:
+            path = table_path(run, number, name)
+            if name not in tables:
+                path.unlink(missing_ok=True)
+            elif path.exists():
+                write_table(path, read_table(run, number, name))
+    if not tables:
+        shutil.rmtree(run / "blocks", ignore_errors=True)
+
+
+def keep_sweep(folder: Path, tables: Collection[str] = ()) -> None:
+    """The same of each run of a sweep."""
+    for run, _ in sweep.runs_in(folder):
+        keep(run, tables)
+
+
+def keep_experiment(folder: Path, tables: Collection[str] = ()) -> None:
+    """The same of each run of an experiment, and what it found beside them."""
+    found = experiment.show(folder).result
+    if set(tables) != set(TABLES):
+        _write_summary(folder, to_plain(found))
+    for run in experiment.read(folder).runs(folder).values():
+        keep(run, tables)
+
+
+def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """On one line: of a small run, half of the file would be the spaces before each."""
+    write_bytes(folder / SUMMARY_FILE, msgspec.json.encode(summary) + b"\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", metavar="FOLDER", type=Path, nargs="+")
+    parser.add_argument("--tables", default="", help="what stays of the blocks: " + ",".join(TABLES))
+    asked = parser.parse_args()
+    tables = [name for name in asked.tables.split(",") if name]
+    for folder in asked.folders:
+        if (folder / EXPERIMENT_FILE).exists():
+            keep_experiment(folder, tables)
+        elif (folder / SWEEP_FILE).exists():
+            keep_sweep(folder, tables)
+        else:
+            keep(folder, tables)
+
+
+if __name__ == "__main__":
+    main()

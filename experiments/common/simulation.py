@@ -1,0 +1,212 @@
+"""The scheduler on a device of the same contract that computes almost nothing: its KV cache holds token ids.
+
+A token depends on every token before it, in order, and is computed from what lies in the blocks that the
+step's metadata names. So a block with two owners, a wrong slot, a stale block or a lost token shows as a
+wrong token, as it would on a real device.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engines.api import Request
+from engines.overlap.engine import bucket_sizes
+from engines.overlap.kv_cache import BlockPool
+from engines.overlap.request import NO_SLOT, Active
+from engines.overlap.scheduler import Batch, Limits, Scheduler
+from engines.overlap.toggles import tables
+
+VOCABULARY = 97
+EOS = 5
+_WEIGHTS = np.random.default_rng(0).integers(1, 1 << 40, size=4096)
+
+
+def next_token(tokens: Sequence[int] | np.ndarray) -> int:
+    """What follows these tokens."""
+    return int(np.dot(tokens, _WEIGHTS[: len(tokens)]) % VOCABULARY)
+
+
+def expected_tokens(request: Request) -> list[int]:
+    """All tokens of a request that nobody stops."""
+    assert not isinstance(request.prompt, str)
+    tokens = list(request.prompt)
+    for _ in range(request.max_new_tokens):
+        tokens.append(next_token(tokens))
+        if request.stop_on_eos and tokens[-1] == EOS:
+            break
+    return tokens[len(request.prompt) :]
+
+
+class StubDevice:
+    """Runs batches in order, as a stream does."""
+
+    def __init__(self, num_blocks: int, block_size: int, slots: int, most_blocks: int) -> None:
+        self.block_size = block_size
+        self.kv = np.full(num_blocks * block_size, -1)
+        self.future = np.full(slots + 1, -1)
+        self.tables = np.full((slots + 1, most_blocks), -1)
+
+    def run(self, batch: Batch) -> list[int]:
+        """The sampled ids, padding rows included."""
+        values = {name: np.asarray(each) for name, each in batch.values.items()}
+        for slot, changed in batch.changed_rows:
+            self.tables[slot] = changed
+        ids = values["input_ids"]
+        ids = np.where(ids < 0, self.future[np.maximum(-1 - ids, 0)], ids)
+        self.kv[values["slot_mapping"]] = ids
+        sampled = [
+            next_token(self.kv[self._slots(batch, values, row)]) if row < len(batch.requests) else 0
+            for row in range(batch.rows)
+        ]
+        self.future[values["request_slots"]] = sampled
+        return sampled
+
+    def _slots(self, batch: Batch, values: dict[str, np.ndarray], row: int) -> np.ndarray:
+        """Where the keys and values of a request lie, from its first token on."""
+        count = values["context_lens"][row]
+        if not batch.blocks:
+            return values["slot_mapping"][row * batch.length :][:count]
+        told = values.get("block_tables")
+        table = self.tables[values["request_slots"][row]] if told is None else told[row]
+        positions = np.arange(count)
+        slots: np.ndarray = (
+            table[positions // self.block_size] * self.block_size + positions % self.block_size
+        )
+        return slots
+
+
+@dataclass
+class Simulation:
+    """A scheduler and a stub device; `ahead` steps are launched before the first one's ids are read: 0 is
+    the serial loop, 1 the overlap loop."""
+
+    batch: int = 4
+    blocks: int = 40
+    block_size: int = 4
+    context: int = 32
+    prefill_batch: int = 3
+    prefill_tokens: int = 24
+    ahead: int = 1
+    prefix_cache: bool = False
+    tables: str = "full"
+    flying: deque[tuple[Batch, list[int]]] = field(default_factory=deque)
+    live: dict[int, Active] = field(default_factory=dict)
+    ended: dict[int, Active] = field(default_factory=dict)
+    over: Counter[str] = field(default_factory=Counter)  # how those ended that are forgotten
+    preempted: int = 0
+    cached: int = 0
+
+    def __post_init__(self) -> None:
+        buckets = bucket_sizes(-(-self.context // self.block_size))
+        limits = Limits(
+            self.batch, self.prefill_batch, self.prefill_tokens, bucket_sizes(self.batch), buckets
+        )
+        self.pool = BlockPool(self.blocks, self.block_size)
+        chosen = tables.choose(self.tables, self.batch + 1, buckets[-1], Counter())
+        self.scheduler = Scheduler(self.pool, limits, chosen, self.prefix_cache)
+        self.device = StubDevice(self.blocks, self.block_size, self.batch, buckets[-1])
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.flying) or not self.scheduler.idle
+
+    def submit(self, request: Request) -> None:
+        assert not isinstance(request.prompt, str)
+        active = Active(request, request.prompt, 0, 0)
+        self.live[request.id] = active
+        self.scheduler.add(active)
+
+    def step(self) -> None:
+        """One turn of the loop: schedule, launch, and read what is due."""
+        batch = self.scheduler.schedule()
+        if batch is not None:
+            assert len(batch.requests) <= self.batch
+            if batch.kind == "prefill":
+                assert batch.tokens <= self.prefill_tokens or len(batch.requests) == 1
+                assert len(batch.requests) <= self.prefill_batch
+            self.preempted += batch.preempted
+            self.cached += batch.cached_tokens
+            self.flying.append((batch, self.device.run(batch)))
+        if len(self.flying) > self.ahead or (batch is None and self.flying):
+            self.read()
+
+    def read(self) -> None:
+        """The oldest step's ids are on the host."""
+        batch, ids = self.flying.popleft()
+        for active, token in self.scheduler.append(batch, ids, frozenset({EOS})):
+            assert active.tokens[-1] == token
+            if active.finish_reason:
+                self.ended[active.request.id] = self.live.pop(active.request.id)
+
+    def end(self, request: int, reason: str) -> None:
+        """From outside: a client gave it up, or its text came to a stop string."""
+        active = self.scheduler.end(request, reason)
+        if active is not None:
+            self.ended[request] = self.live.pop(request)
+
+    def forget_ended(self) -> None:
+        self.over.update(active.finish_reason for active in self.ended.values())
+        self.ended.clear()
+
+    def check(self) -> None:
+        """Every block and slot has the owners it says it has, and none is lost."""
+        scheduler, pool = self.scheduler, self.pool
+        owners = Counter(block for request in scheduler.running for block in request.blocks)
+        assert all(pool._owners[block] == owners[block] for block in range(self.blocks))
+        shared = {block for block, count in owners.items() if count > 1}
+        assert shared <= pool._keys.keys(), "a block that nobody keeps has two owners"
+        for request in scheduler.running:
+            assert pool.blocks_for(request.context - 1) <= len(request.blocks), "a token without a slot"
+            own = request.blocks[request.kept_blocks :]
+            assert shared.isdisjoint(own), "a block was shared before it was known"
+        assert 0 not in owners, "the dummy block was handed out"
+        assert len(owners) + pool.free == self.blocks - 1, "a block leaked"
+        assert {key: block for block, key in pool._keys.items()} == pool._kept
+        assert pool._unused.keys() == {block for block in pool._keys if not owners[block]}
+        assert pool._unused.keys().isdisjoint(pool._free)
+        slots = [request.slot for request in scheduler.running]
+        assert len(set(slots)) == len(slots)
+        assert NO_SLOT not in slots
+        assert all(not request.blocks and request.slot == NO_SLOT for request in scheduler.waiting)
+        arrived = [request.request.id for request in scheduler.running]
+        assert arrived == sorted(arrived), "running is in the order of arrival"
+
+    def check_ended(self) -> None:
+        """Every request that ended has exactly its tokens; one that was ended, those it had by then."""
+        for active in self.ended.values():
+            expected = expected_tokens(active.request)
+            if active.finish_reason not in ("length", "eos"):
+                expected = expected[: len(active.tokens)]
+            assert active.tokens == expected, active.request
+
+
+def soak(simulation: Simulation, count: int, seed: int, checks: int) -> Simulation:
+    """`count` random requests through a simulation that is never idle: mixed lengths, prompts that begin
+    alike, EOS, stops and cancellations from outside. `checks` times on the way the books are checked."""
+    rng = random.Random(seed)
+    beginnings = [[rng.randrange(VOCABULARY) for _ in range(16)] for _ in range(4)]
+    for number in range(count):
+        prompt = rng.choice(beginnings)[: rng.randint(0, 16)]
+        prompt = prompt + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 8))]
+        room = simulation.context - len(prompt)
+        simulation.submit(Request(number, prompt, rng.randint(1, room), rng.random() < 0.3))
+        while len(simulation.live) > 2 * simulation.batch:
+            simulation.step()
+            if rng.random() < 0.05:
+                reason = rng.choice(["cancelled", "stop"])
+                simulation.end(rng.choice(list(simulation.live)), reason)
+        if number % max(1, count // checks) == 0:
+            simulation.check()
+            simulation.check_ended()
+            simulation.forget_ended()
+    while simulation.busy:
+        simulation.step()
+    simulation.check()
+    simulation.check_ended()
+    simulation.forget_ended()
+    return simulation

@@ -1,0 +1,475 @@
+"""How often the verdicts are wrong, by simulation.
+
+    python -m experiments.validation.false_alarms    two minutes
+
+Boots are simulated, not blocks: each block has two, one after the other, in an order drawn as in a run, so
+that what moves with time (a drift, a random walk, a period of eight boots) reaches the paired differences as
+it does in a run. Everything is in units of the SD of a pair. The arrays here are the rules of stats.py and
+stopping.py over many runs at once; `agree` checks some runs against those files themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats as distributions
+
+from engines import api
+from experiments.common import command_line
+from experiments.common.record import write_result
+from harness.analysis.rule import reason_to_stop
+from harness.analysis.values import Values
+from harness.plan.design import Arm, Design
+from harness.plan.orders import DRAWN_TOGETHER
+from harness.stats import checks, planning, stopping
+from harness.stats.stopping import ALPHA, Until
+from harness.workload.workload import Workload
+
+RUNS = 100_000
+SD = 0.01  # of a pair's log ratio; every size below is in units of it
+MOST = 20
+SECONDARIES = 5
+NEVER_SAME = 0.0  # a margin of nothing: every detected change counts
+
+Floats = npt.NDArray[np.float64]
+Noise = Callable[[np.random.Generator, int, int], Floats]  # (random, runs, boots) -> [runs, boots], pair SD 1
+
+
+# -- noise ------------------------------------------------------------------------------------------------
+
+
+def normal(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    return random.standard_normal((runs, boots)) / 2**0.5
+
+
+def heavy_tailed(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    """Student's t on 3 degrees of freedom, whose SD is 3 ** .5."""
+    return random.standard_t(3, (runs, boots)) / 6**0.5
+
+
+def drifting(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    """A quarter of a pair SD per boot: ten SDs over twenty blocks."""
+    return normal(random, runs, boots) + 0.25 * np.arange(boots)
+
+
+def rushing(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    """Two pair SDs per boot: the order decides nearly all of a pair's difference."""
+    return normal(random, runs, boots) + 2.0 * np.arange(boots)
+
+
+def walking(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    return normal(random, runs, boots) + 0.5 * np.cumsum(random.standard_normal((runs, boots)), axis=1)
+
+
+def periodic(random: np.random.Generator, runs: int, boots: int, period: int = 8) -> Floats:
+    """A sine of so many boots, one pair SD high, that starts anywhere."""
+    phase = random.uniform(0, 2 * np.pi, (runs, 1))
+    return normal(random, runs, boots) + np.sin(2 * np.pi * np.arange(boots) / period + phase)
+
+
+def alternating(random: np.random.Generator, runs: int, boots: int) -> Floats:
+    """A sine of four boots: what the second boot of a block has over the first turns round in the next."""
+    return periodic(random, runs, boots, 4)
+
+
+NOISES: dict[str, Noise] = {
+    "normal": normal,
+    "heavy-tailed": heavy_tailed,
+    "drift": drifting,
+    "random walk": walking,
+    "period of 8 boots": periodic,
+    "period of 4 boots": alternating,
+    "extreme drift": rushing,
+}
+
+
+def differences(noise: Noise, random: np.random.Generator, runs: int, blocks: int) -> Floats:
+    """Paired log ratios [runs, blocks] of arms that do not differ."""
+    return ordered(noise, random, runs, blocks)[0]
+
+
+def ordered(
+    noise: Noise,
+    random: np.random.Generator,
+    runs: int,
+    blocks: int,
+    after_first: npt.NDArray[np.bool_] | None = None,
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """The same, and for each block whether the after arm ran first (given: as it was drawn)."""
+    boots = noise(random, runs, 2 * blocks).reshape(runs, blocks, 2)
+    if after_first is None:
+        after_first = drawn(random, runs, blocks)
+    later = boots[:, :, 1] - boots[:, :, 0]
+    return SD * np.where(after_first, -later, later), after_first
+
+
+def drawn(random: np.random.Generator, runs: int, blocks: int) -> npt.NDArray[np.bool_]:
+    """As design.orders of two arms: any of the 62 ways in which six blocks do not all have one order."""
+    sixes = random.integers(1, 2**DRAWN_TOGETHER - 1, (runs, -(-blocks // DRAWN_TOGETHER), 1))
+    coins = (sixes >> np.arange(DRAWN_TOGETHER)) & 1 == 1
+    found: npt.NDArray[np.bool_] = coins.reshape(runs, -1)[:, :blocks]
+    return found
+
+
+# -- the rules, over many runs ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Of each run: the blocks it took, and its verdict: -1 faster, 1 slower, 0 same, 2 undecided."""
+
+    blocks: npt.NDArray[np.int64]
+    verdict: npt.NDArray[np.int64]
+
+    @property
+    def detected(self) -> float:
+        return float((np.abs(self.verdict) == 1).mean())
+
+    @property
+    def same(self) -> float:
+        return float((self.verdict == 0).mean())
+
+
+def intervals(pairs: Floats, n: int, alpha: float) -> tuple[Floats, Floats]:
+    mean = pairs[:, :n].mean(axis=1)
+    half = distributions.t.ppf(1 - alpha / 2, n - 1) * pairs[:, :n].std(axis=1, ddof=1) / n**0.5
+    return mean - half, mean + half
+
+
+def verdicts(low: Floats, high: Floats, margin: float) -> npt.NDArray[np.int64]:
+    """As stats.verdict, whose margin is a fraction: ±margin as log ratios."""
+    found = np.full(len(low), 2)
+    found[low > 0] = 1
+    found[high < 0] = -1
+    found[(low > np.log1p(-margin)) & (high < np.log1p(margin))] = 0
+    return found
+
+
+def fixed(pairs: Floats, n: int, margin: float) -> Ended:
+    return Ended(np.full(len(pairs), n), verdicts(*intervals(pairs, n, ALPHA), margin))
+
+
+def sequential(pairs: Floats, until: Until, margin: float) -> Ended:
+    """As comparison.reason_to_stop."""
+    blocks = np.full(len(pairs), until.looks[-1])
+    found = np.full(len(pairs), 2)
+    running = np.ones(len(pairs), bool)
+    for look, level in zip(until.looks, until.levels, strict=True):
+        low, high = intervals(pairs, look, level)
+        now = verdicts(low, high, margin)
+        if until.rule == "decided":
+            stops = running & (now != 2)
+        else:
+            assert until.precision is not None
+            stops = running & ((np.expm1(high) - np.expm1(low)) / 2 <= until.precision)
+        stops |= running & (look == until.looks[-1])
+        blocks[stops], found[stops] = look, now[stops]
+        running &= ~stops
+    return Ended(blocks, found)
+
+
+def family(pairs: list[Floats], ended: Ended, level_at: Callable[[int], float]) -> float:
+    """The share of runs in which Holm rejects any of these: the smallest p is under level / their number."""
+    alarms = np.zeros(len(ended.blocks), bool)
+    for n in np.unique(ended.blocks):
+        at = ended.blocks == n
+        level = level_at(int(n))
+        for each in pairs:
+            low, high = intervals(each[at], int(n), level / len(pairs))
+            alarms[at] |= (low > 0) | (high < 0)
+    return float(alarms.mean())
+
+
+def agree(pairs: Floats, until: Until, margin: float) -> None:
+    """Raises AssertionError where a run of these arrays ends otherwise than one of the harness."""
+    arms = tuple(
+        Arm(name=name, engine="e", options=api.EngineOptions(), toggles={}) for name in ("before", "after")
+    )
+    design = Design(
+        name="x", arms=arms, workload=Workload(), blocks=until.looks[-1], until=until, margin=margin
+    )
+    ended = sequential(pairs, until, margin)
+    words = {-1: "is faster", 1: "is slower", 0: "is same", 2: "is undecided"}
+    for run, blocks, found in zip(pairs, ended.blocks, ended.verdict, strict=True):
+        values: list[Values] = [
+            {"before": {"tpot_ms_p50": 5.0}, "after": {"tpot_ms_p50": 5.0 * float(np.exp(each))}}
+            for each in run
+        ]
+        done = next(n for n in range(1, len(run) + 1) if reason_to_stop(design, values[:n]) is not None)
+        assert done == blocks, f"{done} blocks, not {blocks}"
+        if until.rule == "decided":
+            reason = reason_to_stop(design, values[:done])
+            assert reason is not None
+            assert reason.endswith(words[int(found)]), f"{reason}, not {words[int(found)]}"
+
+
+# -- what is asked of them --------------------------------------------------------------------------------
+
+
+def false_alarms(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows: a plan, and its rate under each noise."""
+    decided = stopping.until_decided(MOST)
+    rows: dict[str, list[float]] = {}
+    for noise in NOISES.values():
+        pairs, after_first = ordered(noise, random, runs, MOST)
+        own = [ordered(noise, random, runs, MOST, after_first)[0] for _ in range(SECONDARIES)]
+        for n in (2, 5, 6, 8, 10, 20):
+            rows.setdefault(f"primary, {n} blocks", []).append(fixed(pairs, n, NEVER_SAME).detected)
+        for share in (0.0, 0.5, 1.0):
+            ended = sequential(pairs, decided, share * SD)
+            name = f"primary, until decided, margin {share:g} SD"
+            rows.setdefault(name, []).append(ended.detected)
+        for share in (0.4, 0.6, 0.8, 1.0):
+            precise = stopping.until_precise(share * SD, MOST)
+            ended = sequential(pairs, precise, NEVER_SAME)
+            rows.setdefault(f"primary, until a half-width of {share:g} SD", []).append(ended.detected)
+        for rho in (0.0, 0.5, 0.9):
+            others = [rho * pairs + (1 - rho**2) ** 0.5 * each for each in own]
+            for n in (6, 10):
+                found = family(others, fixed(pairs, n, SD), lambda _: ALPHA)
+                rows.setdefault(f"5 secondaries, correlation {rho:g}, {n} blocks", []).append(found)
+            levels = dict(zip(decided.looks, decided.levels, strict=True))
+            found = family(others, sequential(pairs, decided, SD), levels.__getitem__)
+            rows.setdefault(f"5 secondaries, correlation {rho:g}, until decided", []).append(found)
+            changed = sequential(pairs + np.log1p(2 * SD), decided, SD)
+            found = family(others, changed, levels.__getitem__)
+            name = f"5 secondaries, correlation {rho:g}, until decided, primary 2 SD slower"
+            rows.setdefault(name, []).append(found)
+    return [[name, *(f"{rate:.1%}" for rate in rates)] for name, rates in rows.items()]
+
+
+def wrongly_same(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows: a plan, and how often a true change of just the margin is called the same, by the margin."""
+    decided = stopping.until_decided(MOST)
+    pairs = differences(normal, random, runs, MOST)
+    shares = (1.0, 2.0, 3.0)  # margin, in pair SDs
+    plans: dict[str, Callable[[Floats, float], Ended]] = {
+        "6 blocks": lambda shifted, margin: fixed(shifted, 6, margin),
+        "20 blocks": lambda shifted, margin: fixed(shifted, 20, margin),
+        "until decided": lambda shifted, margin: sequential(shifted, decided, margin),
+        "until a half-width of half the margin": lambda shifted, margin: sequential(
+            shifted, stopping.until_precise(margin / 2, MOST), margin
+        ),
+    }
+    return [
+        [name, *(f"{plan(pairs + np.log1p(share * SD), share * SD).same:.1%}" for share in shares)]
+        for name, plan in plans.items()
+    ]
+
+
+def power(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows: blocks, pair SD, the simulated power for a true 1%, and that of the noncentral t."""
+    rows = []
+    for n, sd in ((5, 0.005), (10, 0.01)):
+        pairs = differences(normal, random, runs, n) * (sd / SD) + np.log1p(0.01)
+        low, high = intervals(pairs, n, ALPHA)
+        found = float(((low > 0) | (high < 0)).mean())
+        calculated = planning.detection_power(np.log1p(0.01) / sd, n)
+        rows.append([str(n), f"{sd:.1%}", f"{found:.3f}", f"{calculated:.3f}"])
+    return rows
+
+
+def savings(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows by pair SD: a fixed plan for 80% power at the margin, and the group-sequential plan with the
+    smallest maximum number of blocks that detects the margin at least as often."""
+    rows = []
+    for ratio in (1.0, 1.25, 1.5, 1.75, 2.0):
+        margin = SD / ratio
+        blocks = planning.fixed_plan(SD, margin)
+        wanted = planning.detection_power(1 / ratio, blocks)
+        most = blocks + blocks % 2
+        while True:
+            until = stopping.until_decided(most)
+            pairs = differences(normal, random, runs, most)
+            at_margin = sequential(pairs + np.log1p(margin), until, margin)
+            if at_margin.detected >= wanted:
+                break
+            most += 2
+        twice = sequential(pairs + np.log1p(2 * margin), until, margin)
+        nothing = sequential(pairs, until, margin)
+        rows.append(
+            [
+                f"{ratio:g}",
+                str(blocks),
+                f"{wanted:.3f}",
+                str(most),
+                f"{at_margin.detected:.3f}",
+                f"{twice.blocks.mean():.1f}",
+                f"{1 - twice.blocks.mean() / blocks:.0%}",
+                f"{at_margin.blocks.mean():.1f}",
+                f"{nothing.blocks.mean():.1f}",
+            ]
+        )
+    return rows
+
+
+def gates(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows by pair SD and true change: how often a gate at 2% passes and fails, after 8 blocks and until it
+    is decided; as gate.judge does for one metric."""
+    limit = 0.02
+    until = stopping.until_decided(MOST)
+    levels = stopping.levels(until.looks, 0.10)  # two-sided 10%: 5% on the side that counts
+    rows = []
+    for sd in (0.005, 0.01, 0.02):
+        for truth in (0.0, 0.01, 0.02, 0.05):
+            pairs = differences(normal, random, runs, MOST) * (sd / SD) + np.log1p(truth)
+            low, high = intervals(pairs, 8, 0.10)
+            passes, fails = high <= np.log1p(limit), low > np.log1p(limit)
+            running, passed, failed = np.ones(runs, bool), np.zeros(runs, bool), np.zeros(runs, bool)
+            blocks = np.full(runs, until.looks[-1])
+            for look, level in zip(until.looks, levels, strict=True):
+                low, high = intervals(pairs, look, level)
+                now = running & ((high <= np.log1p(limit)) | (low > np.log1p(limit)))
+                passed |= now & (high <= np.log1p(limit))
+                failed |= now & (low > np.log1p(limit))
+                blocks[now] = look
+                running &= ~now
+            found = [passes.mean(), fails.mean(), passed.mean(), failed.mean()]
+            rows.append(
+                [f"{sd:.1%}", f"{truth:.0%}", *(f"{each:.1%}" for each in found), f"{blocks.mean():.1f}"]
+            )
+    return rows
+
+
+def warned(random: np.random.Generator) -> list[list[str]]:
+    """Rows by noise: of the false alarms of 8 blocks, the share whose run warns of a position effect."""
+    rows = []
+    for name, noise in NOISES.items():
+        pairs, after_first = ordered(noise, random, 20_000, 8)
+        alarms = np.abs(fixed(pairs, 8, NEVER_SAME).verdict) == 1
+        found = [checks.position(*each) for each in zip(pairs[alarms], after_first[alarms], strict=True)]
+        told = np.mean([each is None or each.weakens(SD) for each in found])
+        rows.append([name, f"{alarms.mean():.1%}", f"{told:.0%}"])
+    return rows
+
+
+def falsely_warned(random: np.random.Generator) -> list[list[str]]:
+    """Rows by blocks and pair SD: the share of 4,000 runs without a position effect that are called weakened
+    by one, at a margin of 1%; and what it would be if an effect whose interval holds 0 were believed."""
+    rows = []
+    for blocks in (6, 8, 10):
+        for sd in (0.013, 0.02, 0.03, 0.065):
+            pairs, after_first = ordered(normal, random, 4000, blocks)
+            found = [checks.position(*each) for each in zip(pairs * (sd / SD), after_first, strict=True)]
+            told = np.mean([each is not None and each.weakens(0.01) for each in found])
+            believed = np.mean([each is not None and abs(each.left) > 0.01 / 2 for each in found])
+            rows.append([f"{blocks} blocks, {sd:.1%}", f"{told:.1%}", f"{believed:.0%}"])
+    return rows
+
+
+def welch(first: Floats, second: Floats) -> Floats:
+    """Two-sided p of each row; as stats.unpaired."""
+    parts = [each.var(axis=1, ddof=1) / each.shape[1] for each in (first, second)]
+    freedom = (parts[0] + parts[1]) ** 2 / sum(
+        part**2 / (each.shape[1] - 1) for part, each in zip(parts, (first, second), strict=True)
+    )
+    t = np.abs(second.mean(axis=1) - first.mean(axis=1)) / np.sqrt(parts[0] + parts[1])
+    found: Floats = 2 * distributions.t.sf(t, freedom)
+    return found
+
+
+def shortcuts(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows: a shortcut, and how often it finds a difference between equal arms at a nominal 5%."""
+    rows = []
+
+    def told(name: str, rate: float) -> None:
+        rows.append([name, f"{rate:.1%}"])
+
+    some = runs // 20  # of those with many samples a run
+
+    # Boots differ by an SD of 1%, the requests of a boot by 10% of their time.
+    boots, requests = 0.01 * random.standard_normal((2, some, 5, 1)), 0.1
+    values = boots + requests * random.standard_normal((2, some, 5, 200))
+    told(
+        "requests as independent: 5 boots of 200, Welch", (welch(*values.reshape(2, some, -1)) < ALPHA).mean()
+    )
+    values += 0.005 * np.arange(10).reshape(2, 1, 5, 1)  # one arm after the other
+    found = welch(*values.reshape(2, some, -1))
+    told("the same, the machine slower by 0.5% with each boot", (found < ALPHA).mean())
+
+    # Boots differ by 0.6%, the rounds of a boot by 0.5%.
+    for rounds in (6, 20):
+        luck = 0.006 * random.standard_normal((2, runs, 1))
+        values = luck + 0.005 * random.standard_normal((2, runs, rounds))
+        told(f"{rounds} rounds of one boot as blocks, Welch", (welch(*values) < ALPHA).mean())
+
+    pairs = differences(normal, random, runs, MOST)
+    for name, looks in (
+        ("6 blocks, undecided ones topped up once, to 12", (6, 12)),
+        ("a look at 5% after every second block, 6 to 20", tuple(range(6, 21, 2))),
+        ("a look at 5% after every block, 6 to 20", tuple(range(6, 21))),
+    ):
+        plan = Until(rule="decided", looks=looks, levels=(ALPHA,) * len(looks))
+        told(name, sequential(pairs, plan, NEVER_SAME).detected)
+
+    for name, noise in NOISES.items():
+        if name != "extreme drift":
+            one, other = np.split(noise(random, runs, 16), 2, axis=1)
+            told(
+                f"two runs of 8 boots, one after the other, Welch; {name}", (welch(one, other) < ALPHA).mean()
+            )
+
+    for blocks in (6, 8, 20):
+        turns = np.resize([False, True, True, False], (1, blocks)).repeat(runs, axis=0)[:, :blocks]
+        turned = ordered(periodic, random, runs, blocks, turns)[0]
+        told(f"ABBA in place of drawn orders, period of 8 boots, {blocks} blocks",
+             fixed(turned, blocks, NEVER_SAME).detected)  # fmt: skip
+    for blocks in (6, 8, 20):
+        first = random.random((runs, blocks // 2, 1)) < 0.5
+        turns = np.concatenate([first, ~first], axis=2).reshape(runs, blocks)
+        turned = ordered(alternating, random, runs, blocks, turns)[0]
+        told(f"one of each order in every two blocks, period of 4 boots, {blocks} blocks",
+             fixed(turned, blocks, NEVER_SAME).detected)  # fmt: skip
+    return rows
+
+
+def other_rates(runs: int, random: np.random.Generator) -> list[list[str]]:
+    """Rows: what else stats.md says, and its rate."""
+    decided = stopping.until_decided(MOST)
+    heavy = SD * random.standard_t(3, (runs, MOST)) / 3**0.5
+    rows = [("until decided, heavy tails on a pair", sequential(heavy, decided, NEVER_SAME).detected)]
+    for sd in (0.005, 0.01, 0.02):
+        pairs = differences(normal, random, runs, 8) * (sd / SD) + np.log1p(0.01)
+        low, _ = intervals(pairs, 8, 0.10)
+        rate = float((low > 0).mean())
+        rows.append((f"a gate that fails above 0, true 1%, 8 blocks, pair SD {sd:.1%}", rate))
+    return [[name, f"{rate:.1%}"] for name, rate in rows]
+
+
+def main() -> None:
+    command_line.parser(__file__, __doc__).parse_args()
+    random = np.random.default_rng(2026)
+    decided = stopping.until_decided(MOST)
+    for shift in (0.0, 1.0, 2.0):
+        some = differences(normal, random, 100, MOST) + np.log1p(shift * SD)
+        agree(some, decided, SD)
+        agree(some, stopping.until_precise(0.6 * SD, MOST), SD)
+    data: dict[str, Any] = {
+        "runs": RUNS,
+        "levels": dict(zip(map(str, decided.looks), decided.levels, strict=True)),
+        "wrongly same": wrongly_same(RUNS, random),
+        "power": power(RUNS, random),
+        "savings": savings(RUNS, random),
+        "warned": warned(random),
+        "falsely warned": falsely_warned(np.random.default_rng(2029)),
+        "gates": gates(RUNS, random),
+        "shortcuts": shortcuts(RUNS, np.random.default_rng(2027)),
+        "other rates": other_rates(RUNS, np.random.default_rng(2028)),
+    }
+    write_result(
+        __file__,
+        title=f"False alarms between arms that do not differ, {RUNS:,} simulated runs each",
+        header=["", *NOISES],
+        rows=false_alarms(RUNS, random),
+        data=data,
+    )
+    for name, value in data.items():
+        print(name, *(value if isinstance(value, list) else [value]), sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()

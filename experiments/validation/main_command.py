@@ -1,0 +1,68 @@
+"""The README's command, again and again.
+
+    python -m experiments.validation.main_command [RUNS]    5 by default
+
+Each is `bench run --variant pinned-h2d` with its defaults, timed whole (installation aside), about 90 s.
+Later calls add to the runs of earlier ones.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from experiments.common import command_line
+from experiments.common.record import write_result
+from experiments.common.repeated_runs import bench, earlier
+from harness.metrics import definitions
+
+HEADER = ["TPOT p50, ms", "change", "verdict", "host's part", "verdict", "outputs equal", "wall", "commit"]
+SHOWN = ("tpot_ms_p50", definitions.SAME_DEVICE)
+
+
+def measured() -> dict[str, Any]:
+    run = bench("run", "--variant", "pinned-h2d")
+    comparison = run["comparison"]
+    return {
+        **{name: run[name] for name in ("code", "seconds", "commit")},
+        "metrics": {name: comparison["metrics"][name] for name in SHOWN},
+        "outputs": comparison["outputs"],
+        "noise": [line for line in comparison["warnings"] if line.startswith("noise")],
+    }
+
+
+def half_width(row: dict[str, Any]) -> float:
+    return float(row["ci_high"] - row["ci_low"]) / 2
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    return [f"{row['change']:+.2%} [{row['ci_low']:+.2%}, {row['ci_high']:+.2%}]", row["verdict"]]
+
+
+def main() -> None:
+    runs = earlier(__file__)
+    for _ in range(command_line.wanted(__file__, __doc__, "RUNS", 5)):
+        runs.append(measured())
+        tpot, host = (median(half_width(run["metrics"][name]) for run in runs) for name in SHOWN)
+        seconds = median(run["seconds"] for run in runs)
+        write_result(
+            __file__,
+            title=f"`bench run --variant pinned-h2d`, {len(runs)} times: median {seconds:.0f} s, half-width "
+            f"±{tpot:.2%} for TPOT p50, ±{host:.2%} for the host's part of the step",
+            header=HEADER,
+            rows=[
+                [
+                    f"{run['metrics']['tpot_ms_p50']['before']:.3f}",
+                    *(cell for name in SHOWN for cell in cells(run["metrics"][name])),
+                    f"{run['outputs']['identical']} of {run['outputs']['compared']}",
+                    f"{run['seconds']:.0f} s",
+                    run["commit"],
+                ]
+                for run in runs
+            ],
+            data=runs,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Blocks to a result: comparison, verdicts, warnings, mechanism, outputs, limit, prediction."""

@@ -1,0 +1,235 @@
+"""From the blocks of a run to its Result: effects, verdicts, outputs, mechanism, limit, warnings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from harness.analysis import factorial, outputs, prediction, warnings
+from harness.analysis.mechanism import mechanism, planted
+from harness.analysis.result import Comparison, FactorialResult, MetricRow, Result, Settings, Warning
+from harness.analysis.rule import reason_to_stop
+from harness.analysis.values import (
+    THROUGHPUTS,
+    Values,
+    _matched,
+    block_values,
+    check_values,
+    effect_of,
+    kind_of,
+    lacking,
+    measured,
+    offered_load,
+    sides,
+)
+from harness.metrics import definitions
+from harness.plan.design import Arm, Design, Factorial
+from harness.stats import contrasts, paired, verdicts
+from harness.store.block import Block
+from harness.store.files import SCHEMA_VERSION
+from harness.store.manifest import Manifest
+
+LIMITS = ("device_busy", "exposed_host_us")
+ONE_BOOT = "undecided: one boot per side"  # boots differ: from one per side, nothing can be said
+
+
+def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values] | None = None) -> Result:
+    """What a run found that measured `blocks` and then stopped. `per_block`: block_values of each."""
+    described = list(manifest.descriptions.values())
+    design = manifest.design
+    per_block = per_block or [block_values(design, block) for block in blocks]
+    return Result(
+        schema_version=SCHEMA_VERSION,
+        run=manifest.run,
+        device=described[0].device["kind"] if described else "unknown",
+        stopped_because=reason_to_stop(design, per_block) or f"ended after {len(blocks)} blocks",
+        comparisons=comparisons(manifest, blocks, per_block),
+        factorial=None
+        if design.factorial is None
+        else _effects_of(manifest, design.factorial, blocks, per_block),
+    )
+
+
+def _effects_of(
+    manifest: Manifest, planned: Factorial, blocks: Sequence[Block], per_block: Sequence[Values]
+) -> FactorialResult:
+    design = manifest.design
+    check_values(design, per_block, [design.primary], ratio=True)
+    values = measured(design, per_block)
+    judged = {
+        contrasts.label(each.term): each.weights for each in factorial.declared(planned.factors, design.arms)
+    }
+    return factorial.analyse(planned, design, values, warnings.of_factorial(manifest, blocks, values, judged))
+
+
+def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> list[Comparison]:
+    """The first arm against each of the others. Where those are several, their verdicts form two families,
+    each with Holm-adjusted p: those on the primary, and those on all secondaries together."""
+    design = manifest.design
+    if len(design.arms) <= 2:
+        return [comparison(manifest, blocks, per_block)]
+    first, *others = (arm.name for arm in design.arms)
+    pairs = {other: manifest.pair(first, other) for other in others}
+    values = {other: of_two(blocks, per_block, (first, other)) for other in others}
+    effects = {other: _effects(pair.design, values[other]) for other, pair in pairs.items()}
+    adjusted: dict[str, dict[str, float]] = {other: {} for other in others}
+    for family in ([design.primary], design.secondaries):
+        raw = {
+            (other, name): p for other, found in effects.items() for name, p in _family(found, family).items()
+        }
+        for (other, name), p in verdicts.holm(raw).items():
+            adjusted[other][name] = p
+    return [
+        comparison(_named(pair, other), [block.only((first, other)) for block in blocks], values[other],
+                   adjusted[other])
+        for other, pair in pairs.items()
+    ]  # fmt: skip
+
+
+def of_pair(manifest: Manifest, blocks: Sequence[Block], before: str, after: str) -> Comparison:
+    """The comparison of any two arms, as if the run had no others: sound, since they were interleaved."""
+    pair = manifest.pair(before, after)
+    chosen = [block.only((before, after)) for block in blocks]
+    return comparison(pair, chosen, [block_values(pair.design, block) for block in chosen])
+
+
+def _named(pair: Manifest, after: str) -> Manifest:
+    design = msgspec.structs.replace(pair.design, name=f"{pair.design.name}: {after}")
+    return msgspec.structs.replace(pair, design=design)
+
+
+def comparison(
+    manifest: Manifest,
+    blocks: Sequence[Block],
+    per_block: Sequence[Values],
+    adjusted: Mapping[str, float] | None = None,
+) -> Comparison:
+    """One comparison; with one arm `after` is null, and so is all but `before` of each metric.
+
+    `confidence` is that of every interval: where a run may stop early, 1 - the level of its last look.
+    `adjusted`: p by metric, where this is one of several comparisons; else the secondaries are adjusted
+    among themselves.
+    """
+    design = manifest.design
+    check_values(design, per_block, [design.primary])
+    alpha = design.alpha(len(blocks))
+    values = measured(design, per_block)
+    effects = _effects(design, per_block)
+    if adjusted is None:
+        adjusted = _adjusted(design, effects)
+    offered = offered_load(design, per_block)
+    before, *after = design.arms_with_plant(manifest.plant_ns)
+    did = mechanism(design, blocks)
+    rows = {
+        name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
+        for name, per_arm in values.items()
+    }
+    verdict = rows[design.primary].verdict if design.primary in rows else None
+    return Comparison(
+        variant=design.name,
+        before=settings(before),
+        after=settings(after[0]) if after else None,
+        blocks=len(blocks),
+        confidence=1 - alpha,
+        margin=design.margin,
+        primary=design.primary,
+        metrics=rows,
+        outputs=outputs.same(manifest, blocks),
+        failures=outputs.failures(design, blocks),
+        mechanism=did | planted(design, did, values),
+        limit={
+            name: sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
+            for name in LIMITS
+            if name in values
+        },
+        prediction=prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
+        warnings=[
+            *(
+                Warning("decision", f"no verdict on {name}: it {where}")
+                for name in design.secondaries
+                if len(design.arms) > 1 and (where := lacking(design, per_block, name)) is not None
+            ),
+            *warnings.collect(manifest, blocks, values, effects.get(design.primary), verdict),
+        ],
+    )
+
+
+def settings(arm: Arm) -> Settings:
+    """An arm as it stands in a result: everything but its name, and of its options those that are known."""
+    options = msgspec.to_builtins(arm.options)
+    return Settings(
+        engine=arm.engine,
+        options=options if arm.known is None else {name: options[name] for name in arm.known},
+        toggles=arm.toggles,
+        python=arm.python,
+        env=arm.env,
+        ref=arm.ref,
+    )
+
+
+def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[str]) -> list[Values]:
+    """The values of two of several arms, as if the run had no others: matched by the batches of these two."""
+    return [
+        {arm: {**values[arm], **matched[arm]} for arm in arms}
+        for block, values in zip(blocks, per_block, strict=True)
+        for matched in [_matched(block, arms)]
+    ]
+
+
+def _effects(design: Design, per_block: Sequence[Values]) -> dict[str, paired.Effect]:
+    """By metric, of two arms; nothing of one alone."""
+    values = measured(design, per_block)
+    alpha = design.alpha(len(per_block))
+    return {name: effect_of(name, per_arm, alpha) for name, per_arm in values.items() if len(per_arm) == 2}
+
+
+def _adjusted(design: Design, effects: Mapping[str, paired.Effect]) -> dict[str, float]:
+    """Holm-adjusted p of the declared secondaries."""
+    return verdicts.holm(_family(effects, design.secondaries))
+
+
+def _family(effects: Mapping[str, paired.Effect], names: Sequence[str]) -> dict[str, float]:
+    """p of metrics that were declared together. One that could not be compared keeps its place in the family
+    (p = 1): leaving it out would test the others at a laxer level. One block has no p at all."""
+    found = {name: effects[name].p if name in effects else 1.0 for name in names}
+    return {name: p for name, p in found.items() if p is not None}
+
+
+def metric_row(name: str, before: Sequence[float], effect: paired.Effect | None) -> MetricRow:
+    """A metric of the result, not judged yet; without an effect there is one arm alone."""
+    metric = definitions.METRICS[name]
+    if effect is None:
+        return MetricRow(unit=metric.unit, better=metric.better, before=float(np.mean(before)))
+    return MetricRow(
+        unit=metric.unit,
+        better=metric.better,
+        before=effect.before,
+        after=effect.after,
+        change=effect.change,
+        delta=effect.delta,
+        ci_low=effect.low,
+        ci_high=effect.high,
+        sd=effect.sd,
+        p=effect.p,
+    )
+
+
+def _judged_row(
+    design: Design,
+    name: str,
+    per_arm: Mapping[str, Sequence[float]],
+    effect: paired.Effect | None,
+    p_adjusted: float | None,
+    offered: bool,
+    alpha: float,
+) -> MetricRow:
+    row = metric_row(name, per_arm[design.arms[0].name], effect)
+    declared = name == design.primary or name in design.secondaries
+    if effect is None or not declared or (name in THROUGHPUTS and offered):
+        return row
+    verdict: str | None = verdicts.verdict(effect, design.margin, *kind_of(name), p_adjusted, alpha)
+    if any(arm.is_remote for arm in design.arms):
+        verdict = ONE_BOOT
+    return msgspec.structs.replace(row, p_adjusted=p_adjusted, verdict=verdict)

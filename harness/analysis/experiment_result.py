@@ -1,0 +1,445 @@
+"""From the runs of an experiment to what it found: tables of cells, claims beside what was measured, the
+conclusion. Pure: frames in, structs out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from harness.analysis import comparison, outputs, tail, warnings, words
+from harness.analysis.mechanism import COUNTER
+from harness.analysis.result import Comparison, Outputs, Warning
+from harness.analysis.values import Values, scale_of, series
+from harness.metrics import definitions
+from harness.metrics.steps import decode_step_ms_mean
+from harness.plan.experiment_file import (
+    DECODE_STEP,
+    SUBMIT_WALL,
+    US,
+    Claim,
+    Column,
+    Layout,
+    Plan,
+    Quantity,
+    Row,
+    Source,
+    counter_as_shown,
+    unit_of,
+)
+from harness.stats import paired, planning
+from harness.store.block import Block
+from harness.store.files import SCHEMA_VERSION
+from harness.store.manifest import Manifest
+
+OF_THE_CHANGE = {"blocks", "decision", "order", "drift"}  # kinds of warnings; others are of the run
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, tag_field="shown"):
+    """A cell with a number and its interval. Levels are geometric means where a change would be a ratio, so
+    that the change is that of the levels beside it."""
+
+    value: float
+    low: float
+    high: float
+    unit: str = ""
+
+
+class Level(Measured, frozen=True, kw_only=True, tag="value"):
+    """A mean over blocks."""
+
+
+class Share(Measured, frozen=True, kw_only=True, tag="share"):
+    """A mean over blocks of one time as a fraction of another."""
+
+
+class Change(Measured, frozen=True, kw_only=True, tag="change"):
+    """An effect of paired blocks (stats/paired.py), as a fraction."""
+
+
+class Delta(Measured, frozen=True, kw_only=True, tag="delta"):
+    """An effect of paired blocks in the metric's unit."""
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True, tag_field="shown", tag="percentiles"):
+    """A cell with several values."""
+
+    value: list[float]
+    low: None = None
+    high: None = None
+    unit: str
+
+
+class NotMeasured(msgspec.Struct, frozen=True, tag_field="shown", tag="none"):
+    """A cell where the engine does not say, or nothing is compared."""
+
+
+NONE = NotMeasured()
+Number = Level | Share | Change | Delta | NotMeasured
+Cell = str | Percentiles | Number
+
+
+class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a source says, what was measured, and how the two compare. `detectable`: of the first claim, the
+    smallest true change that such a run detects in 4 of 5 cases, by the spread of its blocks."""
+
+    says: str
+    workload: str
+    before: str | None
+    after: str
+    metric: str
+    reported: float | None
+    measured: Number
+    finding: str
+    detectable: float | None = None
+
+
+class TableResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout, filled in."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    note: str
+
+
+class RunSize(msgspec.Struct, frozen=True, kw_only=True):
+    """How many blocks a run has."""
+
+    boots: str
+    workload: str
+    blocks: int
+
+
+class ExperimentResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an experiment found, and what its sources say."""
+
+    schema_version: int
+    experiment: str
+    run: str
+    device: str  # every kind
+    conclusion: str
+    title: str
+    question: str
+    sources: list[Source]
+    extents: list[str]
+    scaling: list[str]
+    claims: list[ClaimResult]
+    tables: list[TableResult]
+    outputs: Outputs
+    notes: list[str]
+    follow_up: list[str]
+    runs: list[RunSize]
+    warnings: list[Warning]
+
+
+@dataclass(frozen=True)  # no slots: `values` is cached
+class Finished:
+    """One finished run: its manifest, its blocks, and the values of each."""
+
+    manifest: Manifest
+    blocks: Sequence[Block]
+    per_block: Sequence[Values]
+
+    @cached_property
+    def values(self) -> dict[str, dict[str, list[float]]]:
+        """metric or counter → arm → one value per block, for what has a finite one in every block. Metrics
+        that are matched to the batches of other arms are left out: a cell is of one arm, or of two."""
+        found = {
+            arm.name: [
+                {**values[arm.name], **_besides(block, arm.name)}
+                for block, values in zip(self.blocks, self.per_block, strict=True)
+            ]
+            for arm in self.manifest.design.arms
+        }
+        names = dict.fromkeys(name for boots in found.values() for boot in boots for name in boot)
+        return series(found, [name for name in names if name not in definitions.MATCHED])
+
+    def of(self, name: str, arm: str) -> list[float] | None:
+        """One value per block, or None where the engine does not say, or has no sample."""
+        return self.values.get(name, {}).get(arm)
+
+    def effect(self, quantity: Quantity) -> paired.Effect | None:
+        """Of a change."""
+        name, before, after = quantity.change, quantity.before, quantity.arm
+        first, second = self.of(name, before), self.of(name, after)
+        if before == after or first is None or second is None:
+            return None
+        return paired.effect(first, second, scale_of(name, first, second))
+
+    def shares(self, quantity: Quantity) -> list[float] | None:
+        """How much of one time another is, in each block."""
+        parts, wholes = self.of(quantity.share, quantity.arm), self.of(quantity.of, quantity.arm)
+        if parts is None or wholes is None or min(wholes) <= 0:
+            return None
+        factor = US[unit_of(quantity.share)] / US[unit_of(quantity.of)]
+        return [factor * part / whole for part, whole in zip(parts, wholes, strict=True)]
+
+    def outputs(self) -> list[Outputs]:
+        """As outputs.same, of every arm against the first."""
+        first, *others = (arm.name for arm in self.manifest.design.arms)
+        return [outputs.same(self.manifest.pair(first, other), self.blocks) for other in others]
+
+
+Runs = Mapping[tuple[str, str], Finished]  # by boots and workload
+
+
+def _besides(block: Block, arm: str) -> dict[str, float]:
+    """What a cell can show of a boot that is no metric: EXTRA, and the counters."""
+    requests, steps, rounds = (block.of(arm, name) for name in ("requests", "steps", "rounds"))
+    by_round = requests.groupby("round")
+    walls = by_round["submitted_ns"].max() - by_round["sent_ns"].min()
+    found = {SUBMIT_WALL: float(walls.mean()) / definitions.NS_PER_S}
+    if len(steps):
+        found[DECODE_STEP] = decode_step_ms_mean(steps)
+    for column in rounds.columns:
+        if column.startswith(COUNTER) and rounds[column].notna().any():
+            scale = definitions.NS_PER_US if column.endswith("_ns") else 1
+            per_step = float(rounds[column].sum()) / max(1, len(steps) or len(rounds))
+            found[counter_as_shown(column.removeprefix(COUNTER))] = per_step / scale
+    return found
+
+
+def outputs_differ(runs: Runs) -> bool:
+    """Whether outputs that must be equal differ, in any run."""
+    return any(each.fail(run.manifest.promises_outputs) for run in runs.values() for each in run.outputs())
+
+
+def result(plan: Plan, folder: str, runs: Runs) -> ExperimentResult:
+    """What `--format json` prints."""
+    experiment = plan.experiment
+    main = experiment.claims[0]
+    decided = _comparison(main, runs[main.boots, main.workload]) if main.change else None
+    claims = [_claim(claim, runs[claim.boots, claim.workload], claim is main) for claim in experiment.claims]
+    kinds = {each.device["kind"] for run in runs.values() for each in run.manifest.descriptions.values()}
+    return ExperimentResult(
+        schema_version=SCHEMA_VERSION,
+        experiment=experiment.name,
+        run=folder,
+        device=", ".join(sorted(kinds)),
+        conclusion=_conclusion(plan, claims[0], decided, runs),
+        title=experiment.title,
+        question=experiment.question,
+        sources=experiment.sources,
+        extents=plan.extents(),
+        scaling=plan.scaling(),
+        claims=claims,
+        tables=[_table(layout, plan, runs) for layout in experiment.tables],
+        outputs=sum_of([each for run in runs.values() for each in run.outputs()]),
+        notes=experiment.notes,
+        follow_up=experiment.follow_up,
+        runs=[
+            RunSize(boots=boots, workload=workload, blocks=len(run.blocks))
+            for (boots, workload), run in runs.items()
+        ],
+        warnings=_warnings(plan, decided, runs),
+    )
+
+
+def sum_of(parts: Sequence[Outputs]) -> Outputs:
+    """`near_ties` is None where nothing differs, or where a part that differs was not judged."""
+    ties = [each.near_ties for each in parts if each.identical != each.compared]
+    judged = [each for each in ties if each is not None]
+    return Outputs(
+        compared=sum(each.compared for each in parts),
+        identical=sum(each.identical for each in parts),
+        near_ties=sum(judged) if judged and len(judged) == len(ties) else None,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Warnings
+
+
+def _warnings(plan: Plan, decided: Comparison | None, runs: Runs) -> list[Warning]:
+    """Those of the claims, the first one first, then the circumstances of each run; one that holds for every
+    run is said once, others name their workloads, with their boots where others have one of that name."""
+    places: dict[Warning, dict[tuple[str, str], None]] = {}
+    for claim in plan.experiment.claims:
+        where = claim.boots, claim.workload
+        if claim is not plan.experiment.claims[0]:
+            found = _of_described(claim, runs[where])
+        elif decided is None:
+            found = warnings.few_blocks(len(runs[where].blocks))
+        else:
+            found = [each for each in decided.warnings if each.kind in OF_THE_CHANGE]
+        for each in [*found, *_few_requests(claim, runs[where])]:
+            places.setdefault(each, {})[where] = None
+    for where, run in runs.items():
+        for each in warnings.circumstances(run.manifest, run.blocks, run.values):
+            places.setdefault(each, {})[where] = None
+    count = Counter(workload for _, workload in runs)
+    return [
+        each
+        if runs.keys() <= among.keys()
+        else _about(", ".join(name if count[name] == 1 else f"{boots} {name}" for boots, name in among), each)
+        for each, among in places.items()
+    ]
+
+
+def _about(what: str, warning: Warning) -> Warning:
+    return Warning(warning.kind, f"{what}: {warning.text}")
+
+
+def _of_described(claim: Claim, run: Finished) -> list[Warning]:
+    """What the order of the arms did to a change that has no verdict."""
+    effect = run.effect(claim)
+    if effect is None:
+        return []
+    manifest = _deciding_by(claim, run).pair(claim.before, claim.arm)
+    values = {claim.change: {arm: run.values[claim.change][arm] for arm in (claim.before, claim.arm)}}
+    order = warnings.of_order(manifest, run.blocks, values, effect, judged=False)
+    return [_about(f"{claim.change}, {claim.before} → {claim.arm}", each) for each in order]
+
+
+def _few_requests(claim: Claim, run: Finished) -> list[Warning]:
+    """That a high percentile is made of few requests. It is computed per boot, so more boots do not help."""
+    name, _, level = claim.change.rpartition("_p")
+    needed = tail.NEEDED_SAMPLES.get(int(level)) if name in definitions.DISTRIBUTIONS else None
+    if needed is None or name.startswith(("itl", "client_lag")):  # these have many samples a request
+        return []
+    requests = [block.of(arm, "requests") for block in run.blocks for arm in (claim.before, claim.arm)]
+    fewest = min(int((each["error"] == "").sum()) for each in requests)
+    if fewest >= needed:
+        return []
+    few = f"{claim.change} is made of {fewest} requests in a boot, where P{level} wants {needed}"
+    return [Warning("requests", f"{few}: so few that single slow ones decide it")]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Claims
+
+
+def _claim(claim: Claim, run: Finished, first: bool = False) -> ClaimResult:
+    measured, effect = number(run, claim), run.effect(claim)
+    return ClaimResult(
+        says=claim.says,
+        workload=claim.workload,
+        before=claim.before or None,
+        after=claim.arm,
+        metric=claim.change or f"{claim.share} / {claim.of}",
+        reported=claim.reported,
+        measured=measured,
+        finding=_finding(claim.reported, measured),
+        detectable=None
+        if not first or effect is None or effect.sd is None
+        else paired.as_change(planning.smallest_detectable(effect.sd, effect.blocks), effect.scale),
+    )
+
+
+def _finding(reported: float | None, cell: Number) -> str:
+    """How a reported number compares with a measured interval."""
+    if reported is None or isinstance(cell, NotMeasured | Delta):
+        return ""
+    low, high, change = cell.low, cell.high, isinstance(cell, Change)
+    if low <= reported <= high:
+        return "the interval holds it" + (", and no change" if change and low <= 0 <= high else "")
+    if change and reported * cell.value < 0 and (low > 0 or high < 0):
+        return "the other way here"
+    return "less here" if abs(high if reported > high else low) < abs(reported) else "more here"
+
+
+def _conclusion(plan: Plan, first: ClaimResult, decided: Comparison | None, runs: Runs) -> str:
+    """One sentence of what was measured, with its verdict, and one of what the source says."""
+    main = plan.experiment.claims[0]
+    run = runs[main.boots, main.workload]
+    device = next(iter(run.manifest.descriptions.values())).device["kind"]
+    if decided is not None:
+        found = words.conclusion(device, decided)
+    else:
+        value = "not measured"
+        if isinstance(first.measured, Measured):
+            value = f"{first.measured.value:.1%} [{first.measured.low:.1%}, {first.measured.high:.1%}]"
+        found = (
+            f"{plan.experiment.name}, {main.workload}: {main.share} is {value} of {main.of} over "
+            f"{len(run.blocks)} blocks on the {device} device."
+        )
+    finding = f": {first.finding}" if first.finding else ""
+    return f"{found} The source says: {main.says}{finding}."
+
+
+def _comparison(claim: Claim, run: Finished) -> Comparison:
+    """The one that a claim is about, with its verdict."""
+    return comparison.of_pair(_deciding_by(claim, run), run.blocks, claim.before, claim.arm)
+
+
+def _deciding_by(claim: Claim, run: Finished) -> Manifest:
+    """The run's manifest, deciding by the claim's own metric."""
+    replace, design = msgspec.structs.replace, run.manifest.design
+    name = f"{design.name}, {claim.before} → {claim.arm}"
+    return replace(run.manifest, design=replace(design, name=name, primary=claim.change))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Tables
+
+
+def _table(layout: Layout, plan: Plan, runs: Runs) -> TableResult:
+    """A row of the layout on each workload; the workload is named where there are several."""
+    workloads = list(plan.experiment.boots[layout.boots].workloads)
+    heads = [
+        *(["workload"] if len(workloads) > 1 else []),
+        *([""] if any(row.label for row in layout.rows) else []),
+    ]
+    rows: list[list[Cell]] = []
+    for workload in workloads:
+        for row in layout.rows:
+            starts = {"workload": workload, "": row.label}
+            cells = [cell(runs[layout.boots, workload], row, column) for column in layout.columns]
+            rows.append([*(starts[head] for head in heads), *cells])
+    columns = [*heads, *(column.title for column in layout.columns)]
+    return TableResult(title=layout.title, columns=columns, rows=rows, note=layout.note)
+
+
+def cell(run: Finished, row: Row, column: Column) -> Cell:
+    """What stands where a row and a column meet."""
+    here = column.of_row(row)
+    match column.kinds[0]:
+        case "reported":
+            return row.reported or "–"
+        case "option":
+            return str(getattr(run.manifest.design.workload, here.option))
+        case "outputs":
+            if not here.before or here.before == here.arm:
+                return "–"
+            found = outputs.same(run.manifest.pair(here.before, here.arm), run.blocks)
+            return words.counts(found) if found.compared else "–"
+        case "percentiles":
+            numbers = [number(run, Quantity(value=name, arm=here.arm)) for name in here.percentiles]
+            values = [each.value for each in numbers if isinstance(each, Measured)]
+            whole = len(values) == len(numbers)
+            return Percentiles(value=values, unit=unit_of(here.percentiles[0])) if whole else NONE
+    return number(run, here)
+
+
+def number(run: Finished, quantity: Quantity) -> Number:
+    """A value, a change or a share."""
+    if quantity.change:
+        effect = run.effect(quantity)
+        if effect is None:
+            return NONE
+        low, high = _interval(effect)
+        if effect.change is None:
+            return Delta(value=effect.delta, low=low, high=high, unit=unit_of(quantity.change))
+        return Change(value=effect.change, low=low, high=high)
+    values = run.shares(quantity) if quantity.share else run.of(quantity.value, quantity.arm)
+    if values is None:
+        return NONE
+    if quantity.share:
+        effect = paired.effect([0.0] * len(values), values, "difference")
+        low, high = _interval(effect)
+        return Share(value=effect.after, low=low, high=high)
+    scale = scale_of(quantity.value, values)
+    base = 1.0 if scale == "ratio" else 0.0
+    effect = paired.effect([base] * len(values), values, scale)
+    low, high = _interval(effect)
+    return Level(value=effect.after, low=base + low, high=base + high, unit=unit_of(quantity.value))
+
+
+def _interval(effect: paired.Effect) -> tuple[float, float]:
+    assert effect.low is not None  # an experiment has several blocks
+    assert effect.high is not None
+    return effect.low, effect.high

@@ -1,0 +1,156 @@
+"""What each of several toggles contributes, as it stands in a result; the method: stats/contrasts.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from harness.analysis.result import Aliased, Effect, Effects, FactorialResult, Warning
+from harness.metrics import definitions
+from harness.plan.design import Arm, Design, Factor, Factorial
+from harness.plan.factors import levels
+from harness.stats import paired, verdicts
+from harness.stats.contrasts import (
+    Contrast,
+    Floats,
+    Plan,
+    alone,
+    estimate,
+    label,
+    plan,
+    together,
+    with_others,
+)
+
+JUDGED_ORDER = 2  # up to here an effect of the primary carries a verdict
+TOGETHER = {"better": "stronger together", "worse": "weaker together", "same": "same together"}
+
+
+def declared(factors: Sequence[Factor], arms: Sequence[Arm]) -> list[Contrast]:
+    """The effects that carry verdicts on the primary."""
+    planned = plan([each.toggle for each in factors], levels(factors, arms))
+    return [each for each in planned.contrasts if len(each.term) <= JUDGED_ORDER]
+
+
+def judge(
+    contrast: Contrast, values: Floats, margin: float, kind: definitions.Metric, p_adjusted: float
+) -> str | None:
+    """The verdict on an effect on a metric of that kind: for one factor that of stats.verdict; for more of
+    them whether their gains add up (see the module), judged by the whole difference, not by half of it. None
+    with fewer than two blocks."""
+    if len(contrast.term) == 1:
+        effect = estimate(values, contrast.weights)
+        return verdicts.verdict(effect, margin, kind.better, kind.is_time, p_adjusted)
+    whole = estimate(values, 2 * contrast.weights)
+    found = verdicts.verdict(whole, margin, kind.better, is_time=False, p_adjusted=p_adjusted)
+    return TOGETHER.get(found, found) if found is not None else None
+
+
+# ---------------------------------------------------------------------------------------------------------
+# As it stands in a result
+
+
+def analyse(
+    planned: Factorial,
+    design: Design,
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+    warnings: list[Warning],
+) -> FactorialResult:
+    """Every effect on every metric that is positive in each block of each arm. `values`: metric → arm → one
+    value per block."""
+    names = [each.toggle for each in planned.factors]
+    settings = levels(planned.factors, design.arms)
+    contrasts = plan(names, settings)
+    found: dict[str, Effects] = {}
+    for metric, per_arm in values.items():
+        kind = definitions.METRICS[metric]
+        blocks = np.array([per_arm[arm.name] for arm in design.arms if arm.name in per_arm]).T
+        if blocks.shape[-1] != len(design.arms) or not (blocks > 0).all() or kind.can_be_zero:
+            continue
+        means = np.exp(np.log(blocks).mean(axis=0))
+        found[metric] = Effects(
+            unit=kind.unit,
+            better=kind.better,
+            settings={arm.name: float(mean) for arm, mean in zip(design.arms, means, strict=True)},
+            effects=_effects(contrasts, blocks, metric, design.margin if metric == design.primary else None),
+            alone={name: _effect([name], alone(settings, place), blocks) for place, name in enumerate(names)},
+            with_others={
+                name: _effect([name], with_others(settings, place), blocks)
+                for place, name in enumerate(names)
+            },
+            together=_effect(names, together(settings), blocks),
+        )
+    return FactorialResult(
+        factors=list(planned.factors),
+        settings={arm.name: {name: arm.toggles[name] for name in names} for arm in design.arms},
+        aliased=[
+            Aliased(effect=list(term), others=[list(each) for each in others])
+            for term, others in contrasts.aliased.items()
+        ],
+        metrics=found,
+        left_out=list(planned.left_out),
+        warnings=warnings,
+    )
+
+
+def _effects(planned: Plan, values: Floats, metric: str, margin: float | None) -> list[Effect]:
+    """Main effects and interactions; with verdicts where there is a margin."""
+    effects = {each.term: estimate(values, each.weights) for each in planned.contrasts}
+    family = {
+        term: effect.p
+        for term, effect in effects.items()
+        if margin is not None and len(term) <= JUDGED_ORDER and effect.p is not None
+    }
+    adjusted = verdicts.holm(family)
+    kind = definitions.METRICS[metric]
+    found = []
+    for each in planned.contrasts:
+        row = _as_row(each.term, effects[each.term], [list(other) for other in each.assumes])
+        if margin is not None and each.term in adjusted:
+            p = adjusted[each.term]
+            verdict = judge(each, values, margin, kind, p)
+            row = msgspec.structs.replace(row, p_adjusted=p, verdict=verdict)
+        found.append(row)
+    return found
+
+
+def _effect(term: Sequence[str], weights: Floats | None, values: Floats) -> Effect | None:
+    return None if weights is None else _as_row(term, estimate(values, weights))
+
+
+def _as_row(term: Sequence[str], effect: paired.Effect, assumes: list[list[str]] | None = None) -> Effect:
+    assert effect.change is not None
+    return Effect(
+        effect=list(term),
+        change=effect.change,
+        ci_low=effect.low,
+        ci_high=effect.high,
+        sd=effect.sd,
+        p=effect.p,
+        assumes=assumes or [],
+    )
+
+
+CSV_COLUMNS = ("change", "ci_low", "ci_high", "sd", "p", "p_adjusted", "verdict")
+
+
+def rows(factorial: FactorialResult) -> Iterator[dict[str, Any]]:
+    """Every effect on every metric, one by one; `effect` as in `label`."""
+    for metric, effects in factorial.metrics.items():
+        placed = [
+            *(("alone", row) for row in effects.alone.values()),
+            *(("with_others", row) for row in effects.with_others.values()),
+            *(("average", row) for row in effects.effects),
+            ("together", effects.together),
+        ]
+        for where, row in placed:
+            if row is not None:
+                yield {
+                    "metric": metric,
+                    **msgspec.structs.asdict(row),
+                    "effect": label(row.effect),
+                    "where": where,
+                }

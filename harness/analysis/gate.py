@@ -1,0 +1,222 @@
+"""Pass, fail or undecided: whether a change costs more than it may.
+
+Let r be how much worse the after arm is, on the log scale of stats/paired.py, and L the largest regression
+allowed. Per metric, with one-sided bounds at 95% each:
+
+- **pass** if even the worst case, the upper bound of r, is within L;
+- **fail** if even the best case, the lower bound of r, is beyond L;
+- **undecided** otherwise: more blocks, or a quieter machine, would tell.
+
+A gate that fails on "significantly above 0" would reject a harmless 1% in 35 to 100% of runs (pair SD 2 to
+0.5%, 8 blocks); this one in about none, and it finds 5% in 98% up to a pair SD of 2% (stats.md). All metrics
+must pass, which needs no correction: to pass by mistake, a gate must pass the metric that is truly beyond L,
+which happens in at most 5%. One failing metric is enough to fail, which does need a correction: the p values
+of the fails are Holm-adjusted, so that a change that is within L in every metric fails in at most 5%.
+(Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 1982, for the first;
+stats.holm for the second.)
+
+Where the run may stop early, the bounds have the levels of its looks, and hold over all of them.
+
+Whatever the metrics say, a gate fails where outputs that must be equal differ. A request that failed is in no
+metric, so the share of those has a rule of its own, over blocks like all else: the gate fails where a larger
+share failed in the after arm, beyond chance, and does not pass where it could be larger by more than L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from scipy.stats import t
+
+from engines import api
+from harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
+from harness.analysis.words import outputs_that_differ
+from harness.metrics import definitions
+from harness.stats import paired, planning, verdicts
+
+OFFERED = "is the offered load, whatever the engine does"  # a remark: no verdict, however many blocks
+
+
+def judge(
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+    names: Sequence[str],
+    limit: float,
+    one_sided: float,
+    offered: Sequence[str] = (),
+) -> dict[str, Judged]:
+    """Each metric, from metric → arm → one value per block. `offered`: metrics that are the offered load and
+    say nothing of the engine. Raises EngineError where a metric has no value in some block."""
+    for name in names:
+        if len(values.get(name, {})) < 2:
+            raise api.EngineError(f"the metric {name} has no value in some block")
+    pairs = {name: (before, after) for name in names for before, after in [values[name].values()]}
+    adjusted = verdicts.holm({name: _p_beyond(name, *pairs[name], limit) for name in names})
+    return {
+        name: _judge(name, *pairs[name], limit, one_sided, p, name in offered) for name, p in adjusted.items()
+    }
+
+
+def is_gone(name: str, before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether a metric that should be high, such as goodput, fell to 0 in every block: that has no ratio."""
+    higher = definitions.METRICS[name].better == "higher"
+    return higher and min(before) > 0 == max(after)
+
+
+def overall(judged: Mapping[str, Judged]) -> GateVerdict:
+    """Of the metrics: fail where one fails, pass where all pass."""
+    found = {each.verdict for each in judged.values()}
+    return "fail" if "fail" in found else "pass" if found == {"pass"} else "undecided"
+
+
+def _judge(
+    name: str,
+    before: Sequence[float],
+    after: Sequence[float],
+    limit: float,
+    one_sided: float,
+    p: float,
+    offered: bool,
+) -> Judged:
+    if is_gone(name, before, after):
+        base = float(np.exp(np.log(before).mean()))
+        lost: GateVerdict = "fail" if p < one_sided else "undecided"
+        return Judged(
+            before=base, after=0.0, change=-1.0, p=p, verdict=lost, remark="0 in every block of after"
+        )
+    effect = paired.effect(before, after, "ratio", 2 * one_sided)
+    assert effect.change is not None
+    if effect.low is None or effect.high is None or effect.sd is None:
+        return Judged(
+            before=effect.before,
+            after=effect.after,
+            change=effect.change,
+            verdict="undecided",
+            remark="one block",
+        )
+    lower = definitions.METRICS[name].better == "lower"
+    best, worst = (effect.low, effect.high) if lower else (-effect.high, -effect.low)
+    shift = planning.smallest_detectable(effect.sd, effect.blocks, alpha=2 * one_sided)
+    excludable = float(np.expm1(shift) if lower else -np.expm1(-shift))
+    verdict: GateVerdict = "undecided"
+    if worst <= limit:
+        verdict = "pass"
+    elif p < one_sided:
+        verdict = "fail"
+    remark = ""
+    if offered:
+        verdict, remark = "undecided", OFFERED
+    return Judged(
+        before=effect.before,
+        after=effect.after,
+        change=effect.change,
+        best=best,
+        worst=worst,
+        p=p,
+        excludable=excludable,
+        verdict=verdict,
+        remark=remark,
+    )
+
+
+def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit: float) -> float:
+    """One-sided p of "the regression is within the limit"; 1 with a single block. Where nothing is left
+    there is no mean to test, so it is a sign test: all blocks are beyond the limit, where half would be."""
+    if is_gone(name, before, after):
+        return float(0.5 ** len(before))
+    lower = definitions.METRICS[name].better == "lower"
+    worse = paired.paired(before, after, "ratio") * (1 if lower else -1)
+    beyond = worse - (np.log1p(limit) if lower else -np.log1p(-limit))
+    n, mean = len(beyond), float(beyond.mean())
+    if n < 2:
+        return 1.0
+    sd = float(beyond.std(ddof=1))
+    if sd == 0:
+        return 0.0 if mean > 0 else 1.0
+    return float(t.sf(mean / (sd / n**0.5), n - 1))
+
+
+def more_failed(before: Sequence[float], after: Sequence[float], limit: float, level: float) -> GateVerdict:
+    """Whether a larger share of the requests fails in the after arm, from the shares by block: "fail" where a
+    one-sided t test at `level` says so, "pass" where its bound on the difference is within the limit."""
+    differences = np.subtract(after, before)
+    n, mean = len(differences), float(differences.mean())
+    sd = float(differences.std(ddof=1)) if n > 1 else 0.0
+    if sd == 0:  # the same in every block: the sign test, since a few failures can come to that by chance
+        p, worst = (0.5**n if mean > 0 else 1.0), mean
+    else:
+        error = sd / n**0.5
+        p = float(t.sf(mean / error, n - 1))
+        worst = mean + float(t.ppf(1 - level, n - 1)) * error
+    return "fail" if p < level else "pass" if worst <= limit else "undecided"
+
+
+def result_of(
+    judged: Mapping[str, Judged],
+    limit: float,
+    one_sided: float,
+    comparison: Comparison,
+    promised: bool,
+    failing: GateVerdict,
+) -> GateResult:
+    """What a gate says in the end. `failing` is what more_failed says, `promised` as in Outputs.fail."""
+    outputs = comparison.outputs
+    differ = [outputs_that_differ(outputs).rstrip(".")] if outputs.fail(promised) else []
+    faults = differ + (_failures(comparison) if failing == "fail" else [])
+    doubts = [
+        f"{each}: too few blocks to tell it from chance"
+        for each in _failures(comparison)
+        if failing == "undecided"
+    ]
+    said = overall(judged)
+    return GateResult(
+        verdict="fail" if faults else "undecided" if doubts and said == "pass" else said,
+        faults=faults,
+        doubts=doubts,
+        max_regression=limit,
+        confidence=1 - one_sided,
+        metrics=dict(judged),
+    )
+
+
+def _failures(comparison: Comparison) -> list[str]:
+    (before, old), (after, new) = comparison.failures.items()
+    return [
+        f"{new.failed} of {new.requests} requests failed in {after}, "
+        f"{old.failed} of {old.requests} in {before}"
+    ]
+
+
+class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
+    """What github-action-benchmark reads."""
+
+    name: str
+    unit: str
+    value: float
+    range: str
+    extra: str
+
+
+def benchmark(comparison: Comparison, found: GateResult, better: str) -> list[Benchmark]:
+    """For customSmallerIsBetter (`better` "lower") or customBiggerIsBetter
+    ("higher"): the after arm's value of each gated metric that is better that way."""
+    besides = "".join(f"; {each}: {found.verdict}" for each in (*found.faults, *found.doubts))
+    rows = []
+    for name, each in found.metrics.items():
+        metric = definitions.METRICS[name]
+        if metric.better != better:
+            continue
+        row = comparison.metrics[name]
+        half = None if row.ci_low is None or row.ci_high is None else (row.ci_high - row.ci_low) / 2
+        rows.append(
+            Benchmark(
+                name=f"{comparison.variant}: {name}",
+                unit=metric.unit,
+                value=each.after,
+                range="" if half is None else f"± {half:.2%}",
+                extra=f"base {each.before:.4g} {metric.unit}, change {each.change:+.2%}, "
+                f"{each.verdict} (at most {100 * found.max_regression:.3g}%){besides}",
+            )
+        )
+    return rows

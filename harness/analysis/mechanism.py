@@ -1,0 +1,72 @@
+"""What the change did, by the engine's own counters and steps: the part of a comparison that shows why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from engines import api
+from harness.analysis.result import Counter
+from harness.analysis.values import sides
+from harness.metrics import definitions
+from harness.plan.design import Design
+from harness.store.block import Block
+
+COUNTER = "counter."  # columns of the rounds table that are mechanism counters
+
+
+def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
+    """What the toggles did: each counter per step (per round where an arm has no step records), the mean
+    batch, steps by kind, preemptions and dropped rows per round."""
+    per_step = all(len(block.of(arm.name, "steps")) for block in blocks for arm in design.arms)
+    per_arm = {arm.name: _mechanism(arm.name, blocks, per_step) for arm in design.arms}
+    names = list(dict.fromkeys(name for found in per_arm.values() for name in found))
+    counters = {}
+    for name in names:
+        both = sides(design, {arm: found[name][0] for arm, found in per_arm.items() if name in found})
+        unit = next(found[name][1] for found in per_arm.values() if name in found)
+        counters[name] = Counter(before=both.before, after=both.after, unit=unit)
+    return counters
+
+
+def _mechanism(arm: str, blocks: Sequence[Block], per_step: bool) -> dict[str, tuple[float, str]]:
+    import pandas as pd
+
+    rounds = pd.concat([block.of(arm, "rounds") for block in blocks])
+    steps = pd.concat([block.of(arm, "steps") for block in blocks])
+    found: dict[str, tuple[float, str]] = {}
+    if len(steps):
+        kinds = steps["kind"].value_counts()
+        decode = steps[steps["kind"] == "decode"]
+        found["mean_batch"] = (
+            float(decode["batch"].mean()) if len(decode) else 0.0,
+            "requests per decode step",
+        )
+        for kind in (*api.STEP_KINDS, "dropped"):
+            found[f"{kind}_steps"] = (float(kinds.get(kind, 0)) / len(rounds), "per round")
+        found["dropped_rows"] = (float(steps["dropped"].sum()) / len(rounds), "per round")
+        found["preempted"] = (float(steps["preempted"].sum()) / len(rounds), "requests per round")
+    per, unit = (len(steps), "per step") if per_step else (len(rounds), "per round")
+    for column in rounds.columns:
+        name = column.removeprefix(COUNTER)
+        # Where both have one name (dropped_rows), the step records' stands, per round.
+        if column.startswith(COUNTER) and name not in found and rounds[column].notna().any():
+            found[name] = (float(rounds[column].sum()) / per, unit)
+    return found
+
+
+def planted(
+    design: Design,
+    counters: Mapping[str, Counter],
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+) -> dict[str, Counter]:
+    """How much of the before arm's mean decode step the planted delay really took, by the engine's counter:
+    {"planted_share": row}, or nothing where nothing was planted."""
+    counter = counters.get(f"planted_{design.plant_at}_ns")
+    steps = values.get("step_ms_matched", {}).get(design.arms[0].name)
+    if design.plant is None or counter is None or steps is None:
+        return {}
+    step_ns = float(np.mean(steps)) * definitions.NS_PER_MS
+    before, after = (each and each / step_ns for each in (counter.before, counter.after))
+    return {"planted_share": Counter(before=before, after=after, unit="of a step of before")}

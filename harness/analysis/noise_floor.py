@@ -1,0 +1,251 @@
+"""What a machine shows between two equal arms: the noise floor, kept under results/floors/ by `bench aa`.
+
+A floor is of one machine, engine, model, workload and number of blocks; another A/A of the same replaces it.
+Later runs show it beside their verdicts. Where the only floor at hand is old, or was measured under other
+circumstances, it is shown too, and a warning says what differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from engines import api
+from harness.analysis.outputs import NONE_COMPARED
+from harness.analysis.result import Comparison, Outputs, Result, Warning
+from harness.common import differences as differences_
+from harness.common.machine import Machine
+from harness.metrics import definitions
+from harness.plan.design import Arm
+from harness.stats import paired, planning, verdicts
+from harness.store.files import SCHEMA_VERSION, SWEEP_FILE, write_json
+from harness.store.manifest import Manifest
+from harness.workload.workload import Workload
+
+FOLDER = "floors"  # beside the run folders
+STALE_DAYS = 30
+NEEDED = ("engine", "model", "kind")  # a floor that differs in one of these says nothing of a run
+# A floor does not know the toggles, and these depend on little else: 0.04% where all host time is hidden, 1%
+# where none is.
+OF_ONE_SETTING = (definitions.SAME_DEVICE, definitions.SAME_HOST)
+WEIGHED = ("machine", "device", "workload", "options", "rounds", "blocks")  # the weightiest first
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one metric between equal arms. `floor` is half of the 95% interval: a smaller change says nothing
+    here; `detectable`, the true change that as many blocks detect in 4 of 5 runs. Fractions, or in the
+    metric's unit on the difference scale."""
+
+    scale: paired.Scale
+    sd: float  # of the paired differences, log ratios or in the unit
+    floor: float
+    detectable: float
+
+
+class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+    """What a floor is a floor of."""
+
+    machine: Machine
+    device: str  # its name
+    kind: str  # "cuda", "emulated", ...
+    engine: str
+    model: str
+    options: api.EngineOptions
+    workload: Workload
+    rounds: int
+    blocks: int
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    schema_version: int
+    run: str
+    created: str
+    commit: str
+    versions: dict[str, str]
+    toggles: dict[str, str]
+    of: Circumstances
+    metrics: dict[str, Spread]
+    outputs: Outputs = NONE_COMPARED  # an older floor has none
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The floor of each metric, for the blocks of a later run; and what there is to say of it."""
+
+    values: Mapping[str, float]
+    remarks: tuple[str, ...]
+    outputs: Outputs = NONE_COMPARED  # of the equal arms
+
+
+def folder_of(run: Path) -> Path:
+    """Where the floors of a run are kept: beside it, or beside the sweep that it is a point of."""
+    inside = (run.parent / SWEEP_FILE).exists()
+    return (run.parent.parent if inside else run.parent) / FOLDER
+
+
+def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
+    """Of a run; the before arm speaks for both."""
+    design = manifest.design
+    before: Arm = design.arms[0]
+    described = manifest.descriptions[before.name]
+    return Circumstances(
+        machine=manifest.machine,
+        device=described.device["name"],
+        kind=described.device["kind"],
+        engine=before.engine,
+        model=before.options.model,
+        options=msgspec.structs.replace(before.options, device=described.device["kind"]),  # not "auto"
+        workload=design.workload,
+        rounds=design.rounds,
+        blocks=blocks,
+    )
+
+
+def floor_of(manifest: Manifest, comparison: Comparison) -> Floor:
+    """The floor that an A/A run has found."""
+    blocks = comparison.blocks
+    spreads = {}
+    for name, row in comparison.metrics.items():
+        if row.sd is not None:
+            scale: paired.Scale = "difference" if row.change is None else "ratio"
+            smallest = planning.smallest_detectable(row.sd, blocks)
+            spreads[name] = Spread(
+                scale=scale,
+                sd=row.sd,
+                floor=paired.as_change(paired.half_width(row.sd, blocks), scale),
+                detectable=paired.as_change(smallest, scale),
+            )
+    return Floor(
+        schema_version=SCHEMA_VERSION,
+        run=manifest.run,
+        created=manifest.created,
+        commit=manifest.code.commit,
+        versions=manifest.versions,
+        toggles=manifest.design.arms[0].toggles,
+        of=circumstances(manifest, blocks),
+        metrics=spreads,
+        outputs=comparison.outputs,
+    )
+
+
+def keep(folder: Path, floor: Floor) -> Path:
+    """Write a floor, in place of an earlier one of the same circumstances. Raises WriteFailed."""
+    what = floor.of
+    digest = blake2b(msgspec.json.encode(what, order="sorted"), digest_size=4).hexdigest()
+    model = re.sub(r"[^A-Za-z0-9.-]+", "-", what.model)
+    path = folder / f"{what.engine}-{model}-{what.blocks}-blocks-{digest}.json"
+    write_json(path, floor)
+    return path
+
+
+def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
+    """The floor that fits a run best, as half of the interval that `blocks` blocks at level `alpha` would
+    have; no values where there is none of its engine, model and kind of device. A file that can't be read is
+    named and left out: it must not cost a finished run its result."""
+    wanted = circumstances(manifest, blocks)
+    remarks: list[str] = []
+    fitting: list[tuple[dict[str, str], Floor]] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            floor = msgspec.json.decode(path.read_bytes(), type=Floor)
+        except (OSError, msgspec.DecodeError) as error:
+            remarks.append(f"the noise floor in {path} is damaged or was edited, and left out: {error}")
+            continue
+        if all(getattr(floor.of, name) == getattr(wanted, name) for name in NEEDED):
+            fitting.append((_differences(floor.of, wanted), floor))
+    if not fitting or blocks < 2:
+        return Shown({}, tuple(remarks))
+    newest_first = sorted(fitting, key=lambda each: each[1].created, reverse=True)
+    differences, floor = min(newest_first, key=lambda each: [name in each[0] for name in WEIGHED])
+    measured_then = f"noise floor, measured on {floor.created[:10]} by {floor.run}"
+    if differences:
+        remarks.append(f"foreign {measured_then}: {'; '.join(differences.values())}")
+    age = _age(floor, manifest)
+    if age:
+        remarks.append(f"stale {measured_then}: {age}; bench aa measures a fresh one")
+    return Shown(at_level(floor, blocks, alpha), tuple(remarks), floor.outputs)
+
+
+def at_level(floor: Floor, blocks: int, alpha: float) -> dict[str, float]:
+    """The floor of each metric, for so many blocks: half of the interval at that level."""
+    return {
+        name: paired.as_change(paired.half_width(spread.sd, blocks, alpha), spread.scale)
+        for name, spread in floor.metrics.items()
+    }
+
+
+def beside(comparison: Comparison, shown: Shown) -> Comparison:
+    """The comparison with the floor of each metric, and with what is to be said of it."""
+    known = {name: floor for name, floor in shown.values.items() if name not in OF_ONE_SETTING}
+    rows = {
+        name: msgspec.structs.replace(row, floor=known.get(name)) for name, row in comparison.metrics.items()
+    }
+    row = rows.get(comparison.primary)
+    lines = list(shown.remarks)
+    if (
+        not lines
+        and row is not None
+        and row.verdict in verdicts.CHANGES
+        and row.floor is not None
+        and row.change is not None
+        and abs(row.change) < row.floor
+    ):
+        lines.append(
+            f"{comparison.primary} is called {row.verdict}, and its change is smaller than what equal "
+            f"arms show here (noise floor ±{row.floor:.2%})"
+        )
+    outputs = comparison.outputs
+    unjudged = outputs.identical < outputs.compared and outputs.near_ties is None
+    if unjudged and shown.outputs.compared:
+        now, then = (
+            f"{each.compared - each.identical} of {each.compared}" for each in (outputs, shown.outputs)
+        )
+        lines.append(f"outputs differ in {now} requests; between equal arms here, in {then} (bench aa)")
+    said = [*comparison.warnings, *(Warning("floor", line) for line in lines)]
+    return msgspec.structs.replace(comparison, metrics=rows, warnings=said)
+
+
+def beside_known(result: Result, manifest: Manifest, folder: Path) -> Result:
+    """The result of a run with the floor in `folder` that fits it best; one arm alone has none."""
+    comparison = result.comparisons[0]  # all have as many blocks, and the same first arm
+    if comparison.after is None:
+        return result
+    shown = find(folder, manifest, comparison.blocks, 1 - comparison.confidence)
+    return msgspec.structs.replace(result, comparisons=[beside(each, shown) for each in result.comparisons])
+
+
+def _differences(floor: Circumstances, wanted: Circumstances) -> dict[str, str]:
+    """What differs, by name, the weightiest first."""
+    found = {}
+    for name in WEIGHED:
+        old, new = (msgspec.to_builtins(getattr(each, name)) for each in (floor, wanted))
+        difference = differences_.difference(old, new, name)
+        if difference:
+            found[name] = difference
+    return found
+
+
+def _age(floor: Floor, manifest: Manifest) -> str:
+    """Why a floor is no longer to be trusted, "" where it is."""
+    days = (datetime.fromisoformat(manifest.created) - datetime.fromisoformat(floor.created)).days
+    if days > STALE_DAYS:
+        return f"{days} days old"
+    return differences_.difference(floor.versions, manifest.versions)
+
+
+def with_floor(result: Result, manifest: Manifest, folder: Path) -> Result:
+    """The result with the noise floor beside it; an A/A run measures that, and keeps it in `folder`."""
+    design, comparison = manifest.design, result.comparisons[0]
+    if design.against_itself and design.plant is None and comparison.blocks > 1:
+        floor = floor_of(manifest, comparison)
+        keep(folder, floor)
+        values = at_level(floor, comparison.blocks, 1 - comparison.confidence)
+        shown = Shown(values, ())
+        return msgspec.structs.replace(result, comparisons=[beside(comparison, shown)])
+    return beside_known(result, manifest, folder)

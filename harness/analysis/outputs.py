@@ -1,0 +1,73 @@
+"""What the arms of a run answered: how many outputs are the same, and how many requests failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from harness.analysis.result import Failures, Outputs, Result
+from harness.metrics import divergences
+from harness.plan.design import Design
+from harness.store.block import Block
+from harness.store.manifest import Manifest
+
+NONE_COMPARED = Outputs(compared=0, identical=0, near_ties=None, distinct=0)
+
+
+def same(manifest: Manifest, blocks: Sequence[Block]) -> Outputs:
+    """Requests whose output is the same in both arms, by digest; none is compared between two models.
+
+    One that failed in either arm has no output to compare: it is a failure, counted as such. `near_ties`: how
+    many of the differing ones diverge at a near-tie of two tokens (metrics/divergences.py), whichever
+    arm is listed first; null where they were not judged: that takes an engine that can score. `distinct`: how
+    many different outputs the first arm gave; if that is one, given over and over, equal outputs show little.
+    """
+    import pandas as pd
+
+    design = manifest.design
+    if len(design.arms) < 2 or len({arm.options.model for arm in design.arms}) > 1:
+        return NONE_COMPARED
+    compared = identical = 0
+    distinct: set[str] = set()
+    for block in blocks:
+        before, after = (
+            block.of(arm.name, "requests").set_index(["round", "request"])[["digest", "error"]]
+            for arm in design.arms
+        )
+        before, after = before.align(after, join="inner", axis=0)
+        answered = (before["error"] == "") & (after["error"] == "")
+        compared += int(answered.sum())
+        identical += int((answered & (before["digest"] == after["digest"])).sum())
+        distinct.update(before["digest"][answered])
+    names = [arm.name for arm in design.arms]
+    parted = [divergences.between(block.tables["divergences"], names) for block in blocks]
+    found = [table for table in parted if len(table)]
+    return Outputs(
+        compared=compared,
+        identical=identical,
+        near_ties=divergences.near_ties(pd.concat(found)) if found else None,
+        distinct=len(distinct),
+    )
+
+
+def failures(design: Design, blocks: Sequence[Block]) -> dict[str, Failures]:
+    """By arm, how many requests failed, of how many, and how often each cause, the first one first."""
+    found: dict[str, Failures] = {}
+    for arm in design.arms:
+        errors = [error for block in blocks for error in block.of(arm.name, "requests")["error"]]
+        causes = Counter(error for error in errors if error)
+        found[arm.name] = Failures(failed=causes.total(), requests=len(errors), causes=dict(causes))
+    return found
+
+
+def failed_shares(design: Design, blocks: Sequence[Block]) -> tuple[list[float], ...]:
+    """By arm, the share of its requests that failed in each block."""
+    return tuple(
+        [float((block.of(arm.name, "requests")["error"] != "").mean()) for block in blocks]
+        for arm in design.arms
+    )
+
+
+def outputs_differ(manifest: Manifest, result: Result) -> bool:
+    """Whether outputs that must be equal differ."""
+    return any(each.outputs.fail(manifest.promises_outputs) for each in result.comparisons)

@@ -1,0 +1,263 @@
+"""What a toggle should give, from the before arm's records alone: the "expected reduction" of vLLM's RFC
+6913, done on each step. Removing X from a step of T gives X/T only where X is exposed, and only as far as
+nothing else takes its place.
+
+Each model turns the decode intervals of one boot of the before arm (`Before`) into what they would take with
+the toggle on (`After`). The change is mean after / mean before - 1, one value per block, with a t interval
+over blocks; the standard error of what was calibrated apart (calibration.py) widens it in quadrature. It is
+set beside the change of step_ms_matched, the mean decode interval at the before arm's batch mix.
+
+All models assume: the same batches in both arms (in open loop a faster arm runs smaller ones; so the measured
+change is taken at the before arm's mix); a device that takes as long for a step as before, less `rested`
+where it no longer stands still before one; and nobody else on the cores. A toggle without a model has no
+prediction, and says why.
+
+The aftermath. A step that sends a message wakes the client and the sending thread, which then take the host's
+core from the phases behind it (0.05 to 0.3 ms on two cores). Which steps sent is in the requests' records:
+the last token of each chunk is the token of such a step. So the time by which the device idles longer behind
+a message than behind none, output aside, is called the message's aftermath, and goes where the message goes.
+Where every step sends (a stream interval of 1) the records can't tell, and it is calibrated apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.calibration import Calibration, Measured, load
+from harness.analysis.result import MetricRow, NoPrediction, Prediction
+from harness.common.machine import Machine
+from harness.metrics.attribution import attribute
+from harness.plan.design import Arm
+from harness.stats import paired
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.store.block import Block
+    from harness.store.manifest import Manifest
+
+Floats = NDArray[np.float64]
+METRIC = "step_ms_matched"
+FEWEST = 20  # with fewer decode intervals without a message, its aftermath can't be told from chance
+NOTHING = Measured(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The decode intervals of one boot, us, one entry each."""
+
+    interval: Floats
+    device: Floats
+    output: Floats  # exposed
+    host: Floats  # all that the scheduler's thread does from one wait for ids to the next
+    chunks: NDArray[np.int64]  # in the message that the output in this interval sent; 0: it sent none
+    batch: float  # mean
+
+    @property
+    def idle(self) -> Floats:
+        return self.interval - self.device
+
+    def aftermath(self, calibration: Calibration | None) -> Measured:
+        """Of the messages, us of a mean interval. Where the records tell it, its error is 0 here, being in
+        the spread over blocks already."""
+        sent = self.chunks > 0
+        if not sent.any():
+            return NOTHING
+        if (~sent).sum() >= FEWEST:
+            rest = self.idle - self.output
+            return Measured(float((rest[sent].mean() - rest[~sent].mean()) * sent.mean()), 0.0)
+        if calibration is None:
+            return NOTHING
+        of_one = calibration.at(float(self.chunks[sent].mean()), calibration.aftermath_us)
+        return Measured(of_one.mean * float(sent.mean()), of_one.error * float(sent.mean()))
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """What a model makes of one boot: mean interval, us, and the standard error of its calibrated part."""
+
+    interval: float
+    error: float
+
+
+Model = Callable[[Before, Calibration | None], After]
+
+
+def overlap(before: Before, calibration: Calibration | None) -> After:
+    """schedule serial → overlap: all host work is done while the device executes, and a step takes whatever
+    takes longer: the device with its turnaround, or the host. A host-bound step is not made up for by the
+    next one."""
+    turnaround, rested = NOTHING, NOTHING
+    if calibration is not None:
+        turnaround = calibration.at(before.batch, calibration.turnaround_us)
+        rested = calibration.at(before.batch, calibration.rested_us)
+    device = before.device - rested.mean + turnaround.mean
+    return After(
+        float(np.maximum(device, before.host).mean()), float(np.hypot(turnaround.error, rested.error))
+    )
+
+
+def deferred_output(before: Before, calibration: Calibration | None) -> After:
+    """output inline → deferred, on one thread: output and its aftermath move behind the next launch. What
+    of the output outlasts the device there still shows."""
+    longer = np.maximum(0.0, before.output - before.device).mean()
+    return _without_output(before, float(longer), 0.0, calibration)
+
+
+def async_output(before: Before, calibration: Calibration | None) -> After:
+    """output inline → process, on one thread: what stays of output is handing the tokens over."""
+    hand_over = NOTHING if calibration is None else calibration.at(before.batch, calibration.hand_over_us)
+    return _without_output(before, hand_over.mean, hand_over.error, calibration)
+
+
+def _without_output(before: Before, left: float, error: float, calibration: Calibration | None) -> After:
+    aftermath = before.aftermath(calibration)
+    saved = float(before.output.mean()) + aftermath.mean - left
+    return After(float(before.interval.mean()) - saved, float(np.hypot(error, aftermath.error)))
+
+
+# Which toggles change, from what to what, and the model; `model_of` says what else the settings need.
+MODELS: dict[frozenset[tuple[str, str, str]], Model] = {
+    frozenset({("schedule", "serial", "overlap"), ("prefill", "", "overlap")}): overlap,
+    frozenset({("output", "inline", "deferred")}): deferred_output,
+    frozenset({("output", "inline", "process")}): async_output,
+}
+
+
+def model_of(before: Arm, after: Arm) -> Model | str:
+    """The model of what differs between two arms, or why there is none."""
+    if before.engine != "overlap" or after.engine != "overlap":
+        return "the models know the steps of the engine `overlap` only"
+    if (before.options, before.python, before.env, before.ref) != (
+        after.options, after.python, after.env, after.ref,
+    ):  # fmt: skip
+        return "the arms differ in more than their toggles"
+    names = dict.fromkeys([*before.toggles, *after.toggles])
+    changes = tuple(
+        (name, before.toggles.get(name, ""), after.toggles.get(name, ""))
+        for name in names
+        if before.toggles.get(name) != after.toggles.get(name)
+    )
+    if not changes:
+        return "the arms are equal"
+    found = MODELS.get(frozenset(changes))
+    if found is None:
+        changed = ", ".join(f"{name} {old or 'none'} → {new or 'none'}" for name, old, new in changes)
+        return f"no model of {changed}"
+    if before.toggles.get("schedule") != "serial":
+        return "the models know the waits of a serial before only"
+    if found is overlap and after.toggles.get("launch") != "inline":
+        return "no model of a forward thread"
+    if found is overlap and before.toggles.get("output") != "inline":
+        return "no model of overlap with output elsewhere"
+    return found
+
+
+def predict(
+    manifest: Manifest, blocks: Sequence[Block], measured: MetricRow | None
+) -> Prediction | NoPrediction:
+    """The prediction of a run with two arms, as it stands in a result; `measured` is the row of METRIC."""
+    design = manifest.design
+    model = model_of(*design.arms)
+    if isinstance(model, str):
+        return NoPrediction(none=model)
+    if design.plant is not None:
+        return NoPrediction(none="the after arm has a planted delay")
+    boots = [before_of(block, design.arms[0]) for block in blocks]
+    if any(boot is None for boot in boots):
+        return NoPrediction(none="the before arm has no step records of steady decode in some block")
+    described = manifest.descriptions.get(design.arms[0].name)
+    calibration = load()
+    fits = described is not None and described.device["kind"] == calibration.device
+    known = [boot for boot in boots if boot is not None]
+    found = [model(boot, calibration if fits else None) for boot in known]
+    alpha = design.alpha(len(blocks))
+    effect = paired.effect(
+        [float(boot.interval.mean()) for boot in known], [after.interval for after in found], "ratio", alpha
+    )
+    assert effect.change is not None
+    low, high = widened(effect, max(after.error for after in found), alpha)
+    change = None if measured is None else measured.change
+    return Prediction(
+        metric=METRIC,
+        model=model.__name__,
+        change=effect.change,
+        ci_low=low,
+        ci_high=high,
+        measured=change,
+        error=None if change is None else effect.change - change,
+        calibration=calibrated(calibration, manifest) if fits else "nothing was calibrated for this device",
+    )
+
+
+def calibrated(calibration: Calibration, manifest: Manifest) -> str:
+    """Where the calibrated part comes from, and whether it fits."""
+    return f"{calibration.source}, {_on_which(calibration.machine, manifest.machine)}"
+
+
+def _on_which(there: Machine, here: Machine) -> str:
+    """The machine there as seen from here: one like this, or another, told by what differs."""
+    if msgspec.structs.replace(there, kernel=here.kernel) == here:
+        other = "" if there == here else f" under another kernel ({there.kernel})"
+        return f"on a machine like this one{other}"
+    told = {
+        "cpu": there.cpu,
+        "cores": f"{there.cores} cores",
+        "memory_gib": f"{there.memory_gib} GiB",
+        "gpus": ", ".join(there.gpus) or "no GPU",
+        "kernel": f"kernel {there.kernel}",
+    }
+    differing = [said for name, said in told.items() if getattr(there, name) != getattr(here, name)]
+    return f"on another machine ({', '.join(differing)})"
+
+
+def widened(effect: paired.Effect, error: float, alpha: float) -> tuple[float | None, float | None]:
+    """The interval over blocks with the calibration's standard error (us) in quadrature. One block has no
+    interval."""
+    if effect.low is None or effect.high is None or effect.change is None:
+        return None, None
+    apart = NormalDist().inv_cdf(1 - alpha / 2) * error / effect.before
+    return (
+        effect.change - float(np.hypot(effect.change - effect.low, apart)),
+        effect.change + float(np.hypot(effect.high - effect.change, apart)),
+    )
+
+
+def before_of(block: Block, arm: Arm) -> Before | None:
+    """The decode intervals of an arm's boot; None where it has none."""
+    steps, work, requests = (block.of(arm.name, name) for name in ("steps", "work", "requests"))
+    if not len(steps):
+        return None
+    steps = steps.sort_values(["round", "step"]).reset_index(drop=True)
+    parts = attribute(steps, work, arm.toggles.get("launch") == "thread")
+    if not len(parts):
+        return None
+    rows = parts.index.to_numpy()
+    waits = [steps[f"wait.copy_done.{edge}"].to_numpy() for edge in ("start", "end")]
+    return Before(
+        interval=parts["interval_ns"].to_numpy() / 1e3,
+        device=parts["device"].to_numpy() / 1e3,
+        output=parts["output"].to_numpy() / 1e3,
+        host=(waits[0][rows] - waits[1][rows - 1]) / 1e3,
+        chunks=sent_chunks(steps, requests)[rows - 1],
+        batch=float(parts["batch"].mean()),
+    )
+
+
+def sent_chunks(steps: pd.DataFrame, requests: pd.DataFrame) -> NDArray[np.int64]:
+    """How many chunks each step's output sent, int64 (steps,): those whose last token came in its append."""
+    last = [np.empty(0, np.int64)]
+    for stamps, counts in zip(requests["token_ns"], requests["chunk_tokens"], strict=True):
+        ends = np.cumsum(np.asarray(counts, np.int64))
+        last.append(np.asarray(stamps, np.int64)[ends[ends <= len(stamps)] - 1])
+    stamps = np.sort(np.concatenate(last))
+    starts, ends = steps["append.start"].to_numpy(), steps["append.end"].to_numpy()
+    found: NDArray[np.int64] = np.searchsorted(stamps, ends, side="right") - np.searchsorted(stamps, starts)
+    return found

@@ -1,0 +1,299 @@
+"""What a run found, as types: all that is printed, drawn, judged by a gate or kept is made of these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from harness.plan.design import Factor, LeftOut, Ref
+
+Found = TypeVar("Found", bound=msgspec.Struct)
+GateVerdict = Literal["pass", "fail", "undecided"]
+TAG = "struct"  # tells the structs of a union apart; JSON has it not, they have no field in common
+
+
+class Warning(msgspec.Struct, frozen=True):
+    """What a reader must know besides the verdict. `kind` tells them apart; JSON has the text."""
+
+    kind: str
+    text: str
+
+
+class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of a comparison. `change` and its interval are fractions; a metric that can be zero has
+    `delta` and its interval in its unit, and no `change`. One arm alone has `before` and nothing else."""
+
+    unit: str
+    better: str  # "lower", "higher", "" where neither is
+    before: float | None = None
+    after: float | None = None
+    change: float | None = None
+    delta: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    sd: float | None = None  # of the paired differences
+    p: float | None = None
+    p_adjusted: float | None = None
+    verdict: str | None = None  # None: descriptive
+    floor: float | None = None  # what equal arms show here
+
+    def of(self, side: str) -> float | None:
+        return self.before if side == "before" else self.after
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether there is an interval, and 0 is not in it."""
+        return self.ci_low is not None and self.ci_high is not None and (self.ci_low > 0 or self.ci_high < 0)
+
+
+class Sides(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of each arm; None where there is none."""
+
+    before: float | None
+    after: float | None
+
+    def of(self, side: str) -> float | None:
+        return self.before if side == "before" else self.after
+
+
+class Counter(Sides, frozen=True, kw_only=True):
+    """A mechanism counter."""
+
+    unit: str
+
+
+class Outputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Requests whose outputs were compared by digest. `near_ties`: how many of the differing ones part at a
+    near-tie, None where that was not judged. `distinct`: different outputs of the before arm."""
+
+    compared: int
+    identical: int
+    near_ties: int | None
+    distinct: int | None = None
+
+    @property
+    def unexplained(self) -> int:
+        """How many differ and are not known to be near-ties."""
+        return self.compared - self.identical - (self.near_ties or 0)
+
+    def fail(self, promised: bool) -> bool:
+        """Whether a run fails by them: by any that differ where equal ones are `promised`, else by those that
+        were judged and are no near-ties."""
+        if promised:
+            return self.identical < self.compared
+        return self.near_ties is not None and self.unexplained > 0
+
+
+class Failures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one arm: failed requests, of how many, and how often each cause, the first one first."""
+
+    failed: int
+    requests: int
+    causes: dict[str, int]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """An arm: all that is known of how it was set."""
+
+    engine: str
+    options: dict[str, Any]  # api.EngineOptions; of an imported arm those that are known
+    toggles: dict[str, str]
+    python: str | None
+    env: dict[str, str]
+    ref: Ref | None
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, tag_field=TAG):
+    """What the toggle should have given, by the before arm's records. `error`: predicted - measured."""
+
+    metric: str
+    model: str
+    change: float
+    ci_low: float | None
+    ci_high: float | None
+    measured: float | None
+    error: float | None
+    calibration: str
+
+
+class NoPrediction(msgspec.Struct, frozen=True, kw_only=True, tag_field=TAG):
+    """Why there is none."""
+
+    none: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A before and an after, or one arm alone: `after` and `prediction` are then None."""
+
+    variant: str
+    before: Settings
+    after: Settings | None
+    blocks: int
+    confidence: float  # of every interval
+    margin: float
+    primary: str
+    metrics: dict[str, MetricRow]
+    outputs: Outputs
+    failures: dict[str, Failures]  # by arm
+    mechanism: dict[str, Counter]
+    limit: dict[str, Sides]
+    prediction: Prediction | NoPrediction | None
+    warnings: list[Warning]
+
+    @property
+    def decided(self) -> MetricRow | None:
+        """The primary's row; None where it was not measured."""
+        return self.metrics.get(self.primary)
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """An effect of a factorial: of one toggle, or the interaction of several; fractions."""
+
+    effect: list[str]
+    change: float
+    ci_low: float | None
+    ci_high: float | None
+    sd: float | None
+    p: float | None
+    p_adjusted: float | None = None
+    verdict: str | None = None
+    assumes: list[list[str]] = []  # higher effects that it would contain, taken to be zero
+
+
+class Effects(msgspec.Struct, frozen=True, kw_only=True):
+    """Every effect on one metric; None where a setting that it needs was left out."""
+
+    unit: str
+    better: str
+    settings: dict[str, float]  # by arm, geometric mean over blocks
+    effects: list[Effect]
+    alone: dict[str, Effect | None]
+    with_others: dict[str, Effect | None]
+    together: Effect | None
+
+
+class Aliased(msgspec.Struct, frozen=True, kw_only=True, rename={"others": "with"}):
+    """An effect, and those that it can't be told from."""
+
+    effect: list[str]
+    others: list[list[str]]
+
+
+class FactorialResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a result that is about a factorial as a whole."""
+
+    factors: list[Factor]
+    settings: dict[str, dict[str, str]]  # by arm
+    aliased: list[Aliased]
+    metrics: dict[str, Effects]
+    left_out: list[LeftOut]
+    warnings: list[Warning]
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gate says of one metric. `change` is after/before - 1; the rest is regression, positive where
+    the after arm is worse: `best` and `worst` the bounds, `p` of "it is within the limit", adjusted by Holm,
+    and `excludable` the smallest regression that as many blocks with this spread rule out in 4 of 5 runs in
+    which nothing changed. With one block there are no bounds."""
+
+    before: float
+    after: float
+    change: float
+    best: float | None = None
+    worst: float | None = None
+    p: float | None = None
+    excludable: float | None = None
+    verdict: GateVerdict
+    remark: str = ""
+
+
+class GateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`verdict` is the last word. `faults` fail the gate whatever the metrics say, `doubts` keep it from
+    passing. `confidence`: of each one-sided bound."""
+
+    verdict: GateVerdict
+    faults: list[str]
+    doubts: list[str]
+    max_regression: float
+    confidence: float
+    metrics: dict[str, Judged]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run, or stored runs set against each other."""
+
+    schema_version: int
+    run: str
+    device: str
+    stopped_because: str
+    comparisons: list[Comparison]
+    factorial: FactorialResult | None = None
+    gate: GateResult | None = None
+
+
+class Axis(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting of a sweep and the values it takes, as they were typed."""
+
+    name: str
+    values: list[str]
+
+
+class PointResult(Comparison, frozen=True, kw_only=True):
+    """A finished point of a sweep."""
+
+    at: dict[str, str]  # the value of each axis
+    run: str
+    device: str
+    requests: int  # of each round: a closed loop of more places has more
+
+
+class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The finished points of a grid, each a run of its own."""
+
+    schema_version: int
+    run: str
+    device: str  # every kind
+    stopped_because: str
+    axes: list[Axis]
+    comparisons: list[PointResult]
+
+
+def to_plain(found: msgspec.Struct) -> dict[str, Any]:
+    """The object of --format json and of summary.json: the struct field by field, warnings as their texts."""
+    plain: dict[str, Any] = _with_texts(msgspec.to_builtins(found))
+    return plain
+
+
+def _with_texts(plain: Any) -> Any:
+    match plain:
+        case {"kind": str(), "text": str(text), **rest} if not rest:
+            return text
+        case dict():
+            return {name: _with_texts(value) for name, value in plain.items() if name != TAG}
+        case list():
+            return [_with_texts(value) for value in plain]
+    return plain
+
+
+def from_plain(plain: dict[str, Any], kind: type[Found]) -> Found:
+    """What `to_plain` made, or was stored, as a struct again; its warnings have no kind. Raises
+    msgspec.ValidationError."""
+    return msgspec.convert(_with_structs(plain), kind)
+
+
+def _with_structs(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return [_with_structs(each) for each in plain]
+    if not isinstance(plain, dict):
+        return plain
+    return {name: _as_struct(name, value) for name, value in plain.items()}
+
+
+def _as_struct(name: str, value: Any) -> Any:
+    match name, value:
+        case "warnings", list():
+            return [{"kind": "", "text": text} for text in value]
+        case "prediction", dict():
+            return {TAG: "NoPrediction" if "none" in value else "Prediction", **value}
+    return _with_structs(value)

@@ -1,0 +1,108 @@
+"""A stored run, read back and analysed as it was when it was measured."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines import api
+from harness.analysis import comparison, noise_floor
+from harness.analysis import values as values_
+from harness.analysis.result import Result, from_plain
+from harness.analysis.rule import reason_to_stop
+from harness.analysis.values import Values
+from harness.metrics import definitions
+from harness.plan.design import Design
+from harness.store import tables
+from harness.store.block import Block
+from harness.store.files import StoreError, read_summary
+from harness.store.manifest import Manifest, check_whole, read_manifest
+
+if TYPE_CHECKING:
+    pass
+
+
+def readable(folder: Path) -> Manifest:
+    """The manifest of a run that has at least one block, or had. Raises StoreError."""
+    manifest = read_manifest(folder)
+    if manifest.left_out:
+        return manifest
+    if not tables.finished_blocks(folder) or not manifest.descriptions:
+        raise StoreError(
+            f"{folder} has no finished block; go on with {manifest.resumed_by} --resume {folder}"
+        )
+    return manifest
+
+
+def check_two(folder: Path, manifest: Manifest) -> None:
+    """Raises BadSetting for a run of more than two arms, where a before and an after are wanted."""
+    first, *others = (arm.name for arm in manifest.design.arms)
+    if len(others) > 1:
+        sides = (shlex.quote(f"{folder}:{name}") for name in (first, others[0]))
+        raise api.BadSetting(
+            f"{folder} has {1 + len(others)} arms, and this takes a before and an after; for any two of "
+            f"{', '.join((first, *others))} use bench compare {' '.join(sides)}"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Two arms of one run
+
+
+def read_blocks(folder: Path, design: Design) -> Iterator[tuple[Block, Values]]:
+    """Each complete block, whether or not its run is finished, and its values. Raises StoreError."""
+    for number in tables.finished_blocks(folder):
+        block = read_block(folder, number, design)
+        yield block, values_.block_values(design, block)
+
+
+def finished(
+    folder: Path, manifest: Manifest, read: Iterable[tuple[Block, Values]] | None = None
+) -> tuple[list[Block], list[Values]]:
+    """The blocks that count, all up to where the run's own rule ended it, and the values of each. `read`:
+    what `read_blocks` gave, if the caller has it already. Raises StoreError for a run that did not get that
+    far, and for one whose blocks are not whole."""
+    check_whole(folder, manifest)
+    design = manifest.design
+    blocks: list[Block] = []
+    values: list[Values] = []
+    remedy = f"go on with {manifest.resumed_by} --resume {folder}"
+    for block, block_values in read_blocks(folder, design) if read is None else read:
+        if block.number != len(blocks):
+            raise StoreError(f"{folder} lacks block {len(blocks)}; {remedy}")
+        blocks.append(block)
+        values.append(block_values)
+        if reason_to_stop(design, values) is not None:
+            return blocks, values
+    most = "at most " if design.until is not None else ""
+    raise StoreError(
+        f"{folder} is not finished: {len(blocks)} of {most}{design.blocks} blocks, and a verdict now would "
+        f"be peeking; {remedy}"
+    )
+
+
+def result(folder: Path, manifest: Manifest, read: Iterable[tuple[Block, Values]] | None = None) -> Result:
+    """What the run printed, made again from the blocks, or as it was stored where those are not whole. `read`
+    as of `finished`. Raises StoreError for a run that is not finished."""
+    if manifest.left_out:
+        return from_plain(read_summary(folder), Result)
+    blocks, per_block = finished(folder, manifest, read)
+    summary = comparison.result(manifest, blocks, per_block)
+    return noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
+
+
+def read_block(folder: Path, number: int, design: Design) -> Block:
+    """A block in which every arm has its rows. Raises StoreError."""
+    block = Block(number, tables.read_block(folder, number))
+    aggregates = any(
+        name.startswith(definitions.TOLD) for name in block.tables["rounds"]
+    )  # an imported run's
+    for arm in design.arms:
+        for table in tables.NEEDED:
+            if not len(block.of(arm.name, table)) and not (aggregates and table == "requests"):
+                raise StoreError(
+                    f"{tables.table_path(folder, number, table)} was edited: it has no row of {arm.name}"
+                )
+    return block

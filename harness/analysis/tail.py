@@ -1,0 +1,117 @@
+"""What made the late requests late: the seed's second follow-up, "trace the p95/p99 tails of submit lag and
+queue wait to the synchronization point behind them".
+
+Each sample of a metric is a window of time: submit lag from due to sent (client), queue wait from tokenized
+to admitted, TTFT from sent to the first chunk (client), ITL from one token of a request to its next (engine).
+A window is split by what the scheduler's thread was at: a phase, and the kind of the step it belonged to. A
+wait is named with its synchronization, `wait.copy_done (prefill)`: the thread stood behind a prefill.
+`between phases` is loop code, the admission of new requests, or a thread with nothing to do.
+
+The late samples are those at the percentile and above; the typical ones lie between the quartiles. What the
+late ones hold more of each than the typical ones, on average, adds up to how much later they were. Samples of
+all blocks are pooled: this describes, and has no interval. The load generator is another process: for submit
+lag the split says what the engine did while the client was late, which is a cause only where they share
+cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from engines.api import PHASES
+from harness.metrics.attribution import Int64s, Painted, paint, spans
+
+TAILS = ("submit_lag_ms", "queue_wait_ms", "ttft_ms", "itl_token_ms")
+LEVELS = (95, 99)
+NEEDED_SAMPLES = {95: 72, 99: 368}  # for a 95% order-statistic interval of the percentile
+KINDS = ("prefill", "decode", "dropped")
+ACTIVITIES = (*(f"{phase} ({kind})" for phase in PHASES for kind in KINDS), "between phases")
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The tail of one metric: ms at the percentile, means of typical and late samples, and for each of
+    ACTIVITIES how much more of it the late ones hold."""
+
+    metric: str
+    level: int
+    samples: int
+    percentile: float
+    typical: float
+    late: float
+    more: dict[str, float]
+
+
+def windows(requests: pd.DataFrame) -> dict[str, tuple[Int64s, Int64s]]:
+    """Starts and ends of the samples of each of TAILS, ns; those of metrics.distributions."""
+    served = requests[requests["error"] == ""]
+    stamps = {
+        name: served[f"{name}_ns"].to_numpy() for name in ("scheduled", "sent", "tokenized", "admitted")
+    }
+    first_chunk = np.array([each[0] if len(each) else -1 for each in served["chunk_ns"]], np.int64)
+    tokens = [np.asarray(each, np.int64) for each in served["token_ns"]]
+    nothing = [np.empty(0, np.int64)]
+    return {
+        "submit_lag_ms": (stamps["scheduled"], np.maximum(stamps["scheduled"], stamps["sent"])),
+        "queue_wait_ms": _happened(stamps["tokenized"], stamps["admitted"]),
+        "ttft_ms": _happened(stamps["sent"], first_chunk),
+        "itl_token_ms": (
+            np.concatenate(nothing + [each[:-1] for each in tokens]),
+            np.concatenate(nothing + [each[1:] for each in tokens]),
+        ),
+    }
+
+
+def activity(steps: pd.DataFrame) -> Painted:
+    """What the scheduler's thread was at, by number in ACTIVITIES. h2d and launch of a forward thread count
+    only where the scheduler's own thread was in no phase."""
+    claims = []
+    for phase in PHASES:
+        for kind in KINDS:
+            claims.append(spans(steps[steps["kind"] == kind], phase))
+    launching = {"h2d", "launch"}
+    order = sorted(range(len(claims)), key=lambda each: PHASES[each // len(KINDS)] in launching)
+    painted = paint([claims[each] for each in order])
+    names = np.array([*order, len(ACTIVITIES) - 1])
+    return Painted(painted.edges, names[painted.labels], len(ACTIVITIES))
+
+
+def split(requests: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Int64s]:
+    """metric → int64 (samples, ACTIVITIES), ns, of one boot; each row adds up to its sample."""
+    painted = activity(steps)
+    found = {}
+    for metric, (starts, ends) in windows(requests).items():
+        parts = painted.within(starts, ends)
+        parts[:, -1] += (ends - starts) - parts.sum(axis=1)  # before the first step, behind the last
+        found[metric] = parts
+    return found
+
+
+def late(metric: str, parts: Sequence[Int64s], level: int) -> Late | None:
+    """The tail of the pooled samples of several boots; None without a sample."""
+    pooled = np.concatenate(list(parts)) / 1e6
+    if not len(pooled):
+        return None
+    totals = pooled.sum(axis=1)
+    low, high, percentile = np.percentile(totals, [25, 75, level])
+    typical = pooled[(totals >= low) & (totals <= high)]
+    tail = pooled[totals >= percentile]
+    more = tail.mean(axis=0) - typical.mean(axis=0)
+    return Late(
+        metric,
+        level,
+        len(pooled),
+        float(percentile),
+        float(typical.sum(axis=1).mean()),
+        float(tail.sum(axis=1).mean()),
+        {name: float(value) for name, value in zip(ACTIVITIES, more, strict=True) if value},
+    )
+
+
+def _happened(starts: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+    both = (starts >= 0) & (ends >= 0)
+    return starts[both], ends[both]

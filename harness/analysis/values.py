@@ -1,0 +1,133 @@
+"""From a block's tables to one value per metric and arm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engines import api
+from harness.analysis.result import Sides
+from harness.metrics import boot, definitions
+from harness.metrics.steps import steps_matched
+from harness.plan.design import Design
+from harness.stats import paired
+from harness.store.block import Block
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
+OFFERED = "offered_req_s"  # kept beside the metrics: the rate of the arrivals
+Values = Mapping[str, Mapping[str, float]]  # arm → metric → the value of one block
+
+
+def check_values(
+    design: Design, per_block: Sequence[Values], names: Sequence[str], ratio: bool = False
+) -> None:
+    """Raises EngineError where one of these metrics has nothing to compare in some block: no finite value,
+    or, where its change has to be a `ratio`, none above zero. One arm alone is compared with nothing."""
+    for name in names if len(design.arms) > 1 else ():
+        if (where := lacking(design, per_block, name, ratio)) is not None:
+            raise api.EngineError(f"{name} {where}, so it can't be compared")
+
+
+def lacking(design: Design, per_block: Sequence[Values], name: str, ratio: bool = False) -> str | None:
+    """Where a metric has nothing to compare, in words; None where every block of every arm has a value."""
+    for number, values in enumerate(per_block):
+        for arm in design.arms:
+            value = values[arm.name].get(name, np.nan)
+            if not np.isfinite(value):
+                return f"has no value in block {number} of {arm.name}"
+            if ratio and value <= 0:
+                return f"is {value:g} in block {number} of {arm.name}"
+    return None
+
+
+def measured(design: Design, per_block: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
+    """metric → arm → one value per block, for the metrics that the first arm has."""
+    values = series(
+        {arm.name: [each[arm.name] for each in per_block] for arm in design.arms}, definitions.METRICS
+    )
+    return {name: per_arm for name, per_arm in values.items() if design.arms[0].name in per_arm}
+
+
+def series(
+    per_arm: Mapping[str, Sequence[Mapping[str, float]]], names: Iterable[str]
+) -> dict[str, dict[str, list[float]]]:
+    """name → arm → one value per block, from each arm's values block by block. What has no finite value in
+    some block of an arm is left out for that arm: a mean over other blocks would compare different things."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in names:
+        for arm, blocks in per_arm.items():
+            values = [float(each.get(name, np.nan)) for each in blocks]
+            if values and np.isfinite(values).all():
+                found.setdefault(name, {})[arm] = values
+    return found
+
+
+def block_values(design: Design, block: Block) -> Values:
+    """arm → metric → the value of one block; OFFERED with them."""
+    found: dict[str, dict[str, float]] = {}
+    for arm in design.arms:
+        requests, steps_of_arm, rounds, work = (
+            block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work")
+        )
+        found[arm.name] = boot.of_boot(requests, steps_of_arm, rounds, work, design.goodput)
+        found[arm.name][OFFERED] = offered_rate(requests)
+    matched = _matched(block, list(found))
+    return {arm: values | matched[arm] for arm, values in found.items()}
+
+
+def _matched(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
+    """metrics.MATCHED of each of these arms, by the batches that all of them had; none where one of them has
+    no step records, or is alone."""
+    steps = [block.of(arm, "steps") for arm in arms]
+    if len(steps) < 2 or not all(len(each) for each in steps):
+        return {arm: {} for arm in arms}
+    return dict(zip(arms, steps_matched(*steps), strict=True))
+
+
+def sides(design: Design, by_arm: Mapping[str, float]) -> Sides:
+    """The value of the before and of the after arm; None where there is none."""
+    after = by_arm.get(design.arms[1].name) if len(design.arms) == 2 else None
+    return Sides(before=by_arm.get(design.arms[0].name), after=after)
+
+
+def kind_of(name: str) -> tuple[str, bool]:
+    """Which way a metric is better, and whether it is a time."""
+    metric = definitions.METRICS[name]
+    return metric.better, metric.is_time
+
+
+def scale_of(name: str, *series: Sequence[float]) -> paired.Scale:
+    """Of a metric, or of a counter."""
+    can_be_zero = name in definitions.METRICS and definitions.METRICS[name].can_be_zero
+    return "ratio" if min(map(min, series)) > 0 and not can_be_zero else "difference"
+
+
+def effect_of(name: str, per_arm: Mapping[str, Sequence[float]], alpha: float) -> paired.Effect:
+    before, after = per_arm.values()
+    return paired.effect(before, after, scale_of(name, before, after), alpha)
+
+
+def offered_load(design: Design, per_block: Sequence[Values]) -> bool:
+    """Whether throughput is what was offered rather than what the engine can do: arrivals by the clock, and
+    at least 90% of their rate served in every block. It gets no verdict."""
+    workload = design.workload
+    if not workload.open_loop or workload.arrival_schedule == "relative":
+        return False
+    return all(
+        values[arm.name].get("throughput_req_s", 0.0) >= 0.9 * values[arm.name].get(OFFERED, np.inf)
+        for values in per_block
+        for arm in design.arms
+    )
+
+
+def offered_rate(requests: pd.DataFrame) -> float:
+    """Requests due per second, from the first due time of each round to its last; infinite where they are due
+    all at once."""
+    due = requests.groupby("round")["scheduled_ns"]
+    seconds = float((due.max() - due.min()).sum()) / 1e9
+    return (len(requests) - due.ngroups) / seconds if seconds else np.inf

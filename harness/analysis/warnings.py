@@ -1,0 +1,450 @@
+"""What a reader of a comparison must know besides its verdict. Each check gives lines of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.analysis.result import Warning
+from harness.common import core_speed
+from harness.common.formatting import percent
+from harness.metrics import divergences
+from harness.stats import checks, paired, planning
+from harness.stats.stopping import ALPHA
+from harness.store.manifest import Imported, Manifest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.store.block import Block
+
+Floats = NDArray[np.float64]
+BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
+
+STEAL = 0.01  # share of all CPU time that another virtual machine took
+OTHERS = 0.05  # share of all CPU time used by processes that are not the run's
+HOPELESS = 1000  # blocks: at 15 s or more each, four hours at least
+SUBMIT_LAG_MS = 1.0
+LATE_READ = 0.5  # of the gap between two chunks
+CLOCK_MOVED_US = 100
+ONE_ORDER = "every block ran in the same order"
+SKIPPED = {
+    "short": "conversations under 4 tokens",
+    "long": "conversations too long for vLLM's limits or the context",
+    "failed": "requests that failed when the trace was recorded",
+}
+LOST = {"counter.steps_lost": "steps", "counter.work_rows_lost": "rows of what the device did"}
+BY_CHUNKS = "counter.requests_counted_by_chunks"  # engines/openai/replies.py
+FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
+THROTTLE = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+
+
+def collect(
+    manifest: Manifest,
+    blocks: Sequence[Block],
+    values: BlockSeries,
+    primary: paired.Effect | None,
+    verdict: str | None,
+) -> list[Warning]:
+    """All that apply, the weightiest for the verdict on the primary first."""
+    found = [
+        *of_decision(manifest, primary, verdict),
+        *of_order(manifest, blocks, values, primary),
+        *circumstances(manifest, blocks, values),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _of(kind: str, texts: Iterable[str]) -> list[Warning]:
+    return [Warning(kind, text) for text in texts]
+
+
+def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[Warning]:
+    """Those that do not depend on the change: under what conditions it was measured."""
+    found = [
+        *_of("noise", _noise(blocks)),
+        *_of("steadiness", _steadiness(manifest, blocks, values)),
+        *_of("client", [*_client(values), *_late_reads(values)]),
+        *_of("clock", _clock(blocks)),
+        *_of("records", _lost(blocks)),
+        *_of("tokens", _counted(blocks)),
+        *_of("failures", _failures(blocks)),
+        *_of("workload", _skipped(manifest, blocks)),
+        *(of_import(manifest.run, manifest.imported) if manifest.imported is not None else []),
+        *_of("device", _device(manifest, blocks)),
+        *_of("outputs", _outputs(manifest, blocks)),
+        *_of("records", _recorder(manifest)),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def of_factorial(
+    manifest: Manifest, blocks: Sequence[Block], values: BlockSeries, judged: Mapping[str, Floats]
+) -> list[Warning]:
+    """Those about a factorial as a whole, not about any one pair of its arms. `judged`: the weights of
+    the arms in each effect that carries a verdict."""
+    return [
+        *few_blocks(len(blocks)),
+        *_order_of_factorial(manifest, blocks, values, judged),
+        *circumstances(manifest, blocks, values),
+    ]
+
+
+def few_blocks(blocks: int) -> list[Warning]:
+    """That there are too few for a narrow interval, or for any."""
+    if blocks == 1:
+        return [Warning("blocks", "one block: numbers, no interval and no verdict; --blocks 6 gives both")]
+    few = f"too few blocks: {blocks}; the interval is wide, 6 is the default"
+    return [Warning("blocks", few)] if blocks < 6 else []
+
+
+def of_decision(manifest: Manifest, primary: paired.Effect | None, verdict: str | None) -> list[Warning]:
+    """What there is to say about the number of blocks, and about a verdict that was not reached."""
+    if primary is None:
+        return []
+    design = manifest.design
+    lines = few_blocks(primary.blocks)
+    if primary.sd is None:
+        if any(arm.is_remote for arm in design.arms):
+            one = (
+                "one boot per side: boots of one server differ by a percent and more, and one of each can't "
+                "tell that from a change; servers that are started with cmd= give intervals and verdicts"
+            )
+            return [Warning("blocks", one)]
+        return lines
+    if verdict == "undecided" and primary.scale == "ratio":
+        low, high = planning.blocks_needed(primary.sd, primary.blocks, design.margin)
+        change = f"a change of {100 * design.margin:.3g}%"
+        needed = (
+            f"undecided: the blocks spread so much that it takes more than {HOPELESS:,} to show {change}: "
+            "look for what disturbs this machine (bench doctor)"
+            if low > HOPELESS
+            else f"undecided: judged by the spread alone, {low:,} to {high:,} blocks would detect {change} "
+            "in 4 of 5 runs; that is for a fresh run, more blocks for this one would be peeking"
+        )
+        lines.append(Warning("decision", needed))
+    return lines
+
+
+def of_order(
+    manifest: Manifest,
+    blocks: Sequence[Block],
+    values: BlockSeries,
+    primary: paired.Effect | None,
+    judged: bool = True,
+) -> list[Warning]:
+    """What the order of the arms and of the blocks did to the primary. Where that is described, not judged, a
+    position effect is reported too, but never said to weaken the run: there is no verdict to weaken."""
+    design = manifest.design
+    if primary is None or primary.scale != "ratio" or primary.sd is None:
+        return []
+    before, after = values[design.primary].values()
+    differences = paired.paired(before, after, "ratio")
+    lines: list[str] = []
+    found = checks.position(differences, [manifest.after_first[block.number] for block in blocks])
+    if found is None:
+        lines.append(f"{ONE_ORDER}: an effect of running second can't be told apart")
+    else:
+        weakened = judged and found.weakens(design.margin)
+        left = f"the orders drawn leave {percent(found.left)} of that in the change"
+        lines += _position(found, "second", left, weakened)
+    if checks.sign_flip_disagrees(differences):
+        p = checks.sign_flip(differences)
+        lines.append(f"the sign-flip test (p = {p:.3f}) disagrees with the t test: look at single blocks")
+    drift = _drift(checks.drift(before, after), design.margin, "both arms")
+    return [*_of("order", lines), *_of("drift", drift)]
+
+
+def _order_of_factorial(
+    manifest: Manifest, blocks: Sequence[Block], values: BlockSeries, judged: Mapping[str, Floats]
+) -> list[Warning]:
+    """The same for effects that are contrasts of a block's arms. Each contains whatever part of a position
+    effect the orders that were drawn leave in it."""
+    if len(blocks) < 2:
+        return []
+    design = manifest.design
+    per_arm = [values[design.primary][arm.name] for arm in design.arms]
+    logs = np.log(per_arm).T
+    places = np.array([np.argsort(manifest.drawn[block.number]) for block in blocks]) / (len(per_arm) - 1)
+    lines = []
+    found = checks.position_of_several(logs, places)
+    if found is None:
+        lines.append(f"{ONE_ORDER}: an effect of running early or late can't be told apart")
+    else:
+        share = max(abs(float(places.mean(axis=0) @ weights)) for weights in judged.values())
+        found = replace(found, left=share * abs(found.change))
+        left = f"the orders drawn leave up to {found.left:.2%} of that in an effect"
+        lines += _position(found, "last", left, found.weakens(design.margin))
+    disagree = [
+        f"{name} (p = {checks.sign_flip(logs @ weights):.3f})"
+        for name, weights in judged.items()
+        if checks.sign_flip_disagrees(logs @ weights)
+    ]
+    if disagree:
+        lines.append(
+            f"the sign-flip test disagrees with the t test on {', '.join(disagree)}: look at single blocks"
+        )
+    drift = _drift(checks.drift(*per_arm), design.margin, "all arms")
+    return [*_of("order", lines), *_of("drift", drift)]
+
+
+def _position(found: checks.Position, ran: str, left: str, weakened: bool) -> list[str]:
+    """A position effect whose interval contains 0 is not reported."""
+    if found.low is None or not found.seen:
+        return []
+    where = f"[{percent(found.low)}, {percent(found.high)}]"
+    was = f"position effect: the arm that ran {ran} was at {percent(found.change)} {where}; {left}"
+    return [f"weakened by a {was}, more than half the margin" if weakened else was]
+
+
+def _drift(found: checks.Drift | None, margin: float, arms: str) -> list[str]:
+    if found is None or abs(found.change) <= margin or found.p >= ALPHA:
+        return []
+    return [
+        f"drift: {arms} moved by {percent(found.change)} from the first block to the last; what "
+        "the boots of a block share of that cancels in the change between them"
+    ]
+
+
+def _noise(blocks: Sequence[Block]) -> list[str]:
+    rounds = _joined(blocks, "rounds")
+    lines = []
+    steal = _largest(rounds, "steal_share")
+    if steal > STEAL:
+        lines.append(f"noise: up to {steal:.1%} of the CPU time was taken by other virtual machines (steal)")
+    others = _largest(rounds, "others_share")
+    if others > OTHERS:
+        lines.append(
+            f"noise: processes that are not the run's used up to {others:.1%} of the CPU time; load average "
+            f"up to {_largest(rounds, 'load_1m'):.1f}"
+        )
+    if "loop_us" in rounds:
+        fast, slow = core_speed.spread(rounds["loop_us"].dropna().tolist())
+        if slow >= core_speed.STEADY * fast:
+            lines.append(
+                f"noise: the same loop took {fast:.0f} us between some rounds and {slow:.0f} us between "
+                "others: a neighbour on the same physical core, or clocks that move; steal does not show it"
+            )
+    if _largest(rounds, "gpu_other_processes") > 0:
+        lines.append("shared GPU: other processes were on the card")
+    for bit, reason in THROTTLE.items():
+        column = rounds.get("gpu_throttle_reasons")
+        if column is not None and (column.fillna(0).astype("int64") & bit).any():
+            lines.append(f"throttling: the GPU was slowed down ({reason})")
+    return lines
+
+
+def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[str]:
+    if not manifest.design.workload.open_loop:
+        return []
+    requests = _joined(blocks, "requests")
+    requests = requests[(requests["admitted_ns"] >= 0) & (requests["tokenized_ns"] >= 0)]
+    lines = []
+    for arm, own in requests.groupby("arm", sort=False):
+        if len(own) < 8:
+            continue
+        waited = (own["admitted_ns"] - own["tokenized_ns"]) / 1e6
+        latency = (own["finished_ns"] - own["sent_ns"]) / 1e6
+        quarter = own["request"].rank(pct=True)
+        growth = float(waited[quarter > 0.75].median() - waited[quarter <= 0.25].median())
+        if growth > FALLING_BEHIND * float(latency.median()):
+            lines.append(
+                f"not steady: the queue wait of {arm} grew by {growth:.3g} ms over a round; arrivals outrun "
+                "the engine"
+            )
+    return lines
+
+
+def _client(values: BlockSeries) -> list[str]:
+    lags = [max(series) for series in values.get("submit_lag_ms_p99", {}).values()]
+    if lags and max(lags) > SUBMIT_LAG_MS:
+        return [
+            f"late sends (submit lag): requests were sent up to {max(lags):.2f} ms late (p99); latencies "
+            "start at the send"
+        ]
+    return []
+
+
+def _late_reads(values: BlockSeries) -> list[str]:
+    """Only where it could have distorted a time: arrival stamps are the kernel's, but bytes that are still
+    unread when the next chunk comes are read together with it, and get its stamp."""
+    gaps = values.get("itl_chunk_ms_p50", {})
+    late = [
+        max(lags)
+        for arm, lags in values.get("client_lag_ms_p99", {}).items()
+        if max(lags) > LATE_READ * min(gaps.get(arm, [np.inf]))
+    ]
+    if not late:
+        return []
+    return [
+        f"late reads (client lag): bytes lay unread for up to {max(late):.2f} ms (p99), long enough for the "
+        "next chunk to arrive and be read as one with them; give the client more of the machine"
+    ]
+
+
+def _clock(blocks: Sequence[Block]) -> list[str]:
+    """Arrival stamps are of CLOCK_REALTIME, which can be set."""
+    moved_us = _largest(_joined(blocks, "rounds"), "counter.clock_moved_us")
+    if moved_us > CLOCK_MOVED_US:
+        return [
+            f"the time of day was changed by {moved_us / 1e3:.3g} ms in a round: its arrival times are wrong"
+        ]
+    return []
+
+
+def _lost(blocks: Sequence[Block]) -> list[str]:
+    """A round that outgrew its records; each arm then lacks a different part of it."""
+    rounds = _joined(blocks, "rounds")
+    lost = [f"{count:,.0f} {what}" for column, what in LOST.items() if (count := _largest(rounds, column))]
+    if not lost:
+        return []
+    return [
+        f"records lost: up to {' and '.join(lost)} in a round; step times, phases, device_busy, "
+        "exposed_host_us and the mechanism cover only what is left, a different part in each arm: ask for "
+        "shorter rounds"
+    ]
+
+
+def _failures(blocks: Sequence[Block]) -> list[str]:
+    requests = _joined(blocks, "requests")
+    failed = requests[requests["error"] != ""]
+    if not len(failed):
+        return []
+    return [f"{len(failed)} of {len(requests)} requests failed and are left out: {failed['error'].iloc[0]}"]
+
+
+def _counted(blocks: Sequence[Block]) -> list[str]:
+    """Replies that do not say how many tokens they hold: one per chunk is then a guess."""
+    rounds = _joined(blocks, "rounds")
+    by_chunks = int(rounds[BY_CHUNKS].sum()) if BY_CHUNKS in rounds.columns else 0
+    if not by_chunks:
+        return []
+    return [
+        f"tokens of {by_chunks} requests were counted as one per chunk, as the server gives no count: TPOT, "
+        "ITL and throughput are wrong where a chunk holds more; --set tokenizer=FILE counts them"
+    ]
+
+
+def _skipped(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
+    """What the workload's data holds but was not sent. The smallest context of all arms decides, so all skip
+    the same, and one of them is counted."""
+    rounds = _joined(blocks, "rounds")
+    rounds = rounds[rounds["arm"] == manifest.design.arms[0].name]
+    counts = {
+        what: int(rounds[f"skipped.{why}"].sum())
+        for why, what in SKIPPED.items()
+        if f"skipped.{why}" in rounds.columns
+    }
+    found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return [f"skipped, over all rounds: {found}"] if found else []
+
+
+def _device(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
+    lines = []
+    if "emulated" in _kinds(manifest):
+        lines.append("emulated device: these are times of CPU cores; never compare them with a GPU's")
+    if manifest.imported is None:
+        lines += _cards_not_read(manifest, _joined(blocks, "rounds"))
+    return lines
+
+
+def _kinds(manifest: Manifest) -> set[str]:
+    return {description.device["kind"] for description in manifest.descriptions.values()}
+
+
+def _outputs(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
+    """When outputs that differ fail the run."""
+    lines = []
+    compared = len(manifest.design.arms) > 1
+    if "remote" in _kinds(manifest) and len(manifest.design.arms) == 2:
+        lines.append(
+            "outputs of servers are compared as text (as token ids with count=ids), and differences do not "
+            "fail this run: batching can change a token, so a server differs from itself too; bench aa "
+            "shows how often"
+        )
+    elif compared and manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
+        lines.append(_differing_outputs(manifest, blocks))
+    elif any(len(block.tables["divergences"]) for block in blocks):
+        lines.append(
+            "outputs that differ fail this run, near-ties too: its engines promise equal tokens for equal "
+            "prompts, whatever the batch"
+        )
+    return lines
+
+
+def _recorder(manifest: Manifest) -> list[str]:
+    off = [arm.name for arm in manifest.design.arms if not arm.options.recorder]
+    return [f"recorder off in {name}: it has no step records" for name in off]
+
+
+def _cards_not_read(manifest: Manifest, rounds: pd.DataFrame) -> list[str]:
+    readings = [column for column in rounds if column.startswith("gpu_")]
+    unknown = [
+        arm
+        for arm, description in manifest.descriptions.items()
+        if description.device["kind"] == "cuda"
+        and rounds.loc[rounds["arm"] == arm, readings].isna().all(axis=1).any()
+    ]
+    if not unknown:
+        return []
+    arms = " and ".join(unknown)
+    return [f"NVML tells nothing of the GPU of {arms}: its clocks, throttling and other users are unknown"]
+
+
+def _differing_outputs(manifest: Manifest, blocks: Sequence[Block]) -> str:
+    tables = [table for block in blocks if len(table := block.tables["divergences"])]
+    widest = divergences.widest_gap(tables)
+    if widest is None:
+        return (
+            "outputs that differ do not fail this run, unless they are judged and no near-tie explains it: "
+            "where tokens are sampled, or computed in half precision or on a GPU, the last digit of a logit "
+            "depends on the batch and can change one"
+        )
+    line = (
+        "outputs that differ fail this run where no near-tie explains it: computed in half precision or on a "
+        "GPU, the last digit of a logit depends on the batch and can change a token"
+    )
+    if np.isinf(widest):
+        return line
+    return (
+        f"{line}; by the model of {tables[0]['before'].iloc[0]}, tokens at which they part are up to "
+        f"{widest:.2g} below the likeliest (in logits; a near-tie is below "
+        f"{max(table['near_tie'].max() for table in tables):.2g})"
+    )
+
+
+def of_import(name: str, imported: Imported) -> list[Warning]:
+    """What has to be known of a run that another tool measured."""
+    who = f"{imported.tool} {imported.version}".strip()
+    boots = (
+        "each file counts as a boot of its own, as stated at import"
+        if imported.fresh_boots
+        else "one file, so one boot: its numbers can't decide anything"
+    )
+    return _of(
+        "import",
+        [
+            f"{name} is imported from {who}: {boots}",
+            f"{name} lacks {'; '.join(imported.lacks)}",
+            *(f"{name}: {line}" for line in imported.differs),
+        ],
+    )
+
+
+def _joined(blocks: Sequence[Block], table: str) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.concat([block.tables[table] for block in blocks], ignore_index=True)
+
+
+def _largest(frame: pd.DataFrame, column: str) -> float:
+    return float(np.nanmax(frame[column])) if column in frame.columns and frame[column].notna().any() else 0.0

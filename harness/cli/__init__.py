@@ -1,0 +1,1 @@
+"""The command `bench`: parse, call, print."""

@@ -1,0 +1,75 @@
+"""How a command ends. This is the only place where an error becomes a line on stderr and an exit code:
+
+0 done (undecided included), 1 outputs differ where they must not, or a gate fails, 2 bad usage or input, 3 a
+gate is undecided, 4 an engine or the run failed (also where its result can't be written), 130 Ctrl-C, 143
+SIGTERM, 129 SIGHUP.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import typer
+
+from engines import api
+from harness.common.signals import Interrupted, notes
+
+OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
+GATE_FAILED, GATE_UNDECIDED = 1, 3
+CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
+
+
+def run(command: Any) -> NoReturn:
+    """Run what typer made of the command line, and exit."""
+    # A stream that was closed before the process began is None, and writing to it would raise.
+    sys.stdout, sys.stderr = (each or open(os.devnull, "w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
+    try:
+        code = command.main(prog_name="bench", standalone_mode=False)
+    except Interrupted as error:
+        code = _complain(str(error), error, error.code)
+    except CLICK_ERROR as error:  # what typer found wrong with the command line; empty where it gave help
+        said = error.format_message()
+        code = _complain(said, error, USAGE) if said else USAGE
+    except api.BadSetting as error:
+        code = _complain("; ".join([str(error), *notes(error)]), error, USAGE)
+    except api.EngineError as error:
+        code = _complain("; ".join([str(error), *notes(error)]), error, FAILED)
+    except Exception as error:
+        what = f"unexpected {type(error).__name__}: {error}"
+        code = _complain("; ".join([what, *notes(error), "--debug shows where"]), error, FAILED)
+    else:
+        if code == INTERRUPTED:  # typer's code for a Ctrl-C outside of a measurement; it says nothing
+            say("interrupted")
+    _flush()
+    sys.exit(code or 0)
+
+
+def _flush() -> None:
+    """Drop what can't be written any more: Python would try again at its end, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            from harness.common.consoles import discard
+
+            discard(stream)
+
+
+def say(line: str) -> None:
+    """A line on stderr."""
+    with suppress(OSError):  # a terminal that was closed, a reader that is gone: the exit code still counts
+        sys.stderr.write(f"bench: {line}\n")
+
+
+def _complain(message: str, error: BaseException, code: int) -> int:
+    """The one line; with --debug what is known besides: the traceback, and a dead process's own words."""
+    if "--debug" in sys.argv:
+        import traceback
+
+        traceback.print_exception(error)
+        sys.stderr.write(getattr(error, "details", ""))
+    say(" ".join(message.split()))
+    return code

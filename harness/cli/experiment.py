@@ -1,0 +1,105 @@
+"""The sources' claims: `bench experiment list`, `show`, `run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines import api
+from harness.cli import printing
+from harness.cli.exit_codes import OUTPUTS_DIFFER
+from harness.cli.options import (
+    DESIGN,
+    ENGINE,
+    OUTPUT,
+    RESULTS,
+    Debug,
+    Form,
+    Out,
+    Trust,
+    admitting,
+    option,
+)
+from harness.cli.printing import Format
+from harness.common.signals import interruptible
+from harness.plan.experiment_file import Adjusted
+
+experiment = typer.Typer(
+    help="What the sources claim, each as an experiment: what they reported beside what is measured here.",
+    no_args_is_help=True,
+)
+
+
+@experiment.command("list")
+def list_experiments() -> None:
+    """Every experiment, its question and its source."""
+    from harness.plan import experiment_file
+    from harness.report import experiment_tables
+
+    found = [experiment_file.read(experiment_file.find(name)) for name in experiment_file.names()]
+    printing.show_tables([experiment_tables.listing(found)])
+
+
+@experiment.command("show")
+def show_experiment(
+    what: Annotated[
+        str, typer.Argument(help="Name, .toml file, or the folder of a finished one.", show_default=False)
+    ],
+    device: Annotated[str, option(ENGINE, "Device to plan for: auto, cuda or emulated (auto).")] = "auto",
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """What an experiment will do and what its source reported; of a folder, what it found."""
+    from harness.report import experiment_tables
+    from harness.studies import experiment as experiments
+
+    if Path(what).is_dir():
+        outcome = experiments.show(Path(what))
+        printing.show(outcome.result, format)
+        raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+    if format is not Format.TABLE:
+        raise api.BadSetting("--format is for what a finished experiment found: show its folder")
+    planned = experiments.plan(what, Adjusted(device=device))
+    printing.show_tables(list(experiment_tables.plan(planned)))
+
+
+@experiment.command("run")
+def run_experiment(
+    name: Annotated[
+        str | None, typer.Argument(help="Name, or .toml file; bench experiment list.", show_default=False)
+    ] = None,
+    blocks: Annotated[int | None, option(DESIGN, "Blocks, at least 4 (as the experiment says).")] = None,
+    rounds: Annotated[
+        int | None, option(DESIGN, "Rounds of each workload in a boot (as the experiment says).")
+    ] = None,
+    seed: Annotated[int | None, option(DESIGN, "Seed of workload order, prompts and arrivals (0).")] = None,
+    device: Annotated[str | None, option(ENGINE, "auto, cuda or emulated (auto).")] = None,
+    out: Out = RESULTS,
+    resume: Annotated[Path | None, option(OUTPUT, "Folder of an experiment to go on with.")] = None,
+    trust: Trust = False,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Run an experiment, and lay what its source reported beside what is measured here."""
+    from harness.cli.progress import on_stderr
+    from harness.plan import experiment_file
+    from harness.studies import experiment as experiments
+
+    asked = [name, blocks, rounds, seed, device]
+    if resume is not None and any(each is not None for each in asked):
+        raise api.BadSetting(f"{resume} records what to run: with --resume, leave name and options out")
+    if resume is None and name is None:
+        raise api.BadSetting("say which experiment to run: bench experiment list has their names")
+    file = Path(name) if name is not None and experiment_file.is_own(name) else None
+    admitted = admitting(trust, resume or file)
+    with interruptible():
+        if resume is not None:
+            outcome = experiments.resume(resume, on_stderr, admitted)
+        else:
+            adjusted = Adjusted(device=device or "auto", blocks=blocks, rounds=rounds, seed=seed or 0)
+            planned = experiments.plan(name or "", adjusted, admitted)
+            outcome = experiments.run(planned, out, on_stderr)
+    printing.show(outcome.result, format)
+    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)

@@ -1,0 +1,79 @@
+"""What `bench variants`, `bench engines` and `bench doctor` print, for a rich console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from engines import api
+from harness.plan.settings import spelled
+from harness.plan.variants import Variant
+from harness.report.page import room_for
+
+if TYPE_CHECKING:
+    from harness.studies.doctor import Finding
+
+
+def variants(found: Mapping[str, Variant], width: int) -> RenderableType:
+    """One row per variant, for a terminal of `width` columns; so below."""
+    rows = []
+    for name, each in found.items():
+        expected = "\n".join(f"{device}: {verdict}" for device, verdict in each.expect.items())
+        rows.append((name, each.title, each.source, expected))
+    table = _table(("variant", "what it changes", "source", "expected"), rows, width)
+    return Group(table, Text("bench variants NAME shows one in full; bench run --variant NAME measures it"))
+
+
+def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) -> RenderableType:
+    """Everything about one: settings of both arms, what its toggles do, workload, claim, expectations. Raises
+    BadSetting where its settings mean nothing."""
+    spec = api.pick(each.engine, engines, "engine")
+    for settings in (each.before, each.after):
+        spec.check(settings)
+    facts = [("changes", each.title), ("source", each.source), ("claim", each.claim)]
+    facts += [(name, spec.toggle(name).changes) for name in each.changes]
+    facts += [("before", spelled(each.before)), ("after", spelled(each.after))]
+    if each.workload:
+        facts.append(("workload", spelled(each.workload)))
+    if each.options:
+        facts.append(("options", spelled(each.options)))
+    if each.secondaries:
+        facts.append(("also judged", ", ".join(each.secondaries)))
+    facts += [(f"expected on {device}", verdict) for device, verdict in each.expect.items()]
+    return Group(Text(each.name, style="bold"), _table(("", ""), facts, width))
+
+
+def engines(found: Mapping[str, api.EngineSpec], width: int) -> Iterator[RenderableType]:
+    """Each engine with its toggles."""
+    for spec in found.values():
+        yield Text(f"{spec.name}: {spec.summary}" + (f" (needs {spec.needs})" if spec.needs else ""))
+        if spec.toggles:
+            rows = [(each.name, ", ".join(each.choices), each.changes, each.source) for each in spec.toggles]
+            yield _table(("toggle", "choices, the before first", "changes", "source"), rows, width)
+        if spec.settings:
+            settings = [(each.name, each.default, each.summary) for each in spec.settings]
+            yield _table(("setting", "default", "meaning"), settings, width)
+
+
+def checkup(findings: Sequence[Finding], width: int) -> RenderableType:
+    """One line per finding, with a remedy where something would spoil a measurement."""
+    fine, spoils = Text("ok", style="green"), Text("warn", style="yellow")
+    rows = [(fine if each.fine else spoils, each.what, each.found, each.remedy) for each in findings]
+    return _table(("", "", "found", "remedy"), rows, width)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
+    from rich.box import SIMPLE_HEAD
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
+    cells = [[str(cell) for cell in row] for row in rows]
+    room = room_for(columns, cells, width) or [None] * len(columns)
+    for column, its_room in zip(columns, room, strict=True):
+        table.add_column(column, overflow="fold", width=its_room)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,167 @@
+"""The options that commands share. What a measurement can be told is declared once, in the structs that hold
+it (Request, Workload, EngineOptions, Design): a field with a description is an option, and that is its help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin
+
+import msgspec
+import typer
+
+from engines import api
+from harness.cli.exit_codes import say
+from harness.cli.printing import Format
+from harness.common.signals import interruptible
+from harness.plan.design import Design
+from harness.plan.request import Request
+from harness.plan.settings import parse_fraction, parse_goodput
+from harness.store.trust import Admit, admit
+from harness.workload.workload import LENGTHS, Workload
+
+WORKLOAD, ENGINE, DESIGN, OUTPUT = "Workload", "Engine, both arms", "Design", "Output"
+GENERAL = ("variant", "engine", "both", "before", "after")  # of a Request, under no title
+# The options of the command line, in the order of the help.
+PARTS: dict[type[msgspec.Struct], str] = {
+    Request: DESIGN,
+    Workload: WORKLOAD,
+    api.EngineOptions: ENGINE,
+    Design: DESIGN,
+}
+
+
+def option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    """An option under the title `panel` of the help; `text` itself states the default."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+Out = Annotated[Path, option(OUTPUT, "Folder that gets the run's folder (results).")]
+Form = Annotated[Format, option(OUTPUT, "table, markdown, json or csv (table).")]
+Debug = Annotated[bool, option(OUTPUT, "Print a traceback with an error.")]
+Trust = Annotated[
+    bool,
+    option(OUTPUT, "Go on with a folder that this machine has not signed, whatever it lists.", "--trust"),
+]
+RESULTS = Path("results")
+
+
+def declared(kind: type[msgspec.Struct]) -> Iterator[Parameter]:
+    """The options that a struct declares: each field with a description, None where it is not given."""
+    for field in msgspec.structs.fields(kind):
+        if get_origin(field.type) is not Annotated:
+            continue
+        bare, meta = get_args(field.type)
+        more = dict(meta.extra or {})
+        panel = None if kind is Request and field.name in GENERAL else PARTS[kind]
+        flags = [more["flag"]] if "flag" in more else []
+        metavar = {"metavar": more["metavar"]} if "metavar" in more else {}
+        typed = _typed(field.name, bare)
+        if typed is bool:
+            name = field.name.replace("_", "-")
+            both = kind in (Workload, api.EngineOptions) and field.name not in ("unique_prompts",)
+            flags = [f"--{name}/--no-{name}" if both else f"--{name}"]
+        if field.name in LENGTHS:
+            metavar = {"metavar": "LENGTH"}
+        if more.get("share"):
+            typed = str
+        told = (
+            option(panel or "", meta.description, *flags, **metavar)
+            if panel
+            else typer.Option(*flags, help=meta.description, show_default=False)
+        )
+        yield Parameter(
+            field.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, told]
+        )
+
+
+def _typed(name: str, bare: Any) -> Any:
+    """The type of an option on the command line: texts for lengths and limits, lists for what repeats."""
+    if get_origin(bare) in (list, tuple, dict):
+        return list[str]
+    if isinstance(bare, UnionType):
+        choices = [each for each in get_args(bare) if each is not type(None)]
+        return choices[0] if len(choices) == 1 else str
+    return bare
+
+
+def request_of(values: Mapping[str, Any]) -> Request:
+    """What the options of `declared` were given."""
+    given = {name: value for name, value in values.items() if value is not None and value != []}
+    parts: dict[type[msgspec.Struct], dict[str, Any]] = {kind: {} for kind in PARTS}
+    for kind, found in parts.items():
+        for field in msgspec.structs.fields(kind):
+            if field.name in given and get_origin(field.type) is Annotated:
+                found[field.name] = _value(field, given[field.name])
+    return Request(
+        **parts[Request],
+        workload=parts[Workload],
+        options=parts[api.EngineOptions],
+        design=parts[Design],
+    )
+
+
+def _value(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+    bare, meta = get_args(field.type)
+    flag = (meta.extra or {}).get("flag", "--" + field.name.replace("_", "-"))
+    if (meta.extra or {}).get("share"):
+        return parse_fraction(value, flag)
+    if field.name == "goodput":
+        return parse_goodput(value)
+    return tuple(value) if get_origin(bare) is tuple else value
+
+
+# Options that mean nothing to some commands. What decides a comparison: a profile decides nothing.
+OF_A_VERDICT = (
+    "blocks", "until_decided", "until_precision", "max_blocks", "plant", "plant_at", "rounds", "margin",
+    "primary", "secondaries", "goodput",
+)  # fmt: skip
+# What needs a before and an after: a factorial's toggles say what differs, and its block count is fixed.
+OF_TWO_ARMS = (
+    "variant", "before", "after", "until_decided", "until_precision", "max_blocks", "plant", "plant_at",
+    "secondaries",
+)  # fmt: skip
+# What only a measurement needs: an evaluation asks tasks, and times nothing.
+OF_A_MEASUREMENT = (
+    *OF_A_VERDICT, *(each.name for each in declared(Workload)), "warmup_rounds", "seed", "tokenize_workers",
+)  # fmt: skip
+
+
+def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """`command(request, ...)` with `request` replaced by the options that make one, ahead of its own options
+    and `without` those that mean nothing to it."""
+    own = signature(command, eval_str=True)
+    options = [each for kind in PARTS for each in declared(kind) if each.name not in without]
+
+    @wraps(command)
+    def with_options(**values: Any) -> None:
+        request = request_of({each.name: values.pop(each.name) for each in options})
+        with interruptible():
+            command(request, **values)
+
+    joined = [*options, *list(own.parameters.values())[1:]]
+    joined = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in joined]
+    with_options.__signature__ = Signature(joined)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {each.name: each.annotation for each in joined}
+    return with_options
+
+
+def given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those of `names` that were given."""
+    return {name: values[name] for name in names if values[name] is not None}
+
+
+def fraction(text: str | None, flag: str) -> float | None:
+    """settings.parse_fraction of an option that may be left out."""
+    return None if text is None else parse_fraction(text, flag)
+
+
+def admitting(trusted: bool, stored: Path | None) -> Admit:
+    """What is asked before a stored run says what is started."""
+    if trusted and stored is None:
+        raise api.BadSetting("--trust is for what a folder or a file says: what you ask for here needs none")
+    return partial(admit, trusted=trusted, say=say)

@@ -1,0 +1,109 @@
+"""How far a run is, on stderr: one line that is rewritten on a terminal, a line per block elsewhere.
+
+Nothing is drawn between two events: a thread that redraws would wake while a round is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.live import Live
+from rich.text import Text
+
+from harness.common.consoles import Console
+from harness.plan.design import Design
+from harness.run.events import BlockBegun, BlockDone, Event, Observer, RoundBegun, Said
+from harness.run.messages import Progress
+
+Write = Callable[[str], object]
+QUIET_S = 2.0  # between two lines of reading where there is no terminal; a small file says nothing
+MUCH_STOLEN = 0.1  # of the CPU time, in a round: a change of some percent will not be seen
+
+
+@contextmanager
+def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
+    """Show a run's events while inside."""
+    console = Console(stderr=True, highlight=False)
+    console.print(f"bench: writing to {folder}", soft_wrap=True)
+
+    def say(line: str) -> None:
+        console.print(f"bench: {line}", soft_wrap=True)
+
+    if not console.is_terminal:
+        yield Display(design, say, plain=say)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield Display(design, say, redraw=lambda line: live.update(Text(line), refresh=True))
+
+
+@contextmanager
+def of_reading() -> Iterator[Callable[[str], None]]:
+    """Show how far a file is read while inside: now and then where there is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            yield lambda line: live.update(Text(line), refresh=True)
+        return
+    last = time.monotonic()
+
+    def print_now_and_then(line: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= QUIET_S:
+            last = time.monotonic()
+            console.print(f"bench: {line}", soft_wrap=True, markup=False)
+
+    yield print_now_and_then
+
+
+class Display:
+    """Turns events into lines: `say` gets what a person should see, `redraw` each state of one line,
+    `plain` a line for each block."""
+
+    def __init__(
+        self,
+        design: Design,
+        say: Write,
+        redraw: Write = lambda line: None,
+        plain: Write = lambda line: None,
+    ) -> None:
+        self._design, self._say, self._redraw, self._plain = design, say, redraw, plain
+        self._seconds: list[float] = []  # of finished blocks
+        self._left = 0  # blocks not yet done
+        self._block = self._round = ""
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case BlockBegun(block, left):
+                most = "at most " if self._design.until is not None else ""
+                which = f"block {block + 1} of {most}{self._design.blocks}"
+                self._block = "first boots (discarded)" if block == -1 else which
+                self._left = left
+                self._show("booting")
+            case RoundBegun(_, arm, index):
+                which = f"round {index + 1} of {self._design.rounds}" if index >= 0 else "warm-up"
+                self._round = f"{arm}, {which}"
+                self._show(self._round)
+            case Progress(finished=finished, total=total, tpot_ms=tpot):
+                live = f", TPOT {tpot:.2f} ms" if tpot is not None else ""
+                self._show(f"{self._round}, {finished} of {total} requests{live}")
+            case Said(line):
+                self._say(line)
+            case BlockDone(block, seconds, stolen):
+                if block >= 0:
+                    self._seconds.append(seconds)
+                    self._left -= 1
+                self._plain(f"{self._block} done in {seconds:.0f} s{self._time_left()}")
+                if stolen > MUCH_STOLEN:  # in time to stop, and to come back when the machine is quieter
+                    self._say(f"{self._block}: {stolen:.0%} of the CPU time went to other virtual machines")
+
+    def _show(self, what: str) -> None:
+        self._redraw(f"{self._block}: {what}{self._time_left()}")
+
+    def _time_left(self) -> str:
+        if not self._seconds:
+            return ""
+        most = "at most " if self._design.until is not None else ""
+        return f", {most}{self._left * sum(self._seconds) / len(self._seconds):.0f} s left"

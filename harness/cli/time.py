@@ -1,0 +1,124 @@
+"""Where the time goes: `bench profile`, `trace`, `explain`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines import api
+from harness.cli import printing
+from harness.cli.exit_codes import say
+from harness.cli.options import (
+    OF_A_VERDICT,
+    RESULTS,
+    Debug,
+    Form,
+    Out,
+    measuring,
+    option,
+)
+from harness.cli.printing import Format
+from harness.common.signals import interruptible
+from harness.plan.request import Request
+from harness.plan.settings import make_design
+
+
+class GraphTrace(StrEnum):
+    GRAPH = "graph"
+    NODE = "node"
+
+
+PROFILE = "Profile"
+
+
+@partial(measuring, without=OF_A_VERDICT)
+def profile(
+    request: Request,
+    steps: Annotated[int | None, option(PROFILE, "Steps of the window (24).")] = None,
+    nsys: Annotated[
+        str | None, option(PROFILE, "Path of nsys, if it is not on PATH or there is no GPU.")
+    ] = None,
+    graph_trace: Annotated[
+        GraphTrace | None,
+        option(PROFILE, "nsys: a row per CUDA graph, or per node of it, which slows it down (graph)."),
+    ] = None,
+    print_command: Annotated[
+        bool, option(PROFILE, "Print the nsys command of each arm and end.", "--print-command")
+    ] = False,
+    out: Out = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Look closely at a short window of steady decode: a timeline of each arm, a picture, and with nsys its
+    reports. Where time goes, not how much: profiled times are never compared."""
+    from harness.common.machine import guess_device
+    from harness.plan.variants import load_variants
+
+    design = make_design(request, api.find_engines(), load_variants(), guess_device)
+
+    from harness.studies import profile as profiling
+
+    profiling.check(steps)
+    wanted = profiling.STEPS if steps is None else steps
+    graph = (graph_trace or GraphTrace.GRAPH).value
+    if print_command:
+        sys.stdout.write(profiling.printed(profiling.Nsys(nsys or "nsys", graph), design, wanted, out))
+        return
+    device = design.arms[0].options.device
+    found = profiling.find_nsys(nsys, guess_device() if device == "auto" else device)
+    if found is None and graph_trace is not None:
+        raise api.BadSetting("--graph-trace applies only with nsys; give --nsys PATH")
+    tool = None if found is None else profiling.Nsys(found, graph)
+    profiled = profiling.profile(design, wanted, tool, out, say)
+    _show_traces(profiled.traces, format)
+    say(f"the traces open in ui.perfetto.dev; the picture is {profiled.picture}")
+
+
+def trace(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="SQLite export of nsys, or Chrome trace (.json, .json.gz); two: before and after.",
+            show_default=False,
+        ),
+    ],
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Where the time goes in a trace: busy and idle, ranges, copies, synchronizations, kernels, launches."""
+    if len(files) > 2:
+        raise api.BadSetting(f"trace takes one file, or two as before and after, not {len(files)}")
+    _show_traces(files, format)
+
+
+def _show_traces(files: Sequence[Path], format: Format) -> None:
+    """What is in the trace of one arm, or of a before and an after."""
+    from harness.cli.progress import of_reading
+    from harness.trace import analysis, trace_file
+    from harness.trace.result import Analysed, result
+
+    analysed: list[Analysed] = []
+    with interruptible(), of_reading() as progress:
+        for file in files:
+            found = trace_file.read(file, progress)
+            analysed.append((found, analysis.analyse(found, progress)))
+    printing.show(result(analysed[0], analysed[1] if len(files) == 2 else None), format)
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Where each decode step's interval goes, what made late requests late, and what was to be expected."""
+    from harness.analysis.explain import explain as explain_run
+
+    found = explain_run(run)
+    printing.show(found, format)

@@ -1,0 +1,1 @@
+"""What every package may use: machine, processes, signals, formatting, consoles; no runs."""

@@ -1,0 +1,36 @@
+"""How a value is written: numbers, shares, counts of blocks."""
+
+from __future__ import annotations
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, an exponent only under 0.001; "–" for none."""
+    if value is None:
+        return "–"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if value and abs(value) < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:.4g}"
+
+
+def blocks_of(count: int) -> str:
+    return f"{count} block{'s' if count != 1 else ''}"
+
+
+def with_unit(value: float | None, unit: str) -> str:
+    return f"{number(value)} {unit}".strip()
+
+
+def percent(fraction: float | None) -> str:
+    """A signed share, "−5.9%"; two decimals under 1%, none from 1,000% on."""
+    if fraction is None:
+        return ""
+    digits = 2 if abs(fraction) < 0.01 else 1 if abs(fraction) < 10 else 0
+    return f"{fraction:+,.{digits}%}".replace("-", "−")
+
+
+def signed(value: float) -> str:
+    """Three significant digits with a sign; whole numbers from 1,000 on."""
+    text = f"{value:+,.0f}" if abs(value) >= 999.5 else f"{value:+.3g}"
+    return text.replace("-", "−")

@@ -1,0 +1,111 @@
+"""Which machine and which code this is: what two halves of a run must have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from engines.machine import cpu_model
+
+PACKAGES = (
+    "overlap-bench", "torch", "transformers", "tokenizers", "numpy", "pandas", "pyarrow", "scipy", "pyzmq",
+    "msgspec",
+)  # fmt: skip
+MEASURED_BY = ("engines", "harness", "pyproject.toml")  # what a run is made by
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine's fingerprint. Without a host name: a container gets a new one at every start."""
+
+    cpu: str
+    cores: int  # usable by this process
+    kernel: str
+    memory_gib: int
+    gpus: list[str]
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """The commit that runs, and a digest of what was changed on top of it, files that git does not know yet
+    included ("" where nothing was)."""
+
+    commit: str
+    changes: str
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self.changes)
+
+
+def fingerprint() -> Machine:
+    """Of this machine."""
+    return Machine(
+        cpu=cpu_model(),
+        cores=len(os.sched_getaffinity(0)),
+        kernel=platform.release(),
+        memory_gib=round(psutil.virtual_memory().total / 2**30),
+        gpus=gpu_names(),
+    )
+
+
+def gpu_names() -> list[str]:
+    """Every NVIDIA card by name, without importing torch; empty where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def guess_device() -> str:
+    """What device "auto" will probably mean, without importing torch; the engine decides."""
+    return "cuda" if gpu_names() else "emulated"
+
+
+def code(besides: Sequence[str] = ()) -> Code:
+    """The commit of this checkout; empty where it was installed without git. `besides`: folders whose changes
+    count too."""
+    commit = _git("rev-parse", "HEAD").strip()
+    if not commit:
+        return Code(commit="", changes="")
+    where = ("--", *MEASURED_BY, *besides)
+    difference = _git("diff", "HEAD", *where)
+    for path in _git("ls-files", "--others", "--exclude-standard", *where).splitlines():
+        difference += f"{path}\n{_git('hash-object', '--', path)}"
+    changes = hashlib.blake2b(difference.encode(), digest_size=6).hexdigest() if difference else ""
+    return Code(commit=commit, changes=changes)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of every package a number here may depend on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(*arguments: str) -> str:
+    where = Path(__file__).resolve().parent.parent.parent
+    try:
+        done = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,53 @@
+"""Folders of a run outside of its results: sockets, worktrees. Each is locked by whoever made it, so that the
+next run can tell those whose maker was killed, and removes them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from harness.common.signals import undisturbed
+
+PREFIX = "bench-"
+LOCK = "lock"
+SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
+
+
+@contextmanager
+def room(where: str | None = None) -> Iterator[Path]:
+    """A folder in `where` (the temporary folder), gone when this is left; abandoned ones there go first."""
+    where = where or tempfile.gettempdir()
+    remove_abandoned(Path(where))
+    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
+    try:
+        unnamed = made / f"{LOCK}.new"
+        with unnamed.open("w") as lock:  # no child inherits it: a device that outlives its run holds no lock
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            unnamed.rename(made / LOCK)  # from now on it can be found, and is locked already
+            yield made
+    finally:
+        with undisturbed():
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def for_sockets() -> AbstractContextManager[Path]:
+    """A room whose path is short enough to be followed by a socket's name."""
+    return room(None if len(tempfile.gettempdir()) < SOCKET_PATH else "/tmp")
+
+
+def remove_abandoned(where: Path) -> None:
+    """Every room of this user in `where` that nobody holds."""
+    for lock in where.glob(f"{PREFIX}*/{LOCK}"):
+        try:
+            if lock.stat().st_uid != os.getuid():
+                continue
+            with lock.open() as held:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:  # held, or gone meanwhile
+            continue

@@ -1,0 +1,66 @@
+"""From records to metrics: pure functions, one number per metric for one boot of one arm.
+
+The rounds of a boot are pooled. The frames are those of run/records.py with a column `round`. A request that
+failed is counted in `failed_requests` and is in no other metric. Without a sample a metric is NaN.
+Percentiles are numpy's default (linear), as in `vllm bench serve` and roseinfer's benchmark_streaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+
+from engines.api import PHASES
+from harness.metrics.definitions import TOLD, phase_metric
+from harness.metrics.requests import distributions, goodput, peak_concurrency, summary, throughput
+from harness.metrics.steps import decode_intervals, device_busy, exposed_host_us, phases_us, step_ms
+
+
+def of_boot(
+    requests: pd.DataFrame,
+    steps: pd.DataFrame,
+    rounds: pd.DataFrame,
+    device: pd.DataFrame,
+    objectives: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, float]:
+    """All metrics of one boot but MATCHED, which take several arms.
+
+    `requests`, `steps` and `device` are records.requests_frame, steps_frame and device_frame with a column
+    `round`; `rounds` has round, started_ns and ended_ns. Engines without step records have no rows in
+    `steps`, those without a record of the device's work none in `device`: the metrics made from them are NaN.
+    `objectives` are Design.goodput.
+    """
+    served = requests[requests["error"] == ""]
+    values = {
+        f"{name}_{statistic}": value
+        for name, samples in distributions(served).items()
+        for statistic, value in summary(samples).items()
+    }
+    values |= throughput(served, rounds)
+    values["goodput_req_s"] = goodput(served, rounds, objectives)
+    values["peak_concurrency"] = peak_concurrency(requests)
+    values["failed_requests"] = float(len(requests) - len(served))
+    return values | _step_metrics(steps, device) | _told(rounds)
+
+
+def _told(rounds: pd.DataFrame) -> dict[str, float]:
+    """What the file of an imported run says of a metric, in place of what its requests would give (NaN:
+    nothing can be made of them). Such a run has one round in a block."""
+    told = [name for name in rounds if name.startswith(TOLD)]
+    return {name.removeprefix(TOLD): float(rounds[name].iloc[0]) for name in told}
+
+
+def _step_metrics(steps: pd.DataFrame, device: pd.DataFrame) -> dict[str, float]:
+    names = ["step_ms", "exposed_host_us", "device_busy", *map(phase_metric, PHASES)]
+    if steps.empty:
+        return dict.fromkeys(names, np.nan)
+    intervals = decode_intervals(steps)
+    return {
+        "step_ms": step_ms(intervals),
+        "exposed_host_us": exposed_host_us(intervals),
+        "device_busy": np.nan if device.empty else device_busy(steps, device),
+        **phases_us(steps),
+    }

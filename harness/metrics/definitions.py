@@ -1,0 +1,75 @@
+"""Every metric there is: its unit, which way is better, whether it can be zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engines.api import PHASES
+
+NS_PER_MS = 1e6
+NS_PER_US = 1e3
+NS_PER_S = 1e9
+TOLD = "told."  # prefix of columns of `rounds` that each hold a metric ready-made
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """`better`: "lower", "higher", or "" where neither is. What can be zero is compared by difference."""
+
+    name: str
+    unit: str
+    better: str
+    can_be_zero: bool
+
+    @property
+    def is_time(self) -> bool:
+        return self.unit in ("ms", "us", "s")
+
+
+# Times with a distribution, ms; each gets one metric per STATISTICS. True: can be zero.
+DISTRIBUTIONS = {
+    "submit_lag_ms": True,
+    "client_lag_ms": True,
+    "add_request_ms": True,
+    "tokenize_ms": True,
+    "queue_wait_ms": True,
+    "prefill_first_ms": False,
+    "ttft_ms": False,
+    "ttft_scheduled_ms": False,
+    "tpot_ms": False,
+    "itl_chunk_ms": False,
+    "itl_token_ms": False,
+    "latency_ms": False,
+}
+# Of several arms at one batch mix; `steps_matched` says what each holds.
+SAME_DEVICE, SAME_HOST = "step_ms_same_device", "step_ms_same_host"
+MATCHED = ("step_ms_matched", SAME_DEVICE, SAME_HOST)
+
+
+def phase_metric(phase: str) -> str:
+    """The name of a phase's metric: "wait.copy_done" is phase_wait_copy_done_us."""
+    return f"phase_{phase.replace('.', '_')}_us"
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        *(
+            Metric(f"{name}_{statistic}", "ms", "lower", can_be_zero)
+            for name, can_be_zero in DISTRIBUTIONS.items()
+            for statistic in STATISTICS
+        ),
+        Metric("throughput_tok_s", "tok/s", "higher", False),
+        Metric("throughput_total_tok_s", "tok/s", "higher", False),
+        Metric("throughput_req_s", "req/s", "higher", False),
+        Metric("goodput_req_s", "req/s", "higher", False),
+        Metric("peak_concurrency", "requests", "", False),
+        Metric("failed_requests", "requests", "lower", True),
+        Metric("step_ms", "ms", "lower", False),
+        *(Metric(name, "ms", "lower", False) for name in MATCHED),
+        Metric("exposed_host_us", "us", "lower", True),
+        Metric("device_busy", "", "higher", False),
+        *(Metric(phase_metric(phase), "us", "lower", True) for phase in PHASES),
+    )
+}

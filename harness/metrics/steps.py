@@ -1,0 +1,152 @@
+"""Metrics of steps: intervals, exposed host time, device busy, phases, and steps at one batch mix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from engines.api import PHASES
+from harness.common import intervals
+from harness.metrics.definitions import NS_PER_MS, NS_PER_US, SAME_DEVICE, SAME_HOST, phase_metric
+
+# ---------------------------------------------------------------------------------------------------------
+# Steps
+
+
+def decode_intervals(steps: pd.DataFrame) -> pd.DataFrame:
+    """One row per decode step that directly follows a decode step of its round: batch, interval_ns (device
+    end to device end), device_ns.
+
+    Requests join only by a prefill, so those of such a step were all waiting when the step before it ended:
+    what the device idles in between is the host's doing, and never a lack of requests.
+    """
+    order = np.lexsort((steps["step"], steps["round"]))
+    numbers, rounds, ends = (steps[name].to_numpy()[order] for name in ("step", "round", "device_end_ns"))
+    decode, known = (steps["kind"] == "decode").to_numpy()[order], ends >= 0
+    follows = (rounds[1:] == rounds[:-1]) & (numbers[1:] == numbers[:-1] + 1)
+    steady = np.flatnonzero(follows & decode[1:] & decode[:-1] & known[1:] & known[:-1]) + 1
+    rows = order[steady]
+    return pd.DataFrame(
+        {
+            "batch": steps["batch"].to_numpy()[rows],
+            "interval_ns": ends[steady] - ends[steady - 1],
+            "device_ns": steps["device_ns"].to_numpy()[rows],
+        },
+        index=steps.index[rows],
+    )
+
+
+def exposed_host_us(intervals: pd.DataFrame) -> float:
+    """Host work that overlap failed to hide: mean over decode_intervals of step interval - device execution
+    of that step, us. Zero would mean no gap between two programs; the emulated device itself needs about 80
+    us of it. Gaps inside an eager step count: the device waited there too."""
+    return _mean(intervals["interval_ns"] - intervals["device_ns"]) / NS_PER_US
+
+
+def step_ms(intervals: pd.DataFrame) -> float:
+    """Median of decode_intervals, ms."""
+    return float(intervals["interval_ns"].median()) / NS_PER_MS
+
+
+def decode_step_ms_mean(steps: pd.DataFrame) -> float:
+    """Mean over all decode steps of the time from the end of the step before it, of whatever kind, to its own
+    end, both on the device, ms.
+
+    These are the steps of phases_us, so that a phase over this is its share of the same time. step_ms would
+    not do: it is a median, and leaves out the decode steps that follow a prefill.
+    """
+    ordered = steps.sort_values(["round", "step"])
+    ends = ordered["device_end_ns"]
+    before = ends.groupby(ordered["round"]).shift(fill_value=-1)
+    known = (ordered["kind"] == "decode") & (ends >= 0) & (before >= 0)
+    return _mean((ends - before)[known]) / NS_PER_MS
+
+
+def device_busy(steps: pd.DataFrame, device: pd.DataFrame) -> float:
+    """Union of executing programs over wall time, from the start of a round's first decode step on the
+    device to the end of its last, rounds pooled; copies do not count."""
+    decodes = steps[(steps["kind"] == "decode") & (steps["device_start_ns"] >= 0)]
+    programs = device[device["kind"] == "program"]
+    starts, ends, rounds = (programs[name].to_numpy() for name in ("start_ns", "end_ns", "round"))
+    covered = wall = 0
+    for number, decode in decodes.groupby("round"):
+        start, end = int(decode["device_start_ns"].min()), int(decode["device_end_ns"].max())
+        mine = rounds == number
+        covered += intervals.length(starts[mine].clip(start, end), ends[mine].clip(start, end))
+        wall += end - start
+    return covered / wall if wall else np.nan
+
+
+def phases_us(steps: pd.DataFrame) -> dict[str, float]:
+    """Mean of each phase per decode step, us."""
+    spent = _phases_ns(steps[steps["kind"] == "decode"])
+    return {name: _mean(values) / NS_PER_US for name, values in spent.items()}
+
+
+def phase_times(steps: pd.DataFrame) -> pd.DataFrame:
+    """What each phase took in each step, us, row by row, by the names of the metrics."""
+    return _phases_ns(steps) / NS_PER_US
+
+
+def _phases_ns(steps: pd.DataFrame) -> pd.DataFrame:
+    """A step without the phase has 0, so that the phases of a step add up, and one that a toggle removes
+    goes to 0."""
+    spent = {}
+    for phase in PHASES:
+        start, end = steps[f"{phase}.start"].to_numpy(), steps[f"{phase}.end"].to_numpy()
+        spent[phase_metric(phase)] = np.where((start >= 0) & (end >= 0), end - start, 0)
+    return pd.DataFrame(spent, index=steps.index)
+
+
+def steps_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
+    """Decode step time of each arm, ms, standardised to the before arm's batch mix: MATCHED.
+
+    In open loop a faster arm runs smaller batches, which flatters its steps. So: the mean step interval
+    (decode_intervals) for each batch size, averaged over batch sizes with the before arm's number of steps
+    as weights. Means, not medians: weighted, they add up to the time the same mix of steps takes, and a
+    change that pays for common steps with rare slow ones gains nothing. A batch size that one of the arms
+    never ran is left out of all, for there is nothing to compare it with; the weights of the others stay.
+    NaN for all where no batch size is shared.
+
+    step_ms_matched       the step: device time + exposed host time (exposed_host_us), each matched so
+    step_ms_same_device   the before arm's device time + the arm's own exposed host time
+    step_ms_same_host     the arm's own device time + the before arm's exposed host time
+
+    The changes of the last two, as shares of the before arm's step, add up to that of the first exactly: so
+    much bookkeeping. In a serial loop, where the host waits for the device and then the device for the host,
+    step_ms_same_device is also what the step would take had the device been as fast in both arms, without the
+    noise of its clocks and neighbours. Where the host computes while the device does and is the slower of the
+    two, it is not: its exposed time is then its own less the device's, and what a device gains it seems to
+    lose (stats.md).
+    """
+    arms = [decode_intervals(steps) for steps in (before_steps, *others)]
+    means = matched_means(arms, ["interval_ns", "device_ns"])
+    device = [float(mean["device_ns"]) / NS_PER_MS for mean in means]
+    exposed = [float(mean["interval_ns"] - mean["device_ns"]) / NS_PER_MS for mean in means]
+    return tuple(
+        {
+            "step_ms_matched": on_device + on_host,
+            SAME_DEVICE: device[0] + on_host,
+            SAME_HOST: on_device + exposed[0],
+        }
+        for on_device, on_host in zip(device, exposed, strict=True)
+    )
+
+
+def matched_means(arms: Sequence[pd.DataFrame], columns: list[str]) -> list[pd.Series]:
+    """Mean of each column per arm, at the first arm's batch mix; a row of a frame is a step of a `batch`."""
+    means = [arm.groupby("batch")[columns].mean() for arm in arms]
+    shared = means[0].index
+    for mean in means[1:]:
+        shared = shared.intersection(mean.index)
+    if shared.empty:
+        return [pd.Series(np.nan, index=columns) for _ in arms]
+    weights = arms[0]["batch"].value_counts()[shared]
+    return [pd.Series(np.average(mean.loc[shared], axis=0, weights=weights), index=columns) for mean in means]
+
+
+def _mean(values: pd.Series) -> float:
+    """NaN, without a warning, where there are none."""
+    return float(values.mean()) if len(values) else np.nan

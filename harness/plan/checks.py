@@ -1,0 +1,85 @@
+"""What a declared metric must be, to carry the verdict, or the gate, that is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engines import api
+from harness.metrics import definitions
+from harness.plan import checks
+from harness.plan.design import MAX_SECONDARIES, Design
+
+if TYPE_CHECKING:
+    pass
+
+DEFAULT_LIMIT = 0.02
+MOST_METRICS = MAX_SECONDARIES
+ONE_SIDED = 0.05
+
+
+def check(names: Sequence[str], limit: float) -> None:
+    """Raises BadSetting where these metrics can't be gated by this limit."""
+    for name in names:
+        metric = api.pick(name, definitions.METRICS, "metric")
+        if metric.can_be_zero or not metric.better:
+            raise api.BadSetting(f"{name} has no regression in percent; choose another --metric")
+    if len(set(names)) < len(names) or len(names) > MOST_METRICS:
+        raise api.BadSetting(f"--metric takes up to {MOST_METRICS} different metrics")
+    if not 0 < limit < 1:
+        raise api.BadSetting(f"--max-regression must be above 0% and below 100%, not {100 * limit:.4g}%")
+
+
+def gated(design: Design) -> tuple[str, ...]:
+    """The metrics that a run's gate is about."""
+    return (design.primary, *(design.secondaries if design.gate is not None else ()))
+
+
+def level(design: Design, blocks: int) -> float:
+    """The one-sided level of the bounds after so many blocks. For a run that may stop early and was planned
+    without a gate: half its two-sided level where its rule looks at the mean, which is stricter than 95%
+    needs; where the rule looks at the width alone, that level itself for each side."""
+    if design.gate is not None:
+        return design.gate.levels[_look(design, blocks)]
+    if design.until is None:
+        return ONE_SIDED
+    if design.until.rule == "precise":
+        return design.alpha(blocks)
+    return design.alpha(blocks) / 2
+
+
+def _look(design: Design, blocks: int) -> int:
+    """Which of the plan's looks has been reached; the first where none has, which is the strictest."""
+    looks = design.until.looks if design.until is not None else ()
+    return max(0, sum(look <= blocks for look in looks) - 1)
+
+
+HELD = {
+    "device": definitions.SAME_DEVICE,
+    "host": definitions.SAME_HOST,
+}  # where a delay is planted → what hides it
+
+
+def check_metrics(design: Design) -> None:
+    """Raises BadSetting where a declared metric is unknown, or can't carry the verdict asked of it."""
+    for name in (design.primary, *design.secondaries):
+        api.pick(name, definitions.METRICS, "metric")
+        if not definitions.METRICS[name].better:
+            raise api.BadSetting(f"neither lower nor higher is better for {name}, so it can have no verdict")
+        if name.startswith(("tpot", "itl", "step_ms")) and design.workload.most_new_tokens == 1:
+            raise api.BadSetting(f"{name} needs at least 2 output tokens; raise --max-new-tokens")
+        if name.startswith("step_ms") and (silent := [a.name for a in design.arms if not a.options.recorder]):
+            raise api.BadSetting(f"{name} is made from step records, and {silent[0]} has recorder=off")
+        if name == "goodput_req_s" and not design.goodput:
+            raise api.BadSetting("goodput_req_s needs to know what is good: give --goodput, such as ttft:200")
+    if design.plant is not None and design.primary == HELD[design.plant_at]:
+        raise api.BadSetting(
+            f"{design.primary} takes the {design.plant_at} as equal in both arms, so it can't show a delay "
+            f"planted there; choose another --primary or --plant-at"
+        )
+    if design.gate is not None:
+        checks.check(checks.gated(design), design.gate.max_regression)
+    if definitions.METRICS[design.primary].can_be_zero:
+        raise api.BadSetting(
+            f"{design.primary} can be zero, so a margin in percent means nothing; choose another --primary"
+        )

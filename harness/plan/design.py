@@ -1,0 +1,197 @@
+"""What a run will do, as plain data: arms, blocks, order, seeds.
+
+What is asked follows from `seed`, so that runs can ask the same. The order of the arms follows from a lot
+that is each run's own: runs that shared one order would all have the same part of a position effect in their
+change, and a fresh run would confirm what an earlier one owed to its order.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from engines import api
+from harness.stats.stopping import ALPHA, Until
+from harness.workload.workload import Workload
+
+if TYPE_CHECKING:
+    pass
+
+MAX_SECONDARIES = 5
+SHARE = {"share": True}  # an option that is typed as 1% or 0.01
+
+
+class Ref(msgspec.Struct, frozen=True, kw_only=True):
+    """A commit whose code an arm runs, in place of what is installed."""
+
+    repository: str  # its folder
+    name: str  # as it was asked for: "origin/main"
+    commit: str
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a comparison: an engine with its settings, under a given interpreter."""
+
+    name: str  # "before", "after"; where there are more, whatever tells them apart
+    engine: str
+    options: api.EngineOptions
+    toggles: dict[str, str]
+    python: str | None = None  # interpreter to start it with; None: the harness's own
+    env: dict[str, str] = {}
+    ref: Ref | None = None  # None: what is installed
+    known: tuple[str, ...] | None = (
+        None  # of an imported arm: the options that are known; None: all are in force
+    )
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a server at an address, which runs before and after: it has one boot, whatever is
+        asked of it."""
+        return "url" in self.toggles
+
+
+class Factor(msgspec.Struct, frozen=True, kw_only=True):
+    """A toggle that a factorial varies, with two of its choices."""
+
+    toggle: str
+    before: str
+    after: str
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting of a factorial that means nothing, and why."""
+
+    name: str  # as its arm would be called
+    reason: str
+
+
+class Factorial(msgspec.Struct, frozen=True, kw_only=True):
+    """That the arms of a design are the settings of some factors; what is made of it: stats/contrasts.py."""
+
+    factors: tuple[Factor, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """How much worse the after arm may be in the primary and in each secondary; see analysis/gate.py."""
+
+    max_regression: float  # a fraction
+    levels: tuple[float, ...]  # one-sided, of the bounds at each look; a single one without looks
+
+
+class Design(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, decided before its first block: what is compared, on what, how often, and by which metric."""
+
+    name: str  # the variant's, or the engine's where there is none
+    arms: tuple[Arm, ...]  # one; the before and the after; or several, each compared with the first
+    workload: Workload
+    # With `until`: at most so many.
+    blocks: Annotated[int, Meta(description="Blocks, each a boot of every arm (6).")] = 6
+    until: Until | None = None  # None: all the blocks, whatever they say
+    against_itself: bool = False  # both arms are one setting: what they differ by is noise
+    plant: float | None = None  # delay put into each step of the after arm, as a share of the before's step
+    plant_at: str = "device"  # one of the engines' `plants`
+    gate: Gate | None = None
+    factorial: Factorial | None = None
+    # In turn with the other arm's; pooled.
+    rounds: Annotated[int, Meta(description="Measured rounds of a boot (10 on emulated, 2 on cuda).")] = 2
+    warmup_rounds: Annotated[int, Meta(description="Rounds of a boot thrown away (1).")] = 1
+    margin: Annotated[float, Meta(description="Largest change that counts as none (1%).", extra=SHARE)] = 0.01
+    primary: Annotated[str, Meta(description="Metric that decides (tpot_ms_p50).")] = "tpot_ms_p50"
+    secondaries: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Further metrics with a verdict, up to five, not the variant's.",
+            extra={"flag": "--secondary"},
+        ),
+    ] = ()
+    seed: Annotated[int, Meta(description="Seed of prompts, lengths and arrivals (0).")] = 0
+    goodput: Annotated[  # ms by "ttft", "tpot", "latency"
+        dict[str, float],
+        Meta(description="Limits of a good request: ttft:200, tpot:50, latency:2000 (ms)."),
+    ] = {}
+
+    def alpha(self, blocks: int) -> float:
+        """The two-sided level of intervals and verdicts made of the first `blocks` blocks: that of the last
+        look that they have reached, or of the first look before that."""
+        if self.until is None:
+            return ALPHA
+        reached = [
+            level for look, level in zip(self.until.looks, self.until.levels, strict=True) if look <= blocks
+        ]
+        return reached[-1] if reached else self.until.levels[0]
+
+    def check(self) -> None:
+        """Raises BadSetting where this can't be run as it stands."""
+        for flag, count, least in (
+            ("--blocks", self.blocks, 1),
+            ("--rounds", self.rounds, 1),
+            ("--warmup-rounds", self.warmup_rounds, 0),
+        ):
+            if count < least:
+                raise api.BadSetting(f"{flag} must be at least {least}, not {count}")
+        if any(arm.is_remote for arm in self.arms) and (self.blocks > 1 or self.until is not None):
+            raise api.BadSetting(
+                "a server at a url is one boot, however often it is asked, and rounds within a boot are not "
+                "blocks; leave --blocks out, or start a server per boot with cmd="
+            )
+        if self.until is not None and len(self.arms) != 2:
+            raise api.BadSetting(
+                f"a run that may stop early needs two arms; with {len(self.arms)}, give --blocks"
+            )
+        if not 0 < self.margin < 1:
+            raise api.BadSetting(f"--margin must be above 0% and below 100%, not {100 * self.margin:.4g}%")
+        if len(self.secondaries) > MAX_SECONDARIES:
+            raise api.BadSetting(f"at most {MAX_SECONDARIES} --secondary, not {len(self.secondaries)}")
+        if self.primary in self.secondaries or len(set(self.secondaries)) < len(self.secondaries):
+            raise api.BadSetting("a metric is named twice among --primary and --secondary")
+        if self.plant is not None:
+            self._check_plant(self.plant)
+        for left, right in combinations(self.arms, 2):
+            if left.name == right.name:
+                raise api.BadSetting(f"two arms have the name {left.name}")
+            if _settings(left) == _settings(right) and not self.against_itself and self.plant is None:
+                raise api.BadSetting(
+                    f"{left.name} and {right.name} are the same settings; change one with --before or "
+                    "--after, or measure an arm against itself with bench aa"
+                )
+
+    def _check_plant(self, share: float) -> None:
+        if not 0 <= share < 1:
+            raise api.BadSetting(f"--plant must be at least 0% and below 100%, not {100 * share:.4g}%")
+        if len(self.arms) != 2:
+            raise api.BadSetting("--plant delays the after arm, and there is none; bench aa has one")
+        if not self.arms[0].options.recorder:
+            raise api.BadSetting("--plant is sized by the before arm's steps, and its recorder is off")
+
+    def arms_with_plant(self, ns: int | None) -> tuple[Arm, ...]:
+        """The arms as they are booted, once it is known how long the planted delay is (None: not yet). Both
+        have the hook, so that the delay is all that differs."""
+        if self.plant is None:
+            return self.arms
+        delays = (0, ns or 0)
+        return tuple(
+            msgspec.structs.replace(
+                arm,
+                options=msgspec.structs.replace(arm.options, plant_at=self.plant_at, plant_ns=delay),
+            )
+            for arm, delay in zip(self.arms, delays, strict=True)
+        )
+
+
+def _settings(arm: Arm) -> Arm:
+    return msgspec.structs.replace(arm, name="")
+
+
+def of_one_model(design: Design) -> list[str]:
+    """The arms whose outputs might be equal: those of the first one's model and dtype. Another dtype rounds
+    every weight and every sum, which comes to more than another order of summation does."""
+    first = design.arms[0].options
+    return [
+        arm.name
+        for arm in design.arms
+        if (arm.options.model, arm.options.dtype) == (first.model, first.dtype)
+    ]

@@ -1,0 +1,53 @@
+"""What a command was asked for, as it was typed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from harness.plan.design import SHARE, Ref
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be measured, how, and by which rule; `workload`, `options` (of the engine) and `design` hold
+    only what was given. Each field with a description is an option of the command line, as those of Workload,
+    EngineOptions and Design are."""
+
+    variant: Annotated[str | None, Meta(description="A named before/after pair; `bench variants`.")] = None
+    engine: Annotated[str | None, Meta(description="An engine, in place of a variant.")] = None
+    both: Annotated[
+        tuple[str, ...], Meta(description="key=value for both arms.", extra={"flag": "--set"})
+    ] = ()
+    before: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="key=value for the before arm: a toggle, an engine option, python, env.NAME.",
+        ),
+    ] = ()
+    after: Annotated[tuple[str, ...], Meta(description="The same for the after arm.")] = ()
+    until_decided: Annotated[
+        bool, Meta(description="Stop once the verdict is clear: looks at 6, 8, ... blocks.")
+    ] = False
+    until_precision: Annotated[
+        float | None,
+        Meta(description="Stop once the interval's half-width is this small, such as 1%.", extra=SHARE),
+    ] = None
+    max_blocks: Annotated[int | None, Meta(description="Most blocks, if it may stop early (20).")] = None
+    plant: Annotated[
+        float | None,
+        Meta(description="Delay each step of the after arm by a known share, such as 3%.", extra=SHARE),
+    ] = None
+    plant_at: Annotated[str | None, Meta(description="device or host (device).")] = None
+    workload: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    design: dict[str, Any] = {}
+    against_itself: bool = False  # the before arm in both places
+    refs: tuple[Ref | None, Ref | None] | None = None  # whose code each arm runs; None: what is installed
+    max_regression: float | None = None  # of a gate
+
+    @property
+    def nothing(self) -> bool:
+        """Whether it is left to a stored run to say what to do."""
+        return self == Request()

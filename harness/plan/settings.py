@@ -1,0 +1,408 @@
+"""From what was asked for (a variant, flags, key=value changes) to the arms of a design.
+
+Everything wrong with the request raises BadSetting with one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, get_args, get_origin
+
+import msgspec
+
+from engines import api
+from harness.plan.design import Arm, Design, Factorial, Gate
+from harness.plan.request import Request
+from harness.plan.variants import Variant
+from harness.workload import lengths
+from harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
+from harness.workload.check import check as check_workload
+from harness.workload.conversations import is_conversations
+from harness.workload.workload import LENGTHS, Workload
+
+DEVICES = ("auto", "cuda", "emulated")
+DTYPES = ("float32", "bfloat16", "float16")
+STAGINGS = ("copy", "sync")
+# The default is the seed's streaming workload: as it stands on a GPU; on the emulated device a quarter of the
+# requests at a quarter of the interval, half the tokens, so that there too the last request comes before the
+# first one ends. Many short rounds, in turn with the other arm's, rather than a few long ones: what disturbs
+# a small machine comes in bursts of a second, and so meets both arms.
+SCALED: dict[str, dict[str, Any]] = {
+    "cuda": {"num_requests": 64, "max_new_tokens": 128, "interval_ms": 20.0},
+    "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
+}
+ROUNDS = {"cuda": 2, "emulated": 10}
+OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
+PLACES = ("device", "host")  # of a planted delay
+PLANTED = ("plant_at", "plant_ns")  # engine options that only a planted delay sets
+SWITCH = {"on": True, "off": False}
+LOWEST = {
+    "max_batch_size": 1,
+    "prefill_max_batch_size": 1,
+    "prefill_max_tokens": 1,
+    "stream_interval": 1,
+    "block_size": 1,
+    "num_blocks": 2,  # one takes the padding
+    "max_context": 2,
+    "tokenize_workers": 0,
+}
+
+
+def parse_changes(texts: Sequence[str], flag: str) -> dict[str, str]:
+    """`key=value` texts as a dict; a key given twice is refused."""
+    changes: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise api.BadSetting(f"{flag} needs key=value, not '{text}'")
+        if key in changes:
+            raise api.BadSetting(f"{flag} {key} is given twice")
+        changes[key] = value
+    return changes
+
+
+def spelled(values: Mapping[str, object]) -> str:
+    """ "concurrency=8 variant=overlap"."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def make_arms(
+    engines: Mapping[str, api.EngineSpec],
+    variant: Variant | None,
+    engine: str,
+    options: Mapping[str, Any],
+    both: Mapping[str, str],
+    before: Mapping[str, str],
+    after: Mapping[str, str] | None,
+) -> tuple[Arm, ...]:
+    """The arms: the variant's settings (or the engine's first choices), then `options` (engine options from
+    flags) and `both`, then each arm's own changes. `after` None and no variant: one arm alone."""
+    chosen = variant.engine if variant is not None else engine
+    shared = {**(variant.options if variant is not None else {}), **options}
+    starts: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
+        "before": (variant.before if variant is not None else {}, before)
+    }
+    if variant is not None or after is not None:
+        starts["after"] = (variant.after if variant is not None else {}, after or {})
+    return tuple(
+        make_arm(engines, name, chosen, shared, toggles, {**both, **changes})
+        for name, (toggles, changes) in starts.items()
+    )
+
+
+def make_arm(
+    engines: Mapping[str, api.EngineSpec],
+    name: str,
+    engine: str,
+    options: Mapping[str, Any],
+    toggles: Mapping[str, str],
+    changes: Mapping[str, str],
+) -> Arm:
+    """One arm from its engine, options and toggles, with `changes` (a toggle, an engine option, `engine`,
+    `python`, `env.NAME`) made to it."""
+    spec = api.pick(changes.get("engine", engine), engines, "engine")
+    fields = msgspec.structs.fields(api.EngineOptions)
+    options_by_name = {field.name: field for field in fields if field.name not in PLANTED}
+    kinds = {**dict.fromkeys(options_by_name, "option"), "python": "python", "engine": "engine"}
+    kinds |= {each.name: "toggle" for each in (*spec.toggles, *spec.settings)}
+    new_toggles, new_options = dict(toggles), dict(options)
+    env: dict[str, str] = {}
+    for key, value in changes.items():
+        if key.startswith("env."):
+            if key.endswith("API_KEY"):
+                raise api.BadSetting(f"{key} would be stored with the run: export it instead")
+            env[key.removeprefix("env.")] = value
+            continue
+        kind = api.pick(key, kinds, "setting")
+        if kind == "toggle":
+            new_toggles[key] = value
+        elif kind == "option":
+            new_options[key] = parse_typed(key, value, options_by_name[key].type)
+    full = spec.check(new_toggles)
+    if spec.setting("url") is not None:
+        _check_server(name, full)
+    return Arm(
+        name=name,
+        engine=spec.name,
+        options=make_options({**spec.defaults, **new_options}),
+        toggles=full,
+        python=changes.get("python"),
+        env=env,
+    )
+
+
+def _check_server(arm: str, settings: Mapping[str, str]) -> None:
+    """An engine that is the client of a server must be told where that is, in exactly one way."""
+    url, command = settings.get("url"), settings.get("cmd")
+    if url and command:
+        raise api.BadSetting(
+            f"{arm}: cmd and url exclude each other: cmd starts a server, url names a running one"
+        )
+    if command and "{port}" not in command:
+        raise api.BadSetting(f"{arm}: cmd needs {{port}} where the server's port goes: '... --port {{port}}'")
+    if not url and not command:
+        raise api.BadSetting(
+            f"{arm}: which server? --{arm} url=http://HOST:PORT, or --{arm} cmd='COMMAND --port {{port}}'"
+        )
+
+
+def make_options(values: Mapping[str, Any]) -> api.EngineOptions:
+    """Engine options from a mapping by their names."""
+    options: api.EngineOptions = _convert(values, api.EngineOptions, "engine option")
+    for name, value, known in (
+        ("device", options.device, DEVICES),
+        ("dtype", options.dtype, DTYPES),
+        ("staging", options.staging, STAGINGS),
+    ):
+        api.pick(value, {each: each for each in known}, name)
+    for name, lowest in LOWEST.items():
+        value = getattr(options, name)
+        if value is not None and value < lowest:
+            raise api.BadSetting(f"{name} must be at least {lowest}, not {value}")
+    return options
+
+
+def make_workload(values: Mapping[str, Any]) -> Workload:
+    """The workload from a mapping by its options' names, checked; that reads the files that it names."""
+    workload = convert_workload(values)
+    check_workload(workload)
+    return workload
+
+
+def convert_workload(values: Mapping[str, Any]) -> Workload:
+    """The same, not checked. A length that is a number may be text."""
+    plain = {
+        name: int(value) if name in LENGTHS and value is not None and lengths.is_number(value) else value
+        for name, value in values.items()
+    }
+    workload: Workload = _convert(plain, Workload, "workload option")
+    return workload
+
+
+def workload_values(
+    defaults: Mapping[str, Any], of_variant: Mapping[str, Any], asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is request, before what the variant brings, before the defaults. An arrival that replaces
+    the default's or the variant's drops those of its timing options that it does not use itself; data that
+    says how long outputs are needs no default."""
+    values = {**defaults, **of_variant, **asked}
+    used = api.pick(values.get("arrival", "fixed"), ARRIVALS, "arrival").options
+    kept = {*used, *asked, *(of_variant if "arrival" not in asked else ())}
+    for name in TIMING_OPTIONS:
+        if name not in kept:
+            values.pop(name, None)
+    lengths_in_data = values.get("arrival") == "trace" or (
+        is_conversations(values.get("prompts")) and "input_tokens" not in values
+    )
+    if lengths_in_data and "max_new_tokens" not in {**of_variant, **asked}:
+        values["max_new_tokens"] = None
+    return values
+
+
+def _convert(values: Mapping[str, Any], kind: type, what: str) -> Any:
+    names = {field.name: field.name for field in msgspec.structs.fields(kind)}
+    for name in values:
+        api.pick(name, names, what)
+    try:
+        return msgspec.convert(dict(values), type=kind)
+    except msgspec.ValidationError as error:
+        raise api.BadSetting(f"{what}: {error}") from error
+
+
+def parse_typed(key: str, text: str, kind: Any) -> Any:
+    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    try:
+        return msgspec.convert(SWITCH.get(text, text) if bare is bool else text, type=bare, strict=False)
+    except msgspec.ValidationError as error:
+        raise api.BadSetting(f"{key}={text}: {error}") from error
+
+
+def parse_fraction(text: str, flag: str) -> float:
+    """ "1%" or "0.01" as 0.01."""
+    try:
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise api.BadSetting(f"{flag} needs a share such as 1% or 0.01, not '{text}'") from None
+    if share >= 1 and not text.endswith("%"):
+        raise api.BadSetting(f"{flag} {text} would be {100 * share:g}%; {share:g}% is written {share:g}%")
+    return share
+
+
+def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
+    """ "ttft:200" texts as ms by metric: what a good request stays within. vLLM's "e2el" is the latency."""
+    objectives: dict[str, float] = {}
+    for text in texts:
+        name, colon, limit = text.partition(":")
+        if not colon:
+            raise api.BadSetting(f"--goodput needs METRIC:MS such as ttft:200, not '{text}'")
+        metric = api.pick(name, OBJECTIVES, "metric of --goodput")
+        try:
+            objective = float(limit)
+        except ValueError:
+            raise api.BadSetting(f"--goodput needs METRIC:MS such as ttft:200, not '{text}'") from None
+        if not 0 < objective < float("inf"):
+            raise api.BadSetting(f"--goodput {text}: the milliseconds must be above 0")
+        if metric in objectives:
+            raise api.BadSetting(f"--goodput {metric} is given twice")
+        objectives[metric] = objective
+    return objectives
+
+
+def make_design(
+    request: Request,
+    engines: Mapping[str, api.EngineSpec],
+    variants: Mapping[str, Variant],
+    guess_device: Callable[[], str],
+) -> Design:
+    """The design that was asked for, checked. `guess_device` says what "auto" will probably mean: it only
+    scales the default workload."""
+    if request.variant is None and request.engine is None:
+        raise api.BadSetting("say what to run: --variant NAME (bench variants lists them) or --engine NAME")
+    if request.variant is not None and request.engine is not None:
+        raise api.BadSetting("--variant brings its engine: give --variant or --engine, not both")
+    variant = None if request.variant is None else api.pick(request.variant, variants, "variant")
+    after = parse_changes(request.after, "--after")
+    if request.against_itself and after:
+        raise api.BadSetting("an arm against itself has no --after; change it with --set")
+    if request.refs is not None and variant is not None:
+        raise api.BadSetting("a variant has two settings: with --base-ref give --engine, and --set for both")
+    arms = make_arms(
+        engines,
+        variant,
+        request.engine or "",
+        request.options,
+        parse_changes(request.both, "--set"),
+        parse_changes(request.before, "--before"),
+        after if variant is not None or after or request.refs is not None else None,
+    )
+    if request.against_itself:
+        arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
+    if request.refs is not None:
+        arms = tuple(
+            msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, request.refs, strict=True)
+        )
+    name = arms[0].engine if variant is None else variant.name
+    return complete(
+        request,
+        engines,
+        f"aa-{name}" if request.against_itself else name,
+        arms,
+        {} if variant is None else variant.workload,
+        guess_device,
+        secondaries=_secondaries(request, variant),
+    )
+
+
+def _secondaries(request: Request, variant: Variant | None) -> tuple[str, ...]:
+    """What a variant's claim is judged by besides the primary: as the variant stands, since a change of its
+    arms can make nonsense of it. Nothing in a gate, which is about its own metrics alone."""
+    changed = request.both or request.before or request.after
+    if variant is None or changed or request.max_regression is not None:
+        return ()
+    return tuple(name for name in variant.secondaries if name != request.design.get("primary"))
+
+
+def complete(
+    request: Request,
+    engines: Mapping[str, api.EngineSpec],
+    name: str,
+    arms: tuple[Arm, ...],
+    of_variant: Mapping[str, Any],
+    guess_device: Callable[[], str],
+    factorial: Factorial | None = None,
+    secondaries: tuple[str, ...] = (),
+) -> Design:
+    """The design of these arms, checked: with the workload (`of_variant`: what a variant brings), the blocks
+    and the rules that were asked for, or else `secondaries`."""
+    device = arms[0].options.device
+    scale = guess_device() if device == "auto" else device
+    defaults = dict(SCALED[scale])
+    if any(engines[arm.engine].asks_text for arm in arms) and request.workload.get("arrival") != "trace":
+        defaults["pretok"] = False
+    workload = make_workload(workload_values(defaults, of_variant, request.workload))
+    if workload.most_new_tokens == 1:
+        secondaries = ()  # a variant's are of decode steps, and there is none
+    if workload.temperature > 0:  # the engine must know before it captures its programs
+        for flag, texts in (
+            ("--set", request.both),
+            ("--before", request.before),
+            ("--after", request.after),
+        ):
+            wanted = parse_changes(texts, flag).get("sampling")
+            if wanted is not None and not parse_typed("sampling", wanted, bool):
+                raise api.BadSetting(f"{flag} sampling={wanted}: --temperature needs it on; leave one out")
+        arms = tuple(
+            msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, sampling=True))
+            for arm in arms
+        )
+    design = Design(
+        name=name,
+        arms=arms,
+        factorial=factorial,
+        workload=workload,
+        against_itself=request.against_itself,
+        **{
+            "rounds": ROUNDS[scale],
+            "secondaries": secondaries,
+            **({"blocks": 1} if any(arm.is_remote for arm in arms) else {}),
+            **request.design,
+            **stopping(request),
+            **planting(request, engines, arms),
+        },
+    )
+    if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
+        raise api.BadSetting("tokenize_workers applies only with --no-pretok: ids need no tokenizing")
+    if request.max_regression is not None:
+        design = msgspec.structs.replace(design, gate=make_gate(request.max_regression, design))
+    design.check()
+    return design
+
+
+def stopping(request: Request) -> dict[str, Any]:
+    """`blocks` and `until` of the design, where the run may stop early. Calibrating takes up to seconds."""
+    if not request.until_decided and request.until_precision is None:
+        if request.max_blocks is not None:
+            raise api.BadSetting(
+                "--max-blocks applies only with --until-decided or --until-precision; "
+                "a fixed run takes --blocks"
+            )
+        return {}
+    flag = "--until-decided" if request.until_decided else "--until-precision"
+    if request.until_decided and request.until_precision is not None:
+        raise api.BadSetting("--until-decided and --until-precision exclude each other: give one of them")
+    if "blocks" in request.design:
+        raise api.BadSetting(f"--blocks is for a fixed run; with {flag} give --max-blocks")
+
+    from harness.stats import stopping as rules
+
+    most = rules.DEFAULT_MOST if request.max_blocks is None else request.max_blocks
+    if request.until_precision is not None:
+        return {"blocks": most, "until": rules.until_precise(request.until_precision, most)}
+    return {"blocks": most, "until": rules.until_decided(most)}
+
+
+def planting(request: Request, engines: Mapping[str, api.EngineSpec], arms: Sequence[Arm]) -> dict[str, Any]:
+    """`plant` and `plant_at` of the design, where a delay is planted and every engine has the hook."""
+    if request.plant is None:
+        if request.plant_at is not None:
+            raise api.BadSetting("--plant-at applies only with --plant, such as --plant 3%")
+        return {}
+    place = request.plant_at or PLACES[0]
+    api.pick(place, dict.fromkeys(PLACES), "--plant-at")
+    for arm in arms:
+        if place not in engines[arm.engine].plants:
+            raise api.BadSetting(f"engine {arm.engine} has no hook for a delay planted at the {place}")
+    return {"plant": request.plant, "plant_at": place}
+
+
+def make_gate(max_regression: float, design: Design) -> Gate:
+    """The gate of a design, its bounds at 95% each over all looks."""
+    from harness.plan import checks
+
+    if design.until is None:
+        return Gate(max_regression=max_regression, levels=(checks.ONE_SIDED,))
+
+    from harness.stats import stopping as rules
+
+    two_sided = rules.levels(design.until.looks, 2 * checks.ONE_SIDED)
+    return Gate(max_regression=max_regression, levels=tuple(each / 2 for each in two_sided))

@@ -1,0 +1,1 @@
+"""A result for people: tables, pages, one HTML file, figures."""

@@ -1,0 +1,108 @@
+"""The result of an evaluation for a terminal, markdown or csv."""
+
+from __future__ import annotations
+
+import msgspec
+
+from harness.analysis.accuracy import APART, Agreement, Evaluation, Row
+from harness.common import formatting
+from harness.report import tables
+from harness.report.page import Page, Table, csv_text
+
+COLUMNS = Row.__struct_fields__
+MOST_ROWS = 24
+NOTE = (
+    "difference = after − before, in percentage points where an item is right or wrong; interval: "
+    "{confidence}% for other items of the same task (paired), while of these items the difference is exact. "
+    "differ: items that are judged otherwise."
+)
+
+
+def conclusion(result: Evaluation) -> str:
+    """One sentence: the first accuracy, its difference, and whether the answers are the same."""
+    first = result.tasks[0] if result.tasks else None
+    if first is None:
+        return f"{result.variant}: no item with a number."
+    what = f"{result.variant}: {first.metric} of {first.task}"
+    if result.after is None:
+        return f"{what} is {_share(first.before)} over {first.items} items."
+    said = f"{what} {_share(first.before)} → {_share(first.after)}, {_difference(first)}"
+    said = f"{said} {_interval(first)}".rstrip()
+    items = f"over {first.items} items, of which {first.differ} differ"
+    return f"{said} {items}. {agreed(result.answers)}"
+
+
+def agreed(answers: Agreement) -> str:
+    """How far apart the answers are."""
+    parts = []
+    if answers.loglikelihoods:
+        count = f"{answers.apart} of {answers.loglikelihoods} log-likelihoods"
+        verb = "ARE APART" if answers.apart else "are apart"
+        largest = f"the largest difference is {answers.largest_difference:.1e}"
+        parts.append(f"{count} {verb} by more than {APART:g} per token, {largest}")
+    if answers.texts:
+        verb = "DIFFER" if answers.texts_differ else "differ"
+        parts.append(f"{answers.texts_differ} of {answers.texts} texts {verb}")
+    return f"{'; '.join(parts)}." if parts else "Nothing was answered."
+
+
+def accuracies(result: Evaluation) -> Table:
+    rows = result.tasks[:MOST_ROWS]
+    left_out = len(result.tasks) - len(rows)
+    note = NOTE.format(confidence=f"{100 * result.confidence:.4g}")
+    if left_out:
+        note += f" {left_out} more rows in --format json."
+    if result.after is None:
+        cells = tuple((row.task, row.metric, str(row.items), _share(row.before)) for row in rows)
+        return Table("Accuracy", ("task", "metric", "items", "before"), cells, "", ("items", "before"))
+    return Table(
+        "Accuracy",
+        ("task", "metric", "items", "before", "after", "difference", "interval", "differ"),
+        tuple(
+            (
+                row.task,
+                row.metric,
+                str(row.items),
+                _share(row.before),
+                _share(row.after),
+                _difference(row),
+                _interval(row),
+                str(row.differ),
+            )
+            for row in rows
+        ),
+        note,
+        ("items", "before", "after", "difference", "differ"),
+    )
+
+
+def _share(value: float | None) -> str:
+    return f"{value:.2%}" if value is not None and 0 <= value <= 1 else formatting.number(value)
+
+
+def _points(value: float | None, row: Row) -> str:
+    if value is None:
+        return "–"
+    of_shares = all(each is not None and 0 <= each <= 1 for each in (row.before, row.after))
+    text = f"{100 * value:+.2f}" if of_shares else f"{value:+.4g}"
+    return text.replace("-", "−")
+
+
+def _difference(row: Row) -> str:
+    return _points(row.delta, row)
+
+
+def _interval(row: Row) -> str:
+    return "" if row.low is None else f"[{_points(row.low, row)}, {_points(row.high, row)}]"
+
+
+def to_csv(result: Evaluation) -> str:
+    """One line per task and metric, unrounded."""
+    about = (result.run, result.variant)
+    lines = [(*about, *msgspec.structs.astuple(row)) for row in result.tasks]
+    return csv_text(("run", "variant", *COLUMNS), lines)
+
+
+def page(result: Evaluation) -> Page:
+    lines = (tables.changed_settings(result.before, result.after),)
+    return Page(conclusion(result), lines, (accuracies(result),), tables.texts(result.warnings))

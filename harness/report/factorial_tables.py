@@ -1,0 +1,154 @@
+"""What a factorial found, as a person reads it. Input is a `Result` with its part `factorial`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.analysis.factorial import CSV_COLUMNS, rows
+from harness.analysis.result import Comparison, Effect, FactorialResult, Result
+from harness.analysis.words import confidence, difference, interval
+from harness.common.formatting import blocks_of, percent, with_unit
+from harness.report import tables
+from harness.report.page import Page, Table, csv_text
+from harness.stats.contrasts import label
+
+NOTE = (
+    "Alone: the others at their before. With the others: the others at their after. On average: over all "
+    "settings of the others; of two toggles (×), half of what the change of one differs by between the "
+    "other's after and before, so 0 where each gives the same in any company. Weaker (stronger) together: "
+    "both give less (more) gain than each without the other comes to; same together: all of that difference, "
+    "not half, is within the margin. Verdicts are at 5% over all main effects and pairs together (Holm), "
+    "margin ±{margin:.3g}%; all else is descriptive. Intervals: {confidence}%, t over blocks."
+)
+
+
+def conclusion(result: Result) -> str:
+    """One sentence: what all toggles give together, what each gives on average, and whether outputs agree."""
+    first, found = result.comparisons[0], factorial_of(result)
+    primary = first.primary
+    effects = found.metrics[primary]
+    blocks = blocks_of(first.blocks)
+    mains = [row for row in effects.effects if len(row.effect) == 1]
+    each = ", ".join(f"{row.effect[0]} {_change(row)} ({row.verdict or 'no verdict'})" for row in mains)
+    assumed = " and ".join(taken_for_none(mains))
+    taking = f", taking {assumed} as zero" if assumed else ""
+    said = f"On average over the settings of the others{taking}, {primary} changes by: {each}"
+    if effects.together is not None:
+        said += f"; by all together {_change(effects.together)}"
+    said += f"; over {blocks} on the {result.device} device."
+    differ = [name for name, each in _by_setting(result).items() if each.outputs.unexplained > 0]
+    if differ:
+        said += f" OUTPUTS DIFFER in {', '.join(differ)}."
+    return said
+
+
+def taken_for_none(rows: Sequence[Effect]) -> list[str]:
+    """The effects that these estimates also contain, since settings were left out; taken to be zero."""
+    return list(dict.fromkeys(label(each) for row in rows for each in row.assumes))
+
+
+def _by_setting(result: Result) -> dict[str, Comparison]:
+    """The comparison of each setting with the first, by the setting's name."""
+    _, *others = factorial_of(result).settings
+    return dict(zip(others, result.comparisons, strict=True))
+
+
+def _change(row: Effect | None) -> str:
+    return "–" if row is None else f"{percent(row.change)} {interval(row)}".rstrip()
+
+
+def page(result: Result) -> Page:
+    """All of it; the warnings are those of the run as a whole."""
+    warnings = tables.texts(factorial_of(result).warnings)
+    return Page(conclusion(result), (tables.stopped(result),), tuple(parts(result)), warnings)
+
+
+def factorial_of(result: Result) -> FactorialResult:
+    assert result.factorial is not None
+    return result.factorial
+
+
+def parts(result: Result) -> Iterator[Table]:
+    """The tables, in the order in which they are read."""
+    yield effects_table(result)
+    yield settings_table(result)
+    found = factorial_of(result)
+    if found.left_out:
+        yield Table(
+            "Left out",
+            ("setting", "why"),
+            tuple((each.name, each.reason) for each in found.left_out),
+            numbers=(),
+        )
+    if found.aliased:
+        rows = tuple(
+            (label(each.effect), ", ".join(label(other) for other in each.others) or "the mean")
+            for each in found.aliased
+        )
+        note = "These effects are taken as zero: with settings left out, they are part of those beside them."
+        yield Table("Can't be told apart", ("effect", "from"), rows, note, numbers=())
+
+
+def effects_table(result: Result) -> Table:
+    """Each toggle's effect on the primary alone, with the others and on average, then the interactions."""
+    comparison, found = result.comparisons[0], factorial_of(result)
+    effects = found.metrics[comparison.primary]
+    rows = []
+    for row in effects.effects:
+        (name, *more) = row.effect
+        ends = (effects.alone[name], effects.with_others[name])
+        rows.append(
+            (
+                label(row.effect) + ("*" if row.assumes else ""),
+                *(("", "") if more else map(_change, ends)),
+                percent(row.change),
+                interval(row),
+                row.verdict or ("descriptive" if row.ci_low is not None else ""),
+            )
+        )
+    if effects.together is not None:
+        cells = (percent(effects.together.change), interval(effects.together), "descriptive")
+        rows.append(("all, against none", "", "", *cells))
+    note = NOTE.format(margin=100 * comparison.margin, confidence=confidence(comparison))
+    if any(row.assumes for row in effects.effects):
+        note += " *: as if the effects below that can't be told from it were zero."
+    return Table(
+        f"Effects on {comparison.primary}",
+        ("toggle", "alone", "with the others", "on average", "interval", "verdict"),
+        tuple(rows),
+        note,
+        numbers=("on average",),
+    )
+
+
+def settings_table(result: Result) -> Table:
+    """Each setting with its choices, the primary, and the change against the first."""
+    primary, found = result.comparisons[0].primary, factorial_of(result)
+    effects = found.metrics[primary]
+    changes = {name: each.metrics[primary] for name, each in _by_setting(result).items()}
+    names = [each.toggle for each in found.factors]
+    rows = tuple(
+        (
+            *(choices[name] for name in names),
+            with_unit(effects.settings[arm], effects.unit),
+            difference(changes[arm]) if arm in changes else "",
+            interval(changes[arm]) if arm in changes else "",
+        )
+        for arm, choices in found.settings.items()
+    )
+    outputs = [each.outputs for each in result.comparisons]
+    identical, compared = (sum(each.identical for each in outputs), sum(each.compared for each in outputs))
+    note = f"Outputs: {identical} of {compared} requests have the tokens of the first setting."
+    ties = sum(each.near_ties or 0 for each in outputs)
+    note += f" {ties} others differ at near-ties." if ties else ""
+    return Table("Settings", (*names, primary, "change", "interval"), rows, note, numbers=(primary, "change"))
+
+
+def to_csv(result: Result) -> str:
+    """One line per metric and effect, unrounded; `where`: alone, with_others, average or together."""
+    columns = ("metric", "effect", "where", *CSV_COLUMNS)
+    lines = [
+        (result.run, result.device, *(row[column] for column in columns))
+        for row in rows(factorial_of(result))
+    ]
+    return csv_text(("run", "device", *columns), lines)

@@ -1,0 +1,34 @@
+"""Figures of stored runs and of their results, as matplotlib figures: `harness.plots.latency_cdfs(run)`.
+
+What needs only the numbers of a result takes a comparison of it (of a factorial or a sweep, all of it); what
+needs samples takes a run of harness.load. The figures belong to no window and to no pyplot state: show one in
+a notebook by ending a cell with it (after `%matplotlib inline`), or `figure.savefig("figure.pdf")`.
+
+`width`: inches; below style.WIDE panels stand under each other and texts beside a plot are left out, so that
+a figure fits a column or a phone. The arms differ by colour, marker and line, so that grey is enough. Each
+function raises BadSetting, one line, where the run has not got what it draws.
+"""
+
+from __future__ import annotations
+
+from harness.report.figures.blocks import block_changes
+from harness.report.figures.changes import changes
+from harness.report.figures.drift import itl_over_time
+from harness.report.figures.effects import effects
+from harness.report.figures.funnel import funnel
+from harness.report.figures.latencies import latency_cdfs
+from harness.report.figures.phases import phases
+from harness.report.figures.sweeps import against, frontier, gains
+
+__all__ = [
+    "against",
+    "block_changes",
+    "changes",
+    "effects",
+    "frontier",
+    "funnel",
+    "gains",
+    "itl_over_time",
+    "latency_cdfs",
+    "phases",
+]

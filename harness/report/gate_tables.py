@@ -1,0 +1,147 @@
+"""What a gate says of a run, as a person reads it, before the comparison that it judged.
+
+Input is a `Result` with its part `gate`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from harness.analysis import gate
+from harness.analysis.result import GateResult, Judged, Result
+from harness.analysis.words import outputs_that_differ
+from harness.common.formatting import blocks_of, number, percent
+from harness.report import tables
+from harness.report.page import Page, Table, csv_text, markdown_page, markdown_table
+from harness.store.files import append_text, prepare, write_json, write_text
+
+CSV_COLUMNS = Judged.__struct_fields__
+
+
+def conclusion(result: Result) -> str:
+    """One sentence: what the gate says, of how much, and why."""
+    found, comparison = gate_of(result), result.comparisons[0]
+    by_verdict = {
+        each: [name for name, row in found.metrics.items() if row.verdict == each]
+        for each in ("fail", "undecided", "pass")
+    }
+    limit = f"{100 * found.max_regression:.3g}%"
+    where = f"over {blocks_of(comparison.blocks)} on the {result.device} device"
+    reasons = {
+        "fail": f"{', '.join(by_verdict['fail'])} regressed by more than {limit} {where}",
+        "undecided": "; ".join(_undecided(found.metrics, limit, where)),
+        "pass": f"no metric regressed by more than {limit} {where}",
+    }
+    outputs = outputs_that_differ(comparison.outputs).rstrip(".")
+    metrics = next(each for each in by_verdict if by_verdict[each])
+    parts = dict.fromkeys((outputs, *found.faults, *found.doubts, reasons[metrics]))
+    reason = "; ".join(filter(None, parts))
+    return f"Gate: {found.verdict.upper()}. {comparison.variant}: {reason}."
+
+
+def _undecided(rows: Mapping[str, Judged], limit: str, where: str) -> Iterator[str]:
+    """What is open about the metrics that are undecided: more blocks tell nothing of the offered load."""
+    undecided = {name: row.remark for name, row in rows.items() if row.verdict == "undecided"}
+    names = [name for name, remark in undecided.items() if remark != gate.OFFERED]
+    if names:
+        yield (
+            f"{', '.join(names)} may have regressed by more than {limit}, or not, {where}; more blocks or a "
+            "quieter machine would tell"
+        )
+    for name in undecided:
+        if name not in names:
+            yield f"{name} {gate.OFFERED}, {where}: no number of blocks would tell"
+
+
+def regression_table(result: Result) -> Table:
+    """What was gated: the change, the bounds of the regression, and what could be ruled out."""
+    found = gate_of(result)
+    rows = tuple(
+        (
+            name,
+            number(row.before),
+            number(row.after),
+            percent(row.change),
+            percent(row.best) or "–",
+            percent(row.worst) or "–",
+            "–" if row.excludable is None else f"{100 * row.excludable:.3g}%",
+            row.verdict + (f" ({row.remark})" if row.remark else ""),
+        )
+        for name, row in found.metrics.items()
+    )
+    sides = 100 * found.confidence
+    return Table(
+        "Gate",
+        ("metric", "base", "head", "change", "at best", "at worst", "can rule out", "gate"),
+        rows,
+        f"At best and at worst: bounds of the regression, {sides:.4g}% each; positive is worse. Pass: at "
+        f"worst within {100 * found.max_regression:.3g}%; fail: at best beyond it, corrected by Holm. Can "
+        "rule out: the smallest regression that this machine and so many blocks exclude in 4 of 5 runs "
+        "without a change.",
+        numbers=("base", "head", "change", "at best", "at worst", "can rule out"),
+    )
+
+
+def to_markdown(result: Result) -> str:
+    """The summary of a gate, with the whole comparison folded away below."""
+    lines = [f"**{conclusion(result)}**", "", *markdown_table(regression_table(result))]
+    whole = "\n".join(map(markdown_page, tables.pages(result)))
+    lines += ["<details><summary>The whole comparison</summary>", "", whole, "</details>", ""]
+    return "\n".join(lines)
+
+
+def to_csv(result: Result) -> str:
+    """One line per gated metric, unrounded: `best` and `worst` are bounds of the regression, at `confidence`
+    each, and `gate` the verdict of all."""
+    found, comparison = gate_of(result), result.comparisons[0]
+    about = {"run": result.run, "device": result.device, "variant": comparison.variant}
+    all_in_all = {
+        "max_regression": found.max_regression,
+        "confidence": found.confidence,
+        "gate": found.verdict,
+        "faults": "; ".join(found.faults),
+        "doubts": "; ".join(found.doubts),
+    }
+    lines = []
+    for name, row in found.metrics.items():
+        unit = comparison.metrics[name].unit
+        judged = msgspec.structs.astuple(row)
+        lines.append([*about.values(), name, unit, *judged, *all_in_all.values()])
+    return csv_text((*about, "metric", "unit", *CSV_COLUMNS, *all_in_all), lines)
+
+
+def pages(result: Result) -> Iterator[Page]:
+    """What the gate says, then the comparison."""
+    yield Page(conclusion(result), (), (regression_table(result),), ())
+    yield from tables.pages(result)
+
+
+def gate_of(result: Result) -> GateResult:
+    assert result.gate is not None
+    return result.gate
+
+
+SUMMARY = "gate.md"
+BENCHMARKS = {"lower": "smaller-is-better.json", "higher": "bigger-is-better.json"}
+
+
+def write(folder: Path, result: Result, environment: Mapping[str, str] = os.environ) -> None:
+    """In `folder`: gate.md, and what github-action-benchmark reads, one file for metrics that are better
+    smaller and one for the others; on GitHub also the summary of the step. Raises BadSetting where there can
+    be no such folder, and WriteFailed."""
+    prepare(folder)
+    text = to_markdown(result)
+    write_text(folder / SUMMARY, text)
+    for better, name in BENCHMARKS.items():
+        rows = gate.benchmark(result.comparisons[0], gate_of(result), better)
+        if rows:
+            write_json(folder / name, rows)
+        else:  # an earlier gate's would be taken for this one's
+            (folder / name).unlink(missing_ok=True)
+    step = environment.get("GITHUB_STEP_SUMMARY")
+    if step:
+        append_text(Path(step), text)

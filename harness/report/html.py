@@ -1,0 +1,319 @@
+"""A finished run as one file for people: a web page that needs nothing else, or markdown for a pull request.
+
+Every number of the run comes from its result by report/tables.py, or from
+a figure of harness.plots; nothing is computed here. What a run says of itself is text, never markup.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import msgspec
+from matplotlib.figure import Figure
+
+from engines import api
+from harness.analysis.frames import Run, load
+from harness.analysis.result import Comparison, Outputs, Result, Warning
+from harness.analysis.stored import check_two
+from harness.analysis.words import conclusion
+from harness.common.formatting import blocks_of
+from harness.plan.design import Arm, Design
+from harness.report import figures, tables
+from harness.report.figures import style
+from harness.report.figures.page import inline_svg
+from harness.report.page import Table, markdown_page, markdown_table
+from harness.store.files import WriteFailed, write_text
+from harness.store.manifest import NOT_RECORDED, Imported
+from harness.workload.arrivals import ARRIVALS
+from harness.workload.workload import Workload
+
+TEMPLATE = "report.html.jinja"
+PHONE = 3.7  # inches: the second drawing of each figure, for narrow screens
+ALWAYS = ("arrival", "num_requests", "max_new_tokens", "pretok")  # of the workload
+MODEL = ("name", "dtype", "parameters", "vocabulary", "context", "kv_bytes_per_token")  # no paths
+# Of the verdicts, how the page colours them; the word stands there too.
+TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad", "same": "calm"}
+ABOUT = {
+    "Mechanism": "What the engine counted: whether the change did what it claims to do.",
+    "Limit": (
+        "device_busy: share of the time in which programs ran on the device, copies not counted. "
+        "exposed_host_us: step interval − device time of that step: host work that overlap failed to hide, "
+        "and the device's own gap between two programs. step_ms_same_device and step_ms_same_host in the "
+        "table above split the change of the decode step into exposed host time and device time."
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One figure in two widths, as SVG; where there is none, the caption says why."""
+
+    title: str
+    caption: str
+    wide: str = ""
+    narrow: str = ""
+
+
+def write(folder: Path, path: Path) -> None:
+    """The report of a finished run at `path`, .html or .md. Raises BadSetting for another ending or a run of
+    several arms or where `path` can't be written, and StoreError for a run that can't be read or is not
+    finished."""
+    forms: dict[str, Callable[[Run], str]] = {".html": to_html, ".md": to_markdown}
+    form = forms.get(path.suffix.lower())
+    if form is None:
+        raise api.BadSetting(f"a report is a web page or markdown: end {path} in {' or '.join(forms)}")
+    run = load(folder)
+    check_two(folder, run.manifest)
+    try:
+        write_text(path, form(run))
+    except WriteFailed as error:  # nothing was measured that could be lost
+        raise api.BadSetting(str(error)) from error
+
+
+def to_html(run: Run) -> str:
+    """The page: verdict, tables, figures, mechanism, limit, method, environment. It has no script and asks
+    for nothing from any network."""
+    result, comparison = _shown(run)
+    first, *others = tables.parts(comparison)
+    said = [tables.stopped(result), *tables.remarks(comparison)]
+    if comparison.after is not None:
+        said.insert(0, _outputs(comparison.outputs))
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("harness.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(TEMPLATE).render(
+        result=result,
+        comparison=comparison,
+        conclusion=conclusion(result.device, comparison),
+        tone=_tone(comparison),
+        changed=tables.changed_settings(comparison.before, comparison.after),
+        said=said,
+        first=first,
+        others=[table for table in others if table.title != "Outputs"],
+        about=ABOUT,
+        everything=tables.every_metric(comparison),
+        pictures=_pictures(run, comparison),
+        method=method(run),
+        environment=environment_of(run),
+        settings=settings_of(comparison),
+    )
+
+
+def to_markdown(run: Run) -> str:
+    """The verdict, its tables and warnings, then method and environment, folded away."""
+    result, comparison = _shown(run)
+    whole = "\n".join(map(markdown_page, tables.pages(result)))
+    lines = [whole, "<details><summary>Method and environment</summary>", ""]
+    for table in (method(run), environment_of(run), settings_of(comparison)):
+        lines += markdown_table(table)
+    return "\n".join([_as_text(lines[0]), lines[1], *map(_as_text, lines[2:]), "</details>", ""])
+
+
+def _shown(run: Run) -> tuple[Result, Comparison]:
+    """The result and its comparison, each warning on one line: an error that it quotes may have several."""
+    (comparison,) = run.result.comparisons
+    said = [Warning(each.kind, " ".join(each.text.split())) for each in comparison.warnings]
+    comparison = msgspec.structs.replace(comparison, warnings=said)
+    return msgspec.structs.replace(run.result, comparisons=[comparison]), comparison
+
+
+def _as_text(markdown: str) -> str:
+    """Without tags and links: names, settings and errors come from the run."""
+    return html.escape(markdown, quote=False).replace("](", "]\\(")
+
+
+def _outputs(outputs: Outputs) -> str:
+    if not outputs.compared:
+        return "Outputs: none could be compared."
+    counts = f"{outputs.identical} of {outputs.compared}"
+    known = outputs.distinct
+    different = f"; the before arm gave {known} different one{'s' * (known != 1)}"
+    return f"Outputs: {counts} requests have the same tokens in both arms{different}."
+
+
+def _tone(comparison: Comparison) -> str:
+    outputs = comparison.outputs
+    if outputs.unexplained:
+        return "bad"
+    row = comparison.decided
+    return TONES.get((row and row.verdict) or "", "open")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Figures
+
+
+def _pictures(run: Run, comparison: Comparison) -> list[Picture]:
+    """Every figure; for one arm alone without those of changes."""
+    changes = [
+        _picture(
+            "Changes",
+            "Each metric's change with its interval. Only filled markers are metrics that were declared to "
+            "decide; the band is the margin, the largest change that counts as none.",
+            lambda width: figures.changes(comparison, width),
+        ),
+        _picture(
+            "Block by block",
+            "One point per block: a fresh boot of each arm on the same workload. Their spread is the noise "
+            "that the interval is made of.",
+            lambda width: figures.block_changes(run, width=width),
+        ),
+    ]
+    levels = [
+        _picture(
+            "Latencies",
+            "All blocks and rounds pooled. Requests of one boot are not independent, so nothing can be "
+            "tested by eye here.",
+            lambda width: figures.latency_cdfs(run, width),
+        ),
+        _picture(
+            "Over time",
+            "For drift and disturbances: each point is a round, a line joins the rounds of one boot. The "
+            "axes do not start at zero.",
+            lambda width: figures.itl_over_time(run, width),
+        ),
+        _picture(
+            "Host phases",
+            "Bars from zero. Phases of two threads may run at the same time, so they are not stacked; what "
+            "runs while the device works costs the step nothing.",
+            lambda width: figures.phases(comparison, width),
+        ),
+    ]
+    return levels if comparison.after is None else [*changes, *levels]
+
+
+def _picture(title: str, caption: str, draw: Callable[[float], Figure]) -> Picture:
+    try:
+        wide, narrow = (
+            inline_svg(draw(width), f"{title}, {name}")
+            for width, name in ((style.WIDTH, "wide"), (PHONE, "narrow"))
+        )
+    except api.BadSetting as error:
+        return Picture(title, str(error))
+    return Picture(title, caption, wide, narrow)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# How and where it was measured
+
+
+def method(run: Run) -> Table:
+    """What was decided before the first block."""
+    design = run.manifest.design
+    blocks = run.result.comparisons[0].blocks
+    if run.manifest.imported is not None:
+        return _imported(run.manifest.imported, blocks)
+    each = "for each arm" if any(arm.is_remote for arm in design.arms) else "a boot"
+    rows = [
+        ("blocks", f"{blocks}, {_boots(design.arms)}"),
+        ("rounds", f"{design.rounds} {each}, pooled, after {design.warmup_rounds} to warm up"),
+    ]
+    if len(design.arms) == 2:
+        rows += [
+            ("order", "drawn for each block of this run"),
+            ("decides", design.primary),
+            ("also judged", ", ".join(design.secondaries) or "nothing"),
+            ("margin", f"±{100 * design.margin:.3g}%, the largest change that counts as none"),
+            ("stops", _stops(design)),
+        ]
+    if design.goodput:
+        rows.append(("goodput", ", ".join(f"{name} ≤ {ms:g} ms" for name, ms in design.goodput.items())))
+    if design.plant is not None:
+        rows.append(("planted", f"{100 * design.plant:.3g}% of a step, at the {design.plant_at}"))
+    rows += [(f"workload: {name}", value) for name, value in _asked(design.workload)]
+    return Table("Method", ("", ""), tuple(rows), numbers=())
+
+
+def _boots(arms: Sequence[Arm]) -> str:
+    """What a block is made of. A server at an address was booted by somebody else, before the run."""
+    there = [f"{arm.name}: a server that was running, and was not booted" for arm in arms if arm.is_remote]
+    booted = [arm.name for arm in arms if not arm.is_remote]
+    whose = " of each arm" if len(booted) == 2 else f" of {booted[0]}" if there and booted else ""
+    fresh = [f"each one fresh boot{whose}; the first boots are discarded"] if booted else []
+    return "; ".join([*fresh, *there])
+
+
+def _imported(imported: Imported, blocks: int) -> Table:
+    """All that is known of how another tool measured."""
+    rows = [
+        ("measured by", f"{imported.tool} {imported.version}".strip()),
+        ("measured at", ", ".join(filter(None, imported.measured)) or NOT_RECORDED),
+        ("blocks", f"{blocks}, a file each"),
+        *((f"workload: {name}", value) for name, value in imported.asked.items()),
+    ]
+    return Table("Method", ("", ""), tuple(rows), numbers=())
+
+
+def _asked(workload: Workload) -> Iterator[tuple[str, str]]:
+    """What is always of interest, what this kind of arrival looks at, and what differs from the default."""
+    shown = {*ALWAYS, *ARRIVALS[workload.arrival].options}
+    usual = msgspec.to_builtins(Workload())
+    for name, value in msgspec.to_builtins(workload).items():
+        if value != usual[name] or (name in shown and value is not None):
+            yield name, _said(value)
+
+
+def _stops(design: Design) -> str:
+    if design.until is None:
+        return f"after {blocks_of(design.blocks)}, whatever they say"
+    looks = ", ".join(map(str, design.until.looks))
+    wanted = "decided" if design.until.precision is None else f"±{100 * design.until.precision:.3g}%"
+    return f"once {wanted}, with looks at {looks} blocks, declared before the first"
+
+
+def environment_of(run: Run) -> Table:
+    """Machine, device, model, code and versions."""
+    manifest = run.manifest
+    described = list(manifest.descriptions.values())
+    machine, code = manifest.machine, manifest.code
+    rows = [
+        ("run", manifest.run),
+        ("measured at" if manifest.imported is None else "imported at", manifest.created),
+    ]
+    if manifest.imported is None:
+        rows += [
+            (
+                "machine",
+                f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, kernel {machine.kernel}",
+            ),
+            ("GPUs", ", ".join(machine.gpus) or "none"),
+            ("commit", (code.commit or "unknown") + (" with changes on top" if code.dirty else "")),
+        ]
+    for what, facts in (
+        ("device", [each.device for each in described]),
+        ("model", [{name: each.model[name] for name in MODEL if each.model.get(name)} for each in described]),
+        ("version", [manifest.versions]),
+    ):
+        names = dict.fromkeys(name for each in facts for name in each)
+        for name in names:
+            values = dict.fromkeys(_said(each[name]) for each in facts if name in each)
+            rows.append((f"{what}: {name}", ", ".join(values)))  # of both arms, where they differ
+    return Table("Environment", ("", ""), tuple(rows), numbers=())
+
+
+def settings_of(comparison: Comparison) -> Table:
+    """Every setting of the arms, those that differ first."""
+    sides = [tables.flat(each) for each in (comparison.before, comparison.after) if each is not None]
+    names = list(dict.fromkeys(name for side in sides for name in side))
+    names.sort(key=lambda name: len({_said(side.get(name)) for side in sides}) == 1)
+    rows = tuple((name, *(_said(side.get(name)) for side in sides)) for name in names)
+    return Table("Settings", ("setting", "before", "after")[: 1 + len(sides)], rows, numbers=())
+
+
+def _said(value: object) -> str:
+    match value:
+        case None:
+            return "–"
+        case bool():
+            return "on" if value else "off"
+        case list() | tuple():
+            return ", ".join(map(str, value))
+    return str(value)

@@ -1,0 +1,148 @@
+"""What a sweep found, as a person reads it. Input is a `SweepResult`."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from harness.analysis import words
+from harness.analysis.result import Counter, MetricRow, PointResult, SweepResult
+from harness.common import formatting
+from harness.plan.settings import spelled
+from harness.report import tables
+from harness.report.page import Page, Table, csv_text
+
+LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
+NOTE = (
+    "Each point is a run of its own, and its verdict is at 5% by itself: of twenty points without a change, "
+    "one is called one. Points were measured one after the other: only what is in one row was interleaved. "
+    "Intervals: {confidence}%, t over blocks{own}."
+)
+OWN = ", each at the level of the look at which its point stopped"
+
+
+def conclusion(result: SweepResult) -> str:
+    """One sentence: how many points there are, and how often each verdict."""
+    comparisons = result.comparisons
+    axes = ", ".join(axis.name for axis in result.axes)
+    points = f"Sweep over {axes}: {len(comparisons)} point{'s' if len(comparisons) != 1 else ''}"
+    devices = kinds_of_device(result)
+    where = f"on the {' and '.join(devices)} device{'s' if len(devices) > 1 else ''}"
+    verdicts = Tally(
+        (each.primary, each.metrics[each.primary].verdict) for each in comparisons if each.after is not None
+    )
+    said = [f"{name} {word or 'without a verdict'} in {count}" for (name, word), count in verdicts.items()]
+    outputs = {spelled(each.at): each.outputs for each in comparisons}
+    differ = [point for point, each in outputs.items() if each.unexplained]
+    found = f"{points} {where}: {', '.join(said)}." if said else f"{points} {where}."
+    return found + (f" OUTPUTS DIFFER at {'; '.join(differ)}." if differ else "")
+
+
+def kinds_of_device(result: SweepResult) -> list[str]:
+    return sorted({each.device for each in result.comparisons})
+
+
+def page(result: SweepResult) -> Page:
+    return Page(conclusion(result), (tables.stopped(result),), tuple(parts(result)), warnings_of(result))
+
+
+def parts(result: SweepResult) -> Iterator[Table]:
+    """The changes, where there are any, then the levels."""
+    if any(each.after is not None for each in result.comparisons):
+        yield changes_table(result)
+    yield levels_table(result)
+
+
+def _of_points(result: SweepResult) -> list[str]:
+    """The columns that say which point a row is of: its axes, and the device where it is not the same one."""
+    axes = [axis.name for axis in result.axes]
+    return axes if len(kinds_of_device(result)) == 1 else list(dict.fromkeys([*axes, "device"]))
+
+
+def _point(each: PointResult, names: Sequence[str]) -> Iterator[str]:
+    """A comparison's cells in these columns."""
+    return (each.at.get(name, each.device) for name in names)
+
+
+def changes_table(result: SweepResult) -> Table:
+    """Per point the primary before and after, its change, and the verdict. Where points may stop early, each
+    interval says its confidence."""
+    names = _of_points(result)
+    primaries = dict.fromkeys(each.primary for each in result.comparisons)
+    mixed = len({each.confidence for each in result.comparisons}) > 1
+    rows = []
+    for each in result.comparisons:
+        row = each.metrics[each.primary]
+        rows.append(
+            (
+                *_point(each, names),
+                formatting.number(row.before),
+                formatting.number(row.after),
+                words.difference(row),
+                words.interval(row) + (f" at {words.confidence(each)}%" if mixed else ""),
+                words.verdict(row, primary=True),
+            )
+        )
+    title = f"Change of {', '.join(primaries)}, margin ±{100 * result.comparisons[0].margin:.3g}%"
+    note = NOTE.format(confidence=words.confidences(result.comparisons), own=OWN if mixed else "")
+    return Table(title, (*names, "before", "after", "change", "interval", "verdict"), tuple(rows), note)
+
+
+def levels_table(result: SweepResult) -> Table:
+    """Per point what was asked, the requests of a round, and what was reached: the mean batch, TPOT,
+    throughput and latency, before → after."""
+    names = _of_points(result)
+    rows = []
+    for each in result.comparisons:
+        measured = [each.mechanism.get("mean_batch"), *(each.metrics.get(name) for name in LEVELS)]
+        asked = (*_point(each, names), str(each.requests))
+        rows.append((*asked, *map(_sides, measured), str(each.blocks)))
+    columns = (*names, "requests", "batch", *LEVELS, "blocks")
+    note = "requests: asked in each round; batch: mean over decode steps"
+    return Table("Levels, before → after", columns, tuple(rows), note, numbers=())
+
+
+def _sides(row: MetricRow | Counter | None) -> str:
+    if row is None:
+        return "–"
+    if row.after is None:
+        return formatting.number(row.before)
+    return f"{formatting.number(row.before)} → {formatting.number(row.after)}"
+
+
+def warnings_of(result: SweepResult) -> list[str]:
+    """Those that every point has, once. Of the others, whose numbers differ from point to point, each kind
+    once with its points; one that only a single point has is told in full."""
+    found = {spelled(each.at): each.warnings for each in result.comparisons}
+    shared = [each for each in next(iter(found.values())) if all(each in every for every in found.values())]
+    common = tables.texts(shared)
+    devices = kinds_of_device(result)
+    if len(devices) > 1:
+        common.insert(0, f"points of several devices ({', '.join(devices)}): never compare their times")
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for name, warnings in found.items():
+        for each in warnings:
+            if each not in shared:
+                kinds.setdefault(each.kind, {}).setdefault(name, []).append(each.text)
+    for kind, points in kinds.items():
+        if len(points) == 1:
+            common += [f"{name}: {line}" for name, lines in points.items() for line in lines]
+        else:
+            common.append(
+                f"{kind}: at {len(points)} points, {', '.join(points)}; --format json has the numbers"
+            )
+    return common
+
+
+def to_csv(result: SweepResult) -> str:
+    """One line per point and metric, every one that was measured, unrounded; `confidence`, a fraction, is of
+    the interval."""
+    names = [axis.name for axis in result.axes]
+    lines = []
+    for each in result.comparisons:
+        about = [*(each.at[axis] for axis in names), each.run, each.device, each.confidence]
+        for name, row in each.metrics.items():
+            lines.append([*about, name, *msgspec.structs.astuple(row)])
+    return csv_text((*names, "run", "device", "confidence", "metric", *MetricRow.__struct_fields__), lines)

@@ -1,0 +1,103 @@
+"""What `bench trace` prints of one trace, or of two as before and after. Input is a `TraceResult`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from harness.common.formatting import number, percent
+from harness.report.page import Page, Table, csv_text
+from harness.trace.result import PartResult, RowResult, Source, TraceResult, Value
+
+SHOWN = 15  # rows of a ranked table; all of them are in json and csv
+NAME_WIDTH = 70  # of a name in a table, longer ones lose their middle
+SHARES = ("share", "busy")
+
+
+def headline(result: TraceResult) -> str:
+    """What was read, a line for each file."""
+    sides = {"before": result.before, **({} if result.after is None else {"after": result.after})}
+    return "\n".join(
+        (f"{name}: " if len(sides) > 1 else "") + _described(source) for name, source in sides.items()
+    )
+
+
+def _described(source: Source) -> str:
+    rows = ", ".join(f"{count:,} {name}" for name, count in source.rows.items())
+    devices = f"{source.devices} device{'s' if source.devices != 1 else ''}"
+    span = f"{number(source.span_ms)} ms"
+    return f"{source.file} ({source.format}): {span} of {devices}; {rows}"
+
+
+def parts(result: TraceResult) -> Iterator[Table]:
+    """Tables, the longest rows first and the rest left out; a part without rows says so."""
+    compared = result.after is not None
+    for part in result.parts.values():
+        rows = part.rows
+        left_out = len(rows) - SHOWN if part.ranked_by and len(rows) > SHOWN else 0
+        shown = rows[:SHOWN] if left_out else rows
+        more = f" {left_out:,} more in json and csv." if left_out else ""
+        note = part.note + more if rows else "None in the trace."
+        yield _compared(part, shown, note) if compared else _alone(part, shown, note)
+
+
+def _alone(part: PartResult, rows: Sequence[RowResult], note: str) -> Table:
+    measures = tuple(rows[0].values) if rows else ()
+    cells = (
+        (*map(shortened, row.key), *(_cell(name, row.values[name].before) for name in measures))
+        for row in rows
+    )
+    return Table(part.title, (*part.keys, *measures), tuple(cells), note, numbers=measures)
+
+
+def _compared(part: PartResult, rows: Sequence[RowResult], note: str) -> Table:
+    """A line for each measure of each row; the key stands in the first of them."""
+    cells = []
+    for row in rows:
+        for place, (name, value) in enumerate(row.values.items()):
+            key = map(shortened, row.key) if place == 0 else ("" for _ in row.key)
+            before, after = (_cell(name, each) for each in (value.before, value.after))
+            cells.append((*key, name, before, after, _change(name, value)))
+    columns = (*part.keys, "", "before", "after", "change") if rows else ()
+    return Table(part.title, columns, tuple(cells), note)
+
+
+def _change(measure: str, value: Value) -> str:
+    """Of what is shown in percent, in points: its change in percent would be mistaken for these."""
+    before, after = value.before, value.after
+    if measure not in SHARES or before is None or after is None:
+        return percent(value.change)
+    return f"{100 * (after - before):+.1f} points".replace("-", "−")
+
+
+def _cell(measure: str, value: float | None) -> str:
+    if value is not None and measure in SHARES:
+        return f"{value:.1%}"
+    if value is not None and measure == "count":
+        return f"{value:,.0f}"
+    return number(value)
+
+
+def shortened(name: str) -> str:
+    """A name that fits: its beginning and its end."""
+    if len(name) <= NAME_WIDTH:
+        return name
+    half = (NAME_WIDTH - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"
+
+
+def page(result: TraceResult) -> Page:
+    return Page(headline(result), (), tuple(parts(result)), result.warnings)
+
+
+def to_csv(result: TraceResult) -> str:
+    """One line per value, every one of them, unrounded."""
+    columns = Value.__struct_fields__
+    lines = [
+        (name, " / ".join(row.key), measure, *msgspec.structs.astuple(value))
+        for name, part in result.parts.items()
+        for row in part.rows
+        for measure, value in row.values.items()
+    ]
+    return csv_text(("part", "key", "measure", *columns), lines)

@@ -1,0 +1,1 @@
+"""The live side of a run: engine processes, load generator, blocks, readings of the machine."""

@@ -1,0 +1,301 @@
+"""A run from its first boot to its last block: what is booted, in which order, what is kept of each round.
+
+    block -1    one boot per arm and a warm-up round each, thrown away: first boots are slow
+    block 0...  one boot per arm, two at a time; then each arm runs its warm-up and its measured rounds while
+                the others are parked; all are stopped; the block is written
+
+The order of the arms is drawn for each block, and each of its rounds has that order: the rounds of two arms
+alternate, so that a machine whose speed changes within seconds treats both alike. Were every other round to
+go the other way, two rounds of one arm would lie end to end, and more of those changes would stay between the
+arms (results/reference/round_order.md). The rounds of a boot are pooled.
+
+While a round runs, this process sleeps: it wakes for the end, for a progress line (at most two a second),
+or for a death.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from engines import api
+from harness.common import differences, processes
+from harness.metrics import divergences
+from harness.metrics.steps import decode_intervals
+from harness.plan.design import Arm, Design, of_one_model
+from harness.plan.orders import round_seed, workload_order
+from harness.run import readings, records
+from harness.run.events import BlockBegun, BlockDone, Observer, RoundBegun, Said
+from harness.run.session import Booted, Session
+from harness.run.worktrees import checked_out
+from harness.store.block import Block
+from harness.store.files import StoreError
+from harness.store.manifest import Manifest, without_places, write_manifest
+from harness.store.tables import TABLES, finished_blocks, read_block, whole, write_block
+from harness.workload.plan import Planned, plan, skipped
+from harness.workload.workload import Workload
+
+WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
+
+
+def measure(folder: Path, manifest: Manifest, observe: Observer) -> Generator[tuple[Manifest, Block]]:
+    """Each block of a run in its turn, with the manifest as it then stands; those that `folder` holds already
+    are read, the others measured and written. Whoever has enough closes it.
+
+    Raises BadSetting (the request can't be served), RunFailed (a process failed or died) or
+    KeyboardInterrupt; in each case every finished block is on disk and no process is left.
+    """
+    with closing(measure_together({folder: manifest}, observe)) as measured:
+        for (described_by,), (block,) in measured:
+            yield described_by, block
+
+
+def measure_together(
+    runs: Mapping[Path, Manifest], observe: Observer
+) -> Generator[tuple[list[Manifest], list[Block]]]:
+    """The same for runs that differ in their workload alone, and share their boots: in each round every
+    workload has its turn. Each run keeps its own folder, as if it had been alone."""
+    folders, manifests = list(runs), list(runs.values())
+    design = manifests[0].design
+    kept = [set(finished_blocks(folder)) for folder in folders]
+    missing = [block for block in range(design.blocks) if not all(block in blocks for blocks in kept)]
+    with ExitStack() as stack:
+        session: Session | None = None
+        for number in range(design.blocks):
+            fresh: list[Block] = []
+            if number in missing:
+                if session is None:
+                    worktrees = stack.enter_context(checked_out(design.arms))
+                    session = stack.enter_context(Session(worktrees))
+                    manifests = _discarded(session, folders, manifests, len(missing), observe)
+                observe(BlockBegun(number, sum(each >= number for each in missing)))
+                fresh = _measured(session, folders, manifests, number, kept, observe)
+            yield (
+                manifests,
+                [
+                    fresh[place]
+                    if fresh and number not in blocks
+                    else Block(number, read_block(folder, number))
+                    for place, (folder, blocks) in enumerate(zip(folders, kept, strict=True))
+                ],
+            )
+
+
+def _measured(
+    session: Session,
+    folders: Sequence[Path],
+    manifests: Sequence[Manifest],
+    number: int,
+    kept: Sequence[set[int]],
+    observe: Observer,
+) -> list[Block]:
+    """One block of each run: booted, measured, written, shut down."""
+    began = time.monotonic()
+    first = manifests[0]
+    arms = first.design.arms_with_plant(first.plant_ns)
+    booted = session.boot([arms[each] for each in first.drawn[number]])
+    measured = [whole(each) for each in _block(session, manifests, number, booted, observe)]
+    for folder, blocks, tables in zip(folders, kept, measured, strict=True):
+        if number not in blocks:  # killed between two writes, some have it
+            write_block(folder, number, tables)
+    _shut(session, booted, observe)
+    stolen = max(float(np.max(each["rounds"].get("steal_share", 0.0))) for each in measured)
+    observe(BlockDone(number, time.monotonic() - began, stolen))
+    return [Block(number, tables) for tables in measured]
+
+
+def _discarded(
+    session: Session, folders: Sequence[Path], manifests: Sequence[Manifest], left: int, observe: Observer
+) -> list[Manifest]:
+    """The first boots, whose times are thrown away; the manifests with what they said of themselves, and with
+    the size of a delay that is to be planted."""
+    design = manifests[0].design
+    began = time.monotonic()
+    observe(BlockBegun(-1, left))
+    booted = session.boot(design.arms_with_plant(None))
+    manifests = [described(each, booted) for each in manifests]
+    measured = _block(session, manifests, -1, booted, observe)
+    if design.plant is not None and manifests[0].plant_ns is None:
+        size = planted_ns(design.plant, design.arms[0].name, measured[0]["steps"])
+        manifests = [msgspec.structs.replace(each, plant_ns=size) for each in manifests]
+    for folder, manifest in zip(folders, manifests, strict=True):
+        write_manifest(folder, manifest)
+    _shut(session, booted, observe)
+    observe(BlockDone(-1, time.monotonic() - began))
+    return manifests
+
+
+def _shut(session: Session, booted: Mapping[str, Booted], observe: Observer) -> None:
+    for name in session.shut(list(booted.values())):
+        observe(Said(f"the engine of {name} did not stop within {processes.GRACE_S:g} s and was killed"))
+
+
+def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:
+    """`share` of an arm's mean step interval (metrics.decode_intervals). Raises BadSetting where the arm has
+    no step records."""
+    if not len(steps) or not (steps["arm"] == arm).any():
+        raise api.BadSetting(f"--plant is sized by the steps of {arm}, and its engine records none")
+    intervals = decode_intervals(steps[steps["arm"] == arm])["interval_ns"]
+    if not len(intervals):
+        raise api.BadSetting("--plant is sized by decode steps, and there are none; raise --max-new-tokens")
+    return round(share * float(intervals.mean()))
+
+
+def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
+    """The manifest with what the engines say of themselves. Raises BadSetting where the arms run on
+    different kinds of device, StoreError where a resumed run would go on with another engine."""
+    found = {name: each.description for name, each in booted.items()}
+    kinds = sorted({each.device["kind"] for each in found.values()})
+    if len(kinds) > 1:
+        names = " and ".join(arm.name for arm in manifest.design.arms)
+        raise api.BadSetting(f"{names} run on different devices ({', '.join(kinds)}): never compared")
+    for name, old in manifest.descriptions.items():
+        if name in found and (other := differences.difference(_identity(old), _identity(found[name]))):
+            raise StoreError(
+                f"can't resume {manifest.run} with another engine in {name}: {other}; start a fresh run"
+            )
+    stored = {name: without_places(each) for name, each in found.items()}
+    return msgspec.structs.replace(manifest, descriptions=stored)
+
+
+def _identity(described: api.Description) -> dict[str, Any]:
+    """What the settings do not pin: a server may have another model, a virtual environment other versions."""
+    device, model = described.device, described.model
+    return {
+        "device": {"kind": device["kind"], "name": device["name"]},
+        "model": model.get("name"),
+        "versions": described.versions,
+    }
+
+
+def _block(
+    session: Session,
+    manifests: Sequence[Manifest],
+    block: int,
+    booted: Mapping[str, Booted],
+    observe: Observer,
+) -> list[dict[str, pd.DataFrame]]:
+    """Every arm's rounds on the workload of each run, in the order of this block; the block's tables for
+    each run."""
+    designs = [each.design for each in manifests]
+    design = designs[0]
+    parts: list[dict[str, list[pd.DataFrame]]] = [{name: [] for name in TABLES} for _ in designs]
+    context = least_context([each.description for each in booted.values()])
+    if block == -1:
+        for each in booted.values():  # refuse now what does not fit the model, not after a warm-up that did
+            for one in designs:
+                planned(one.workload, round_seed(one.seed, block, 0), each, context)
+    with ExitStack() as stack:
+        gpus = {arm.name: _gpu(booted[arm.name], stack) for arm in design.arms}
+        # Parked arms hold the card too.
+        own = {pid for each in booted.values() for pid in each.pids.values()} | {*session.pids.values()}
+        for index in rounds_of(design, block):
+            for number in workload_order(design.seed, block, index, len(designs)):
+                for position, arm in enumerate(arms_in_order(manifests[0], block)):
+                    observe(RoundBegun(block, arm.name, index))
+                    tables = _round(
+                        session, designs[number], block, index, booted[arm.name], context,
+                        gpus[arm.name], own, observe,
+                    )  # fmt: skip
+                    tables["rounds"]["position"] = position
+                    for name, table in tables.items():
+                        table.insert(0, "arm", arm.name)
+                        table.insert(1, "round", index)
+                        if index >= 0:
+                            parts[number][name].append(table)
+    return [_whole(one, each) for one, each in zip(designs, parts, strict=True)]
+
+
+def _whole(design: Design, parts: Mapping[str, Sequence[pd.DataFrame]]) -> dict[str, pd.DataFrame]:
+    """A block's tables from those of its rounds. Token ids are kept only where outputs of arms of one
+    model and dtype differ."""
+    tables = {name: pd.concat(each, ignore_index=True) for name, each in parts.items() if each}
+    if "requests" not in tables:  # all rounds were warm-ups
+        return tables
+    differing = divergences.find(tables["requests"], of_one_model(design))
+    return tables | {"requests": tables["requests"].drop(columns="token_ids"), "divergences": differing}
+
+
+def arms_in_order(manifest: Manifest, block: int) -> list[Arm]:
+    """The arms as they run in each round of `block`, as they were drawn; nothing is for the discarded one."""
+    arms = manifest.design.arms
+    order = range(len(arms)) if block == -1 else manifest.drawn[block]
+    return [arms[number] for number in order]
+
+
+def rounds_of(design: Design, block: int) -> Iterator[int]:
+    """Indices of a boot's rounds: warm-ups below zero, then the measured ones. The discarded boot has one
+    warm-up, since the first round after a boot pays for what the machine, not the engine, has forgotten; and,
+    where a planted delay is sized by its steps, a whole round: a shorter one would have other batches."""
+    if block == -1:
+        yield from (-1,) if design.plant is None else (-1, 0)
+        return
+    yield from range(-design.warmup_rounds, design.rounds)
+
+
+def warmup(workload: Workload) -> Workload:
+    """The same workload with fewer requests."""
+    return msgspec.structs.replace(workload, num_requests=max(1, workload.num_requests // WARMUP_SHARE))
+
+
+def least_context(descriptions: Iterable[api.Description]) -> int:
+    """Tokens of the smallest context among the arms. A prompt that one arm has no room for is asked of none:
+    what a workload skips moves all prompts behind it, and the arms would be asked different things."""
+    return min(int(each.model["context"]) for each in descriptions)
+
+
+def planned(
+    workload: Workload, seed: int, booted: Booted, context: int
+) -> tuple[list[Planned], dict[str, int]]:
+    """What a round asks of an engine, in at most `context` tokens a request, and how much of its data it
+    skips, by reason. Raises BadSetting where it does not fit."""
+    tokenizer = str(booted.description.model.get("tokenizer", ""))
+    return plan(workload, seed, tokenizer, context), skipped(workload, seed, tokenizer, context)
+
+
+def _round(
+    session: Session, design: Design, block: int, index: int, booted: Booted, context: int,
+    gpu: readings.Gpu | None, own: set[int], observe: Observer,
+) -> dict[str, pd.DataFrame]:  # fmt: skip
+    workload = design.workload if index >= 0 else warmup(design.workload)
+    seed = round_seed(design.seed, block, index)
+    asked, passed_over = planned(workload, seed, booted, context)
+    pids = {**booted.pids, **session.pids}
+    session.begin(booted)
+    start = readings.read(pids)
+    done = session.load(booted, asked, workload.concurrency, workload.interval_ns, observe)
+    row = readings.between(start, readings.read(pids))
+    if gpu is not None:
+        row |= gpu.read(own)
+    record = session.collect(booted)
+    if all(done.data.errors):
+        raise api.EngineError(f"{booted.arm.name} served no request: {done.data.errors[0]}")
+    steps = records.steps_frame(record)
+    row |= {"seed": seed, "started_ns": done.started_ns, "ended_ns": done.ended_ns}
+    row |= {f"skipped.{reason}": count for reason, count in passed_over.items()}
+    row |= {f"memory.{name}": value for name, value in record.memory.items()}
+    row |= {f"counter.{name}": value for name, value in record.counters.items()}
+    if len(steps) and "cpu_ms.engine" in row:
+        row["host_cpu_us_per_step"] = row["cpu_ms.engine"] * 1e3 / len(steps)
+    return {
+        "requests": records.requests_frame(done),
+        "steps": steps,
+        "rounds": pd.DataFrame([row]),
+        "work": records.device_frame(record),
+    }
+
+
+def _gpu(booted: Booted, stack: ExitStack) -> readings.Gpu | None:
+    """NVML's view of the card, where the engine runs on one and NVML can be had."""
+    if booted.description.device["kind"] != "cuda":
+        return None
+    gpu = readings.open_gpu({**os.environ, **booted.arm.env})
+    return gpu and stack.enter_context(gpu)

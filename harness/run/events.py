@@ -1,0 +1,46 @@
+"""What a run tells of itself while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.run import messages
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBegun:
+    """A block is about to boot; -1 is the discarded one. `left`: blocks that are not done yet, at most."""
+
+    block: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBegun:
+    """A round of an arm is about to start; a negative index is a warm-up."""
+
+    block: int
+    arm: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDone:
+    """A block is on disk (or, -1, thrown away); it took `seconds`, and in its worst round other virtual
+    machines took the share `stolen` of the CPU time."""
+
+    block: int
+    seconds: float
+    stolen: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line that a person should see."""
+
+    line: str
+
+
+Event = BlockBegun | RoundBegun | BlockDone | Said | messages.Progress
+Observer = Callable[[Event], None]

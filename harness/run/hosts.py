@@ -1,0 +1,135 @@
+"""The processes that engines run in: what each starts with, what it is called, and what must hold before an
+engine counts as booted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+import engines
+from engines import api
+from harness.common.processes import Child
+from harness.plan.design import Arm
+from harness.run.worktrees import search_path
+
+ENVIRONMENT = {
+    # One compute thread per process: two OpenMP threads are slowed 10-40x by another busy process.
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # `python -m` would look for each module in the current folder first, whoever's that is.
+    "PYTHONSAFEPATH": "1",
+}
+EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
+IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
+SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture that waits is no faster
+CORES_PER_BOOT = 4  # where there are more than eight cores, more boot at once
+GIB = 1 << 30
+ROLES = {"device": "device process", "output": "output process", "server": "server"}
+
+
+class RunFailed(api.EngineError):
+    """A process of the run failed or died; the message is one line that names it.
+
+    `details` is what is known besides (a traceback, the process's output), for --debug.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+def host_role(arm: str) -> str:
+    """What an arm's host is called."""
+    return f"engine host of {arm}"
+
+
+def spec_of(arm: Arm) -> api.EngineSpec:
+    """The spec of the arm's engine, which is installed: the design was checked."""
+    spec: api.EngineSpec = api.pick(arm.engine, api.find_engines(), "engine")
+    return spec
+
+
+def side_by_side(cores: int) -> int:
+    """How many engines boot at once."""
+    return max(SIDE_BY_SIDE, cores // CORES_PER_BOOT)
+
+
+def private_bytes(children: Iterable[Child]) -> int:
+    """Memory that would be free without these processes. One that is gone has none; that it died is told by
+    whoever waits for it next."""
+    total = 0
+    for child in children:
+        with suppress(psutil.NoSuchProcess):  # a zombie is one too
+            total += psutil.Process(child.pid).memory_full_info().uss
+    return total
+
+
+def check_memory(booted: int, arms: int, taken: int, free: int) -> None:
+    """Raises BadSetting where the arms that are still to boot will not fit beside those that have: a block's
+    arms are all alive at once, all but one parked. `taken`: bytes of the booted; `free`: bytes."""
+    wanted = taken / booted * (arms - booted)
+    if wanted > free:
+        raise api.BadSetting(
+            f"{arms} arms at once need about {taken / booted * arms / GIB:.1f} GiB, and with {booted} of "
+            f"them booted, {free / GIB:.1f} GiB are free: compare fewer, or a smaller model"
+        )
+
+
+def check_description(ready: api.Ready) -> None:
+    """Raises RunFailed where an engine leaves out what its Description has to say at least."""
+    said = ready.description
+    for what, there, needed in (
+        ("device", said.device, api.DEVICE_KEYS),
+        ("model", said.model, api.MODEL_KEYS),
+    ):
+        if missing := [name for name in needed if name not in there]:
+            raise RunFailed(
+                f"the engine of {ready.name} describes its {what} without {' and '.join(missing)}"
+            )
+
+
+def check_interpreter(arm: Arm) -> None:
+    """Raises BadSetting where the arm's own interpreter is none, or lacks what every host needs."""
+    if arm.python is None:
+        return
+    try:
+        done = subprocess.run(
+            [arm.python, "-c", "import engines.host; print('ready')"],
+            env=environment(arm.env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_S,
+        )
+    except OSError as error:
+        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: it does not answer") from None
+    if done.stdout.strip() != "ready":
+        why = (done.stderr.strip().splitlines() or ["it is not a Python that can run an engine"])[-1].strip()
+        raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {why}")
+
+
+def environment(
+    extra: Mapping[str, str], worktree: Path | None = None, plain: bool = False
+) -> dict[str, str]:
+    """What a process of the run starts with. A checkout's folder is put on the path, so that a foreign
+    interpreter finds `engines` too; an installed package is left to the interpreter. A worktree comes in
+    front of everything, also of the current folder, which may hold the same packages at another commit.
+    `plain`: without ENVIRONMENT."""
+    values = {**os.environ, **({} if plain else ENVIRONMENT)}
+    root = Path(engines.__file__).resolve().parent.parent
+    if "site-packages" not in root.parts:
+        rest = os.environ.get("PYTHONPATH")
+        values["PYTHONPATH"] = f"{root}{os.pathsep}{rest}" if rest else str(root)
+    values |= extra
+    if worktree is not None:
+        path = [*search_path(worktree), *filter(None, [values.get("PYTHONPATH")])]
+        values |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+    return values

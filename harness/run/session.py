@@ -1,0 +1,422 @@
+"""The live side of a run: the load generator, the booted engines, and waiting for either while watching that
+every process lives. One Session per run; everything it started is gone when it is left, however it is left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+from types import TracebackType
+from typing import NoReturn, TypeVar
+
+import msgspec
+import psutil
+import zmq
+
+from engines import api
+from harness.common import processes, temporary
+from harness.common.processes import Child
+from harness.common.signals import undisturbed
+from harness.plan.design import Arm
+from harness.run import messages, records
+from harness.run.hosts import (
+    EXPLAIN_MS,
+    ROLES,
+    SIDE_BY_SIDE,
+    RunFailed,
+    check_description,
+    check_interpreter,
+    check_memory,
+    environment,
+    host_role,
+    private_bytes,
+    side_by_side,
+    spec_of,
+)
+from harness.workload.plan import Planned
+
+STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
+ANSWER_S = 60.0  # an engine at rest that does not answer for so long hangs; a start may take any time
+GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
+
+T = TypeVar("T")
+OnProgress = Callable[[messages.Progress], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Booted:
+    """A running engine. `children` is its host first, then every other process it named."""
+
+    arm: Arm
+    children: tuple[Child, ...]
+    inbox: zmq.Socket[bytes]
+    address: str
+    description: api.Description
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {"engine": self.children[0].pid, **self.description.pids}
+
+
+class Session:
+    """Processes and sockets of one run. Use as a context manager.
+
+    `worktrees`: by the arm's name, the folder whose code it runs in place of what is installed. Without a
+    `generator` no load is put on the engines: what they say comes here (`submit`, `events`), and is not
+    timed.
+    """
+
+    def __init__(self, worktrees: Mapping[str, Path] | None = None, generator: bool = True) -> None:
+        self._worktrees = worktrees or {}
+        self._with_generator = generator
+        self._alive: list[Child] = []
+        self._failed: set[str] = set()  # roles of hosts that said so, and are stopping their engines
+        self._boots = 0
+        self._rounds = 0
+        self._began_ns = 0
+        self._generator: Child | None = None
+        self._loaded: Booted | None = None  # the engine of the latest round
+
+    def __enter__(self) -> Session:
+        self._left = ExitStack()
+        self._room = self._left.enter_context(temporary.for_sockets())
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._from_hosts = self._bound("hosts")
+        self._from_load = self._bound("load")
+        self._poller = zmq.Poller()
+        self._poller.register(self._from_hosts, zmq.POLLIN)
+        self._poller.register(self._from_load, zmq.POLLIN)
+        self._to_load = self._context.socket(zmq.PUSH)
+        try:
+            if self._with_generator:
+                self._start_load()
+            else:
+                self._events = self._bound("events")
+                self._poller.register(self._events, zmq.POLLIN)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill what lives and remove the sockets; an engine that told of its failure has seconds to stop."""
+        with undisturbed():
+            processes.wait([child for child in self._alive if child.role in self._failed], processes.GRACE_S)
+            processes.end(self._alive)
+            self._alive = []
+            self._context.destroy(linger=0)
+            self._left.close()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The run's processes that are no engine's."""
+        load = {} if self._generator is None else {"load_generator": self._generator.pid}
+        return {"harness": os.getpid(), **load}
+
+    # -- boots ---------------------------------------------------------------------------------------------
+
+    def boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
+        """Start one engine per arm, in order, some side by side; by name, all ready. Raises BadSetting or
+        RunFailed."""
+        first = self._boots == 0
+        # The memory of the first two tells whether the others fit, so only later boots start more at once.
+        at_once = SIDE_BY_SIDE if first else side_by_side(len(os.sched_getaffinity(0)))
+        if any(spec_of(arm).starts_alone for arm in arms):
+            at_once = 1
+        if first:
+            for arm in arms:
+                check_interpreter(arm)
+        booted: dict[str, Booted] = {}
+        while len(booted) < len(arms):
+            booted |= self._boot(arms[len(booted) : len(booted) + at_once])
+            if first:
+                children = (child for each in booted.values() for child in each.children)
+                free = psutil.virtual_memory().available
+                check_memory(len(booted), len(arms), private_bytes(children), free)
+        return booted
+
+    def _boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
+        descriptions: dict[str, api.Description] = {}
+        try:
+            hosts = {arm.name: self._start_host(arm) for arm in arms}
+            while len(descriptions) < len(arms):
+                ready = self._host_says(api.Ready)
+                check_description(ready)
+                self._check_origin(ready)
+                descriptions[ready.name] = ready.description
+        except KeyboardInterrupt as error:  # how long a start may take is not known here: perhaps one hangs
+            missing = [arm.name for arm in arms if arm.name not in descriptions]
+            error.add_note(f"{' and '.join(missing)} had not started yet")
+            raise
+        return {arm.name: self._joined(arm, *hosts[arm.name], descriptions[arm.name]) for arm in arms}
+
+    def shut(self, booted: Sequence[Booted]) -> list[str]:
+        """Ask engines to stop; what does not is killed. The arms of those that were killed. Raises RunFailed
+        where one fails while it stops."""
+        for each in booted:
+            each.inbox.send(msgspec.msgpack.encode(api.Stop()))
+        children = [child for each in booted for child in each.children]
+        for child in children:
+            self._poller.unregister(child.pidfd)
+        late = processes.end(children, processes.GRACE_S)
+        for child in children:
+            self._alive.remove(child)
+        for each in booted:
+            each.inbox.close(linger=0)
+        self._raise_if_explained(0)  # left unread, such a failure would be blamed on the next boot
+        return [each.arm.name for each in booted if any(child in late for child in each.children)]
+
+    def _start_host(self, arm: Arm) -> tuple[Child, str]:
+        self._boots += 1
+        stem = f"host-{self._boots}"
+        address = self._endpoint(stem)
+        config = api.HostConfig(
+            name=arm.name,
+            build=spec_of(arm).build,
+            options=arm.options,
+            toggles=arm.toggles,
+            inbox=address,
+            replies=self._endpoint("hosts"),
+            events=self._endpoint("events"),
+        )
+        role = host_role(arm.name)
+        worktree = self._worktrees.get(arm.name)
+        # A server is started as its command says: its threads and where it imports from are its own affair.
+        plain = "cmd" in arm.toggles
+        alone = ["-P"] if plain else []  # what PYTHONSAFEPATH says, to the host and not to its server
+        command = [arm.python or sys.executable, *alone, "-m", "engines.host"]
+        command.append(msgspec.json.encode(config).decode())
+        return self._start(role, command, environment(arm.env, worktree, plain), stem), address
+
+    def _check_origin(self, ready: api.Ready) -> None:
+        """An engine found outside its worktree is the same code in both arms: a lie of a result."""
+        worktree = self._worktrees.get(ready.name)
+        if worktree is None or not ready.origin or Path(ready.origin).is_relative_to(worktree):
+            return
+        raise api.BadSetting(
+            f"{ready.name} was to run the code of its ref, and its interpreter found the engine in "
+            f"{ready.origin}: install each ref into an interpreter of its own, and give these with "
+            "--before python=... --after python=..."
+        )
+
+    def _joined(self, arm: Arm, host: Child, address: str, description: api.Description) -> Booted:
+        inbox = self._context.socket(zmq.PUSH)
+        inbox.connect(address)
+        children = [host]
+        for role, pid in description.pids.items():
+            if pid == host.pid:
+                continue
+            child = processes.adopt(f"{ROLES.get(role, role)} of {arm.name}", pid)
+            if child is None:
+                self._raise_if_explained()
+                raise RunFailed(f"the {ROLES.get(role, role)} of {arm.name} (pid {pid}) died at once")
+            self._watch(child)
+            children.append(child)
+        return Booted(arm, tuple(children), inbox, address, description)
+
+    def _start_load(self) -> None:
+        config = messages.LoadConfig(
+            events=self._endpoint("events"), inbox=self._endpoint("orders"), replies=self._endpoint("load")
+        )
+        command = [sys.executable, "-m", "harness.run.load_generator", msgspec.json.encode(config).decode()]
+        self._generator = self._start("load generator", command, environment({}), "generator")
+        self._load_says(messages.LoadReady)
+        self._to_load.connect(config.inbox)
+
+    # -- rounds --------------------------------------------------------------------------------------------
+
+    def begin(self, booted: Booted) -> None:
+        """Make the engine forget what it recorded."""
+        self._began_ns = perf_counter_ns()
+        self._ask(booted, api.BeginRound(), api.Begun)
+
+    def begin_profile(self, booted: Booted, steps: int) -> None:
+        """The same, for a round that is profiled, with a window of so many steps."""
+        self._began_ns = perf_counter_ns()
+        self._ask(booted, api.BeginProfile(steps), api.Begun)
+
+    def load(
+        self, booted: Booted, plan: list[Planned], concurrency: int | None, interval_ns: int,
+        on_progress: OnProgress,
+    ) -> messages.RoundDone:  # fmt: skip
+        """Send one round's requests and wait for their end; meanwhile this process sleeps."""
+        self._rounds += 1
+        self._loaded = booted
+        order = messages.RunRound(
+            round_id=self._rounds,
+            target=booted.address,
+            plan=plan,
+            concurrency=concurrency,
+            interval_ns=interval_ns,
+        )
+        self._to_load.send(msgspec.msgpack.encode(order))
+        return self._load_says(messages.RoundDone, on_progress)
+
+    def collect(self, booted: Booted) -> api.RoundRecord:
+        """What the engine recorded since `begin`. Raises RunFailed for records that can't be."""
+        record = self._ask(booted, api.Collect(), api.Collected).record
+        if wrong := records.broken(record, self._began_ns, perf_counter_ns()):
+            raise RunFailed(f"the engine of {booted.arm.name} made impossible records: {wrong}")
+        return record
+
+    # -- without a load generator --------------------------------------------------------------------------
+
+    def submit(self, booted: Booted, request: api.Request) -> None:
+        """Send a request, whose events come to `events`."""
+        booted.inbox.send(msgspec.msgpack.encode(api.Submit(request)))
+
+    def events(self) -> list[api.Event]:
+        """What an engine says next; with requests in flight. Raises RunFailed where it says nothing."""
+        self._wait(self._events, STALL_S, "no engine said anything for {}, with requests in flight")
+        return msgspec.msgpack.decode(self._events.recv(), type=list[api.Event])
+
+    # -- waiting -------------------------------------------------------------------------------------------
+
+    def _ask(self, booted: Booted, command: msgspec.Struct, kind: type[T]) -> T:
+        """Tell an engine to do what takes it no time, and wait for its answer."""
+        booted.inbox.send(msgspec.msgpack.encode(command))
+        what = f"the engine of {booted.arm.name} hangs: it did not answer {type(command).__name__} for {{}}"
+        return self._host_says(kind, ANSWER_S, what)
+
+    def _host_says(self, kind: type[T], seconds: float | None = None, silence: str = "") -> T:
+        while True:
+            self._wait(self._from_hosts, seconds, silence)
+            message = self._heard()
+            if isinstance(message, api.Failed):
+                raise self._failure(message)
+            if isinstance(message, kind):
+                return message
+
+    def _heard(self) -> api.FromHost:
+        """The next message of a host. Raises RunFailed for one that is not as engines/api says: what an
+        engine made is looked at here, not in its own process."""
+        message = self._from_hosts.recv()
+        try:
+            heard: api.FromHost = msgspec.msgpack.decode(message, type=api.FromHost)
+        except msgspec.ValidationError as error:
+            said = msgspec.msgpack.decode(message)
+            raise RunFailed(f"the engine of {said['name']} broke engines/api: {error}") from None
+        return heard
+
+    def _load_says(self, kind: type[T], on_progress: OnProgress | None = None) -> T:
+        while True:
+            self._wait(self._from_load)
+            message = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
+            if isinstance(message, messages.LoadFailed):
+                self._raise_load_failure(message)
+            if isinstance(message, messages.Progress) and on_progress is not None:
+                on_progress(message)
+            if isinstance(message, kind):
+                return message
+
+    def _wait(self, wanted: zmq.Socket[bytes], seconds: float | None = None, silence: str = "") -> None:
+        """Block until `wanted` has a message. A death, or an engine that says Failed, raises; so does silence
+        for `seconds`, with the message `silence`, which has a place for them."""
+        while True:
+            ready = dict(self._poller.poll(None if seconds is None else int(seconds * 1e3)))
+            if wanted in ready:
+                return
+            if not ready and seconds is not None:
+                raise RunFailed(silence.format(f"{seconds:g} s"))
+            if self._from_hosts in ready:  # nothing is expected of a host now, so this is a failure
+                message = self._heard()
+                if isinstance(message, api.Failed):
+                    raise self._failure(message)
+            self._raise_if_dead()
+
+    def _raise_load_failure(self, message: messages.LoadFailed) -> NoReturn:
+        """Raise what the load generator says of the engine, with the last line that its host printed. The
+        engine's own failure or death, which may show a moment later, goes first; that the load generator ends
+        after its last word is no death to report."""
+        others = [child for child in self._alive if child is not self._generator]
+        self._await_news(others, EXPLAIN_MS)
+        self._raise_if_explained(0)
+        self._raise_if_dead(others)
+        if self._loaded is None:
+            raise RunFailed(f"the load generator gave up: {message.message}", message.traceback)
+        arm, (host, *_) = self._loaded.arm, self._loaded.children
+        said = host.last_words()
+        printed = f"; its host last printed: {said}" if said else ""
+        raise RunFailed(
+            f"the load generator gave up on {arm.name}: {message.message}{printed}",
+            f"{message.traceback}\n{host.output()}",
+        )
+
+    def _raise_if_dead(self, among: Sequence[Child] | None = None) -> None:
+        """Name the process that died. A host that was killed takes what its engine started along, so it is
+        named first; else that is named before its host, which may have ended because of it. Where no signal
+        killed what was started here, an engine may still say what it knows."""
+        watched = self._alive if among is None else among
+        dead = [child for child in watched if child.ended()]
+        if not dead:
+            return
+        hosts = [child for child in watched if child.popen is not None and child is not self._generator]
+        adopted = any(child.popen is None for child in dead)
+        if adopted and not any(child.killed for child in dead) and not any(host in dead for host in hosts):
+            # The kernel ends what a killed host started before it tells of the host itself.
+            self._await_news(hosts, GONE_MS)
+            dead = [child for child in watched if child.ended()]
+        by_signal = [child for child in dead if child.killed]
+        child = (by_signal or [each for each in dead if each.popen is None] or dead)[0]
+        if child is self._generator and not by_signal and self._from_load.poll(EXPLAIN_MS):
+            word = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
+            if isinstance(word, messages.LoadFailed):
+                self._raise_load_failure(word)
+        if not by_signal:
+            self._raise_if_explained()
+        obituary, said = child.obituary(), child.last_words()
+        if "ModuleNotFoundError" in said:
+            raise api.BadSetting(f"the interpreter of the {child.role} lacks a package: {said}")
+        raise RunFailed(f"{obituary}: {said}" if said else obituary, child.output())
+
+    def _await_news(self, children: Sequence[Child], patience_ms: int) -> None:
+        """Until a host says something or one of these processes has ended."""
+        news = zmq.Poller()
+        for each in (self._from_hosts, *(child.pidfd for child in children)):
+            news.register(each, zmq.POLLIN)
+        news.poll(patience_ms)
+
+    def _raise_if_explained(self, patience_ms: int = EXPLAIN_MS) -> None:
+        """A host that fails says why and ends; which of the two is seen first is chance."""
+        if self._from_hosts.poll(patience_ms):
+            message = self._heard()
+            if isinstance(message, api.Failed):
+                raise self._failure(message)
+
+    def _failure(self, message: api.Failed) -> Exception:
+        self._failed.add(host_role(message.name))
+        if message.usage:
+            return api.BadSetting(message.message)
+        gone = [child for child in self._alive if child.pid in message.died]
+        who = gone[0].obituary() if gone else f"the engine of {message.name} failed"
+        return RunFailed(f"{who}: {message.message}", message.traceback)
+
+    # -- small things --------------------------------------------------------------------------------------
+
+    def _start(self, role: str, command: Sequence[str], environment: Mapping[str, str], stem: str) -> Child:
+        child = processes.start(role, command, environment, self._room / f"{stem}.log")
+        self._watch(child)
+        return child
+
+    def _watch(self, child: Child) -> None:
+        self._alive.append(child)
+        self._poller.register(child.pidfd, zmq.POLLIN)
+
+    def _endpoint(self, name: str) -> str:
+        return f"ipc://{self._room / name}"
+
+    def _bound(self, name: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PULL)
+        socket.rcvhwm = 0
+        socket.bind(self._endpoint(name))
+        return socket

@@ -1,0 +1,1 @@
+"""The results folder: manifest.json, blocks/000/*.parquet, summary.json."""

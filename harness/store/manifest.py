@@ -1,0 +1,219 @@
+"""manifest.json: what a run was meant to be and where it ran, written before its first block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engines import api
+from harness.common.differences import difference
+from harness.common.machine import Code, Machine
+from harness.plan.design import Design
+from harness.store.files import (
+    EVALUATION_FILE,
+    EXPERIMENT_FILE,
+    PROFILE_FILE,
+    SWEEP_FILE,
+    StoreError,
+    digest,
+    read_json,
+    write_json,
+)
+from harness.store.tables import TABLES
+
+if TYPE_CHECKING:
+    pass
+
+from harness.common import machine
+from harness.plan.orders import orders
+from harness.store import trust
+from harness.store.files import SCHEMA_VERSION
+
+NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run comes from that another tool measured: `bench import`."""
+
+    tool: str  # "vllm bench serve"
+    version: str  # "" where its files do not say
+    measured: list[str]  # when, for each block, as the file says it; "" where it does not
+    asked: dict[str, str]  # the workload, in the tool's own words
+    lacks: list[str]  # what its files do not say
+    differs: list[str]  # what was converted although its definition is not quite ours
+    fresh_boots: bool  # whoever imported it said that each file is of a server started anew
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run was meant to be and where it ran, written before its first block.
+
+    `after_first` is the order drawn for each block: whether the second arm came before the first. Of more
+    than two arms, `orders` has the whole order, by number; without it, a block has all reversed or none.
+    `descriptions` (by arm) is what the engines said of themselves once started, added after the discarded
+    boot.
+    """
+
+    schema_version: int
+    run: str  # the folder's name
+    created: str  # local time, ISO 8601 with its offset
+    design: Design
+    after_first: list[bool]
+    orders: list[list[int]] = []
+    machine: Machine
+    code: Code
+    versions: dict[str, str]
+    files: dict[str, str] = {}  # of the workload: a digest of each, by its path
+    descriptions: dict[str, api.Description] = {}
+    plant_ns: int | None = None  # the planted delay, sized in the discarded block
+    imported: Imported | None = None  # None: this program measured it
+    left_out: list[str] = []  # tables that its blocks no longer have; see check_whole
+    signature: str = ""  # that its design was asked for on this machine; see store/trust.py
+
+    @property
+    def promises_outputs(self) -> bool:
+        """Whether equal prompts must have equal outputs. Not where tokens are sampled: the last digit of a
+        logit, which depends on the batch, can move the border that a draw is compared with."""
+        greedy = self.design.workload.temperature == 0
+        return greedy and all(each.deterministic for each in self.descriptions.values())
+
+    @property
+    def resumed_by(self) -> str:
+        """The command that goes on with it by --resume."""
+        return "bench run" if self.design.factorial is None else "bench factorial"
+
+    @property
+    def drawn(self) -> list[list[int]]:
+        """The order of each block: its arms by number, the first to run first."""
+        given = range(len(self.design.arms))
+        return self.orders or [[*given[::-1]] if turned else [*given] for turned in self.after_first]
+
+    def pair(self, before: str, after: str) -> Manifest:
+        """The same run with these two of its arms alone, as a before and an after."""
+        arms = {arm.name: arm for arm in self.design.arms}
+        names = list(arms)
+        first, second = names.index(before), names.index(after)
+        return msgspec.structs.replace(
+            self,
+            design=msgspec.structs.replace(self.design, arms=(arms[before], arms[after])),
+            after_first=[order.index(second) < order.index(first) for order in self.drawn],
+            orders=[],
+            descriptions={name: each for name, each in self.descriptions.items() if name in (before, after)},
+        )
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write or replace manifest.json, whole or not at all."""
+    write_json(folder / "manifest.json", manifest)
+
+
+def check_whole(folder: Path, manifest: Manifest) -> None:
+    """Raises StoreError for a run of which tables were left out, where its blocks are needed: what could be
+    made from the others would not be what the run found."""
+    if manifest.left_out:
+        raise StoreError(
+            f"{folder} was stored without {_and(manifest.left_out)}, which this needs; bench compare and "
+            "report show what it found, bench rerun measures it again"
+        )
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def without_places(described: api.Description) -> api.Description:
+    """What an engine said of itself, to be stored: where its tokenizer lies on this machine is nothing to
+    keep. One that ships with a package is named by it, `engines.overlap.presets/tokenizer.json`; another one
+    goes with the model's name."""
+    path = Path(str(described.model.get("tokenizer", "")))
+    if not path.is_absolute():
+        return described
+    model = {name: value for name, value in described.model.items() if name != "tokenizer"}
+    if package := _package(path.parent):
+        model["tokenizer"] = f"{package}/{path.name}"
+    return msgspec.structs.replace(described, model=model)
+
+
+def _package(folder: Path) -> str:
+    """The dotted name of the package that a folder is, "" where it is none."""
+    inside = (folder / "__init__.py").exists()
+    return f"{_package(folder.parent)}.{folder.name}".lstrip(".") if inside else ""
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a run. Raises StoreError for no run folder, one of something else, a newer schema, or a
+    damaged file."""
+    of_something_else = {
+        PROFILE_FILE: "a profile, not a run: times taken while profiling are not measurements",
+        SWEEP_FILE: f"a sweep: each folder in it is a run; bench sweep {folder} shows all",
+        EXPERIMENT_FILE: "an experiment: each folder in it is a run; bench experiment show "
+        f"{folder} shows all",
+        EVALUATION_FILE: "an evaluation, not a run: nothing in it was timed",
+    }
+    for name, said in of_something_else.items():
+        if (folder / name).exists():
+            raise StoreError(f"{folder} is {said}")
+    path = folder / "manifest.json"
+    manifest = read_json(path, Manifest, "a run folder")
+    if not _fits(manifest):
+        raise StoreError(f"{path} was edited: its parts do not fit each other")
+    return manifest
+
+
+def _fits(manifest: Manifest) -> bool:
+    """Whether it has an order for each block, and what every arm said of itself, or nothing yet."""
+    design, described = manifest.design, manifest.descriptions
+    drawn = {len(manifest.after_first), len(manifest.orders) or design.blocks}
+    whole = all(
+        set(api.DEVICE_KEYS) <= each.device.keys() and set(api.MODEL_KEYS) <= each.model.keys()
+        for each in described.values()
+    )
+    all_of_them = not described or {arm.name for arm in design.arms} <= described.keys()
+    known = set(manifest.left_out) <= set(TABLES)
+    return bool(design.arms) and drawn == {design.blocks} and whole and all_of_them and known
+
+
+def check_resume(stored: Manifest, now: Manifest) -> None:
+    """Raises StoreError, naming the difference, unless `now` is the same commit, settings and machine."""
+    if stored.left_out:  # its blocks would be taken for missing, and measured again
+        raise StoreError(
+            f"{stored.run} is finished, and was stored without {_and(stored.left_out)}; bench rerun measures "
+            "it again"
+        )
+    pairs: tuple[tuple[str, Any, Any], ...] = (
+        ("another commit", stored.code, now.code),
+        ("settings that are not its own", stored.design, now.design),
+        ("another machine", stored.machine, now.machine),
+        ("other versions", stored.versions, now.versions),
+        ("other files", stored.files, now.files),
+    )
+    for what, old, new in pairs:
+        found = difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
+        if found:
+            raise StoreError(f"can't resume {stored.run} on {what}: {found}; start a fresh run")
+
+
+def described_here(design: Design, run: str, now: datetime, lot: str) -> Manifest:
+    """The manifest of a run that starts here and now; `lot` is what the order of its arms is drawn by."""
+    arms = len(design.arms)
+    drawn = [orders(lot, block, arms) for block in range(design.blocks)]
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        run=run,
+        created=now.isoformat(timespec="seconds"),
+        design=design,
+        after_first=[arms > 1 and order.index(1) < order.index(0) for order in drawn],
+        orders=drawn if arms > 2 else [],
+        machine=machine.fingerprint(),
+        code=machine.code(),
+        versions=machine.versions(),
+        files={path: digest(path) for path in design.workload.files},
+    )
+
+
+def signed(manifest: Manifest) -> Manifest:
+    """A manifest whose design was asked for here. That stays true however often it is rewritten."""
+    return msgspec.structs.replace(manifest, signature=trust.signature([manifest.design]))

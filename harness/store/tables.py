@@ -1,0 +1,143 @@
+"""The tables of a block, as parquet: blocks/000/{requests,steps,rounds,work,divergences}.parquet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.store.files import PARTIAL, StoreError, WriteFailed, reason_of, to_parquet, written_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What a block may hold; a table without rows has no file.
+TABLES = ("requests", "steps", "rounds", "work", "divergences")
+NEEDED = ("requests", "rounds")
+COLUMNS = {  # without which a table can't be what the runner wrote
+    "requests": (
+        "request", "scheduled_ns", "sent_ns", "submitted_ns", "accepted_ns", "tokenized_ns", "admitted_ns",
+        "chunk_ns", "chunk_tokens", "token_ns", "finished_ns", "reason", "prompt_tokens",
+        "completion_tokens", "digest", "error",
+    ),
+    "steps": (
+        "step", "kind", "batch", "dropped", "preempted", "device_start_ns", "device_end_ns", "device_ns",
+    ),
+    "rounds": ("started_ns", "ended_ns"),
+    "work": ("kind", "step", "start_ns", "end_ns"),
+    "divergences": (
+        "request", "before", "agreed", "before_token", "after_token", "before_gap", "after_gap", "near_tie",
+    ),
+}  # fmt: skip
+
+
+VALUES_FILE = "values.parquet"
+
+
+def write_values(folder: Path, values: pd.DataFrame) -> None:
+    """Keep what was made of each block and arm, a row each, beside a run of which tables are left out. A row
+    of the file is one value: a column for each metric would take more room for itself than for what is in
+    it."""
+    write_table(folder / VALUES_FILE, values.melt(["block", "arm"], var_name="metric"))
+
+
+def read_values(folder: Path) -> pd.DataFrame:
+    """What `write_values` wrote. Raises StoreError."""
+    path = folder / VALUES_FILE
+    found = _from_parquet(path)
+    if not len(found) or set(found) != {"block", "arm", "metric", "value"}:
+        raise StoreError(f"{path} was edited: it has other columns, or no row")
+    columns = dict(iter(found.groupby("metric", sort=False)))
+    rows = next(iter(columns.values()))[["block", "arm"]].reset_index(drop=True)
+    return rows.assign(**{metric: each["value"].to_numpy() for metric, each in columns.items()})
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write or replace a parquet file and its folder, whole or not at all. Raises WriteFailed."""
+    with written_whole(path) as partial:
+        to_parquet(partial, table)
+
+
+def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) -> None:
+    """Write one whole block; what a killed run left of it is dropped first. Raises WriteFailed."""
+    whole = _block_folder(folder, block)
+    partial = whole.with_name(whole.name + PARTIAL)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for name, table in tables.items():
+            if len(table) or name in NEEDED:
+                to_parquet(partial / f"{name}.parquet", table)
+        os.rename(partial, whole)
+    except OSError as error:
+        raise WriteFailed(f"can't write block {block} to {whole}: {reason_of(error)}") from error
+
+
+def whole(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The tables of a block as `read_block` gives them: every one, without rows where there are none."""
+    return {
+        name: tables[name] if name in NEEDED or len(tables.get(name, ())) else _empty(name) for name in TABLES
+    }
+
+
+def _empty(name: str) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(columns=["arm", "round", *COLUMNS[name]])
+
+
+def finished_blocks(folder: Path) -> list[int]:
+    """The numbers of the whole blocks, ascending."""
+    try:
+        names = [each.name for each in (folder / "blocks").iterdir() if each.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):  # another error does not mean that there are none
+        return []
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def read_block(folder: Path, block: int) -> dict[str, pd.DataFrame]:
+    """Every table of one block; one that has no file has its columns and no rows. Raises StoreError where a
+    file is missing, cut short or edited."""
+    return {name: read_table(folder, block, name) for name in TABLES}
+
+
+def read_table(folder: Path, block: int, name: str) -> pd.DataFrame:
+    """One table of a block, as read_block gives it. Raises StoreError."""
+    path = table_path(folder, block, name)
+    if not path.exists() and name not in NEEDED:
+        return _empty(name)
+    table = _from_parquet(path)
+    missing = next((each for each in ("arm", "round", *COLUMNS[name]) if each not in table), None)
+    if missing:
+        raise StoreError(f"{path} was edited: it has no column '{missing}'")
+    stamps = (each for each in COLUMNS[name] if each.endswith("_ns"))
+    strange = next((each for each in stamps if not _integers(table[each])), None)
+    if strange:
+        raise StoreError(f"{path} was edited: its column '{strange}' holds something other than integers")
+    return table
+
+
+def _from_parquet(path: Path) -> pd.DataFrame:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        return parquet.ParquetFile(path).read().to_pandas()
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"{path} is damaged or was edited: {reason_of(error)}") from error
+
+
+def _integers(column: pd.Series) -> bool:
+    """Whether it holds integers, one a row or an array a row."""
+    return bool(column.dtype.kind == "i") or all(getattr(each, "dtype", None) == "int64" for each in column)
+
+
+def table_path(folder: Path, block: int, table: str) -> Path:
+    """The file of a block's table."""
+    return _block_folder(folder, block) / f"{table}.parquet"
+
+
+def _block_folder(folder: Path, block: int) -> Path:
+    return folder / "blocks" / f"{block:03d}"

@@ -1,0 +1,245 @@
+"""What would be measured on this machine and what would spoil it. Each check is one function, one finding."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import cache_from_source, find_spec
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from engines.machine import cpu_model
+from harness.common import core_speed, machine
+from harness.common.timers import ask_for_exact_timers, ask_for_short_slice
+from harness.run import readings
+
+CPU = Path("/sys/devices/system/cpu")
+WATCH_S = 0.5  # how long other processes are watched
+BUSY_SHARE = 0.05  # of one core, from which a process disturbs
+BUSY_S = 2.0  # how long the cores are kept busy
+SLEEPS, SLEEP_S = 500, 0.0005
+LATE_MS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`fine`: nothing to do; else `remedy` says what to do."""
+
+    what: str
+    fine: bool
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """What cores showed while they had work all the time: the share of that time that was stolen, and the
+    time of each of many equal loops."""
+
+    stolen: float
+    loops_us: list[float]
+
+
+def examine() -> list[Finding]:
+    """Every check, in the order in which to read them. Takes four seconds."""
+    at_rest = [each() for each in (device, versions, nsys, cores, governor, turbo, load, other_processes)]
+    busy = keep_busy()
+    settings = [each() for each in (huge_pages, swap, memory, scheduler_slice, bytecode)]
+    return [*at_rest, steal(busy), speed(busy), wake_ups(), *settings]
+
+
+def device() -> Finding:
+    names = machine.gpu_names()
+    if names:
+        return Finding("device", True, f"cuda: {', '.join(names)}")
+    return Finding(
+        "device",
+        True,
+        "emulated: NVIDIA's driver shows no GPU here, so a second process is the accelerator; its times are "
+        "those of CPU cores",
+    )
+
+
+def versions() -> Finding:
+    found = machine.versions()
+    return Finding("versions", True, ", ".join(f"{name} {version}" for name, version in found.items()))
+
+
+def nsys() -> Finding:
+    path = shutil.which("nsys")
+    return Finding("nsys", True, path or "not on PATH; only needed for kernel traces of a GPU")
+
+
+def cores() -> Finding:
+    count = len(os.sched_getaffinity(0))
+    remedy = "" if count >= 2 else "the emulated device needs a core to itself: give two"
+    return Finding("cores", count >= 2, f"{count} usable, {cpu_model()}", remedy)
+
+
+def governor() -> Finding:
+    found = {_read(path) for path in CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {None}
+    if not found:
+        return Finding("governor", True, "not readable here")
+    fine = found == {"performance"}
+    return Finding("governor", fine, ", ".join(sorted(map(str, found))), "" if fine else "set performance")
+
+
+def turbo() -> Finding:
+    intel, boost = _read(CPU / "intel_pstate/no_turbo"), _read(CPU / "cpufreq/boost")
+    if intel is None and boost is None:
+        return Finding("turbo", True, "not readable here")
+    on = intel == "0" or boost == "1"
+    return Finding("turbo", not on, "on" if on else "off", "switch it off for steady clocks" if on else "")
+
+
+def load() -> Finding:
+    now = os.getloadavg()[0]
+    fine = now < 0.5
+    return Finding("load average", fine, f"{now:.2f}", "" if fine else "wait until the machine is quiet")
+
+
+def keep_busy() -> Busy:
+    """Nothing can be stolen from a core that has no work: those of core_speed.cores are given some."""
+    start = readings.cpu_ticks()
+    command = [sys.executable, "-I", core_speed.__file__]
+    running = [
+        subprocess.Popen(
+            [*command, str(core), str(BUSY_S)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        for core in core_speed.cores()
+    ]
+    loops = [float(each) for process in running for each in process.communicate()[0].split()]
+    ticks = [end - begin for begin, end in zip(start, readings.cpu_ticks(), strict=True)]
+    idle = ticks[3] + ticks[4]
+    return Busy(ticks[7] / max(1, sum(ticks) - idle), loops)
+
+
+def steal(busy: Busy) -> Finding:
+    fine = busy.stolen < 0.01
+    remedy = "" if fine else "other virtual machines take CPU time: use a dedicated host, or more blocks"
+    return Finding("steal", fine, f"{busy.stolen:.1%} of the time of busy cores", remedy)
+
+
+def speed(busy: Busy) -> Finding:
+    """Of cores that are kept busy; all of them together, for threads move."""
+    fast, slow = core_speed.spread(busy.loops_us)
+    fine = slow < core_speed.STEADY * fast
+    return Finding(
+        "speed",
+        fine,
+        f"the same loop takes {fast:.0f} to {slow:.0f} us",
+        "" if fine else "a neighbour on the same physical core, or clocks that move: use a dedicated host",
+    )
+
+
+def wake_ups() -> Finding:
+    """A virtual machine's idle core is handed back, and may be slow to return. On one such machine the
+    p99 was 1 to 3 ms, and 0.08 ms while a process of policy SCHED_IDLE kept each core from idling; but that
+    made the engine's steps 40% longer, so it is no remedy."""
+    ask_for_exact_timers()
+    late_ms = []
+    for _ in range(SLEEPS):
+        began = time.perf_counter()
+        time.sleep(SLEEP_S)
+        late_ms.append(1e3 * (time.perf_counter() - began - SLEEP_S))
+    late = float(np.quantile(late_ms, 0.99))
+    fine = late < LATE_MS
+    return Finding(
+        "wake-ups",
+        fine,
+        f"a sleep ends {late:.2f} ms late (p99)",
+        "" if fine else "a core is slow to return from idle: use a dedicated host",
+    )
+
+
+def other_processes() -> Finding:
+    """Processes that keep a core busy now, this one left out."""
+    watched = [each for each in psutil.process_iter(["name"]) if each.pid != os.getpid()]
+    start = {each.pid: spent for each in watched if (spent := _cpu_seconds(each)) is not None}
+    time.sleep(WATCH_S)
+    busy: list[tuple[float, str]] = []
+    for each in watched:
+        spent = _cpu_seconds(each)
+        if spent is not None and each.pid in start:
+            share = (spent - start[each.pid]) / WATCH_S
+            if share > BUSY_SHARE:
+                busy.append((share, f"{each.info['name']} (pid {each.pid}) {share:.0%} of a core"))
+    found = ", ".join(text for _, text in sorted(busy, reverse=True)[:3])
+    return Finding("other processes", not busy, found or "none is busy", "end them or wait" if busy else "")
+
+
+def huge_pages() -> Finding:
+    text = _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    if text is None:
+        return Finding("huge pages", True, "not readable here")
+    mode = text.partition("[")[2].partition("]")[0]
+    fine = mode != "always"
+    remedy = (
+        "" if fine else "compaction stalls steps: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+    )
+    return Finding("huge pages", fine, mode, remedy)
+
+
+def swap() -> Finding:
+    used = psutil.swap_memory().used
+    return Finding(
+        "swap", not used, f"{used / 2**30:.1f} GiB in use", "" if not used else "swapoff, or free memory"
+    )
+
+
+def memory() -> Finding:
+    found = psutil.virtual_memory()
+    fine = found.available > 4 * 2**30
+    text = f"{found.available / 2**30:.0f} of {found.total / 2**30:.0f} GiB available"
+    return Finding(
+        "memory", fine, text, "" if fine else "two engines side by side need about 4 GiB: free some"
+    )
+
+
+def scheduler_slice() -> Finding:
+    granted = ask_for_short_slice()
+    if granted:
+        return Finding("scheduler slice", True, f"{granted / 1e6:g} ms granted to the load generator")
+    return Finding(
+        "scheduler slice",
+        False,
+        "not granted",
+        "Linux 6.12 has it; without it some requests go out 1 to 2 ms late",
+    )
+
+
+def bytecode() -> Finding:
+    """A boot is a fresh process: it compiles whatever no earlier process, and no installer, left compiled."""
+    torch = find_spec("torch")
+    assert torch is not None  # this package needs it
+    assert torch.origin is not None
+    kept = not sys.dont_write_bytecode and os.access(Path(torch.origin).parent, os.W_OK)
+    if kept or Path(cache_from_source(torch.origin)).exists():
+        return Finding("bytecode", True, "kept, or compiled when torch was installed")
+    return Finding(
+        "bytecode",
+        False,
+        "torch has no bytecode, and what is compiled is not kept: each boot compiles again",
+        "unset PYTHONDONTWRITEBYTECODE, or compile: python -m compileall",
+    )
+
+
+def _cpu_seconds(process: psutil.Process) -> float | None:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,187 @@
+"""An experiment from its file to its folder, and from its folder to what it found.
+
+results/<time>-experiment-<name>-<id>/ holds experiment.json and a run folder for each workload, such as any
+run has: what is laid side by side here can be looked at there one by one (bench compare RUN:arm RUN:arm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from engines import api
+from harness.analysis import comparison, experiment_result, outputs
+from harness.analysis.experiment_result import ExperimentResult
+from harness.analysis.result import Result, from_plain, to_plain
+from harness.analysis.stored import finished, readable
+from harness.common.machine import guess_device
+from harness.plan import checks, experiment_file
+from harness.plan.design import Design
+from harness.plan.experiment_file import Adjusted, Plan
+from harness.run import events, teacher_forcing
+from harness.run.blocks import measure_together
+from harness.store import tables, trust
+from harness.store.block import Block
+from harness.store.files import (
+    EXPERIMENT_FILE,
+    SCHEMA_VERSION,
+    SUMMARY_FILE,
+    StoreError,
+    read_json,
+    read_summary,
+    write_json,
+    write_summary,
+)
+from harness.store.folders import create, discard_if_empty, held
+from harness.store.manifest import check_resume, described_here, read_manifest, signed, write_manifest
+from harness.store.trust import Admit
+from harness.studies.measure import Display
+
+
+class Kept(Plan, frozen=True, kw_only=True):
+    """experiment.json."""
+
+    schema_version: int
+    created: str
+
+    def runs(self, folder: Path) -> dict[tuple[str, str], Path]:
+        """Their folders, by boots and workload."""
+        return {
+            (name, workload): folder / f"{name}-{workload}"
+            for name, boots in self.experiment.boots.items()
+            for workload in boots.workloads
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished experiment. `outputs_differ`: as in measure.Outcome, of any of its runs."""
+
+    result: ExperimentResult
+    outputs_differ: bool
+
+
+def plan(name: str, adjusted: Adjusted, admit: Admit | None = None) -> Plan:
+    """Of a committed experiment by its name, or one's own by its .toml file. `admit`: where it is to be run;
+    a file is as easily somebody else's, so one that names more than engines and built-in models must be
+    admitted before what it names is read. Raises BadSetting."""
+    path = experiment_file.find(name)
+    experiment = experiment_file.read(path)
+    try:
+        experiment_file.check(experiment)
+    except api.BadSetting as error:
+        raise api.BadFile(f"{path}: {error}") from error
+    kind = guess_device() if adjusted.device == "auto" else adjusted.device
+    planned = Plan(experiment=experiment, kind=kind, adjusted=adjusted)
+    designs = planned.every_design()
+    made_here = True
+    if admit is not None and experiment_file.is_own(name) and trust.named(designs):
+        made_here = admit(path, designs, "")
+    try:
+        experiment_file.check_workloads(experiment)
+    except api.BadSetting as error:
+        raise api.BadFile(f"{path}: {error}") from error
+    signature = trust.signature(designs) if admit is not None and made_here else ""
+    return msgspec.structs.replace(planned, signature=signature)
+
+
+def run(planned: Plan, results: Path, display: Display) -> Outcome:
+    """A fresh experiment in a new folder under `results`.
+
+    Raises as measure.measure does; one that ends before its first block leaves no folder.
+    """
+    now = datetime.now().astimezone()
+    folder = create(results, f"experiment-{planned.experiment.name}", now)
+    created = now.isoformat(timespec="seconds")
+    kept = Kept(schema_version=SCHEMA_VERSION, created=created, **msgspec.structs.asdict(planned))
+    try:
+        write_json(folder / EXPERIMENT_FILE, kept)
+        return _measure(folder, kept, display, made_here=bool(kept.signature))
+    finally:
+        if not _has_blocks(kept, folder):
+            discard_if_empty(folder)
+
+
+def resume(folder: Path, display: Display, admit: Admit) -> Outcome:
+    """Go on with an experiment that was interrupted, as it was asked for. Raises StoreError where the
+    commit, the machine or the versions are others, and as `admit` does."""
+    kept = read(folder)
+    made_here = admit(folder, kept.every_design(), kept.signature)
+    return _measure(folder, kept, display, made_here)
+
+
+def _has_blocks(kept: Kept, folder: Path) -> bool:
+    return any(map(tables.finished_blocks, kept.runs(folder).values()))
+
+
+def _measure(folder: Path, kept: Kept, display: Display, made_here: bool) -> Outcome:
+    """Measure what is missing, one Boots after the other, and read everything back. `made_here`: no file of
+    elsewhere asks for it, so its runs are signed."""
+    try:
+        for boots, of_workload in kept.designs().items():
+            designs = {kept.runs(folder)[boots, name]: design for name, design in of_workload.items()}
+            _measure_boots(designs, f"{folder.name}/{boots}", display, made_here)
+    except BaseException as error:
+        if _has_blocks(kept, folder):
+            error.add_note(f"its finished blocks are kept, go on with bench experiment run --resume {folder}")
+        raise
+    return show(folder)
+
+
+def _measure_boots(designs: Mapping[Path, Design], lot: str, display: Display, made_here: bool) -> None:
+    """The runs of one Boots, together, in the order drawn by `lot`, each into its folder."""
+    runs = {}
+    for path, design in designs.items():
+        checks.check_metrics(design)
+        now = described_here(design, path.name, datetime.now().astimezone(), lot)
+        runs[path] = signed(now) if made_here else now
+        if (path / "manifest.json").exists():
+            runs[path] = read_manifest(path)
+            check_resume(runs[path], now)
+        else:
+            write_manifest(path, runs[path])
+    path, design = next(iter(designs.items()))
+    with held(path.parent), display(path.parent, design) as observe:
+        together: list[list[Block]] = []
+        with closing(measure_together(runs, observe)) as measured:
+            for described, blocks in measured:
+                runs = dict(zip(runs, described, strict=True))
+                together.append(blocks)
+        for (path, manifest), own in zip(runs.items(), zip(*together, strict=True), strict=True):
+            judged = teacher_forcing.judge(path, manifest, own, lambda line: observe(events.Said(line)))
+            write_summary(path, to_plain(comparison.result(manifest, judged)))
+
+
+def read(folder: Path) -> Kept:
+    """What an experiment's folder says of itself. Raises StoreError."""
+    path = folder / EXPERIMENT_FILE
+    kept = read_json(path, Kept, "an experiment's folder")
+    if any(run.parent != folder for run in kept.runs(folder).values()):
+        raise StoreError(f"{path} was edited: its runs lie outside of it")
+    return kept
+
+
+def show(folder: Path) -> Outcome:
+    """What a finished experiment found, made again from its blocks, or as it was stored where its runs have
+    them no longer. Raises StoreError."""
+    kept = read(folder)
+    paths = kept.runs(folder)
+    if (folder / SUMMARY_FILE).exists():
+        differ = any(
+            outputs.outputs_differ(read_manifest(path), from_plain(read_summary(path), Result))
+            for path in paths.values()
+        )
+        return Outcome(from_plain(read_summary(folder), ExperimentResult), differ)
+    if not all(map(tables.finished_blocks, paths.values())):
+        raise StoreError(f"{folder} is not finished; go on with bench experiment run --resume {folder}")
+    runs = {}
+    for place, path in paths.items():
+        manifest = readable(path)
+        runs[place] = experiment_result.Finished(manifest, *finished(path, manifest))
+    found = experiment_result.result(kept, folder.name, runs)
+    return Outcome(found, experiment_result.outputs_differ(runs))

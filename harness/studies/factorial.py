@@ -1,0 +1,57 @@
+"""`bench factorial`: from what was asked to a finished run, or from a finished run to its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines import api
+from harness.analysis.result import Result
+from harness.common.machine import guess_device
+from harness.plan.factors import make_factorial
+from harness.plan.request import Request
+from harness.studies.measure import Display
+
+if TYPE_CHECKING:
+    from harness.store.manifest import Manifest
+    from harness.store.trust import Admit
+
+
+def measure(
+    request: Request, toggles: str | None, resume: Path | None, out: Path, admit: Admit, display: Display
+) -> tuple[Result, bool]:
+    """Measure a factorial, or go on with one; its result, and whether outputs differ that must not. Raises
+    as measure.measure and measure.resume do."""
+    design = None
+    if resume is None or toggles is not None or not request.nothing:
+        if toggles is None:
+            raise api.BadSetting("say what to vary: --toggles h2d,sync,output (bench engines lists them)")
+        design = make_factorial(request, toggles, api.find_engines(), guess_device)
+
+    from harness.store.manifest import read_manifest
+    from harness.studies import measure as measure_
+
+    if resume is not None:
+        check_factorial(resume, read_manifest(resume))
+        outcome = measure_.resume(resume, design, display, admit)
+    else:
+        assert design is not None
+        outcome = measure_.measure(design, out, display)
+    return outcome.result, outcome.outputs_differ
+
+
+def read(folder: Path) -> tuple[Result, bool]:
+    """The same of a finished run, from its blocks. Raises StoreError where it can't be read or is not
+    finished, and BadSetting where it is no factorial."""
+    from harness.analysis import outputs, stored
+
+    manifest = stored.readable(folder)
+    check_factorial(folder, manifest)
+    result = stored.result(folder, manifest)
+    return result, outputs.outputs_differ(manifest, result)
+
+
+def check_factorial(folder: Path, manifest: Manifest) -> None:
+    """Raises BadSetting for another kind of run."""
+    if manifest.design.factorial is None:
+        raise api.BadSetting(f"{folder} is not a factorial: its arms are not all settings of some toggles")

@@ -1,0 +1,91 @@
+"""`bench gate`: from what was asked to a finished run, from a finished run to its verdict, and what is
+written of that for people and for continuous integration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engines import api
+from harness.analysis import comparison, gate, noise_floor, outputs, stored
+from harness.analysis.result import Result
+from harness.analysis.rule import judged as judged_by
+from harness.analysis.stored import finished, readable
+from harness.common.machine import guess_device
+from harness.plan import checks
+from harness.plan.request import Request
+from harness.plan.settings import make_design
+from harness.plan.variants import load_variants
+from harness.run.worktrees import resolve, uncommitted
+from harness.studies import measure as measure_
+from harness.studies.measure import Display
+
+Say = Callable[[str], None]
+
+
+def measure(
+    request: Request,
+    base: str | None,
+    head: str | None,
+    names: Sequence[str],
+    limit: float | None,
+    out: Path,
+    say: Say,
+    display: Display,
+) -> Path:
+    """Measure a base against a head; the folder of the run. `base` and `head` are git refs, or None; `names`
+    and `limit` what it is judged by, and so planned for. Raises as measure.measure does, and BadSetting where
+    what is asked is no gate's."""
+    if {"primary", "secondaries"} & set(request.design):
+        raise api.BadSetting("a gate is about its --metric; leave --primary and --secondary out")
+    if request.until_precision is not None:
+        raise api.BadSetting("a gate stops after --blocks, or --until-decided")
+    if head is not None and base is None:
+        raise api.BadSetting("--head-ref needs a --base-ref to be compared with")
+    refs = None
+    if base is not None:
+        refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))
+        if refs[1] is not None and refs[0].commit == refs[1].commit:
+            raise api.BadSetting(f"{base} and {head} are the same commit, {refs[0].commit[:10]}")
+    verdicts: dict[str, Any] = {"primary": names[0], "secondaries": tuple(names[1:])} if names else {}
+    request = msgspec.structs.replace(
+        request,
+        design={**request.design, **verdicts},
+        refs=refs,
+        max_regression=checks.DEFAULT_LIMIT if limit is None else limit,
+    )
+    design = make_design(request, api.find_engines(), load_variants(), guess_device)
+    if len(design.arms) < 2:
+        raise api.BadSetting("a gate needs two arms: --variant, --after key=value, or --base-ref")
+    for ref in filter(None, refs or ()):
+        if changed := uncommitted(ref):
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            say(f"{ref.name} is measured as it was committed, without your changes to {changed[0]}{more}")
+    return measure_.measure(design, out, display).folder
+
+
+def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
+    """The result of a finished run with the gate's part, `gate`. `names` empty and `limit` None: as the run
+    was planned, else its primary metric and DEFAULT_LIMIT. Raises StoreError for a run that can't be read or
+    is not finished, and BadSetting where it can't be gated."""
+    manifest = readable(folder)
+    design = manifest.design
+    stored.check_two(folder, manifest)
+    if len(design.arms) < 2:
+        raise api.BadSetting(f"{folder} has one arm, and a gate needs a before and an after")
+    planned = design.gate.max_regression if design.gate is not None else checks.DEFAULT_LIMIT
+    wanted, most = tuple(names) or checks.gated(design), planned if limit is None else limit
+    checks.check(wanted, most)
+    blocks, per_block = finished(folder, manifest)
+    judged = judged_by(design, per_block, wanted, most)
+    summary = comparison.result(manifest, blocks, per_block)
+    level = checks.level(design, len(blocks))
+    before, after = outputs.failed_shares(design, blocks)
+    failing = gate.more_failed(before, after, most, level)
+    compared = summary.comparisons[0]
+    found = gate.result_of(judged, most, level, compared, manifest.promises_outputs, failing)
+    known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
+    return msgspec.structs.replace(known, gate=found)

@@ -1,0 +1,95 @@
+"""Tells which tool a result file is of, and reads it. Files are JSON, or one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engines import api
+from harness.studies.imports import aiperf, guidellm, sglang, vllm
+from harness.studies.imports.result import ToolResult
+
+READERS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], ToolResult]], ...] = (
+    (sglang.recognised, sglang.read),
+    (vllm.recognised, vllm.read),
+    (guidellm.recognised, guidellm.read),
+    (aiperf.recognised, aiperf.read),
+)
+BLANK = re.compile(r"\s*")
+KNOWN = ", ".join((vllm.TOOL, sglang.TOOL, guidellm.TOOL, aiperf.TOOL))
+
+
+def read(name: str) -> ToolResult:
+    """The one result that FILE holds, or the N-th of several as FILE:N. Raises BadSetting, one line."""
+    path, number = split(name)
+    documents = _documents(path)
+    if number is None and len(documents) > 1:
+        raise api.BadSetting(
+            f"{path} holds {len(documents)} results: say which one, {path}:1 to {path}:{len(documents)}"
+        )
+    if number is not None and not 1 <= number <= len(documents):
+        raise api.BadSetting(f"{path} holds {len(documents)} results, and {number} is none of them")
+    try:
+        return documents[(number or 1) - 1]()
+    except api.BadFile as error:
+        raise api.BadFile(f"{name}: {error}") from error
+
+
+def split(name: str) -> tuple[Path, int | None]:
+    """FILE or FILE:N."""
+    before, colon, after = name.rpartition(":")
+    if colon and after.isdigit() and not Path(name).exists():
+        return Path(before), int(after)
+    return Path(name), None
+
+
+def _documents(path: Path) -> list[Callable[[], ToolResult]]:
+    """What reads each result that the file holds."""
+    objects = _objects(path)
+    if aiperf.are_records(objects):
+        return [lambda: aiperf.read_records(objects)]
+    found: list[Callable[[], ToolResult]] = []
+    for each in objects:
+        reader = next((read for recognised, read in READERS if recognised(each)), None)
+        if reader is None:
+            raise api.BadFile(f"{path} is not a result of {KNOWN}")
+        parts = guidellm.benchmarks(each) if reader is guidellm.read else [each]
+        found += [lambda part=part, reader=reader: reader(part) for part in parts]  # type: ignore[misc]
+    if not found:
+        raise api.BadFile(f"{path} holds no result")
+    return found
+
+
+def _objects(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON file, which may hold one or one a line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise api.BadFile(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise api.BadFile(f"{path} is not JSON but something binary") from None
+    if not text.strip():
+        raise api.BadFile(f"{path} is empty")
+    decoder, at, objects = json.JSONDecoder(), _next(text, 0), list[dict[str, Any]]()
+    while at < len(text):
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            where = f"line {error.lineno}"
+            cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+            what = "is cut short" if cut else "is not JSON"
+            raise api.BadFile(f"{path} {what} at {where}: {error.msg}") from None
+        if not isinstance(value, dict):
+            raise api.BadFile(f"{path} is not a result of {KNOWN}")
+        objects.append(value)
+        at = _next(text, at)
+    return objects
+
+
+def _next(text: str, at: int) -> int:
+    """Where the next object begins."""
+    blank = BLANK.match(text, at)
+    return at if blank is None else blank.end()

@@ -1,0 +1,176 @@
+"""Results of guidellm: one benchmark of its JSON report.
+
+Its inter-token latency is our TPOT, (last token − first token)/(tokens − 1); its time per output token
+includes the first token, and is not. Its distributions of rates are over time, not over the benchmark;
+throughput is made here from the requests. It tells the first and the last chunk of a request, and none in
+between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from engines import api
+from harness.metrics.definitions import NS_PER_S
+from harness.store.manifest import NOT_RECORDED
+from harness.studies.imports.result import (
+    NOT_TOLD,
+    Sent,
+    ToolResult,
+    in_words,
+    ns,
+    understood,
+    unknown_prompts,
+)
+
+TOOL = "guidellm"
+TOKENS = "tokens are the server's count where it tells one, else one for each chunk"
+
+
+class Timings(msgspec.Struct):
+    """Seconds since the epoch."""
+
+    request_start: float | None = None
+    targeted_start: float | None = None
+    first_token_iteration: float | None = None
+    last_token_iteration: float | None = None
+    token_iterations: int = 0
+    request_end: float | None = None
+    resolve_end: float | None = None
+
+
+class Info(msgspec.Struct):
+    timings: Timings
+    error: str | None = None
+
+
+class Request(msgspec.Struct):
+    info: Info
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Requests(msgspec.Struct):
+    successful: list[Request]
+    errored: list[Request] = []
+    incomplete: list[Request] = []
+
+
+class Config(msgspec.Struct):
+    strategy: dict[str, Any]
+    backend: dict[str, Any] = {}
+    requests: dict[str, Any] = {}
+
+
+class Made(msgspec.Struct):
+    successful: int | None = None
+
+
+class SchedulerMetrics(msgspec.Struct):
+    requests_made: Made | None = None
+
+
+class Benchmark(msgspec.Struct):
+    config: Config
+    requests: Requests
+    scheduler_metrics: SchedulerMetrics
+
+
+class Metadata(msgspec.Struct):
+    guidellm_version: str = ""
+
+
+class Document(msgspec.Struct):
+    """A report with one of its benchmarks; see `benchmarks`."""
+
+    benchmarks: list[Benchmark]
+    metadata: Metadata | None = None
+
+
+def recognised(document: Mapping[str, Any]) -> bool:
+    return isinstance(document.get("benchmarks"), list)
+
+
+def benchmarks(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The report once for each of its benchmarks."""
+    return [{**report, "benchmarks": [each]} for each in report["benchmarks"]]
+
+
+def read(document: Mapping[str, Any]) -> ToolResult:
+    """Raises BadFile."""
+    said = understood(document, Document, TOOL)
+    (benchmark,) = said.benchmarks
+    requests = benchmark.requests
+    kept = [*requests.successful, *requests.errored]
+    made = benchmark.scheduler_metrics.requests_made
+    if made is not None and made.successful is not None and made.successful > len(requests.successful):
+        raise api.BadFile(
+            f"a report of {TOOL} with {len(requests.successful)} of {made.successful} requests: it kept only "
+            "a sample (--sample-requests), and nothing can be made from that"
+        )
+    times = [each.info.timings for each in kept]
+    starts = [each.request_start for each in times if each.request_start is not None]
+    if not starts or not requests.successful:
+        raise api.BadFile(f"a report of {TOOL} in which no request was served")
+    first = min([*starts, *(each.targeted_start for each in times if each.targeted_start is not None)])
+    sent = [_sent(each, first, failed=index >= len(requests.successful)) for index, each in enumerate(kept)]
+    lacks = ["the chunks between the first and the last of a request: no ITL", *unknown_prompts(sent)]
+    if requests.incomplete:
+        lacks.append(
+            f"{len(requests.incomplete)} requests that the end of the benchmark cut off are left out"
+        )
+    config = benchmark.config
+    return ToolResult(
+        tool=TOOL,
+        version="" if said.metadata is None else said.metadata.guidellm_version,
+        measured=datetime.fromtimestamp(first, UTC).isoformat(timespec="seconds"),
+        model=str(config.backend.get("model") or NOT_RECORDED),
+        asked=in_words(
+            **{name: config.strategy[name] for name in sorted(config.strategy)},
+            data=config.requests.get("data"),
+        ),
+        seconds=max(each.finished_ns for each in sent) / NS_PER_S - (min(starts) - first),
+        requests=sent,
+        told={},
+        lacks=lacks,
+        differs=[TOKENS],
+    )
+
+
+def _sent(request: Request, first: float, failed: bool) -> Sent:
+    """Times since `first`, the first moment at which a request was due or sent."""
+    timings = request.info.timings
+    start, due = (
+        NOT_TOLD if at is None else ns(at - first) for at in (timings.request_start, timings.targeted_start)
+    )
+    end = timings.request_end or timings.resolve_end
+    finished = NOT_TOLD if end is None else ns(end - first)
+    if failed:
+        return Sent(
+            sent_ns=max(0, start),
+            scheduled_ns=due,
+            finished_ns=finished,
+            error=request.info.error or "failed",
+        )
+    edges = [timings.first_token_iteration, timings.last_token_iteration]
+    if None in edges or request.output_tokens is None:
+        raise api.BadFile(
+            f"a report of {TOOL} whose requests lack the first and last token's times: it was not streamed, "
+            "or is of a version that is not known here"
+        )
+    chunks = [ns(at - first) for at in edges if at is not None]
+    if timings.token_iterations > 2:
+        chunks.insert(1, NOT_TOLD)
+    return Sent(
+        sent_ns=start,
+        scheduled_ns=due,
+        chunk_ns=chunks if timings.token_iterations > 1 else chunks[:1],
+        chunk_tokens=[NOT_TOLD] * len(chunks if timings.token_iterations > 1 else chunks[:1]),
+        finished_ns=finished,
+        prompt_tokens=NOT_TOLD if request.prompt_tokens is None else request.prompt_tokens,
+        completion_tokens=request.output_tokens,
+    )

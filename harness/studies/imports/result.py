@@ -1,0 +1,135 @@
+"""What a result file of another tool says, in our words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from engines import api
+from harness.metrics.definitions import NS_PER_S
+from harness.store.manifest import NOT_RECORDED
+
+NOT_TOLD = -1
+STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}  # theirs: ours
+NO_SCHEDULE = "when each request was due: no submit lag, no TTFT from schedule"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """One request. Stamps in ns of a clock that all requests of the file share, or since each one's own send
+    where the file has no send times; NOT_TOLD where it does not say.
+
+    `chunk_ns`: arrival of each chunk that holds tokens; NOT_TOLD stands for those in between that the file
+    does not tell. A request that failed has an `error`.
+    """
+
+    sent_ns: int
+    scheduled_ns: int = NOT_TOLD
+    chunk_ns: Sequence[int] = ()
+    chunk_tokens: Sequence[int] = ()
+    finished_ns: int = NOT_TOLD
+    prompt_tokens: int = NOT_TOLD
+    completion_tokens: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request of the lists in Detailed. `failed` says why, where it did."""
+
+    ttft: float
+    gaps: Sequence[float]
+    prompt_tokens: int
+    completion_tokens: int
+    failed: str
+
+
+class Detailed(msgspec.Struct, kw_only=True):
+    """The lists, one entry a request, seconds, that vLLM's and SGLang's tools write when told to."""
+
+    input_lens: list[int] | None = None
+    output_lens: list[int] | None = None
+    ttfts: list[float] | None = None
+    itls: list[list[float]] | None = None
+    errors: list[str] | None = None
+
+    def rows(self, tool: str) -> Iterator[Row]:
+        """Nothing where the file was written without details. Raises BadFile where the lists differ in
+        length, or a request that was served has a time that can't be."""
+        if self.ttfts is None or self.itls is None or self.input_lens is None or self.output_lens is None:
+            return
+        errors = self.errors or [""] * len(self.ttfts)
+        lists = (self.ttfts, self.itls, self.input_lens, self.output_lens, errors)
+        if len({len(each) for each in lists}) != 1:
+            raise uneven(tool)
+        for number, (ttft, gaps, prompt, tokens, error) in enumerate(zip(*lists, strict=True)):
+            reason = error.strip().splitlines()[-1] if error else "" if tokens else "no token"
+            for each in (ttft, *gaps):
+                if not reason and not 0 <= each < math.inf:
+                    raise api.BadFile(f"a result of {tool} was edited: request {number} took {each} s")
+            yield Row(ttft, gaps, prompt, tokens, reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """One benchmark by another tool: one boot of a server, one round.
+
+    `told`: metrics by our names and in our units that the file gives as such, in place of what would be made
+    from `requests`; NaN for one that must not be made from them, since the file does not say enough.
+    """
+
+    tool: str
+    version: str = ""
+    measured: str = ""  # when, as the file says it
+    model: str = NOT_RECORDED
+    asked: Mapping[str, str]  # the workload, in the tool's own words
+    seconds: float  # of the benchmark: what throughput is divided by
+    requests: Sequence[Sent] = ()  # none where the file holds aggregates alone
+    told: Mapping[str, float]
+    lacks: Sequence[str] = ()
+    differs: Sequence[str] = ()
+
+
+def understood(document: Any, kind: type[T], tool: str) -> T:
+    """The document as that struct. Raises BadFile, naming the key that is missing or not what it should
+    be."""
+    try:
+        return msgspec.convert(document, type=kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise api.BadFile(f"not a result of {tool} in a known form: {error}") from error
+
+
+def unknown_prompts(sent: Sequence[Sent]) -> list[str]:
+    """What is lacking where some request that was served does not say how long its prompt was."""
+    count = sum(not each.error and each.prompt_tokens == NOT_TOLD for each in sent)
+    return [f"how long the prompts of {count} requests were: no throughput of all tokens"] if count else []
+
+
+def uneven(tool: str) -> api.BadFile:
+    """To raise where a file's lists of requests do not go together."""
+    return api.BadFile(f"a result of {tool} was edited: its lists of requests differ in length")
+
+
+def aggregates(document: Mapping[str, Any], theirs: str, ours: str) -> dict[str, float]:
+    """Statistics of one distribution by our names, from keys such as "median_ttft_ms": theirs "ttft"."""
+    found = {}
+    for statistic, name in STATISTICS.items():
+        value = document.get(f"{statistic}_{theirs}_ms")
+        if isinstance(value, int | float):
+            found[f"{ours}_{name}"] = float(value)
+    return found
+
+
+def ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)
+
+
+def in_words(**asked: object) -> dict[str, str]:
+    """The workload as text, what was not asked left out."""
+    return {name: str(value) for name, value in asked.items() if value not in (None, "")}

@@ -1,0 +1,208 @@
+"""Results of another tool as a run folder, one block a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from engines import api
+from harness.analysis import comparison
+from harness.analysis.result import Result, to_plain
+from harness.analysis.values import block_values, measured
+from harness.common import differences
+from harness.common.machine import Code, Machine
+from harness.metrics import definitions
+from harness.metrics.definitions import NS_PER_S, TOLD
+from harness.plan.design import Arm, Design
+from harness.store import tables
+from harness.store.block import Block
+from harness.store.files import SCHEMA_VERSION, digest, write_summary
+from harness.store.folders import create, discard
+from harness.store.manifest import NOT_RECORDED, Imported, Manifest, write_manifest
+from harness.studies.imports import files
+from harness.studies.imports.result import NOT_TOLD, Sent, ToolResult
+from harness.workload.workload import Workload
+
+ARM = "before"
+# The first of these that every file has is the run's primary.
+PRIMARIES = ("tpot_ms_p50", "ttft_ms_p50", "latency_ms_p50", "throughput_tok_s", "throughput_req_s")
+ALWAYS_LACKING = (
+    "times inside the engine, steps and their phases, device work, mechanism counters",
+    "machine, device, commit, and the engine's settings",
+    "outputs to compare",
+)
+
+
+def bring(
+    names: Sequence[str], results: Path, *, name: str | None, engine: str | None, fresh_boots: bool
+) -> tuple[Path, Result]:
+    """A new run folder under `results` with a block for each of the files, and its result. Raises BadFile
+    where one can't be read, BadSetting where they do not belong together, and WriteFailed."""
+    if len(names) > 1 and not fresh_boots:
+        raise api.BadSetting(
+            f"{len(names)} files are blocks of one arm only if each is from a freshly started server: "
+            "say so with --fresh-boots, or import them one by one"
+        )
+    read = [files.read(each) for each in names]
+    for other, file in zip(read[1:], names[1:], strict=True):
+        _check_alike(read[0], other, names[0], file)
+    now = datetime.now().astimezone()
+    blocks = [Block(number, _tables(each)) for number, each in enumerate(read)]
+    folder = create(results, name or read[0].tool.replace(" ", "-"), now)
+    try:
+        manifest = _manifest(folder.name, now, read, names, name, engine, fresh_boots, blocks)
+        for block in blocks:
+            tables.write_block(folder, block.number, block.tables)
+        write_manifest(folder, manifest)
+        blocks = [Block(number, tables.read_block(folder, number)) for number in range(len(blocks))]
+        summary = comparison.result(manifest, blocks)
+        write_summary(folder, to_plain(summary))
+    except BaseException:
+        discard(folder)
+        raise
+    return folder, summary
+
+
+def _check_alike(first: ToolResult, other: ToolResult, name: str, file: str) -> None:
+    for what, old, new in (
+        ("tools", first.tool, other.tool),
+        ("models", first.model, other.model),
+        ("workloads", dict(first.asked), dict(other.asked)),
+    ):
+        found = differences.difference(old, new)
+        if found:
+            raise api.BadSetting(
+                f"{name} and {file} are not blocks of one arm: their {what} differ: {found.strip()}"
+            )
+
+
+def _manifest(
+    run: str,
+    now: datetime,
+    read: Sequence[ToolResult],
+    names: Sequence[str],
+    name: str | None,
+    engine: str | None,
+    fresh_boots: bool,
+    blocks: Sequence[Block],
+) -> Manifest:
+    first = read[0]
+    arm = Arm(
+        name=ARM,
+        engine=engine or NOT_RECORDED,
+        options=api.EngineOptions(model=first.model),
+        toggles={},
+        known=("model",),
+    )
+    requests = max(len(each.requests) for each in read) or 1
+    design = Design(
+        name=name or first.tool,
+        arms=(arm,),
+        workload=Workload(
+            prompt=None, num_requests=requests, max_new_tokens=None, arrival="burst", pretok=False
+        ),
+        blocks=len(read),
+        rounds=1,
+        warmup_rounds=0,
+    )
+    design = msgspec.structs.replace(design, primary=_primary(design, blocks))
+    version = first.version or NOT_RECORDED
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        run=run,
+        created=now.isoformat(timespec="seconds"),
+        design=design,
+        after_first=[False] * len(read),
+        machine=Machine(cpu=NOT_RECORDED, cores=0, kernel=NOT_RECORDED, memory_gib=0, gpus=[]),
+        code=Code(commit="", changes=""),
+        versions={first.tool: version},
+        files={each: digest(str(files.split(each)[0])) for each in names},
+        descriptions={
+            ARM: api.Description(
+                engine=arm.engine,
+                versions={},
+                device={"kind": "remote", "name": NOT_RECORDED},
+                model={"name": first.model, "vocabulary": 0, "context": 0},
+                toggles={},
+                deterministic=False,
+                pids={},
+            )
+        },
+        imported=Imported(
+            tool=first.tool,
+            version=first.version,
+            measured=[each.measured for each in read],
+            asked=dict(first.asked),
+            lacks=[*_once(each.lacks for each in read), *ALWAYS_LACKING],
+            differs=_once(each.differs for each in read),
+            fresh_boots=fresh_boots,
+        ),
+    )
+
+
+def _once(lines: Any) -> list[str]:
+    return list(dict.fromkeys(line for each in lines for line in each))
+
+
+def _primary(design: Design, blocks: Sequence[Block]) -> str:
+    values = measured(design, [block_values(design, block) for block in blocks])
+    found = next((name for name in (*PRIMARIES, *definitions.METRICS) if name in values), None)
+    if found is None:
+        raise api.BadFile("these files have no metric in common that could be converted")
+    return found
+
+
+def _tables(result: ToolResult) -> dict[str, pd.DataFrame]:
+    """One block: the requests, and one round with what was told besides."""
+    rounds: dict[str, Any] = {
+        "arm": ARM,
+        "round": 0,
+        "started_ns": 0,
+        "ended_ns": round(result.seconds * NS_PER_S),
+    }
+    rounds |= {f"{TOLD}{name}": value for name, value in result.told.items()}
+    return {
+        "requests": _requests(result.requests),
+        "steps": pd.DataFrame(),
+        "rounds": pd.DataFrame([rounds]),
+        "work": pd.DataFrame(),
+    }
+
+
+def _requests(sent: Sequence[Sent]) -> pd.DataFrame:
+    """As records.requests_frame, -1 where the file does not say."""
+    count = len(sent)
+    nothing = np.full(count, NOT_TOLD, dtype=np.int64)
+    return pd.DataFrame(
+        {
+            "arm": pd.Series([ARM] * count, dtype="str"),
+            "round": np.zeros(count, dtype=np.int64),
+            "request": np.arange(count, dtype=np.int64),
+            "scheduled_ns": _stamps([each.scheduled_ns for each in sent]),
+            "sent_ns": _stamps([each.sent_ns for each in sent]),
+            **dict.fromkeys(("submitted_ns", "accepted_ns", "tokenized_ns", "admitted_ns"), nothing),
+            "chunk_ns": _lists([each.chunk_ns for each in sent]),
+            "chunk_tokens": _lists([each.chunk_tokens for each in sent]),
+            "token_ns": _lists([()] * count),
+            "finished_ns": _stamps([each.finished_ns for each in sent]),
+            "reason": pd.Series(["" if each.error else NOT_RECORDED for each in sent], dtype="str"),
+            "prompt_tokens": _stamps([each.prompt_tokens for each in sent]),
+            "completion_tokens": _stamps([each.completion_tokens for each in sent]),
+            "digest": pd.Series([""] * count, dtype="str"),
+            "error": pd.Series([each.error for each in sent], dtype="str"),
+        }
+    )
+
+
+def _stamps(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def _lists(values: Sequence[Sequence[int]]) -> pd.Series:
+    return pd.Series([np.array(each, dtype=np.int64) for each in values], dtype=object)

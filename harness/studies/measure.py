@@ -1,0 +1,135 @@
+"""One `bench run` from its design to its result: a folder, the blocks in it, the object that is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.analysis import noise_floor
+from harness.analysis.comparison import result
+from harness.analysis.noise_floor import with_floor
+from harness.analysis.outputs import outputs_differ
+from harness.analysis.result import Result, to_plain
+from harness.analysis.rule import enough
+from harness.analysis.values import Values, block_values
+from harness.common.differences import difference
+from harness.plan.checks import check_metrics
+from harness.plan.design import Design
+from harness.run.blocks import measure as measure_blocks
+from harness.run.events import Observer, Said
+from harness.run.teacher_forcing import judge
+from harness.store import folders
+from harness.store.block import Block
+from harness.store.files import write_summary
+from harness.store.folders import discard_if_empty, held
+from harness.store.manifest import (
+    Manifest,
+    check_resume,
+    described_here,
+    read_manifest,
+    signed,
+    write_manifest,
+)
+from harness.store.tables import finished_blocks
+from harness.store.trust import Admit
+
+Display = Callable[[Path, Design], AbstractContextManager[Observer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished run. `outputs_differ`: tokens differ between the arms of engines that promise equal ones, or
+    differ where no near-tie explains it (metrics/divergences.py)."""
+
+    result: Result
+    outputs_differ: bool
+    folder: Path
+
+
+def measure(
+    design: Design,
+    results: Path,
+    display: Display,
+    create: Callable[[Path, str, datetime], Path] = folders.create,
+    made_here: bool = True,
+) -> Outcome:
+    """A fresh run in a new folder under `results`, which `create` makes. `made_here`: no stored run of
+    elsewhere asked for it.
+
+    Raises as run.blocks.measure and `create` do, and WriteFailed. A run that ends before its first block is
+    finished leaves no folder; after that the error's note says how to go on.
+    """
+    check_metrics(design)
+    now = datetime.now().astimezone()
+    folder = create(results, design.name, now)
+    try:
+        manifest = described_here(design, folder.name, now, lot=folder.name)
+        if made_here:
+            manifest = signed(manifest)
+        write_manifest(folder, manifest)
+        with held(folder):
+            return _measure(folder, manifest, display)
+    finally:
+        discard_if_empty(folder)
+
+
+def resume(folder: Path, design: Design | None, display: Display, admit: Admit) -> Outcome:
+    """Go on with a stored run; `design` None: as it was asked for, if `admit` allows that. Raises StoreError
+    where the commit, the settings, the machine or the versions are others, and as `admit` does."""
+    stored = read_manifest(folder)
+    if design is None:  # before anything that it names is looked at
+        admit(folder, [stored.design], stored.signature)
+    now = described_here(design or stored.design, stored.run, datetime.now().astimezone(), stored.run)
+    check_resume(stored, now)
+    with held(folder):
+        return _measure(folder, stored, display)
+
+
+def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
+    """Block after block, until all are done or the declared rule has enough; then the result."""
+    design = manifest.design
+    blocks: list[Block] = []
+    values: list[Values] = []
+    try:
+        with display(folder, design) as observe:
+            with closing(measure_blocks(folder, manifest, observe)) as measured:
+                for described, block in measured:
+                    manifest = described
+                    blocks.append(block)
+                    values.append(block_values(design, block))
+                    if enough(design, values):
+                        break
+            blocks = judge(folder, manifest, blocks, lambda line: observe(Said(line)))
+        found = with_floor(result(manifest, blocks, values), manifest, noise_floor.folder_of(folder))
+        write_summary(folder, to_plain(found))
+    except BaseException as error:
+        kept = len(finished_blocks(folder))
+        if kept:
+            most = "at most " if design.until is not None else ""
+            again = f"go on with {manifest.resumed_by} --resume {folder}"
+            error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, {again}")
+        elif isinstance(error, KeyboardInterrupt):
+            error.add_note("no block was done, so nothing is kept")
+        raise
+    return Outcome(found, outputs_differ(manifest, found), folder)
+
+
+def differences_from(manifest: Manifest) -> list[str]:
+    """How here and now differ from where and when a run was measured; a rerun tells."""
+    now = described_here(manifest.design, manifest.run, datetime.now().astimezone(), manifest.run)
+    pairs: tuple[tuple[str, Any, Any], ...] = (
+        ("commit", manifest.code, now.code),
+        ("machine", manifest.machine, now.machine),
+        ("versions", manifest.versions, now.versions),
+    )
+    return [
+        f"different {what}: {found}"
+        for what, old, new in pairs
+        if (found := difference(msgspec.to_builtins(old), msgspec.to_builtins(new)))
+    ]

@@ -1,0 +1,324 @@
+"""`bench profile`: a short window of steady decode of each arm, looked at closely.
+
+    booted, warmed up as for a measurement, then one round in which the engine keeps every range and marks a
+    window of so many steps; alone, or (nsys) each arm in a process below Nsight Systems
+
+Looking this closely disturbs what is looked at, so nothing here is a measurement: a profile has a folder of
+its own kind, which nothing that reads runs mistakes for one.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from engines import api
+from harness.common import processes
+from harness.common.machine import Code, Machine, code, fingerprint, versions
+from harness.common.signals import undisturbed
+from harness.plan.design import Arm, Design
+from harness.plan.orders import round_seed
+from harness.run import blocks, records
+from harness.run.blocks import least_context, planned
+from harness.run.hosts import RunFailed, environment
+from harness.run.session import Booted, Session
+from harness.store.files import PROFILE, PROFILE_FILE, SCHEMA_VERSION, write_bytes, write_json
+from harness.store.folders import create, discard
+from harness.store.manifest import without_places
+from harness.trace import nsys_command, picture
+from harness.trace.chrome_export import chrome_trace
+from harness.trace.timeline import Timeline, timeline
+
+STEPS = 24  # of the window
+FEWEST_STEPS = 2  # from the start of a step on the device to the next one's: what a picture shows
+CAPTURED = ".captured"
+TRACE = ".trace.json"
+PICTURES = ("steps.png", "steps.svg")
+
+Say = Callable[[str], object]
+
+
+class Captured(msgspec.Struct, frozen=True, kw_only=True):
+    """One arm: what it did in the window, and what its engine says of itself."""
+
+    timeline: Timeline
+    description: api.Description
+
+
+class ProfiledArm(msgspec.Struct, frozen=True, kw_only=True):
+    """All that `python -m harness.studies.profiled_arm` needs, as JSON. `design` has one arm."""
+
+    design: Design
+    steps: int
+    file: str  # that gets the Captured, as msgpack
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """profile.json, beside the traces and the picture."""
+
+    schema_version: int
+    kind: str  # "profile"
+    run: str
+    created: str
+    design: Design
+    steps: int
+    nsys: list[list[str]]  # the commands that captured; none without nsys
+    machine: Machine
+    code: Code
+    versions: dict[str, str]
+    descriptions: dict[str, api.Description]
+
+
+@dataclass(frozen=True, slots=True)
+class Nsys:
+    """Nsight Systems as it is asked for."""
+
+    path: str
+    graph_trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """A profile on disk; `traces`, one per arm, are what an analysis reads."""
+
+    folder: Path
+    traces: tuple[Path, ...]
+    picture: Path
+
+
+def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: Say) -> Profiled:
+    """Profile every arm into a new folder under `results`. Raises BadSetting, RunFailed, WriteFailed; a
+    profile that is not finished leaves no folder."""
+    now = datetime.now().astimezone()
+    folder = create(results, f"{PROFILE}-{design.name}", now)
+    try:
+        say(f"writing to {folder}")
+        if nsys is None:
+            captured = capture(design, steps, say)
+        else:
+            captured = [_capture_with(nsys, arm, design, steps, folder, say) for arm in design.arms]
+        say("drawing")
+        used = [] if nsys is None else commands(nsys, design, steps, folder)
+        _write(folder, design, steps, used, captured, now)
+    except BaseException:
+        discard(folder)
+        raise
+    # nsys sees no device where there is no GPU: then our own timeline is what there is to analyse.
+    on_gpu = captured[0].description.device["kind"] == "cuda"
+    if nsys is not None and not on_gpu:
+        say(
+            "nsys saw no GPU: its reports have ranges and system calls, but no kernels and no copies; the "
+            "tables are of the built-in timeline"
+        )
+    kind = nsys_command.EXPORT if nsys is not None and on_gpu else TRACE
+    return Profiled(folder, tuple(folder / f"{arm.name}{kind}" for arm in design.arms), folder / PICTURES[0])
+
+
+def capture(design: Design, steps: int, say: Say) -> list[Captured]:
+    """Boot every arm of the design, warm up, and profile a round of each."""
+    with Session() as session:
+        say("booting")
+        booted = session.boot(design.arms)
+        context = least_context([each.description for each in booted.values()])
+        return [_capture(session, design, booted[arm.name], context, steps, say) for arm in design.arms]
+
+
+def _capture(
+    session: Session, design: Design, booted: Booted, context: int, steps: int, say: Say
+) -> Captured:
+    name, workload = booted.arm.name, design.workload
+    warmup = blocks.warmup(workload)
+    for index in range(-design.warmup_rounds, 0):
+        say(f"{name}: warm-up")
+        asked, _ = planned(warmup, round_seed(design.seed, 0, index), booted, context)
+        session.begin(booted)
+        session.load(booted, asked, warmup.concurrency, warmup.interval_ns, lambda progress: None)
+    say(f"{name}: the profiled round")
+    asked, _ = planned(workload, round_seed(design.seed, 0, 0), booted, context)
+    session.begin_profile(booted, steps)
+    done = session.load(booted, asked, workload.concurrency, workload.interval_ns, lambda progress: None)
+    record = session.collect(booted)
+    if all(done.data.errors):
+        raise api.EngineError(f"{name} served no request: {done.data.errors[0]}")
+    profile = record.profile
+    if profile is None or profile.closed_ns < 0:
+        raise api.BadSetting(
+            f"{name} never reached {steps} steps of steady decode: ask for more of it (--max-new-tokens), "
+            "for requests that come together (--arrival burst), or for a shorter window (--steps)"
+        )
+    found = timeline(
+        name,
+        profile,
+        records.device_frame(record),
+        records.steps_frame(record),
+        records.requests_frame(done),
+        {**booted.pids, **session.pids},
+        booted.description.device,
+    )
+    return Captured(timeline=found, description=booted.description)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Below Nsight Systems
+
+
+def check(steps: int | None) -> None:
+    """Raises BadSetting where a window can't be that long."""
+    if steps is not None and steps < FEWEST_STEPS:
+        raise api.BadSetting(f"--steps must be at least {FEWEST_STEPS}, not {steps}")
+
+
+def find_nsys(given: str | None, device: str) -> str | None:
+    """The nsys to use: the one that was given, else the one on PATH where it has a GPU to look at. Raises
+    BadSetting where the given one does not exist."""
+    if given is not None:
+        found = shutil.which(given)
+        if found is None:
+            raise api.BadSetting(f"--nsys {given}: there is no such program")
+        return found
+    return shutil.which("nsys") if device == "cuda" else None
+
+
+def printed(nsys: Nsys, design: Design, steps: int, results: Path) -> str:
+    """The commands of all arms as a shell takes them, a line each."""
+    folder = (results / f"{PROFILE}-{design.name}").absolute()
+    return "".join(shlex.join(command) + "\n" for command in commands(nsys, design, steps, folder))
+
+
+def commands(nsys: Nsys, design: Design, steps: int, folder: Path) -> list[list[str]]:
+    """What captures each arm into `folder`."""
+    return [_command(nsys, arm, design, steps, folder) for arm in design.arms]
+
+
+def _command(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path) -> list[str]:
+    config = ProfiledArm(
+        design=msgspec.structs.replace(design, arms=(arm,)),
+        steps=steps,
+        file=str((folder / arm.name).with_suffix(CAPTURED)),
+    )
+    program = [sys.executable, "-m", "harness.studies.profiled_arm", msgspec.json.encode(config).decode()]
+    return nsys_command.capture(nsys.path, folder / arm.name, nsys.graph_trace, program)
+
+
+def _capture_with(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path, say: Say) -> Captured:
+    """Below nsys; the report and its export are then in `folder`."""
+    output = folder / arm.name
+    say(f"{arm.name}: boot, warm-up and the profiled round, under {nsys.path}")
+    said = _run(nsys.path, "profile", arm, _command(nsys, arm, design, steps, folder), folder)
+    report = output.with_suffix(nsys_command.REPORT)
+    if not report.exists():
+        why = _why_no_report(said)
+        raise RunFailed(
+            f"{nsys.path} profile of {arm.name} wrote no {report.name}{': ' if why else ''}{why}", said
+        )
+    say(f"{arm.name}: exporting to SQLite")
+    _run(nsys.path, "export", arm, nsys_command.export(nsys.path, output), folder)
+    captured = output.with_suffix(CAPTURED)
+    found: Captured = msgspec.msgpack.decode(captured.read_bytes(), type=Captured)
+    captured.unlink()
+    return found
+
+
+def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -> str:
+    """Run a command of nsys to its end, and end all that it started; what it printed. Raises RunFailed.
+
+    nsys starts the program through an agent that detaches itself, so what nsys started is no longer below it
+    once it has died: this process asks to inherit that."""
+    log = folder / f"{arm.name}.log"
+    known = processes.below()
+    # What nsys and the program leave lying about when they are killed lies in `scratch`.
+    with processes.adopting_orphans(), TemporaryDirectory(prefix="bench-") as scratch:
+        try:
+            child = processes.start(f"{path} {what}", command, environment({"TMPDIR": scratch}), log)
+        except OSError as error:
+            raise api.BadSetting(f"can't run {path}: {error.strerror}") from error
+        try:
+            processes.wait([child], None)
+        finally:
+            with undisturbed():
+                ended_well = child.ended() and child.code == 0
+                processes.end([child])
+                processes.end_orphans(known, processes.GRACE_S if ended_well else 0.0)
+    said = child.output()
+    if child.code:
+        how = (
+            f"was killed by {signal.Signals(-child.code).name}"
+            if child.code < 0
+            else f"failed (status {child.code})"
+        )
+        line = _last_line(said)
+        raise RunFailed(f"{path} {what} of {arm.name} {how}{': ' if line else ''}{line}", said)
+    log.unlink()
+    return said
+
+
+def _last_line(said: str) -> str:
+    """The last that is no warning: nsys prints those first, and nothing after them where it is killed."""
+    lines = [line.strip() for line in said.splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
+
+
+def _why_no_report(said: str) -> str:
+    """Nsight Systems ends with status 0 where it could not import what it captured, and where there was
+    nothing to capture."""
+    errors = [line.strip() for line in said.splitlines() if "error" in line.lower()]
+    if errors:
+        return errors[0]
+    return "" if nsys_command.BEGAN in said else f"its capture range ({nsys_command.RANGE}) never began"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What is written
+
+
+def _write(
+    folder: Path,
+    design: Design,
+    steps: int,
+    nsys: list[list[str]],
+    captured: Sequence[Captured],
+    now: datetime,
+) -> None:
+    about = About(
+        schema_version=SCHEMA_VERSION,
+        kind=PROFILE,
+        run=folder.name,
+        created=now.isoformat(timespec="seconds"),
+        design=design,
+        steps=steps,
+        nsys=nsys,
+        machine=fingerprint(),
+        code=code(),
+        versions=versions(),
+        descriptions={each.timeline.arm: without_places(each.description) for each in captured},
+    )
+    for each in captured:
+        told = {"run": folder.name, "toggles": each.description.toggles, "device": each.description.device}
+        write_bytes(folder / f"{each.timeline.arm}{TRACE}", chrome_trace(each.timeline, told))
+    picture.draw(
+        [(each.timeline, title(each, captured)) for each in captured],
+        f"{design.name}: steady decode, profiled, on the {captured[0].description.device['kind']} device",
+        [folder / name for name in PICTURES],
+    )
+    write_json(folder / PROFILE_FILE, about)
+
+
+def title(captured: Captured, among: Sequence[Captured]) -> str:
+    """The arm and those of its toggles that are not the same in all arms; all of them where none differs."""
+    own = captured.description.toggles
+    differing = {
+        name: choice
+        for name, choice in own.items()
+        if any(other.description.toggles.get(name) != choice for other in among)
+    }
+    spelled = (f"{name}={choice}" for name, choice in (differing or own).items())
+    return f"{captured.timeline.arm}: {', '.join(spelled)}"

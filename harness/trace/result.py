@@ -1,0 +1,135 @@
+"""What one trace says, or two as before and after: the object of `bench trace --format json`.
+
+A row that one of two traces lacks is 0 there in counts and in totals, and None in the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from harness.common.formatting import number
+from harness.trace.analysis import Part
+from harness.trace.events import Trace
+
+SCHEMA_VERSION = 1
+LENGTH_MARGIN = 0.02  # by which two traces may differ in length before totals mislead
+ADDITIVE = ("count", "total_ms", "MiB")  # 0 where there is none
+TRACED = "these are times of a traced run: they show where time goes, not how much of it there is untraced"
+TWO_TRACES = (
+    "one trace on each side: a change here has no interval and no verdict, and differs from trace to trace; "
+    "bench run decides"
+)
+
+Analysed = tuple[Trace, Sequence[Part]]
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A trace that was read; `rows`: how many, by table."""
+
+    file: str
+    format: str
+    span_ms: float
+    devices: int
+    rows: dict[str, int]
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """`change` is after/before − 1, a fraction; None where there is one trace, or nothing before."""
+
+    unit: str
+    before: float | None
+    after: float | None
+    change: float | None
+
+
+class RowResult(msgspec.Struct, frozen=True, kw_only=True):
+    key: list[str]
+    values: dict[str, Value]  # by measure
+
+
+class PartResult(msgspec.Struct, frozen=True, kw_only=True):
+    title: str
+    keys: list[str]
+    ranked_by: str | None
+    note: str
+    rows: list[RowResult]
+
+
+class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
+    schema_version: int
+    before: Source
+    after: Source | None
+    parts: dict[str, PartResult]
+    warnings: list[str]
+
+
+def result(before: Analysed, after: Analysed | None) -> TraceResult:
+    """All that the traces say."""
+    others = {part.name: part for part in after[1]} if after else {}
+    warnings = list(before[0].warnings)
+    if after is not None:
+        warnings = [f"before: {line}" for line in warnings] + [f"after: {line}" for line in after[0].warnings]
+        warnings += [TWO_TRACES, *_other_length(before[0], after[0])]
+    return TraceResult(
+        schema_version=SCHEMA_VERSION,
+        before=_source(before[0]),
+        after=None if after is None else _source(after[0]),
+        parts={part.name: _part(part, others.get(part.name)) for part in before[1]},
+        warnings=[*warnings, TRACED],
+    )
+
+
+def _other_length(before: Trace, after: Trace) -> Iterator[str]:
+    """Counts and totals of traces that are not equally long say little."""
+    spans = [last - first for first, last in (before.span(), after.span())]
+    if max(spans) > min(spans) * (1 + LENGTH_MARGIN):
+        lengths = " and ".join(f"{number(span / 1e6)} ms" for span in spans)
+        yield f"the traces are of different length, {lengths}: compare shares and percentiles, not totals"
+
+
+def _source(trace: Trace) -> Source:
+    first, last = trace.span()
+    return Source(
+        file=trace.file,
+        format=trace.format,
+        span_ms=(last - first) / 1e6,
+        devices=len(trace.devices),
+        rows=trace.rows(),
+    )
+
+
+def _part(before: Part, after: Part | None) -> PartResult:
+    sides = [{row.key: row.values for row in part.rows} for part in (before, after) if part is not None]
+    rows = [
+        RowResult(key=list(key), values=_values(before.measures, [side.get(key) for side in sides]))
+        for key in dict.fromkeys(key for side in sides for key in side)
+    ]
+    if before.ranked_by:
+        rows.sort(key=lambda row: _largest(row, before.ranked_by), reverse=True)
+    return PartResult(
+        title=before.title,
+        keys=list(before.keys),
+        ranked_by=before.ranked_by or None,
+        note=before.note,
+        rows=rows,
+    )
+
+
+def _values(
+    measures: Sequence[tuple[str, str]], sides: Sequence[tuple[float | None, ...] | None]
+) -> dict[str, Value]:
+    found = {}
+    for place, (name, unit) in enumerate(measures):
+        missing = 0 if name in ADDITIVE else None
+        cells = [missing if side is None else side[place] for side in sides]
+        before, after = (cells[0], cells[1]) if len(cells) > 1 else (cells[0], None)
+        change = None if not before or after is None else after / before - 1
+        found[name] = Value(unit=unit, before=before, after=after, change=change)
+    return found
+
+
+def _largest(row: RowResult, measure: str) -> float:
+    value = row.values[measure]
+    return max(value.before or 0.0, value.after or 0.0)

@@ -1,0 +1,115 @@
+"""What can't be asked: every option of a workload, and how they go together."""
+
+from __future__ import annotations
+
+import math
+
+from engines.api import BadSetting, pick
+from harness.workload import lengths, traces
+from harness.workload import prompts as source
+from harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp
+from harness.workload.conversations import is_conversations
+from harness.workload.requests import different
+from harness.workload.streams import stream
+from harness.workload.workload import DEFAULT, Workload
+
+AT_LEAST_1 = ("num_requests", "concurrency", "prompt_repeats")
+ABOVE_0 = ("interval_ms", "rate", "burstiness", "trace_scale")
+# What a trace says itself, or has not got.
+NOT_WITH_TRACE = ("prompts", "prompt_repeats", "unique_prompts", "input_tokens", "max_new_tokens")
+
+
+def check(workload: Workload) -> None:
+    """Raises BadSetting, one line, where this is no workload."""
+    for name in AT_LEAST_1:
+        count = getattr(workload, name)
+        if count is not None and count < 1:
+            raise BadSetting(f"{name} must be at least 1, not {count}")
+    for name in ABOVE_0:
+        value = getattr(workload, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise BadSetting(f"{name} must be above 0, not {value:g}")
+    for name in ("input_tokens", "max_new_tokens"):
+        value = getattr(workload, name)
+        if value is not None and lengths.parse(value, name).most >= 1 << 31:
+            raise BadSetting(f"{name} must fit into 32 bits, not be {value}")
+    _check_timing(workload)
+    _check_sampling(workload)
+    if "" in workload.stop:
+        raise BadSetting("a stop string is empty: it would end every request at once")
+    for name, texts in (("prompt", [workload.prompt or ""]), ("stop", workload.stop)):
+        if not all(map(_is_text, texts)):
+            raise BadSetting(f"{name} is not UTF-8 text")
+    if workload.arrival == "trace":
+        _check_trace(workload)
+    else:
+        _check_prompts(workload)
+
+
+def _check_sampling(workload: Workload) -> None:
+    if not (math.isfinite(workload.temperature) and workload.temperature >= 0):
+        raise BadSetting(f"temperature must be 0 (greedy) or above, not {workload.temperature:g}")
+    if workload.top_k < 0:
+        raise BadSetting(f"top_k must be 0 (all) or above, not {workload.top_k}")
+    if workload.top_k >= 1 << 31:
+        raise BadSetting(f"top_k must fit into 32 bits, not be {workload.top_k}; 0 samples from all")
+    if not 0 < workload.top_p <= 1:
+        raise BadSetting(f"top_p must be above 0 and at most 1 (all), not {workload.top_p:g}")
+    if workload.temperature == 0 and (workload.top_k, workload.top_p) != (0, 1):
+        raise BadSetting("top_k and top_p apply only with a temperature above 0")
+
+
+def _check_timing(workload: Workload) -> None:
+    """An option that the arrival does not look at would silently change nothing, so it is refused."""
+    pick(workload.arrival_schedule, {schedule: schedule for schedule in SCHEDULES}, "arrival_schedule")
+    arrival = pick(workload.arrival, ARRIVALS, "arrival")
+    for name in TIMING_OPTIONS:
+        if name not in arrival.options and getattr(workload, name) != getattr(DEFAULT, name):
+            fitting = " or ".join(each for each, other in ARRIVALS.items() if name in other.options)
+            raise BadSetting(f"{name} applies only with arrival={fitting}, not {workload.arrival}")
+    for name in arrival.needs:
+        if getattr(workload, name) is None:
+            raise BadSetting(f"arrival={workload.arrival} needs a {name}")
+    if workload.ramp_up is not None:
+        _, requests = parse_ramp(workload.ramp_up)
+        if requests is not None and requests > workload.num_requests:
+            raise BadSetting(
+                f"ramp_up={workload.ramp_up} is longer than num_requests={workload.num_requests}"
+            )
+
+
+def _check_prompts(workload: Workload) -> None:
+    if workload.prompts is not None and workload.prompt not in (None, DEFAULT.prompt):
+        raise BadSetting("prompt and prompts exclude each other: give one of them")
+    if workload.prompt_repeats is not None and workload.prompt_repeats > workload.num_requests:
+        raise BadSetting(
+            f"prompt_repeats={workload.prompt_repeats} is more than num_requests={workload.num_requests}"
+        )
+    if workload.max_new_tokens is None and not (
+        is_conversations(workload.prompts) and workload.input_tokens is None
+    ):
+        raise BadSetting("max_new_tokens is needed: only a trace, or whole ShareGPT prompts, go without")
+    different(workload, len(source.texts(workload.prompt, workload.prompts, stream(0, "prompts"))))
+
+
+def _check_trace(workload: Workload) -> None:
+    assert workload.trace is not None
+    for name in NOT_WITH_TRACE:
+        if getattr(workload, name) not in (None, False):
+            raise BadSetting(f"{name} does not apply to a trace, which says how long each request is")
+    if workload.prompt not in (None, DEFAULT.prompt):
+        raise BadSetting("prompt does not apply to a trace, whose prompts are random tokens")
+    if not workload.pretok:
+        raise BadSetting("a trace has no text, only numbers of tokens: it needs pretok")
+    entries = traces.read(workload.trace, workload.num_requests).entries
+    if workload.rate is not None and entries[0].at_ms == entries[-1].at_ms:
+        raise BadSetting(f"rate does not apply here: all {len(entries)} of the trace come at once")
+
+
+def _is_text(text: str) -> bool:
+    """A command line may hold any bytes; Python passes on as surrogates what is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

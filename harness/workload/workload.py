@@ -1,0 +1,106 @@
+"""What is asked of an engine, and when: plain data, made from a few options and a seed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from harness.workload import lengths
+from harness.workload import prompts as source
+
+CLOSED = ("burst", "closed")  # arrivals that wait for the engine, or for nothing
+
+LENGTHS = ("input_tokens", "max_new_tokens")  # of tokens: a number, or a distribution (lengths.py)
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked in a round. Each field is an option of the command line; its description is the help."""
+
+    prompt: Annotated[str | None, Meta(description="Text that every request asks.")] = "Hello"
+    prompts: Annotated[
+        str | None,
+        Meta(description="File of one prompt per line, ShareGPT file (.json), or `english`."),
+    ] = None
+    prompt_repeats: Annotated[
+        int | None, Meta(description="How often each prompt is asked: a prefix to reuse.")
+    ] = None
+    unique_prompts: Annotated[bool, Meta(description="No two prompts begin alike (off).")] = False
+    # Lengths (lengths.py): a number, or a distribution to draw from. Prompts are joined and cut.
+    input_tokens: Annotated[
+        int | str | None, Meta(description=f"Tokens of each prompt: {lengths.FORMS}.")
+    ] = None
+    max_new_tokens: Annotated[
+        int | str | None,
+        Meta(
+            description=f"Tokens to generate: {lengths.FORMS} (64 on emulated, 128 on cuda; as in the data "
+            "for a trace and for ShareGPT)."
+        ),
+    ] = 128
+    num_requests: Annotated[
+        int, Meta(description="Requests of a round (16 on emulated, 64 on cuda); a trace's first.")
+    ] = 64
+    arrival: Annotated[str, Meta(description="fixed, poisson, gamma, burst, closed or trace (fixed).")] = (
+        "fixed"
+    )
+    interval_ms: Annotated[float, Meta(description="Between requests (5 on emulated, 20 on cuda).")] = 20.0
+    arrival_schedule: Annotated[str, Meta(description="absolute or relative (absolute).")] = "absolute"
+    rate: Annotated[
+        float | None,
+        Meta(description="Requests per second, arrival poisson and gamma; a trace is stretched to it."),
+    ] = None
+    burstiness: Annotated[
+        float, Meta(description="Shape of the gamma distribution: 1 is Poisson, less comes in bursts (1).")
+    ] = 1.0
+    ramp_up: Annotated[
+        str | None,
+        Meta(
+            description="RATE to start from; it grows with each request to --rate at the last or N-th.",
+            extra={"metavar": "RATE[:N]"},
+        ),
+    ] = None
+    trace: Annotated[
+        str | None,
+        Meta(description="File to replay, arrival trace: Mooncake (.jsonl) or BurstGPT (.csv)."),
+    ] = None
+    trace_scale: Annotated[
+        float, Meta(description="Factor on every length of the trace, to fit the context (1).")
+    ] = 1.0
+    concurrency: Annotated[int | None, Meta(description="Requests in flight, arrival closed.")] = None
+    pretok: Annotated[bool, Meta(description="Send token ids instead of text (on).")] = True
+    stop_on_eos: Annotated[bool, Meta(description="End at EOS (off).")] = False
+    temperature: Annotated[float, Meta(description="Sample at this temperature (0, greedy).")] = 0.0
+    top_k: Annotated[int, Meta(description="Sample from this many of the likeliest tokens (0, all).")] = 0
+    top_p: Annotated[
+        float,
+        Meta(description="Sample from the likeliest tokens with this total probability (1, all)."),
+    ] = 1.0
+    stop: Annotated[
+        list[str], Meta(description="End a request where its text reaches this; repeatable.")
+    ] = []
+
+    @property
+    def interval_ns(self) -> int:
+        return round(self.interval_ms * 1e6)
+
+    @property
+    def most_new_tokens(self) -> int | None:
+        """The longest output that can be asked for; None where the data says."""
+        if self.max_new_tokens is None:
+            return None
+        return lengths.parse(self.max_new_tokens, "max_new_tokens").most
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that it is made of."""
+        prompts = None if self.prompts == source.ENGLISH else self.prompts
+        return tuple(path for path in (prompts, self.trace) if path is not None)
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests are spread over time, whatever the engine does."""
+        return self.arrival not in CLOSED
+
+
+DEFAULT = Workload()

@@ -1,0 +1,38 @@
+"""What tests ask of processes: that a killed one ends, that a pipe has no reader, that a death is noticed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+
+from experiments.common.bench_command import PATIENCE_S
+
+# The claim is ten seconds, and experiments/validation/deaths.py measures it. A death that goes unnoticed
+# would end a run when the engine has been silent for a minute.
+DEATH_LIMIT_S = 30
+
+
+def ends(pid: int) -> bool:
+    """A killed process may take a moment to go, and is a zombie where nobody reaps it."""
+    deadline = time.monotonic() + PATIENCE_S
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    return True
+
+
+@contextmanager
+def nobody_reads() -> Iterator[int]:
+    """A pipe whose reader is gone, as behind `| head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        yield writing
+    finally:
+        os.close(writing)

@@ -1,0 +1,44 @@
+"""A file that is at fault is told apart from a setting that is: BadFile, one line that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engines import api
+from harness.plan import experiment_file
+from harness.store.files import digest
+from harness.store.manifest import read_manifest
+from harness.studies.imports import files
+from harness.trace import trace_file
+from harness.workload import conversations, prompts, traces
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "manifest": lambda path: read_manifest(path.parent),
+    "result of another tool": lambda path: files.read(str(path)),
+    "trace of a device": trace_file.read,
+    "trace of arrivals": lambda path: traces.read(str(path), 1),
+    "conversations": lambda path: conversations.read(str(path)),
+    "tokenizer": lambda path: prompts.load_tokenizer(str(path)),
+    "experiment": experiment_file.read,
+}
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\0", b"{"], ids=["missing", "binary", "cut short"])
+@pytest.mark.parametrize("kind", READERS)
+def test_a_file_that_cannot_be_understood(tmp_path: Path, kind: str, content: bytes | None) -> None:
+    path = tmp_path / "manifest.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(api.BadFile) as refused:
+        READERS[kind](path)
+    assert str(tmp_path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("read", [digest, prompts.from_file])
+def test_a_file_that_is_missing(tmp_path: Path, read: Callable[[str], object]) -> None:
+    with pytest.raises(api.BadFile, match="nowhere: No such file"):
+        read(str(tmp_path / "nowhere"))
