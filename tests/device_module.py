@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from engines.api import BadSetting
+from engines.api.pace import Size
 
 ROWS = 256
 
@@ -56,6 +57,15 @@ class DeviceModule:
         }
         self.facts: dict[str, Any] = {"tag": tag, "leaf_calls": 4}
         self._gates = Path(gates)
+
+    def size(self, program: str, *arguments: int) -> Size | None:
+        """`add` and `slow` are decodes of as many rows as they are given, `net` is a prefill of 4 tokens."""
+        match program, arguments:
+            case (("add" | "slow"), (rows,)):
+                return Size("decode", rows, rows, 0)
+            case "net", ():
+                return Size("prefill", 1, 4, 4)
+        return None
 
     def add(self, amount: int) -> None:
         self.a += amount

@@ -37,6 +37,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     staging: Annotated[
         str, Meta(description="Pageable copies of the emulated device: copy or sync (copy).")
     ] = "copy"
+    pace: Annotated[
+        str,
+        Meta(
+            description="How long the emulated device's programs take: a profile (bench devices lists them), "
+            "10ms, or decode=10ms+0.05ms*batch,prefill=80us*tokens (as long as they compute)."
+        ),
+    ] = ""
     blocking_sync: bool = False  # CUDA only: threads that wait for it sleep instead of spinning
     chaos: int | None = None  # seed of random delays on device and forward thread; None: no delays
     tokenize_workers: Annotated[

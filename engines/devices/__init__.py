@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from engines.api import BadSetting, pick
+from engines.api.pace import make_pace
 
 if TYPE_CHECKING:
     from engines.devices.base import Device
@@ -14,14 +15,16 @@ def open_device(
     kind: str,
     *,
     staging: str = "copy",
+    pace: str = "",
     chaos: int | None = None,
     cores: str = "split",
     blocking_sync: bool = False,
 ) -> Device:
     """The device of that kind: "cuda", "emulated", or "auto", which is CUDA where there is a card.
 
-    `staging` and `cores` are the emulated device's, `blocking_sync` (threads sleep in `synchronize` instead
-    of spinning) is CUDA's. Raises BadSetting. Takes seconds: the emulated device starts a process.
+    `staging`, `pace` (engines/api/pace.py) and `cores` are the emulated device's, `blocking_sync` (threads
+    sleep in `synchronize` instead of spinning) is CUDA's. Raises BadSetting. Takes seconds: the emulated
+    device starts a process.
 
     The casts: a device is only ever given its own handles, so its methods ask for those, not for any.
     """
@@ -35,6 +38,8 @@ def open_device(
                     "staging is for the emulated device only: on a card the driver decides what a pageable "
                     "copy does; leave it out"
                 )
+            if pace:
+                raise BadSetting("pace is for the emulated device only: a card has its own; leave it out")
             from engines.devices.cuda import CudaDevice
 
             return cast("Device", CudaDevice(chaos=chaos, blocking_sync=blocking_sync))
@@ -45,4 +50,5 @@ def open_device(
         raise BadSetting("blocking_sync is for CUDA only: nothing spins on the emulated device; leave it out")
     from engines.devices.emulated.device import EmulatedDevice
 
-    return cast("Device", EmulatedDevice(staging=staging, chaos=chaos, cores=cores))
+    chosen = make_pace(pace) if pace else None
+    return cast("Device", EmulatedDevice(staging=staging, pace=chosen, chaos=chaos, cores=cores))

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from engines.api import EngineError
+from engines.api.pace import Size
 
 
 class DeviceLost(EngineError):
@@ -45,6 +46,9 @@ class Module(Protocol):
     programs: dict[str, Callable[..., None]]  # each reads and writes buffers only; arguments are ints
     root: torch.nn.Module  # whose leaf modules an uncaptured launch walks through
     facts: dict[str, Any]  # what it says of itself: plain data, as it may cross a process border
+
+    def size(self, program: str, *arguments: int) -> Size | None:
+        """What that program works on with these arguments, which a pace is made from; None: it has none."""
 
 
 class Buffer(Protocol):
@@ -74,7 +78,7 @@ class MemoryUse:
 class Device(Protocol):
     """An accelerator. Three groups of calls: at boot, hot (in every step), and between rounds."""
 
-    kind: str  # "cuda" or "emulated"
+    kind: str  # "cuda", "emulated", or "emulated, paced: " and the pace's name
     name: str  # the card's name, or what the emulated device runs on
     details: dict[str, str]  # versions, staging, cores: for the manifest
     pid: int | None  # the device's own process, where it has one

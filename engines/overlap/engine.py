@@ -80,6 +80,7 @@ class OverlapEngine(api.Engine):
         device = self._opened or open_device(
             options.device,
             staging=options.staging,
+            pace=options.pace,
             chaos=options.chaos,
             blocking_sync=options.blocking_sync,
         )

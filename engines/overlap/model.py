@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from engines.api import BadSetting
+from engines.api.pace import Size
 from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nbytes, program_name
 from engines.overlap.plant import PROGRAM, delay_program
 from engines.overlap.presets import load_model
@@ -210,6 +211,15 @@ class OverlapModule:
         self._no_bias = torch.zeros((), dtype=torch_dtype, device=device)
         self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
         self._check_logits(model, own_logits)
+
+    def size(self, program: str, *arguments: int) -> Size | None:
+        """Rows and tokens of a step's program as it runs, padding included."""
+        match program.partition("_")[0], arguments:
+            case "decode", (batch, blocks):
+                return Size("decode", batch, batch, blocks * self.pages.block_size)
+            case (("prefill" | "extend"), (batch, length, *_)):
+                return Size("prefill", batch, batch * length, length)
+        return None
 
     def _own_logits(self) -> Tensor:
         """The logits of the last of a few tokens, by the model as it was loaded."""

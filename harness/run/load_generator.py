@@ -30,8 +30,8 @@ import zmq
 
 from engines import api
 from engines.processes import die_with_parent
+from engines.timers import ask_for_exact_timers, ask_for_short_slice
 from engines.tracing import Ranges, name_thread, open_ranges
-from harness.common.timers import ask_for_exact_timers, ask_for_short_slice
 from harness.run import messages
 from harness.workload.arrivals import UNTIMED
 from harness.workload.plan import Planned

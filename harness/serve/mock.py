@@ -37,7 +37,7 @@ import msgspec
 
 from engines import sockets
 from engines.api import BadSetting
-from harness.common.timers import ask_for_exact_timers, ask_for_short_slice
+from engines.timers import ask_for_exact_timers, ask_for_short_slice
 from harness.serve.listening import address_of, bind
 from harness.serve.mock_answers import MODEL, Answer, Body, StreamOptions, prompt_tokens, refusal, reply
 

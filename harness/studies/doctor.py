@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 
 from engines.machine import cpu_model
+from engines.timers import ask_for_exact_timers, ask_for_short_slice
 from harness.common import core_speed, machine
-from harness.common.timers import ask_for_exact_timers, ask_for_short_slice
 from harness.run import readings
 
 CPU = Path("/sys/devices/system/cpu")

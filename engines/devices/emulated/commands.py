@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from engines.api.pace import Pace
+
 # ---------------------------------------------------------------------------------------------------------
 # Commands: 64-byte records in one pipe per stream. A write of up to PIPE_BUF bytes to a pipe is atomic, and a
 # pipe of 64 KiB holds 1024 of them: that is the launch queue, and a full one blocks its writer.
@@ -43,6 +45,9 @@ CELLS_PER_STREAM = 8  # a cache line each: the host reads one while the device w
 WORK_HEAD = COMPLETED + MAX_STREAMS * CELLS_PER_STREAM  # rows ever written to the work ring; by the device
 LEAVES = WORK_HEAD + 8  # + program: leaf modules it calls, -1 while unknown; by the device
 WAITERS = LEAVES + MAX_PROGRAMS  # + slot: what a host thread waits for (see `waiting_for`), 0 nothing
+PACED = WAITERS + MAX_WAITERS  # programs that had a pace; this and the next two by the device
+OVERRAN = PACED + 1  # of these, the ones that computed for longer
+LATE_NS = PACED + 2  # how much later than their pace the others ended, together
 LAST_WORDS = 4096  # byte offset: why the device process ends and its traceback, NUL-terminated UTF-8
 PAGE_BYTES = 8192
 
@@ -108,6 +113,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     wakeups: list[int]  # eventfds, by waiter slot
     core: int | None
     chaos: int | None
+    pace: Pace | None
     parent: int
     die_with_parent: bool
 

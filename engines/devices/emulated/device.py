@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from engines.api import BadSetting, EngineError, pick
+from engines.api.pace import Pace
 from engines.devices.base import MemoryUse, ModuleSpec
 from engines.devices.emulated.child import Child
 from engines.devices.emulated.commands import (
@@ -28,6 +29,7 @@ from engines.devices.emulated.commands import (
     MAX_ARGUMENTS,
     MAX_STREAMS,
     MAX_WAITERS,
+    PACED,
     PAGE_BYTES,
     PIPE_BYTES,
     QUEUE_RECORDS,
@@ -66,11 +68,17 @@ class EmulatedDevice:
     run empty before it stages; CUDA's documentation allows both. `chaos`: seed of delays before commands.
     `cores`: "split" gives the device process the last core this thread may run on, and keeps all threads of
     this process, and what they start, off that core until `close`; "shared", or a single core: no pinning.
+    `pace`: how long a program takes, None as long as it computes.
     """
 
-    kind = "emulated"
-
-    def __init__(self, *, staging: str = "copy", chaos: int | None = None, cores: str = "split") -> None:
+    def __init__(
+        self,
+        *,
+        staging: str = "copy",
+        pace: Pace | None = None,
+        chaos: int | None = None,
+        cores: str = "split",
+    ) -> None:
         pick(staging, {"copy": 0, "sync": 0}, "staging")
         pick(cores, {"split": 0, "shared": 0}, "choice of cores")
         self._sync_first = staging == "sync"
@@ -96,6 +104,7 @@ class EmulatedDevice:
             "wakeups": wakeups,
             "core": core,
             "chaos": chaos,
+            "pace": pace,
         }
         self._child = Child(boot, page, [*shared.values(), *readings, *wakeups])
         for fd in (*shared.values(), *readings):
@@ -114,10 +123,12 @@ class EmulatedDevice:
         self._programs: dict[str, int] = {}
         self._captured: set[tuple[str, tuple[int, ...]]] = set()
         self._first_row = 0
+        self._counts = _COUNTERS + (_PACED if pace else ())
         self.counters: dict[str, int] = {}
         self._forget()
 
         model = cpu_model()
+        self.kind = f"emulated, paced: {pace.name}" if pace else "emulated"
         self.name = f"emulated on {model}"
         self.details = {
             "cpu": model,
@@ -129,6 +140,7 @@ class EmulatedDevice:
             "device_core": "shared" if core is None else str(core),
             "host_cores": ",".join(map(str, sorted(self._all_cores - {core}))),
             "chaos": "off" if chaos is None else str(chaos),
+            **({"pace": pace.text} if pace else {}),
         }
         try:
             self._resident_at_boot = self._child.booted()
@@ -298,6 +310,8 @@ class EmulatedDevice:
         first = max(self._first_row, head - WORK_ROWS)
         self.counters["work_rows_lost"] = first - self._first_row
         self.counters["lost_wakeups"] = self._waiting.lost_wakeups - self._lost_wakeups_before
+        for index, name in enumerate(_PACED if "paced_programs" in self._counts else ()):
+            self.counters[name] = self._cells[PACED + index] - self._paced_before[index]
         rows: np.ndarray = self._work[np.arange(first, head) % WORK_ROWS]
         return rows
 
@@ -336,7 +350,8 @@ class EmulatedDevice:
     def _forget(self) -> None:
         self._first_row = self._cells[WORK_HEAD]
         self._lost_wakeups_before = self._waiting.lost_wakeups
-        self.counters = dict.fromkeys(_COUNTERS, 0)
+        self._paced_before = list(self._cells[PACED : PACED + len(_PACED)])
+        self.counters = dict.fromkeys(self._counts, 0)
 
 
 _COUNTERS = (
@@ -355,6 +370,7 @@ _COUNTERS = (
     "lost_wakeups",  # 0, or the fence is not one on this machine
     "work_rows_lost",
 )
+_PACED = ("paced_programs", "paced_overruns", "paced_late_ns")  # in the order of the control page's cells
 
 
 def _move_threads(cores: set[int]) -> None:

@@ -2,6 +2,10 @@
 
 Between two programs of a steady decode (2 to 7 copies, 2 waits) this file is all the overhead there is, so
 that loop allocates little, and asks the kernel for many records at a time.
+
+A program with a pace has computed before its time is up. Until then its lane stands still and no other
+program starts, but the loop goes on with the copies of other lanes, and sleeps while there are none. It wakes
+a little early and looks at the clock for the rest: the kernel's own wake-up would come 0.05 to 0.1 ms late.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import select
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from mmap import mmap
 from time import perf_counter_ns
 from typing import Any
@@ -23,9 +29,12 @@ from engines.devices.emulated.commands import (
     CELLS_PER_STREAM,
     COMPLETED,
     COUNTED,
+    LATE_NS,
     LAUNCH,
     LEAVES,
     MAX_WAITERS,
+    OVERRAN,
+    PACED,
     RECORD,
     TO_DEVICE,
     TO_HOST,
@@ -37,9 +46,11 @@ from engines.devices.emulated.commands import (
     make_fence,
     waited_for,
 )
+from engines.devices.emulated.timer import Timer
 from engines.tracing import Ranges, open_ranges
 
 Command = tuple[int, ...]  # as in commands.py
+PaceNs = Callable[[int, tuple[int, ...]], int]  # by program and arguments; 0: none
 
 READ_AHEAD = 64 * RECORD.size  # records beyond the pipe's: the launch queue is 1024 and at most these
 PROGRAM, COPY_TO_DEVICE, COPY_TO_HOST = 0, 1, 2  # kinds of device work
@@ -52,6 +63,13 @@ _LARGE = 32 << 10  # a copy of this many bytes is published as soon as it is don
 
 _LONGEST_DELAY_NS = 3_000_000
 
+_WAKE_EARLY_NS = 300_000  # before a pace's end, at most
+_AWAKE = 0.03  # the share of a pace that may go by awake
+
+
+def unpaced(program: int, arguments: tuple[int, ...]) -> int:
+    return 0
+
 
 class HostGone(Exception):
     """The host closed its ends: this process has nothing left to do."""
@@ -60,7 +78,7 @@ class HostGone(Exception):
 class _Lane:
     """One stream as the executor sees it."""
 
-    __slots__ = ("bit", "cell", "completed", "fd", "not_before", "queue")
+    __slots__ = ("bit", "cell", "completed", "fd", "not_before", "queue", "running")
 
     def __init__(self, index: int, fd: int) -> None:
         self.fd = fd
@@ -69,6 +87,19 @@ class _Lane:
         self.completed = 0
         self.queue: deque[Command] = deque()
         self.not_before = 0  # chaos: ns before which the head may not start; 0: not drawn yet
+        self.running = False  # its program has computed, and its time is not up
+
+
+@dataclass(slots=True)
+class _Running:
+    """The program on the device: launched, and not completed yet."""
+
+    lane: _Lane
+    commands: int
+    step: int
+    start: int
+    pace: int  # ns; 0: it takes as long as it computes
+    due: int = 0  # its end, where it has a pace
 
 
 class Executor:
@@ -84,6 +115,7 @@ class Executor:
         wakeups: Iterable[int],
         control: int,
         chaos: int | None,
+        paced: bool,
     ) -> None:
         self._page = page
         self._cells = memoryview(page).cast("q")
@@ -104,6 +136,9 @@ class Executor:
         self._alarm = 0  # the earliest end of a delay met since the last look into the pipes; 0: none
         self._programs: dict[int, Callable[..., None]] = {}
         self._leaves: frozenset[torch.nn.Module] = frozenset()
+        self._pace_ns: PaceNs = unpaced
+        self._timer = Timer() if paced else None
+        self._running: _Running | None = None  # what waits for its pace
 
     # -- what is loaded ------------------------------------------------------------------------------------
 
@@ -112,11 +147,13 @@ class Executor:
         memory: dict[int, memoryview],
         programs: dict[int, Callable[..., None]],
         leaves: frozenset[torch.nn.Module],
+        pace_ns: PaceNs,
     ) -> None:
         """Replace the module. The host has drained every stream."""
         self._memory = memory
         self._programs = programs
         self._leaves = leaves
+        self._pace_ns = cache(pace_ns)
         for program in programs:
             self._cells[LEAVES + program] = -1
 
@@ -128,9 +165,11 @@ class Executor:
         while True:
             if self._take(patience):
                 answer()
+            if self._running is not None:
+                self._end_if_due(self._running)
             self._do_copies()
             self._publish()
-            lane = self._ready_to_launch()
+            lane = self._ready_to_launch() if self._running is None else None
             if lane is not None:
                 self._launch(lane)
                 patience = 0
@@ -152,6 +191,8 @@ class Executor:
         if poll is None:
             poll = self._polls[full] = select.poll()
             poll.register(self._control, select.POLLIN)
+            if self._timer is not None:
+                poll.register(self._timer.fd, select.POLLIN)
             for lane in self._lanes:
                 if not lane.bit & full:
                     poll.register(lane.fd, select.POLLIN)
@@ -162,6 +203,9 @@ class Executor:
                 if happened & ~select.POLLIN:
                     raise HostGone
                 asked = True
+                continue
+            if self._timer is not None and fd == self._timer.fd:
+                self._timer.clear()  # else no later poll would sleep
                 continue
             data = os.read(fd, READ_AHEAD)
             if not data:
@@ -181,7 +225,7 @@ class Executor:
             for lane in self._active:
                 before = lane.completed
                 queue = lane.queue
-                while queue:
+                while queue and not lane.running:
                     command = queue[0]
                     code = command[0]
                     if code >= LAUNCH:
@@ -206,10 +250,10 @@ class Executor:
         start = perf_counter_ns()
         if code == TO_DEVICE:
             self._memory[buffer][offset : offset + nbytes] = self._arena[at : at + nbytes]
-            self._worked(COPY_TO_DEVICE, -1, start)
+            self._worked(COPY_TO_DEVICE, -1, start, perf_counter_ns())
         elif code == TO_HOST:
             self._arena[at : at + nbytes] = self._memory[buffer][offset : offset + nbytes]
-            self._worked(COPY_TO_HOST, -1, start)
+            self._worked(COPY_TO_HOST, -1, start, perf_counter_ns())
         else:
             raise ValueError(f"unknown command {code}")
 
@@ -233,9 +277,9 @@ class Executor:
                     notified[slot] = word  # once: the word stays until the host takes it back
                     os.eventfd_write(self._wakeups[slot], 1)
 
-    def _worked(self, kind: int, step: int, start: int) -> None:
+    def _worked(self, kind: int, step: int, start: int, end: int) -> None:
         row = self._rows
-        WORK_ROW.pack_into(self._work, row % WORK_ROWS * WORK_ROW.size, kind, step, start, perf_counter_ns())
+        WORK_ROW.pack_into(self._work, row % WORK_ROWS * WORK_ROW.size, kind, step, start, end)
         self._rows = row + 1
         self._cells[WORK_HEAD] = row + 1
 
@@ -255,17 +299,42 @@ class Executor:
         self._turns.append(lane)
         run = self._programs[program]
         given = arguments[: code >> 8]
+        pace = self._pace_ns(program, tuple(given))
+        launched = _Running(lane, 1 + max(leaves, 0), step, perf_counter_ns(), pace)
+        launched.due = launched.start + pace
         if leaves >= 0:
-            self._walk(lane, run, given, step, leaves)
-            lane.completed += 1 + leaves
-            return
-        start = perf_counter_ns()
-        if leaves == COUNTED:
+            self._walk(launched, run, given, leaves)
+        elif leaves == COUNTED:
             self._cells[LEAVES + program] = self._count_leaves(run, given)
         else:
             run(*given)
-        self._worked(PROGRAM, step, start)
-        lane.completed += 1
+        self._computed(launched)
+
+    def _computed(self, program: _Running) -> None:
+        """Complete a program that has no pace or is late for it; any other waits for its time."""
+        now = perf_counter_ns()
+        if program.pace:
+            self._cells[PACED] += 1
+            if now < program.due:
+                assert self._timer is not None
+                program.lane.running = True
+                self._running = program
+                self._timer.set(program.due - _awake(program))
+                return
+            self._cells[OVERRAN] += 1
+        self._complete(program, now)
+
+    def _end_if_due(self, program: _Running) -> None:
+        now = perf_counter_ns()
+        if now >= program.due:
+            self._cells[LATE_NS] += now - program.due
+            program.lane.running = False
+            self._running = None
+            self._complete(program, now)
+
+    def _complete(self, program: _Running, now: int) -> None:
+        self._worked(PROGRAM, program.step, program.start, now)
+        program.lane.completed += program.commands
 
     def _count_leaves(self, run: Callable[..., None], arguments: Sequence[int]) -> int:
         count = 0
@@ -279,41 +348,49 @@ class Executor:
         return count
 
     def _walk(
-        self, lane: _Lane, run: Callable[..., None], arguments: Sequence[int], step: int, leaves: int
+        self, program: _Running, run: Callable[..., None], arguments: Sequence[int], leaves: int
     ) -> None:
-        """An uncaptured program: each leaf module waits for its own command.
+        """An uncaptured program: each leaf module waits for its own command, and has its share of the pace.
+
+        The shares are added up, and waited for at the end: no one sees a kernel end but the device. Idle is
+        what is left between the end of one leaf module's share and the coming of the next one's command.
 
         The hook is torch's global one, on and off around the program: hooks kept on the leaf modules would
         take captured programs off torch's fast call path as well.
         """
-        queue = lane.queue
+        lane, queue = program.lane, program.lane.queue
         left = leaves
-        start = perf_counter_ns()
+        share = program.pace // leaves if leaves else 0
+        program.due -= share * leaves
 
         def consume(module: torch.nn.Module, _inputs: object) -> None:
-            nonlocal left, start
+            nonlocal left
             if left and module in self._leaves:
                 left -= 1
                 if not queue:
-                    start = self._await_kernel(lane, step, start)
+                    self._await_kernel(program)
                 queue.popleft()
+                program.due += share
 
         with register_module_forward_pre_hook(consume):
             run(*arguments)
-        self._worked(PROGRAM, step, start)
+        program.due += share * left
         for _ in range(left):  # it called fewer leaf modules than when they were counted
             if not queue:
                 self._receive_kernel(lane)
             queue.popleft()
 
-    def _await_kernel(self, lane: _Lane, step: int, start: int) -> int:
-        """The next leaf module's command is not issued yet: idle time. Returns when the busy time began."""
+    def _await_kernel(self, program: _Running) -> None:
+        """The next leaf module's command is not issued yet: idle time, once the last one's share is over."""
         self._take(0)
-        if lane.queue:
-            return start
-        self._worked(PROGRAM, step, start)
-        self._receive_kernel(lane)
-        return perf_counter_ns()
+        if program.lane.queue:
+            return
+        idle_from = max(perf_counter_ns(), program.due if program.pace else 0)
+        self._receive_kernel(program.lane)
+        now = perf_counter_ns()
+        if now > idle_from:
+            self._worked(PROGRAM, program.step, program.start, idle_from)
+            program.start = program.due = now
 
     def _receive_kernel(self, lane: _Lane) -> None:
         while not lane.queue:
@@ -339,10 +416,18 @@ class Executor:
         return True
 
     def _until_ready(self) -> float | None:
-        """Milliseconds until a delay ends; None where only the host can bring something new."""
+        """Milliseconds until a delay ends, none towards the end of a pace; None where only the host, or the
+        timer, can bring something new."""
+        if self._running is not None and perf_counter_ns() >= self._running.due - _awake(self._running):
+            return 0
         if not self._alarm:
             return None
         return max(0.0, (self._alarm - perf_counter_ns()) / 1e6)
+
+
+def _awake(program: _Running) -> int:
+    """Nanoseconds before its end from which a program is not slept through."""
+    return min(_WAKE_EARLY_NS, int(program.pace * _AWAKE))
 
 
 RANGES = ("program", "h2d", "d2h")  # by kind of device work
@@ -364,6 +449,9 @@ class ExecutorInRanges(Executor):
     def _launch(self, lane: _Lane) -> None:
         self._ranges.push(PROGRAM, lane.queue[0][2])
         super()._launch(lane)
+
+    def _complete(self, program: _Running, now: int) -> None:
+        super()._complete(program, now)
         self._ranges.pop()
 
 

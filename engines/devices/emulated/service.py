@@ -28,9 +28,10 @@ from engines.devices.emulated.commands import (
     Loaded,
     Refused,
 )
-from engines.devices.emulated.executor import HostGone, make_executor
+from engines.devices.emulated.executor import HostGone, make_executor, unpaced
 from engines.devices.emulated.memory import bytes_of
 from engines.devices.loading import build, one_line, settle_garbage
+from engines.timers import ask_for_short_slice
 
 
 class Service:
@@ -40,6 +41,7 @@ class Service:
         torch.set_num_threads(1)
         self._all_cores = os.sched_getaffinity(0)
         self._core = boot.core
+        self._pace = boot.pace
         self._control = socket.socket(fileno=boot.control)
         self._page = mmap(boot.page, PAGE_BYTES)
         self._executor = make_executor(
@@ -50,12 +52,15 @@ class Service:
             wakeups=boot.wakeups,
             control=boot.control,
             chaos=boot.chaos,
+            paced=boot.pace is not None,
         )
         self._module: Module | None = None
         self._next_buffer = 0
         self._next_program = 0
 
     def run(self) -> None:
+        if self._pace is not None:
+            ask_for_short_slice()  # who sleeps through a pace must run again at its end
         settle_garbage()
         try:
             self._send(Booted(resident=_resident_bytes()))
@@ -114,7 +119,7 @@ class Service:
         """
         os.sched_setaffinity(0, self._all_cores)
         self._module = None
-        self._executor.use({}, {}, frozenset())
+        self._executor.use({}, {}, frozenset(), unpaced)
         module = build(ModuleSpec(request.build, request.arguments), torch.device("cpu"))
         if len(module.programs) > MAX_PROGRAMS:
             raise BadSetting(f"{len(module.programs)} programs; the emulated device holds {MAX_PROGRAMS}")
@@ -128,7 +133,13 @@ class Service:
         programs: dict[str, int] = {name: index for index, name in enumerate(module.programs)}
         runs: dict[int, Callable[..., None]] = {programs[name]: run for name, run in module.programs.items()}
         leaves = frozenset(each for each in module.root.modules() if not any(True for _ in each.children()))
-        self._executor.use(memory, runs, leaves)
+        names, pace = list(programs), self._pace
+
+        def pace_ns(program: int, arguments: tuple[int, ...]) -> int:
+            size = module.size(names[program], *arguments) if pace else None
+            return pace.ns(size) if pace and size else 0
+
+        self._executor.use(memory, runs, leaves, pace_ns)
         self._module = module
         if self._core is not None:
             os.sched_setaffinity(0, {self._core})

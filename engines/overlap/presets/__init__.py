@@ -40,6 +40,11 @@ _IDS = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": END_OF_TEXT_ID, "pad_tok
 _INIT = {"initializer_range": 0.2, **_IDS}
 
 PRESETS = {
+    "micro-gpt2": Preset(
+        summary="GPT-2, 2 layers x 64, vocabulary 4096: for a device with a pace, computed well before it",
+        model_type="gpt2",
+        config={"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 1024, "vocab_size": 4096, **_INIT},
+    ),
     "tiny-gpt2": Preset(
         summary="GPT-2, 8 layers x 64, vocabulary 4096",
         model_type="gpt2",

@@ -1,0 +1,89 @@
+"""What a pace says of a program's time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.api import BadSetting
+from engines.api.pace import Size, make_pace, profiles
+
+MS = 1_000_000
+
+
+def decode(batch: int, context: int = 0) -> Size:
+    return Size("decode", batch, batch, context)
+
+
+def prefill(tokens: int, batch: int = 1) -> Size:
+    return Size("prefill", batch, tokens, tokens)
+
+
+def test_one_time_is_every_programs() -> None:
+    pace = make_pace("10ms")
+    assert pace.ns(decode(1)) == pace.ns(decode(64, 512)) == pace.ns(prefill(900)) == 10 * MS
+    assert (pace.name, pace.text) == ("10ms", "10ms")
+
+
+@given(batch=st.integers(1, 1024), context=st.integers(1, 4096), tokens=st.integers(1, 8192))
+def test_terms_add_up(batch: int, context: int, tokens: int) -> None:
+    pace = make_pace("decode=10ms+0.05ms*batch + 2ns*batch*context,prefill=1.5ms+80us*tokens")
+    assert pace.ns(decode(batch, context)) == 10 * MS + 50_000 * batch + 2 * batch * context
+    assert pace.ns(prefill(tokens)) == 1_500_000 + 80_000 * tokens
+
+
+@given(
+    points=st.dictionaries(st.integers(1, 2000), st.integers(1, 10_000), min_size=1, max_size=6),
+    batch=st.integers(1, 3000),
+)
+def test_a_table_goes_through_its_points_and_is_level_outside(points: dict[int, int], batch: int) -> None:
+    rising = sorted(points.items())
+    text = " ".join(f"{at}:{us}us" for at, us in rising)
+    pace = make_pace(f"decode=batch[{text}],prefill=1ms")
+    for at, us in rising:
+        assert pace.ns(decode(at)) == us * 1000
+    assert min(points.values()) * 1000 <= pace.ns(decode(batch)) <= max(points.values()) * 1000
+    assert pace.ns(decode(3001)) == rising[-1][1] * 1000
+    assert pace.ns(decode(0)) == rising[0][1] * 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h100", "there is no pace 'h100': one of"),
+        ("10", "needs times as 10ms"),
+        ("10 ms", "needs times as 10ms"),
+        ("-1ms", "there is no pace"),
+        ("nanms", "there is no pace"),
+        ("1e9ms", "needs times as 10ms"),
+        ("61s", "60s at most"),
+        ("decode=10ms", "needs decode=… and prefill=…"),
+        ("decode=10ms,prefil=1ms", "needs decode=… and prefill=…"),
+        ("decode=10ms,prefill=", "needs times"),
+        ("decode=10ms*tokens,prefill=1ms", "decode knows batch and context, not 'tokens'"),
+        ("decode=1ms,prefill=10ms*context", "prefill knows batch and tokens, not 'context'"),
+        ("decode=batch[],prefill=1ms", "needs rising points"),
+        ("decode=batch[2:1ms 1:2ms],prefill=1ms", "needs rising points"),
+        ("decode=batch[1:1ms 1:2ms],prefill=1ms", "needs rising points"),
+        ("decode=batch[x:1ms],prefill=1ms", "needs rising points"),
+        ("decode=width[1:1ms],prefill=1ms", "needs times"),
+        ("decode=10ms+,prefill=1ms", "needs times"),
+    ],
+)
+def test_what_is_no_pace_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(BadSetting, match=message.replace("[", r"\[")) as caught:
+        make_pace(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", profiles())
+def test_a_profile_is_a_pace_with_a_source(name: str) -> None:
+    profile, pace = profiles()[name], make_pace(name)
+    assert pace.name == name
+    assert pace.text == profile.text
+    for batch in (1, 8, 64, 1024):
+        assert MS <= pace.ns(decode(batch, 512)) <= 400 * MS
+    assert pace.ns(prefill(2048)) >= pace.ns(prefill(16)) > 0
+    assert profile.source
+    assert not {",", "="} & set(name)
