@@ -4,6 +4,7 @@
   (`Chunk`, `Finish`, `Error`) and its `Description`
 - toggles: `Toggle` and `Setting`, what can be switched and set about it
 - registry: `EngineSpec`, which names all that before anything heavy is imported; `find_engines`
+- pace: how long the programs of a device of known speed take; only who has such a device needs it
 - records: `RoundRecord`, what it may record besides; each part is optional
 - errors: `EngineError`, it broke; `BadSetting`, what was asked is wrong; `BadFile`, a file is
 - wire: the messages between harness and host, which no engine sees
@@ -40,6 +41,7 @@ from engines.api.contract import (
     Score,
 )
 from engines.api.errors import BadFile, BadSetting, EngineError
+from engines.api.pace import PaceProfile, make_pace, profiles
 from engines.api.records import (
     PHASES,
     STEP_COLUMNS,
@@ -100,6 +102,7 @@ __all__ = [
     "Gauges",
     "HostConfig",
     "HostRanges",
+    "PaceProfile",
     "Profile",
     "ReadGauges",
     "Ready",
@@ -114,5 +117,7 @@ __all__ = [
     "ToHost",
     "Toggle",
     "find_engines",
+    "make_pace",
     "pick",
+    "profiles",
 ]

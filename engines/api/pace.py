@@ -14,7 +14,6 @@ lines from point to point, and is level before the first and after the last.
 from __future__ import annotations
 
 import re
-import tomllib
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
@@ -50,7 +49,7 @@ class Term(msgspec.Struct, frozen=True):
     points: tuple[tuple[float, float], ...] = ()
 
     def of(self, size: Size) -> float:
-        values = [getattr(size, name) for name in self.factors]
+        values: list[int] = [getattr(size, name) for name in self.factors]
         return _between(self.points, values[0]) if self.points else self.ns * prod(values)
 
 
@@ -64,10 +63,11 @@ class Pace(msgspec.Struct, frozen=True):
 
     def ns(self, size: Size) -> int:
         """How long a program of this size takes."""
-        return round(sum(term.of(size) for term in getattr(self, size.kind)))
+        terms: tuple[Term, ...] = getattr(self, size.kind)
+        return round(sum(term.of(size) for term in terms))
 
 
-class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PaceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A device and a model whose speed somebody has published."""
 
     summary: str
@@ -81,9 +81,11 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def profiles() -> dict[str, Profile]:
+def profiles() -> dict[str, PaceProfile]:
     """By name."""
-    return msgspec.convert(tomllib.loads(PROFILES.read_text()), dict[str, Profile])
+    import tomllib
+
+    return msgspec.convert(tomllib.loads(PROFILES.read_text()), dict[str, PaceProfile])
 
 
 def make_pace(text: str) -> Pace:

@@ -38,6 +38,8 @@ SKIPPED = {
     "failed": "requests that failed when the trace was recorded",
 }
 LOST = {"counter.steps_lost": "steps", "counter.work_rows_lost": "rows of what the device did"}
+PACED = "emulated, paced: "  # begins the kind of a device with a pace
+OVERRAN = 0.01  # of a paced device's programs
 BY_CHUNKS = "counter.requests_counted_by_chunks"  # engines/openai/replies.py
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 THROTTLE = {
@@ -352,9 +354,29 @@ def _device(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
     lines = []
     if "emulated" in _kinds(manifest):
         lines.append("emulated device: these are times of CPU cores; never compare them with a GPU's")
+    for kind in sorted(kind for kind in _kinds(manifest) if kind.startswith(PACED)):
+        lines.append(
+            f"{kind}: device times are what a profile says, host times are this machine's; never compare "
+            "them with another device's"
+        )
     if manifest.imported is None:
         lines += _cards_not_read(manifest, _joined(blocks, "rounds"))
+        lines += _overran(_joined(blocks, "rounds"))
     return lines
+
+
+def _overran(rounds: pd.DataFrame) -> list[str]:
+    """Programs of a paced device that were late for their pace: their times are a CPU core's."""
+    if "counter.paced_programs" not in rounds:
+        return []
+    counts = rounds.groupby("arm")[["counter.paced_overruns", "counter.paced_programs"]].sum()
+    shares = counts["counter.paced_overruns"] / counts["counter.paced_programs"]
+    return [
+        f"pace: {share:.1%} of the programs of {arm} computed for longer than their pace, and took as long "
+        "as they computed: give a longer pace, a smaller batch or --model micro-gpt2"
+        for arm, share in shares.items()
+        if share > OVERRAN
+    ]
 
 
 def _kinds(manifest: Manifest) -> set[str]:

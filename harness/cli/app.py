@@ -30,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "trace": time.trace,
     "variants": show.variants,
     "engines": show.engines,
+    "devices": show.devices,
     "doctor": show.doctor,
     "factorial": several.factorial,
     "sweep": several.sweep,

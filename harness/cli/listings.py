@@ -1,4 +1,4 @@
-"""What `bench variants`, `bench engines` and `bench doctor` print, for a rich console."""
+"""What `bench variants`, `engines`, `devices` and `doctor` print, for a rich console."""
 
 from __future__ import annotations
 
@@ -57,6 +57,19 @@ def engines(found: Mapping[str, api.EngineSpec], width: int) -> Iterator[Rendera
         if spec.settings:
             settings = [(each.name, each.default, each.summary) for each in spec.settings]
             yield _table(("setting", "default", "meaning"), settings, width)
+
+
+def devices(profiles: Mapping[str, api.PaceProfile], width: int) -> Iterator[RenderableType]:
+    """Each device, and the emulated one's profiles."""
+    yield Text("cuda: a card, by torch.cuda (--device cuda, or auto where there is one)")
+    yield Text("emulated: a second process that computes on a core of its own (--device emulated)")
+    yield Text("emulated, paced: the same, and its programs take as long as a profile says (--pace)")
+    rows = [
+        (name, each.summary, f"decode {each.decode}\nprefill {each.prefill}", each.source)
+        for name, each in profiles.items()
+    ]
+    yield _table(("profile", "of", "a program takes", "source"), rows, width)
+    yield Text("--pace takes a text like these too: 10ms, or decode=10ms+0.05ms*batch,prefill=80us*tokens")
 
 
 def checkup(findings: Sequence[Finding], width: int) -> RenderableType:

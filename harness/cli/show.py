@@ -1,4 +1,4 @@
-"""What there is, and a run as one file: `bench variants`, `engines`, `doctor`, `report`."""
+"""What there is, and a run as one file: `bench variants`, `engines`, `devices`, `doctor`, `report`."""
 
 from __future__ import annotations
 
@@ -57,6 +57,15 @@ def engines(
     chosen = found if name is None else {name: api.pick(name, found, "engine")}
     console = Console(highlight=False)
     console.print(*listings.engines(chosen, console.width), sep="\n")
+
+
+def devices() -> None:
+    """What an engine can run on, and the profiles that --pace knows."""
+    from harness.cli import listings
+    from harness.common.consoles import Console
+
+    console = Console(highlight=False)
+    console.print(*listings.devices(api.profiles(), console.width), sep="\n")
 
 
 def doctor() -> None:

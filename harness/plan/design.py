@@ -97,7 +97,9 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate | None = None
     factorial: Factorial | None = None
     # In turn with the other arm's; pooled.
-    rounds: Annotated[int, Meta(description="Measured rounds of a boot (10 on emulated, 2 on cuda).")] = 2
+    rounds: Annotated[
+        int, Meta(description="Measured rounds of a boot (10 on emulated, 4 with a pace, 2 on cuda).")
+    ] = 2
     warmup_rounds: Annotated[int, Meta(description="Rounds of a boot thrown away (1).")] = 1
     margin: Annotated[float, Meta(description="Largest change that counts as none (1%).", extra=SHARE)] = 0.01
     primary: Annotated[str, Meta(description="Metric that decides (tpot_ms_p50).")] = "tpot_ms_p50"
@@ -150,6 +152,10 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             raise api.BadSetting("a metric is named twice among --primary and --secondary")
         if self.plant is not None:
             self._check_plant(self.plant)
+        if len({arm.options.pace for arm in self.arms}) > 1:
+            raise api.BadSetting(
+                "all arms need the same pace: give it with --pace, or bench sweep --over pace="
+            )
         for left, right in combinations(self.arms, 2):
             if left.name == right.name:
                 raise api.BadSetting(f"two arms have the name {left.name}")

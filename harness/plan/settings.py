@@ -31,7 +31,8 @@ SCALED: dict[str, dict[str, Any]] = {
     "cuda": {"num_requests": 64, "max_new_tokens": 128, "interval_ms": 20.0},
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
-ROUNDS = {"cuda": 2, "emulated": 10}
+ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and steadier
+PACED_MODEL = "micro-gpt2"  # computes well before its time is up
 OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
 PLACES = ("device", "host")  # of a planted delay
 PLANTED = ("plant_at", "plant_ns")  # engine options that only a planted delay sets
@@ -148,6 +149,9 @@ def _check_server(arm: str, settings: Mapping[str, str]) -> None:
 
 def make_options(values: Mapping[str, Any]) -> api.EngineOptions:
     """Engine options from a mapping by their names."""
+    if values.get("pace"):  # a pace is the emulated device's, and asks for a model that keeps it
+        device = values.get("device", "auto")
+        values = {"model": PACED_MODEL, **values, "device": "emulated" if device == "auto" else device}
     options: api.EngineOptions = _convert(values, api.EngineOptions, "engine option")
     for name, value, known in (
         ("device", options.device, DEVICES),
@@ -155,6 +159,10 @@ def make_options(values: Mapping[str, Any]) -> api.EngineOptions:
         ("staging", options.staging, STAGINGS),
     ):
         api.pick(value, {each: each for each in known}, name)
+    if options.pace:
+        api.make_pace(options.pace)
+        if options.device == "cuda":
+            raise api.BadSetting("pace is for the emulated device only: a card has its own; leave it out")
     for name, lowest in LOWEST.items():
         value = getattr(options, name)
         if value is not None and value < lowest:
@@ -342,7 +350,7 @@ def complete(
         workload=workload,
         against_itself=request.against_itself,
         **{
-            "rounds": ROUNDS[scale],
+            "rounds": ROUNDS["paced" if arms[0].options.pace else scale],
             "secondaries": secondaries,
             **({"blocks": 1} if any(arm.is_remote for arm in arms) else {}),
             **request.design,
