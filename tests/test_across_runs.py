@@ -250,6 +250,10 @@ def describing(**changes: Any) -> Manifest:
         (describing(device={"kind": "cuda", "name": "x"}), "their device differs: was 'emulated', is 'cuda'"),
         (describing(device={"kind": "emulated", "name": "y"}), "their device differs: was 'x', is 'y'"),
         (
+            describing(device={"kind": "emulated, paced: 10ms", "name": "x"}),
+            "their device differs: was 'emulated', is 'emulated, paced: 10ms'",
+        ),
+        (
             describing(model={"name": "other", "vocabulary": 9, "context": 99}),
             "their model differs: was 'm', is 'other'",
         ),

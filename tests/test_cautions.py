@@ -37,6 +37,26 @@ def test_warnings_that_apply_are_given() -> None:
         assert word not in quiet
 
 
+def test_a_paced_device_and_programs_that_did_not_keep_their_pace_are_told() -> None:
+    plan = manifest()
+    kind = {"kind": "emulated, paced: 10ms", "name": "x"}
+    paced = {name: msgspec.structs.replace(each, device=kind) for name, each in plan.descriptions.items()}
+    on_paced = msgspec.structs.replace(plan, descriptions=paced)
+    measured = blocks(1.0)
+
+    def told(overruns: float) -> str:
+        for each in measured:
+            rounds = each.tables["rounds"]
+            rounds["counter.paced_programs"] = 1000.0
+            rounds["counter.paced_overruns"] = np.where(rounds["arm"] == "after", overruns, 0.0)
+        return warnings(comparison.result(on_paced, measured))
+
+    assert "emulated, paced: 10ms: device times are what a profile says, host times are this" in told(10)
+    assert "these are times of CPU cores" not in told(10)
+    assert "computed for longer than their pace" not in told(10)
+    assert "pace: 1.1% of the programs of after computed for longer than their pace" in told(11)
+
+
 def test_a_gpu_that_nothing_is_known_of_is_told() -> None:
     unknown = "NVML tells nothing of the GPU of"
     plan = manifest()

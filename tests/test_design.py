@@ -133,6 +133,14 @@ def test_a_temperature_tells_both_engines_to_be_ready_for_it() -> None:
     assert {arm.options.sampling for arm in sampled.arms} == {True}
 
 
+def test_a_pace_brings_its_device_its_model_and_its_rounds() -> None:
+    found = made(variant="pinned", options={"pace": "10ms"})
+    assert {(arm.options.device, arm.options.model) for arm in found.arms} == {("emulated", "micro-gpt2")}
+    assert (found.rounds, made(variant="pinned").rounds) == (4, 10)
+    chosen = made(variant="pinned", both=["pace=llama3-8b-h100"], options={"model": "tiny-llama"})
+    assert {arm.options.model for arm in chosen.arms} == {"tiny-llama"}
+
+
 def test_an_engine_alone_is_one_arm_of_first_choices() -> None:
     (only,) = made(engine="overlap", before=["h2d=pinned"]).arms
     assert only.toggles["h2d"] == "pinned"
@@ -300,6 +308,9 @@ def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() ->
         ({"variant": "pinned", "both": ["num_blocks=0"]}, "num_blocks must be at least 2, not 0"),
         ({"variant": "pinned", "both": ["max_context=-5"]}, "max_context must be at least 2, not -5"),
         ({"variant": "pinned", "options": {"device": "cudda"}}, "unknown device 'cudda'; did you mean cuda?"),
+        ({"variant": "pinned", "options": {"pace": "h100"}}, "there is no pace 'h100': one of sglang-"),
+        ({"variant": "pinned", "options": {"pace": "1ms", "device": "cuda"}}, "a card has its own"),
+        ({"variant": "pinned", "after": ["pace=1ms"]}, "all arms need the same pace"),
         (
             {"variant": "pinned", "options": {"max_batch_size": 0}},
             "max_batch_size must be at least 1, not 0",
