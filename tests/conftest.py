@@ -1,5 +1,4 @@
-"""Devices that outlive engines, for starting one costs seconds and loading a model onto it a fraction of one;
-and where a profiler's real export lies."""
+"""What all tests share: a marker for each folder, where runs are signed, and a profiler's real export."""
 
 from __future__ import annotations
 
@@ -7,23 +6,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
-
-from engines.devices import open_device
-from engines.devices.base import Device
-
-CHAOS_SEED = 7
 
 # A test that fails for being slow says nothing on a shared machine.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
 
 
+HERE = Path(__file__).resolve().parent
 _state = tempfile.TemporaryDirectory(prefix="bench-tests-")
 
 
@@ -36,35 +29,20 @@ def pytest_unconfigure() -> None:
     _state.cleanup()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Two spinning torch threads beside the device's process collapse on two cores."""
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def device() -> Iterator[Device]:
-    opened = open_device("emulated", cores="shared")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="session")
-def chaotic_device() -> Iterator[Device]:
-    """Delays every stream at random: a missing guard shows as a wrong token."""
-    opened = open_device("emulated", chaos=CHAOS_SEED, cores="shared")
-    yield opened
-    opened.close()
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`-m unit` asks for a folder's tests, `-m "not process"` leaves one's out."""
+    for item in items:
+        item.add_marker(item.path.relative_to(HERE).parts[0])
 
 
 @pytest.fixture(scope="session")
 def h100_export() -> Path:
     """A real export of Nsight Systems. It is not ours to carry, so it lies beside the checkout, or beside the
     one that this worktree belongs to."""
-    here = Path(__file__).resolve().parents[1]
-    asked = ("git", "rev-parse", "--path-format=absolute", "--git-common-dir")
-    found = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False).stdout.strip()
-    for checkout in (here, *([Path(found).parent] if found else [])):
+    checkouts, git = [HERE.parent], HERE.parent / ".git"
+    if git.is_file():  # of a worktree: "gitdir: CHECKOUT/.git/worktrees/NAME"
+        checkouts.append(Path(git.read_text().partition(": ")[2].strip()).parents[2])
+    for checkout in checkouts:
         path = checkout.parent / "shared" / "fixtures" / "nsys" / "h100_2gpu_1s.sqlite"
         if path.is_file():
             return path
@@ -78,7 +56,7 @@ def nvtx_tool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if compiler is None:
         pytest.skip("needs a C compiler")
     library = tmp_path_factory.mktemp("tool") / "nvtx_tool.so"
-    source = Path(__file__).with_name("nvtx_tool.c")
+    source = HERE / "support" / "nvtx_tool.c"
     kind = [f"-D{request.param}"] if request.param else []
     subprocess.run([compiler, "-shared", "-fPIC", "-O2", *kind, "-o", library, source], check=True)
     return {"NVTX_INJECTION64_PATH": str(library)}

@@ -26,7 +26,7 @@ from experiments.common import command_line
 VARIANTS = ("pinned-h2d", "copy-done", "async-output")
 # The tests of tokens. All others look at times, and want the card to themselves.
 TOKENS = "(test_tokens_equal_generate or test_sampled_tokens or test_scores or test_half_precision)"
-TESTS = ("tests/test_device_cuda.py", "tests/test_gpu.py")  # all that are marked `gpu`; others need extras
+TESTS = ("tests/gpu",)  # others need extras
 WORKERS = "8"
 ALL_S, PART_S = 540, 60
 

@@ -6,7 +6,7 @@ memcheck: accesses outside of a buffer, as by a wrong KV slot, on eager steps, w
 for each tensor (inside torch's caching allocator nothing is outside). racecheck: threads of one kernel that
 race for shared memory, on captured decode; errors only, as the kernels are torch's and cuBLAS's, and threads
 of one warp that rely on each other are a warning. Neither sees two streams race for a buffer: that is sought
-with random delays (tests/test_gpu.py, tests/test_device_cuda.py). The tokens are held against transformers'.
+with random delays (tests/gpu). The tokens are held against transformers'.
 
 Exit 1 where one found an error, could not run here, or did not end in its half of the minutes.
 """

@@ -1,0 +1,34 @@
+"""Devices that outlive engines: starting one costs seconds, loading a model onto it a fraction of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engines.devices import open_device
+from engines.devices.base import Device
+
+CHAOS_SEED = 7
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Two spinning torch threads beside the device's process collapse on two cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def device() -> Iterator[Device]:
+    opened = open_device("emulated", cores="shared")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def chaotic_device() -> Iterator[Device]:
+    """Delays every stream at random: a missing guard shows as a wrong token."""
+    opened = open_device("emulated", chaos=CHAOS_SEED, cores="shared")
+    yield opened
+    opened.close()

@@ -1,0 +1,182 @@
+"""Chrome traces, ours and torch.profiler's: what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.trace import trace_file
+from tests.support.traces import part, refused, values
+
+
+def complete(
+    name: str, category: str, start: float, end: float, track: tuple[int, int], **args: object
+) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "ts": start,
+        "dur": end - start,
+        "pid": track[0],
+        "tid": track[1],
+        "args": args,
+    }
+
+
+def arrow(
+    number: int, start: float, end: float, thread: tuple[int, int], stream: tuple[int, int]
+) -> list[Any]:
+    common = {"name": "launch", "cat": "launch", "id": number}
+    return [
+        {"ph": "s", **common, "ts": start, "pid": thread[0], "tid": thread[1]},
+        {"ph": "f", "bp": "e", **common, "ts": end, "pid": stream[0], "tid": stream[1]},
+    ]
+
+
+THREAD, STREAM, COPIES_TRACK = (10, 1), (20, 1), (20, 2)
+OURS = [
+    {"ph": "M", "name": "process_name", "pid": 20, "tid": 0, "args": {"name": "emulated"}},
+    complete("step", "phase", 1000.0, 1100.0, THREAD, step=7),
+    complete("h2d", "phase", 1000.0, 1010.0, THREAD),
+    complete("launch", "phase", 1010.0, 1030.0, THREAD),
+    complete("wait.copy_done", "phase", 1030.0, 1090.0, THREAD),
+    complete("h2d.input_ids", "device", 1006.0, 1008.0, STREAM, device=0, bytes=256, memory="pinned"),
+    complete("decode.1.6", "device", 1020.0, 1060.0, STREAM, device=0),
+    complete("d2h", "device", 1060.0, 1062.0, COPIES_TRACK, device=0, bytes=8, memory="pinned"),
+    *arrow(1, 1005.0, 1006.0, THREAD, STREAM),
+    *arrow(2, 1012.0, 1020.0, THREAD, STREAM),
+    *arrow(3, 1062.0, 1089.0, COPIES_TRACK, THREAD),
+]
+TORCH = [
+    complete("aten::mm", "cpu_op", 0.0, 30.0, (1, 1)),
+    complete("cudaLaunchKernel", "cuda_runtime", 10.0, 15.0, (1, 1), correlation=5),
+    complete("cudaMemcpyAsync", "cuda_runtime", 40.0, 45.0, (1, 1), correlation=6),
+    complete("cudaStreamSynchronize", "cuda_runtime", 50.0, 70.0, (1, 1), correlation=7),
+    complete("gemm", "kernel", 22.0, 32.0, (0, 7), correlation=5, device=0, stream=7, grid=[1, 1, 1]),
+    complete(
+        "Memcpy DtoH (Device -> Pageable)", "gpu_memcpy", 48.0, 68.0, (0, 7), correlation=6, device=0, bytes=4
+    ),
+    {"ph": "s", "id": 5, "pid": 1, "tid": 1, "ts": 10.0, "cat": "ac2g", "name": "ac2g"},
+    {"ph": "f", "id": 5, "pid": 0, "tid": 7, "ts": 22.0, "cat": "ac2g", "name": "ac2g", "bp": "e"},
+    {
+        "ph": "X",
+        "cat": "Trace",
+        "name": "PyTorch Profiler (0)",
+        "pid": "Spans",
+        "tid": "PyTorch",
+        "ts": 0,
+        "dur": 80,
+    },
+]
+
+
+def written(path: Path, content: object) -> Path:
+    text = json.dumps(content).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_our_timeline_is_read_in_every_form(tmp_path: Path, name: str, wrapped: bool) -> None:
+    trace = trace_file.read(written(tmp_path / name, {"traceEvents": OURS} if wrapped else OURS))
+    assert values(part(trace, "ranges"), "launch")["total_ms"] == pytest.approx(0.02)
+    assert [row.key for row in part(trace, "synchronizations").rows] == [("copy_done", "step")]
+    assert {row.key for row in part(trace, "copies").rows} == {
+        ("HtoD", "pinned", "to 4 KiB"),
+        ("DtoH", "pinned", "to 4 KiB"),
+    }
+    assert [row.key for row in part(trace, "kernels").rows] == [("decode.1.6",)]
+    assert values(part(trace, "launches"), "program", "idle")["p50_us"] == pytest.approx(8)
+    row = values(part(trace, "devices"), "0")
+    assert row["busy_ms"] == pytest.approx(0.04)
+    assert row["copy_only_ms"] == pytest.approx(0.004)
+    assert row["host_wait_ms"] == pytest.approx(0.004)
+    assert row["launch_wait_ms"] == pytest.approx(0.008)
+
+
+def test_a_launch_whose_phase_began_before_the_device_was_idle_and_goes_on_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    """An arrow tells only where its launch began; the phase around it, how long the thread was at it."""
+
+    def split(phase_end: float) -> tuple[float | None, float | None]:
+        events = [
+            complete("step", "phase", 990.0, 1100.0, THREAD),
+            complete("launch", "phase", 1000.0, phase_end, THREAD),
+            complete("h2d", "device", 1002.0, 1010.0, STREAM, device=0),
+            complete("decode", "device", 1030.0, 1060.0, STREAM, device=0),
+            *arrow(1, 1000.0, 1030.0, THREAD, STREAM),
+        ]
+        trace = trace_file.read(written(tmp_path / "trace.json", events))
+        row = values(part(trace, "devices"), "0")
+        assert values(part(trace, "launches"), "program", "any")["p50_us"] == pytest.approx(30)
+        return row["launch_wait_ms"], row["other_ms"]
+
+    assert split(phase_end=1025.0) == (pytest.approx(0.02), 0)
+    assert split(phase_end=1005.0) == (0, pytest.approx(0.02))
+
+
+def test_a_trace_of_torch_profiler_is_read(tmp_path: Path) -> None:
+    trace = trace_file.read(written(tmp_path / "trace.json", {"schemaVersion": 1, "traceEvents": TORCH}))
+    assert trace.format == "Chrome trace of torch.profiler"
+    assert [row.key for row in part(trace, "ranges").rows] == [("aten::mm",)]
+    assert [row.key for row in part(trace, "copies").rows] == [("DtoH", "pageable", "to 4 KiB")]
+    assert [row.key for row in part(trace, "synchronizations").rows] == [("stream", "(no range)")]
+    assert values(part(trace, "launches"), "kernel", "idle")["p50_us"] == pytest.approx(12)
+    row = values(part(trace, "devices"), "0")
+    assert (row["host_wait_ms"], row["launch_wait_ms"]) == (pytest.approx(0.008), pytest.approx(0.008))
+
+
+def test_waits_that_torch_profiler_recorded_are_taken_from_its_rows(tmp_path: Path) -> None:
+    wait = complete("Stream Sync", "cuda_sync", 52.0, 69.0, (0, 7), correlation=7, device=0, stream=7)
+    around = complete("step", "user_annotation", 35.0, 75.0, (1, 1))
+    trace = trace_file.read(written(tmp_path / "trace.json", [*TORCH, wait, around]))
+    row = values(part(trace, "synchronizations"), "stream", "step")
+    assert (row["count"], row["total_ms"]) == (1, pytest.approx(0.017))
+
+
+def test_times_since_the_epoch_keep_their_microseconds(tmp_path: Path) -> None:
+    shifted = [{**each, "ts": each["ts"] + 1.7e15} for each in OURS if "ts" in each]  # type: ignore[operator]
+    trace = trace_file.read(written(tmp_path / "trace.json", shifted))
+    assert values(part(trace, "devices"), "0")["busy_ms"] == pytest.approx(0.04)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What is refused
+
+
+def test_json_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": OURS})
+    for name, content in (
+        ("a.json", text[:-20].encode()),
+        ("b.json.gz", gzip.compress(text.encode())[:-20]),
+        ("c.json.gz", gzip.compress(text[:-20].encode())),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert "is cut short" in refused(path)
+
+
+def test_json_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    assert "not a Chrome trace" in refused(written(tmp_path / "a.json", {"events": []}))
+    assert "not a Chrome trace" in refused(written(tmp_path / "b.json", [1, 2]))
+    (tmp_path / "c.json").write_text("{not json}")
+    assert "is not JSON" in refused(tmp_path / "c.json")
+
+
+def test_a_trace_of_the_host_alone_is_refused(tmp_path: Path) -> None:
+    """What torch.profiler writes where there is no GPU."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        torch.ones(4) @ torch.ones(4)
+    path = tmp_path / "cpu.json"
+    profiler.export_chrome_trace(str(path))
+    assert "has no GPU rows" in refused(path)

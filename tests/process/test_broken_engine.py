@@ -1,0 +1,115 @@
+"""Engines that do not keep to engines/api: the run says which did what, and gives no numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engines import api
+from experiments.common.bench_command import last_line, start
+from harness.plan.design import Arm
+from harness.run import session
+from harness.store import tables
+from tests.support import broken_engine
+from tests.support.clockwork import installed
+
+ONE_ARM = (
+    *("run", "--engine", "broken", "--no-pretok", "--blocks", "1", "--rounds", "1"),
+    *("--num-requests", "4", "--max-new-tokens", "4", "--format", "json"),
+)
+UNSERVED = "before served no request: the engine"
+RECORDED = "the engine of before made impossible records:"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the broken engine is an installed distribution."""
+    where = tmp_path_factory.mktemp("site")
+    environment = installed(where)
+    information = where / "broken-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(
+        "[bench.engines]\nbroken = tests.support.broken_engine:SPEC\n"
+    )
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        ("finishes twice", "the load generator gave up on before: the engine sent Finish(id=0, "),
+        ("chunks for nobody", "the load generator gave up on before: the engine sent Chunk(id=987654, "),
+        (
+            "ids of text",
+            "the load generator gave up on before: the engine sent something other than events: Exp",
+        ),
+        ("describes nothing", "the engine of before broke engines/api: Expected `object`, got `None`"),
+        ("describes no context", "the engine of before describes its model without context"),
+        ("counts in halves", "the engine of before broke engines/api: Expected `int`, got `float`"),
+        ("starts half", "the engine of before failed: ValueError: no hands and no feet (broken_engine.py:"),
+        (
+            "starts half and hangs",
+            "the engine of before failed: ValueError: no hands and no feet (broken_engine",
+        ),
+        ("returns early", "the engine of before failed: its run returned before pump said stop"),
+        ("loses a token", f"{UNSERVED} sent 4 tokens, but says at the end that it sent 5"),
+        ("ends before it starts", f"{RECORDED} launch of a step ends before it starts"),
+    ],
+)
+def test_an_engine_that_breaks_the_contract_is_named_with_what_it_did(
+    environment: dict[str, str], tmp_path: Path, breaks: str, message: str
+) -> None:
+    bench = start(environment, tmp_path, *ONE_ARM, "--before", f"breaks={breaks}")
+    code, stdout, stderr = bench.end()
+    assert (code, stdout) == (4, "")
+    assert last_line(stderr).startswith(f"bench: {message}")
+    assert not list((tmp_path / "results").iterdir())
+    assert not bench.left()
+
+
+def test_an_engine_that_had_to_be_killed_at_its_end_is_told_of(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    bench = start(environment, tmp_path, *ONE_ARM, "--before", "breaks=does not stop")
+    code, _, stderr = bench.end()
+    assert code == 0, stderr
+    told = stderr.count("the engine of before did not stop within 5 s and was killed")
+    assert told == 2  # in the discarded block too
+    assert not bench.left()
+
+
+def test_an_engine_that_fails_when_it_is_stopped_for_the_last_time_fails_the_run_which_is_kept(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    bench = start(environment, tmp_path, *ONE_ARM, "--before", "breaks=can not stop again")
+    code, stdout, stderr = bench.end()
+    assert (code, stdout) == (4, "")
+    said = last_line(stderr)
+    assert said.startswith(
+        "bench: the engine of before failed: ValueError: the spring is stuck (broken_engine.py:"
+    )
+    assert "1 of 1 blocks are kept" in said
+    (folder,) = (tmp_path / "results").iterdir()
+    assert tables.finished_blocks(folder) == [0]
+
+
+def test_an_engine_that_does_not_answer_between_rounds_is_taken_for_hanging(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_S", 0.5)
+    monkeypatch.setattr(api, "find_engines", lambda: {"broken": broken_engine.SPEC})
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    toggles = {"pace": "fast", "tokens": "counted", "boot": "works", "service": "all"}
+    arm = Arm(
+        name="before",
+        engine="broken",
+        options=api.EngineOptions(),
+        toggles={**toggles, "breaks": "hangs between rounds"},
+    )
+    with session.Session() as processes:
+        booted = processes.boot([arm])["before"]
+        processes.begin(booted)
+        with pytest.raises(session.RunFailed, match=r"engine of before hangs: .* Collect for 0\.5 s"):
+            processes.collect(booted)

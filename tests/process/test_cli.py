@@ -1,0 +1,261 @@
+"""The command line in-process: exit codes, one line per error, and a light start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.common.bench_command import BENCH, last_line, start
+from harness.cli import measure
+from tests.support.clockwork import installed
+from tests.support.in_process import bench
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run", "say what to run: --variant NAME (bench variants lists them) or --engine NAME"),
+        ("run --variant pinned-h2b", "unknown variant 'pinned-h2b'; did you mean pinned-h2d?"),
+        ("run --resume results/a-run --blocks 8", "--resume goes on with a run as it was asked for: leave"),
+        ("run --variant overlap --trust", "--trust is for what a folder or a file says: what you ask for"),
+        ("factorial --toggles h2d,sync --trust", "what you ask for here needs none"),
+        ("sweep --variant overlap --over seed=1,2 --trust", "what you ask for here needs none"),
+        ("run --variant overlap --goodput ttft=200", "--goodput needs METRIC:MS such as ttft:200, not"),
+        ("run --engine overlop", "unknown engine 'overlop'; did you mean overlap?"),
+        ("run --variant pinned-h2d --set h2b=pinned", "unknown setting 'h2b'; did you mean h2d?"),
+        ("run --variant pinned-h2d --after h2d=pined", "unknown choice of h2d 'pined'; did you mean pinned?"),
+        ("run --variant pinned-h2d --device cudda", "unknown device 'cudda'; did you mean cuda?"),
+        ("run --variant pinned-h2d --dtype float23", "unknown dtype 'float23'; did you mean float32?"),
+        ("run --variant pinned-h2d --arrival fixt", "unknown arrival 'fixt'; did you mean fixed?"),
+        ("run --variant pinned-h2d --primary ttft_m", "did you mean ttft_ms_mean, ttft_ms_p50, "),
+        ("run --variant pinned-h2d --blocks 0", "--blocks must be at least 1, not 0"),
+        ("run --variant pinned-h2d --num-requests -3", "num_requests must be at least 1, not -3"),
+        ("run --variant pinned-h2d --max-batch-size 0", "max_batch_size must be at least 1, not 0"),
+        ("run --variant pinned-h2d --stream-interval -1", "stream_interval must be at least 1, not -1"),
+        ("run --variant pinned-h2d --interval-ms 0", "interval_ms must be above 0, not 0"),
+        ("run --variant pinned-h2d --margin 0%", "--margin must be above 0% and below 100%, not 0%"),
+        ("run --variant pinned-h2d --margin 1", "--margin 1 would be 100%; 1% is written 1%"),
+        ("run --variant pinned-h2d --margin 100%", "--margin must be above 0% and below 100%, not 100%"),
+        (
+            "run --variant overlap --temperature 1 --set sampling=off",
+            "--set sampling=off: --temperature ",
+        ),
+        ("run --engine overlap --temperature 1 --after sampling=off", "--after sampling=off: --temperature "),
+        ("run --variant pinned-h2d --margin wide", "--margin needs a share such as 1% or 0.01, not 'wide'"),
+        ("run --variant pinned-h2d --set h2d=pinned", "before and after are the same settings"),
+        ("run --variant pinned-h2d --set sync=copy-done", "sync applies only with schedule=overlap"),
+        ("run --variant pinned-h2d --arrival burst --interval-ms 5", "interval_ms applies only with"),
+        ("run --variant pinned-h2d --arrival closed", "arrival=closed needs a concurrency"),
+        ("run --variant overlap --arrival poisson", "arrival=poisson needs a rate"),
+        (
+            "run --variant overlap --arrival gamma --rate 9 --burstiness 0",
+            "burstiness must be above 0, not 0",
+        ),
+        (
+            "run --variant pinned-h2d --input-tokens uniform:9:3",
+            "input_tokens=uniform:9:3: LOW is above HIGH",
+        ),
+        ("run --variant pinned-h2d --max-new-tokens many", "max_new_tokens needs a number, uniform:LOW:HIGH"),
+        ("run --variant pinned-h2d --arrival trace --trace /no/trace", "cannot read the trace /no/trace: No"),
+        ("run --variant pinned-h2d --prompts /no/where.json", "cannot read prompts from /no/where.json: No"),
+        ("run --variant pinned-h2d --prompt-repeats 8", "needs 2 different prompts, and there are 1"),
+        (
+            "run --variant pinned-h2d --goodput tttf:9",
+            "unknown metric of --goodput 'tttf'; did you mean ttft",
+        ),
+        ("run --variant pinned-h2d --primary goodput_req_s", "goodput_req_s needs to know what is good"),
+        (
+            "run --variant pinned-h2d --tokenize-workers 2",
+            "tokenize_workers applies only with --no-p",
+        ),
+        ("run --variant pinned-h2d --prompts /nowhere/at/all", "/nowhere/at/all"),
+        ("run --variant pinned-h2d --resume /nowhere/at/all", "/nowhere/at/all is not a run folder"),
+        ("run --resume /nowhere/at/all", "/nowhere/at/all is not a run folder"),
+        ("run --variant pinned-h2d --out /dev/null/results", "can't write results to /dev/null/results"),
+        ("run --variant pinned-h2d --max-blocks 8", "--max-blocks applies only with --until-decided"),
+        ("run --variant pinned-h2d --until-decided --blocks 8", "with --until-decided give --max-blocks"),
+        (
+            "run --variant pinned-h2d --until-decided --max-blocks 5",
+            "needs --max-blocks from 6 to 100",
+        ),
+        (
+            "run --variant pinned-h2d --until-precision 0%",
+            "must be above 0% and below 100%, not 0%",
+        ),
+        ("run --variant pinned-h2d --until-precision tiny", "--until-precision needs a share such as 1%"),
+        ("run --variant pinned-h2d --until-decided --until-precision 1%", "exclude each other"),
+        ("run --engine overlap --until-decided", "needs two arms"),
+        ("run --variant pinned-h2d --plant 3% --plant-at dvice", "did you mean device?"),
+        ("run --variant pinned-h2d --plant 200%", "--plant must be at least 0% and below 100%"),
+        ("run --engine overlap --plant 3%", "--plant delays the after arm, and there is none"),
+        ("aa --variant pinned-h2d --after h2d=packed", "an arm against itself has no --after"),
+        ("aa", "say what to run"),
+        ("compare /nowhere/at/all", "/nowhere/at/all is not a run folder"),
+        ("compare", "Missing argument"),
+        ("rerun /nowhere/at/all", "/nowhere/at/all is not a run folder"),
+        ("gate /nowhere/at/all", "/nowhere/at/all is not a run folder"),
+        ("gate --variant overlap --on-undecided perhaps", "perhaps"),
+        ("gate --variant overlap --max-regression 0%", "--max-regression must be above 0% and below 100%"),
+        ("gate --variant overlap --metric submit_lag_ms_p99", "has no regression in percent"),
+        ("report /nowhere/at/all", "/nowhere/at/all is not a run folder"),
+        ("report /nowhere/at/all -o report.pdf", "end report.pdf in .html or .md"),
+        ("run --blocks six", "--blocks"),
+        ("run --bloks 6", "--bloks"),
+        ("run --variant pinned-h2d --format xml", "xml"),
+        ("ran", "ran"),
+        ("variants pinned", "unknown variant 'pinned'; did you mean pinned-h2d?"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench(monkeypatch, *arguments.split()) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("bench: ")
+    assert output.err.count("\n") == 1
+    assert message in output.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", ["", "experiment"])
+def test_no_command_gives_help_and_no_empty_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    assert bench(monkeypatch, *arguments.split()) == 2
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "Usage: bench" in output.out
+
+
+def test_help_joins_the_lines_of_a_docstring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert bench(monkeypatch, "--help") == 0
+    assert "and with nsys its reports." in capsys.readouterr().out
+
+
+def test_debug_adds_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(monkeypatch, "run", "--variant", "nothing-like-it-at-all", "--debug") == 2
+    text = capsys.readouterr().err
+    assert "Traceback" in text
+    assert last_line(text).startswith("bench: unknown variant")
+
+
+def test_the_unexpected_is_exit_code_4(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_down(*_: object) -> None:
+        raise ZeroDivisionError("a fault\nof two lines")
+
+    monkeypatch.setattr(measure, "_measure", break_down)
+    assert bench(monkeypatch, "run", "--variant", "pinned-h2d") == 4
+    message = "bench: unexpected ZeroDivisionError: a fault of two lines; --debug shows where\n"
+    assert capsys.readouterr().err == message
+
+
+def test_a_ctrl_c_outside_of_a_measurement_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.studies.doctor.examine", interrupted)
+    assert bench(monkeypatch, "doctor") == 130
+    assert capsys.readouterr().err == "bench: interrupted\n"
+
+
+def test_variants_are_listed_and_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert bench(monkeypatch, "variants") == 0
+    listed = capsys.readouterr().out
+    assert "pinned-h2d" in listed
+    assert "roseinfer" in listed
+    assert bench(monkeypatch, "variants", "pinned-h2d") == 0
+    full = capsys.readouterr().out
+    for word in (
+        "h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%", "step_ms_same_device"
+    ):  # fmt: skip
+        assert word in full
+
+
+def test_engines_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(monkeypatch, "engines") == 0
+    listed = capsys.readouterr().out
+    assert "overlap" in listed
+    assert "pageable" in listed
+    assert bench(monkeypatch, "engines", "overlap") == 0
+    (one, *_) = capsys.readouterr().out.splitlines()
+    assert one.startswith("overlap: ")
+    assert one in listed
+    assert bench(monkeypatch, "engines", "overlop") == 2
+    assert "did you mean overlap?" in capsys.readouterr().err
+
+
+def test_the_doctor_looks_at_everything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert bench(monkeypatch, "doctor") == 0
+    report = capsys.readouterr().out
+    for what in ("device", "versions", "nsys", "cores", "governor", "turbo", "load average", "steal",
+                 "other processes", "huge pages", "swap", "memory", "scheduler slice"):  # fmt: skip
+        assert what in report
+
+
+def test_a_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+    code = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from harness.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "variants"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bench: interrupted\n")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "run --help", "gate --help", "variants", "engines"])
+def test_what_measures_nothing_starts_light(arguments: str) -> None:
+    code = "import sys; from harness.cli.app import main\ntry: main()\nexcept SystemExit: pass\n"
+    code += "heavy = {'torch', 'pandas', 'scipy', 'numpy', 'zmq', 'matplotlib', 'jinja2'}\n"
+    code += "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)
+    assert done.stderr == "[]\n"
+    assert done.stdout
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("it is there")
+    environment = installed(tmp_path)
+    code, _, stderr = start(environment, tmp_path, "run", "--engine", "overlap", "--device", "cuda").end()
+    assert code == 2
+    assert "cuda" in last_line(stderr)
+    assert last_line(stderr).startswith("bench: ")
+
+
+def test_a_prompt_that_cannot_be_tokenized_here(tmp_path: Path) -> None:
+    code, _, stderr = start(installed(tmp_path), tmp_path, "run", "--engine", "clockwork").end()
+    assert code == 2
+    assert last_line(stderr).startswith("bench: pretok needs the engine's tokenizer")
+
+
+def test_the_command_is_the_one_that_is_installed() -> None:
+    done = subprocess.run([*BENCH, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "bench" in done.stdout

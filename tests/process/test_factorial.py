@@ -1,0 +1,456 @@
+"""Factorials: effects that were put in come out, what can't be told apart is said, and whole runs of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+import harness
+from engines import api
+from experiments.common.bench_command import start
+from harness.analysis import comparison, factorial
+from harness.analysis.result import Result, to_plain
+from harness.metrics import definitions
+from harness.report import factorial_tables, formats, page
+from harness.stats import contrasts, paired, verdicts
+from harness.store import tables
+from harness.store.manifest import Manifest, read_manifest, write_manifest
+from harness.studies import factorial as factorial_run
+from tests.support.clockwork import CLOCKWORK, installed
+from tests.support.in_process import bench
+from tests.support.made_blocks import block, manifest, side, warned
+from tests.support.made_runs import (
+    TPOT,
+    factorial_blocks,
+    factorial_design,
+    factorial_found,
+    planned_factorial,
+    stored,
+)
+
+untimed = settings(deadline=None)
+sizes = st.floats(-0.3, 0.3)
+
+
+def corners(count: int) -> contrasts.Floats:
+    return np.array(list(product((-1.0, 1.0), repeat=count)))
+
+
+def made(
+    effects: dict[contrasts.Term, float], settings: contrasts.Floats, blocks: int = 3
+) -> contrasts.Floats:
+    """What the model of factorial.py gives, without noise; each block has a level of its own."""
+    names = "abcde"[: settings.shape[1]]
+    logs = sum(
+        size / 2 * settings[:, [names.index(each) for each in term]].prod(axis=1)
+        for term, size in effects.items()
+    )
+    return np.exp(np.arange(3)[:, None] + np.asarray(logs)[None, :])
+
+
+# -- effects ----------------------------------------------------------------------------------------------
+
+
+@untimed
+@given(st.integers(2, 4), st.data())
+def test_effects_that_were_put_in_come_out(count: int, data: st.DataObject) -> None:
+    names, settings = "abcd"[:count], corners(count)
+    effects = {term: data.draw(sizes) for term in contrasts.terms(names) if term}
+    plan = contrasts.plan(names, settings)
+    assert {each.term for each in plan.contrasts} == set(effects)
+    assert not plan.aliased
+    values = made(effects, settings)
+    for each in plan.contrasts:
+        found = contrasts.estimate(values, each.weights)
+        assert not each.assumes
+        assert found.change == pytest.approx(np.expm1(effects[each.term]), abs=1e-9)
+        assert found.sd == pytest.approx(0, abs=1e-9)  # what a block's arms share, cancels
+
+
+def test_effects_by_hand() -> None:
+    settings = np.array([[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])
+    values = np.exp(np.array([[0.0, 0.10, 0.20, 0.36]]))
+    plan = contrasts.plan("ab", settings)
+    logs = {each.term: float(np.log(values[0]) @ each.weights) for each in plan.contrasts}
+    assert set(logs) == {("a",), ("b",), ("a", "b")}
+    assert logs["a",] == pytest.approx((0.10 + 0.16) / 2)  # mean of a's effect at b's before and after
+    assert logs["b",] == pytest.approx((0.20 + 0.26) / 2)
+    assert logs["a", "b"] == pytest.approx((0.16 - 0.10) / 2)  # half the difference of the two
+    for weights, expected in (
+        (contrasts.alone(settings, 0), 0.10),
+        (contrasts.with_others(settings, 0), 0.16),
+        (contrasts.together(settings), 0.36),
+    ):
+        assert weights is not None
+        assert np.log(values[0]) @ weights == pytest.approx(expected)
+
+
+def test_of_two_settings_the_main_effect_is_the_paired_comparison() -> None:
+    before, after = [4.0, 4.2, 3.9], [3.9, 4.0, 3.9]
+    (only,) = contrasts.plan("a", corners(1)).contrasts
+    found = contrasts.estimate(np.array([before, after]).T, only.weights)
+    expected = paired.effect(before, after)
+    assert (found.change, found.low, found.high, found.p) == pytest.approx(
+        (expected.change, expected.low, expected.high, expected.p)
+    )
+
+
+@untimed
+@given(st.integers(2, 4), st.randoms(use_true_random=False), st.floats(0.1, 10))
+def test_neither_order_nor_unit_matters(count: int, random: Any, unit: float) -> None:
+    names, settings = "abcd"[:count], corners(count)
+    values = np.exp(np.random.default_rng(count).normal(0, 0.1, (4, len(settings))))
+    shuffled = random.sample(range(len(settings)), len(settings))
+    one, other = contrasts.plan(names, settings), contrasts.plan(names, settings[shuffled])
+    for left, right in zip(one.contrasts, other.contrasts, strict=True):
+        assert left.term == right.term
+        found = contrasts.estimate(values, left.weights)
+        again = contrasts.estimate(unit * values[:, shuffled], right.weights)
+        assert (found.change, found.low, found.p) == pytest.approx(
+            (again.change, again.low, again.p), abs=1e-9
+        )
+
+
+@pytest.mark.parametrize(
+    ("both", "noise", "verdict"),
+    [
+        (0.88, 0.001, "weaker together"),  # of 0.90 each: AB is +4.2%, and nothing got slower
+        (0.75, 0.001, "stronger together"),
+        (0.81, 0.001, "same together"),
+        (0.81 * 1.015, 0.001, "weaker together"),  # half of it is within the margin of 1%, the whole is not
+        (0.81, 0.1, "undecided"),
+    ],
+)
+@pytest.mark.parametrize("metric", ["tpot_ms_p50", "throughput_tok_s"])
+def test_an_interaction_is_judged_by_whether_gains_add_up(
+    both: float, noise: float, verdict: str, metric: str
+) -> None:
+    values = np.array([1.0, 0.9, 0.9, both]) * np.exp(np.random.default_rng(1).normal(0, noise, (6, 4)))
+    kind = definitions.METRICS[metric]
+    values = values if kind.better == "lower" else 1 / values
+    settings = np.array([[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])
+    *_, contrast = contrasts.plan("ab", settings).contrasts
+    p = contrasts.estimate(values, contrast.weights).p
+    assert contrast.term == ("a", "b")
+    assert p is not None
+    assert factorial.judge(contrast, values, 0.01, kind, p) == verdict
+
+
+# -- settings that are left out ---------------------------------------------------------------------------
+
+
+def test_three_of_four_settings_give_main_effects_without_the_interaction() -> None:
+    plan = contrasts.plan("ab", corners(2)[:3])
+    assert {each.term: each.assumes for each in plan.contrasts} == {
+        ("a",): (("a", "b"),),
+        ("b",): (("a", "b"),),
+    }
+    assert plan.aliased == {("a", "b"): (("a",), ("b",))}
+
+
+def test_two_toggles_that_only_change_together_are_not_told_apart() -> None:
+    plan = contrasts.plan("ab", corners(2)[[0, 3]])
+    assert plan.contrasts == ()
+    assert plan.aliased["a",] == (("b",),)
+    assert plan.aliased["b",] == (("a",),)
+
+
+@untimed
+@given(st.integers(2, 4), st.data())
+def test_what_is_estimated_is_right_where_what_is_assumed_holds(count: int, data: st.DataObject) -> None:
+    """Whatever is left out: an effect is what was put in, if the aliased ones are none."""
+    names, every = "abcd"[:count], corners(count)
+    kept = data.draw(st.sets(st.integers(0, len(every) - 1), min_size=1))
+    settings = every[sorted(kept)]
+    plan = contrasts.plan(names, settings)
+    told = {each.term for each in plan.contrasts}
+    assert told.isdisjoint(plan.aliased)
+    assert told | set(plan.aliased) == set(contrasts.terms(names)) - {()}
+    effects = {term: data.draw(sizes) for term in told} or {("a",): 0.0}
+    values = made(effects, settings)
+    for each in plan.contrasts:
+        assert contrasts.estimate(values, each.weights).change == pytest.approx(
+            np.expm1(effects[each.term]), abs=1e-7
+        )
+
+
+# -- from toggles to arms ---------------------------------------------------------------------------------
+
+
+def test_what_the_toggles_require_is_set() -> None:
+    found = factorial_design("h2d,sync,output")
+    assert [arm.name for arm in found.arms] == [
+        "before", "h2d", "sync", "h2d+sync", "output", "h2d+output", "sync+output", "h2d+sync+output",
+    ]  # fmt: skip
+    assert {(arm.toggles["schedule"], arm.toggles["launch"]) for arm in found.arms} == {("overlap", "thread")}
+    assert found.arms[-1].toggles | {"h2d": "pinned", "sync": "copy-done", "output": "process"} == (
+        found.arms[-1].toggles
+    )
+    assert found.factorial is not None
+    assert found.factorial.left_out == ()
+
+
+def test_levels_can_be_named_and_the_rest_set() -> None:
+    found = factorial_design("h2d=pinned:packed,tables", both=["graph=off", "max_context=256"])
+    assert {arm.toggles["h2d"] for arm in found.arms} == {"pinned", "packed"}
+    assert {arm.toggles["graph"] for arm in found.arms} == {"off"}
+    assert {arm.options.max_context for arm in found.arms} == {256}
+    assert {arm.toggles["schedule"] for arm in found.arms} == {"serial"}  # its first choice, as ever
+
+
+def test_settings_that_mean_nothing_are_left_out_with_the_reason() -> None:
+    found = factorial_design("schedule,output=inline:deferred,h2d")
+    assert len(found.arms) == 6
+    assert found.factorial is not None
+    assert [each.name for each in found.factorial.left_out] == ["schedule+output", "schedule+output+h2d"]
+    assert "output=deferred applies only with schedule=serial" in found.factorial.left_out[0].reason
+
+
+@pytest.mark.parametrize(
+    ("toggles", "message"),
+    [
+        ("h2d,sinc", "unknown toggle 'sinc'; did you mean sync?"),
+        ("h2d", "--toggles takes 2 to 5 toggles, not 1; for one there is bench run"),
+        ("h2d,sync,output,graph,tables,gc", "--toggles takes 2 to 5 toggles, not 6"),
+        ("h2d,h2d", "--toggles names h2d twice"),
+        ("h2d=pined:packed,sync", "unknown choice of h2d 'pined'; did you mean pinned?"),
+        ("h2d=pinned,sync", "--toggles needs h2d=BEFORE:AFTER, not 'h2d=pinned'"),
+        ("h2d=pinned:pinned,sync", "h2d needs two choices to vary, not pinned twice"),
+        ("schedule,sync", "no valid setting has schedule=serial: launch=thread applies"),
+        ("d2h,sync", "no valid setting has"),
+        ("launch=inline:thread,gc,sync", "no valid setting has launch=inline"),
+    ],
+)
+def test_toggles_that_make_no_design_are_refused(toggles: str, message: str) -> None:
+    with pytest.raises(api.BadSetting) as caught:
+        factorial_design(toggles)
+    assert message in str(caught.value)
+
+
+def test_a_toggle_that_is_varied_is_not_set() -> None:
+    with pytest.raises(api.BadSetting, match="h2d is varied: leave it out of --set"):
+        factorial_design("h2d,output", both=["h2d=pinned"])
+    with pytest.raises(api.BadSetting, match="unknown setting 'grap'"):
+        factorial_design("h2d,output", both=["grap=off"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("factorial", "say what to vary: --toggles h2d,sync,output"),
+        ("factorial --toggles h2d,sinc", "did you mean sync?"),
+        ("factorial --toggles h2d,sync --engine overlop", "unknown engine 'overlop'; did you mean overlap?"),
+        ("factorial --toggles h2d,sync --max-new-tokens 1", "tpot_ms_p50 needs at least 2 output tokens"),
+        ("factorial --toggles h2d,sync --before h2d=pinned", "--before"),
+        ("factorial /nowhere/at/all", "/nowhere/at/all is not a run folder"),
+        ("factorial /nowhere/at/all --toggles h2d,sync", "only --format applies"),
+    ],
+)
+def test_bad_input_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: str,
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert bench(monkeypatch, *arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+# -- what is said -----------------------------------------------------------------------------------------
+
+
+def shown(result: Result) -> str:
+    text = io.StringIO()
+    Console(file=text, width=120).print(*page.terminal_page(factorial_tables.page(result), 120), sep="\n")
+    return " ".join(text.getvalue().split())
+
+
+def test_each_effect_alone_with_the_others_and_on_average() -> None:
+    effects = factorial_found().factorial.metrics["tpot_ms_p50"]
+    assert effects.alone["h2d"].change == pytest.approx(-0.05, abs=0.002)
+    assert effects.with_others["h2d"].change == pytest.approx(-0.03, abs=0.002)
+    assert effects.together.change == pytest.approx(0.9 * 0.97 - 1, abs=0.002)
+    h2d, output, both = effects.effects
+    assert h2d.change == pytest.approx((0.95 * 0.97) ** 0.5 - 1, abs=0.002)
+    assert [row.verdict for row in (h2d, output, both)] == ["faster", "faster", "weaker together"]
+    assert both.effect == ["h2d", "output"]
+    assert both.ci_low < (0.97 / 0.95) ** 0.5 - 1 < both.ci_high
+    assert both.p_adjusted >= both.p
+    assert {row.verdict for row in effects.alone.values()} == {None}
+
+
+def test_verdicts_are_adjusted_over_main_effects_and_pairs() -> None:
+    rows = factorial_found().factorial.metrics["tpot_ms_p50"].effects
+    adjusted = verdicts.holm({tuple(row.effect): row.p for row in rows})
+    assert [row.p_adjusted for row in rows] == pytest.approx([*adjusted.values()])
+    others = factorial_found().factorial.metrics["latency_ms_p50"].effects
+    assert {row.verdict for row in others} == {None}
+    plan = planned_factorial("h2d,output,gc", 2)
+    tpot = {arm.name: 4.0 + number for number, arm in enumerate(plan.design.arms)}
+    rows = comparison.result(plan, factorial_blocks(plan, tpot)).factorial.metrics["tpot_ms_p50"].effects
+    assert [row.verdict is None for row in rows] == [False] * 6 + [True]
+
+
+def test_what_can_be_zero_has_no_effects_in_percent() -> None:
+    assert "submit_lag_ms_p99" not in factorial_found().factorial.metrics
+
+
+def test_a_factorial_as_it_is_printed() -> None:
+    result = factorial_found()
+    said = shown(result)
+    for part in (
+        "On average over the settings of the others, tpot_ms_p50 changes by: h2d −4.0%",
+        "by all together −12.", "h2d × output", "all, against none", "descriptive",
+        "5% over all main effects and pairs together (Holm), margin ±1%", "emulated device",
+        "Outputs: 216 of 216 requests have the tokens of the first setting.",
+    ):  # fmt: skip
+        assert part in said, part
+    assert said.count("emulated device: these are times of CPU cores") == 1
+    assert "| h2d × output |" in page.markdown_page(factorial_tables.page(result))
+    lines = list(csv.DictReader(io.StringIO(factorial_tables.to_csv(result))))
+    wheres = [line["where"] for line in lines if line["metric"] == "tpot_ms_p50"]
+    assert wheres == ["alone"] * 2 + ["with_others"] * 2 + ["average"] * 3 + ["together"]
+    assert json.loads(formats.to_json(result)) == to_plain(result)
+
+
+def test_a_narrow_terminal_has_each_company_of_an_effect() -> None:
+    result = factorial_found()
+    table = factorial_tables.effects_table(result)
+    narrow = page.narrowed(table)
+    assert narrow.columns == ("toggle", "alone", "with the others", "on average\ninterval\nverdict")
+    for row, kept in zip(table.rows, narrow.rows, strict=True):
+        assert kept == (*row[:3], "\n".join(row[3:]))
+    text = io.StringIO()
+    Console(file=text, width=80).print(*page.terminal_table(table, 80), sep="\n")
+    assert max(map(len, text.getvalue().splitlines())) <= 80
+    for word in ("h2d × output", "weaker together", "descriptive"):
+        assert word in text.getvalue()
+
+
+def moved(blocks: int = 6, place: float = 0.0, drift: float = 0.0, plan: Manifest | None = None) -> str:
+    """The warnings of a factorial in which running last, against first, and a block, against the one before,
+    change TPOT by so much."""
+    plan = plan or planned_factorial("h2d,output", blocks)
+    random = np.random.default_rng(2)
+
+    def at(number: int, arm: int, tpot_ms: float) -> float:
+        ran = plan.drawn[number].index(arm) / (len(TPOT) - 1)
+        return tpot_ms * float(np.exp(place * ran + drift * number + random.normal(0, 0.001)))
+
+    found = [
+        block(number, {name: side(at(number, arm, tpot)) for arm, (name, tpot) in enumerate(TPOT.items())})
+        for number in range(blocks)
+    ]
+    return "\n".join(warned(comparison.result(plan, found).factorial))
+
+
+def test_position_and_drift_are_checked() -> None:
+    quiet = moved()
+    for word in ("weakened", "drift", "sign-flip", "same order"):
+        assert word not in quiet
+    told = moved(place=0.02)
+    assert "position effect: the arm that ran last was at +2." in told
+    assert "the orders drawn leave up to 0." in told
+    assert "weakened by a position effect: the arm that ran last was at +" in moved(place=0.2)
+    assert "drift: all arms moved by +5." in moved(drift=0.01)
+    one_order = msgspec.structs.replace(planned_factorial("h2d,output"), orders=[[0, 1, 2, 3]] * 6)
+    assert "every block ran in the same order: an effect of running early" in moved(plan=one_order)
+
+
+def test_an_effect_that_one_block_hides_is_named() -> None:
+    plan = planned_factorial("h2d,output", 8)
+    found = []
+    for number in range(8):
+        far = 1.2 if number == 7 else 1.004 + 1e-4 * number  # of h2d; all in one direction
+        tpot = {"before": 4.0, "h2d": 4.0 * far, "output": 3.6, "h2d+output": 3.6 * far}
+        found.append(block(number, {name: side(each) for name, each in tpot.items()}))
+    said = "\n".join(warned(comparison.result(plan, found).factorial))
+    assert "the sign-flip test disagrees with the t test on h2d (p = 0.008): look at single blocks" in said
+
+
+def test_one_block_has_effects_and_no_verdict() -> None:
+    plan = planned_factorial("h2d,output", 1)
+    result = comparison.result(plan, factorial_blocks(plan, TPOT))
+    row = result.factorial.metrics["tpot_ms_p50"].effects[0]
+    assert row.change == pytest.approx(-0.04, abs=0.003)
+    assert {row.ci_low, row.p, row.verdict} == {None}
+    assert "no verdict" in factorial_tables.conclusion(result)
+    assert "h2d" in shown(result)
+
+
+def test_outputs_that_differ_are_told_by_their_setting() -> None:
+    assert "OUTPUTS DIFFER in h2d+output." in factorial_tables.conclusion(factorial_found(digest="other"))
+
+
+def test_what_is_left_out_and_what_it_costs_is_said() -> None:
+    plan = planned_factorial("schedule,output=inline:deferred")
+    tpot = {"before": 4.0, "schedule": 3.6, "output": 3.8}
+    result = comparison.result(plan, factorial_blocks(plan, tpot))
+    effects = result.factorial.metrics["tpot_ms_p50"]
+    assert effects.with_others == {"schedule": None, "output": None}
+    assert effects.together is None
+    assert effects.effects[0].assumes == [["schedule", "output"]]
+    said = shown(result)
+    for part in (
+        "Left out", "output=deferred applies only with schedule=serial", "Can't be told apart",
+        "schedule × output schedule, output", "schedule* ", "as if the effects below",
+        "settings of the others, taking schedule × output as zero, tpot_ms_p50 changes by: schedule −",
+    ):  # fmt: skip
+        assert part in said, part
+    assert "for none, tpot" not in shown(factorial_found())
+
+
+# -- whole runs -------------------------------------------------------------------------------------------
+
+
+def test_a_factorial_from_boots_to_effects_and_again_from_disk(tmp_path: Path) -> None:
+    environment = installed(tmp_path)
+    few = (*CLOCKWORK, "--toggles", "pace,tokens", "--blocks", "2", "--rounds", "1", "--format", "json")
+    code, stdout, stderr = start(environment, tmp_path, "factorial", *few).end()
+    assert code == 1, stderr  # the other tokens are others
+    result = json.loads(stdout)
+    effects = {tuple(row["effect"]): row for row in result["factorial"]["metrics"]["tpot_ms_p50"]["effects"]}
+    assert set(effects) == {("pace",), ("tokens",), ("pace", "tokens")}
+    assert effects["pace",]["change"] < 0
+    assert [each["outputs"]["identical"] for each in result["comparisons"]] == [16, 0, 0]
+    (folder,) = (tmp_path / "results").iterdir()
+    assert folder.name.split("-", 2)[2].startswith("factorial-pace-tokens-")
+    assert json.loads((folder / "summary.json").read_text()) == result
+    assert len(read_manifest(folder).design.arms) == 4
+    again = start(environment, tmp_path, "factorial", str(folder), "--format", "json")
+    code, stdout, stderr = again.end()
+    assert (code, json.loads(stdout)) == (1, result), stderr
+    code, stdout, stderr = start(environment, tmp_path, "factorial", "--resume", str(folder)).end()
+    assert code == 1
+    assert "OUTPUTS DIFFER in tokens, pace+tokens." in " ".join(stdout.split())
+
+
+def test_another_run_is_no_factorial(tmp_path: Path) -> None:
+    with pytest.raises(api.BadSetting, match="is not a factorial"):
+        factorial_run.read(Path(stored(tmp_path, "a", plan=manifest(1))))
+
+
+def test_the_effects_of_a_stored_factorial_as_a_frame(tmp_path: Path) -> None:
+    plan = planned_factorial("h2d,output")
+    write_manifest(tmp_path, plan)
+    for each in factorial_blocks(plan, TPOT):
+        tables.write_block(tmp_path, each.number, dict(each.tables))
+    run = harness.load(tmp_path)
+    row = run.effects.query("metric == 'tpot_ms_p50' and effect == 'h2d' and where == 'average'").iloc[0]
+    assert row["change"] == pytest.approx((0.95 * 0.97) ** 0.5 - 1, abs=0.002)
+    assert row["verdict"] == "faster"
+    with pytest.raises(api.BadSetting, match="is not a factorial, so it has no effects"):
+        _ = harness.load(stored(tmp_path, "a", plan=manifest(1))).effects

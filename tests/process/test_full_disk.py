@@ -1,0 +1,141 @@
+"""Results that can't be written: a place that can't be had is bad usage, a full disk is a failed run."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import api
+from experiments.common.bench_command import BENCH, last_line, start
+from harness.cli.progress import on_stderr
+from harness.plan.request import Request
+from harness.store import tables
+from harness.store.files import WriteFailed, append_text, write_json, write_text
+from harness.store.manifest import write_manifest
+from harness.studies import sweep
+from tests.support.clockwork import CLOCKWORK, installed
+from tests.support.made_blocks import blocks, manifest
+from tests.support.made_runs import stored_sweep
+
+FULL = 64  # bytes that still fit into a file: as on a full disk a write fails, and every folder can be made
+TOO_LARGE = "File too large"  # what the system says of it
+
+
+def limited(most: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    before, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limited(FULL)
+    try:
+        yield
+    finally:
+        limited(before)
+
+
+def bench_on_a_full_disk(where: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
+    """Exit code and stderr."""
+    done = subprocess.run(
+        [*BENCH, *arguments],
+        env=environment,
+        cwd=where,
+        preexec_fn=lambda: limited(FULL),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run."""
+    plan = manifest(6)
+    folder = tmp_path / "results" / plan.run
+    write_manifest(folder, plan)
+    for block in blocks(1.0):
+        tables.write_block(folder, block.number, block.tables)
+    return folder
+
+
+def test_what_does_not_fit_is_no_fault_of_what_was_asked(tmp_path: Path) -> None:
+    content = "x" * 2 * FULL
+    table = blocks(1.0, 1)[0].tables["requests"]
+    with full_disk():
+        for write in (
+            lambda: write_text(tmp_path / "a", content),
+            lambda: append_text(tmp_path / "a", content),
+            lambda: write_json(tmp_path / "a", {"a": content}),
+            lambda: tables.write_table(tmp_path / "a", table),
+            lambda: tables.write_block(tmp_path, 0, blocks(1.0, 1)[0].tables),
+        ):
+            with pytest.raises(WriteFailed, match=f"can't write .*{TOO_LARGE}") as failed:
+                write()
+            assert not isinstance(failed.value, api.BadSetting)
+
+
+def test_a_run_whose_summary_does_not_fit_has_failed_and_can_go_on(tmp_path: Path) -> None:
+    environment = installed(tmp_path)
+    code, _, stderr = start(environment, tmp_path, "run", *CLOCKWORK, "--blocks", "1").end()
+    assert code == 0, stderr
+    (folder,) = (tmp_path / "results").iterdir()
+    summary = folder / "summary.json"
+    whole = summary.read_text()
+    summary.unlink()
+    again = ("run", "--resume", f"results/{folder.name}")
+    code, stderr = bench_on_a_full_disk(tmp_path, environment, *again)
+    assert code == 4, stderr
+    assert last_line(stderr) == (
+        f"bench: can't write results/{folder.name}/summary.json: {TOO_LARGE}; 1 of 1 blocks are kept, go on "
+        f"with bench run --resume results/{folder.name}"
+    )
+    code, _, stderr = start(environment, tmp_path, *again).end()
+    assert code == 0, stderr
+    assert summary.read_text() == whole
+
+
+def test_a_gate_whose_page_does_not_fit_has_failed(run: Path, tmp_path: Path) -> None:
+    gate = ("gate", str(run), "--out", "out")
+    code, stderr = bench_on_a_full_disk(tmp_path, installed(tmp_path), *gate)
+    assert code == 4, stderr
+    assert last_line(stderr) == f"bench: can't write out/gate.md: {TOO_LARGE}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("gate {run} --out /dev/null/out", "can't write results to /dev/null/out: Not a directory"),
+        ("report {run} -o /dev/null/out/report.md", "can't write /dev/null/out/report.md: Not a directory"),
+    ],
+)
+def test_a_place_that_cannot_be_had_for_a_stored_run_is_bad_usage(
+    run: Path, tmp_path: Path, arguments: str, message: str
+) -> None:
+    code, _, stderr = start(installed(tmp_path), tmp_path, *arguments.format(run=run).split()).end()
+    assert code == 2, stderr
+    assert last_line(stderr).startswith(f"bench: {message}")
+
+
+def test_a_sweep_with_no_room_for_its_next_point_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    monkeypatch.setattr(sweep.sweep, "check_resume", lambda stored, now: None)
+
+    def full(path: Path, *arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as now:
+        now.setattr(Path, "mkdir", full)
+        with pytest.raises(WriteFailed, match=r"can't write results to .*a-sweep: No space") as failed:
+            sweep.measure(Request(), (), folder, tmp_path, lambda line: None, lambda *_: True, on_stderr)
+    assert failed.value.__notes__ == [f"2 of 3 points are done, go on with --resume {folder}"]

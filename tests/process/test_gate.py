@@ -1,0 +1,393 @@
+"""The gate: by hand, by simulation, in its words and files. On two refs: test_gate_refs.py."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from engines import api
+from harness.analysis import gate
+from harness.analysis.result import GateVerdict, Judged
+from harness.plan import checks
+from harness.plan.design import Design, Gate
+from harness.plan.request import Request
+from harness.plan.settings import make_design, make_gate
+from harness.plan.variants import load_variants
+from harness.report import formats, gate_tables
+from harness.report.gate_tables import write
+from harness.stats.stopping import until_decided, until_precise
+from harness.store import tables
+from harness.store.manifest import write_manifest
+from harness.studies.gate import judge
+from harness.workload.workload import Workload
+from tests.engine.test_plant import arm
+from tests.support.in_process import bench
+from tests.support.made_blocks import blocks as some_blocks
+from tests.support.made_blocks import manifest
+
+LIMIT = 0.02
+
+
+def judged(*changes: float, name: str = "tpot_ms_p50", level: float = 0.05, **more: Any) -> Judged:
+    values = {name: {"before": [5.0] * len(changes), "after": [5.0 * (1 + each) for each in changes]}}
+    return gate.judge(values, [name], LIMIT, level, **more)[name]
+
+
+# -- one metric -------------------------------------------------------------------------------------------
+
+
+def test_the_bounds_by_hand() -> None:
+    # log ratios log(1.01), log(1.03): mean 0.019755, sd 0.013864, t(.95; 1) = 6.313752
+    found = judged(0.01, 0.03)
+    half = 6.313752 * 0.013866 / math.sqrt(2)
+    assert found.best == pytest.approx(math.exp(0.019755 - half) - 1, rel=1e-3)
+    assert found.worst == pytest.approx(math.exp(0.019755 + half) - 1, rel=1e-3)
+    assert found.verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ((0.001, -0.001, 0.0, 0.001), "pass"),
+        ((0.009, 0.011, 0.010, 0.010), "pass"),  # slower for sure, and harmless
+        ((-0.20, -0.21, -0.19, -0.20), "pass"),
+        ((0.05, 0.051, 0.049, 0.05), "fail"),
+        ((0.05, 0.0, 0.04, -0.01), "undecided"),
+        ((0.05,), "undecided"),  # one block: numbers, no verdict
+    ],
+)
+def test_a_time_that_rises_is_a_regression(changes: tuple[float, ...], verdict: str) -> None:
+    assert judged(*changes).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [((-0.05, -0.051, -0.049), "fail"), ((0.05, 0.051, 0.049), "pass"), ((-0.01, -0.011, -0.01), "pass")],
+)
+def test_a_rate_that_falls_is_a_regression(changes: tuple[float, ...], verdict: str) -> None:
+    found = judged(*changes, name="throughput_tok_s")
+    assert found.verdict == verdict
+    assert found.best is not None
+    assert found.worst is not None
+    assert found.best <= -found.change + 1e-9 <= found.worst + 2e-9
+
+
+def test_no_spread_is_the_limit_not_a_crash() -> None:
+    assert judged(0.0, 0.0).verdict == "pass"
+    assert judged(0.05, 0.05).verdict == "fail"
+
+
+def test_one_block_has_numbers_and_no_bounds() -> None:
+    found = judged(0.05)
+    assert found.change == pytest.approx(0.05)
+    assert (found.best, found.worst, found.p, found.excludable) == (None, None, None, None)
+
+
+def test_what_could_be_ruled_out_is_ruled_out_in_four_of_five_runs_without_a_change() -> None:
+    random = np.random.default_rng(3)
+    excludable = judged(*random.normal(0, 0.01, 8)).excludable
+    assert excludable is not None
+    runs = [judged(*random.normal(0, 0.01, 8)) for _ in range(400)]
+    typical = float(np.median([each.excludable for each in runs]))
+    assert np.mean([(each.worst or 0) <= typical for each in runs]) == pytest.approx(0.8, abs=0.06)
+
+
+def test_the_offered_load_is_no_pass() -> None:
+    found = judged(0.0, 0.0, 0.0, name="throughput_tok_s", offered=("throughput_tok_s",))
+    assert (found.verdict, found.remark) == ("undecided", "is the offered load, whatever the engine does")
+
+
+# -- several metrics --------------------------------------------------------------------------------------
+
+
+def verdicts(*each: GateVerdict) -> dict[str, Judged]:
+    plain = judged(0.0, 0.01)
+    return {str(index): msgspec.structs.replace(plain, verdict=verdict) for index, verdict in enumerate(each)}
+
+
+def test_all_must_pass_and_one_fails() -> None:
+    assert gate.overall(verdicts("pass", "pass")) == "pass"
+    assert gate.overall(verdicts("pass", "undecided")) == "undecided"
+    assert gate.overall(verdicts("pass", "undecided", "fail")) == "fail"
+
+
+def test_fails_are_corrected_for_their_number() -> None:
+    slower = [5.0 * (1 + each) for each in (0.045, 0.026, 0.05, 0.025)]
+    steady = [5.0, 5.2, 4.9, 5.1]
+    alone = {"tpot_ms_p50": {"before": [5.0] * 4, "after": slower}}
+    others = {
+        name: {"before": [5.0] * 4, "after": steady} for name in ("ttft_ms_p50", "latency_ms_p50", "step_ms")
+    }
+    assert gate.judge(alone, list(alone), LIMIT, 0.05)["tpot_ms_p50"].verdict == "fail"
+    many = {**alone, **others}
+    assert gate.judge(many, list(many), LIMIT, 0.05)["tpot_ms_p50"].verdict == "undecided"
+
+
+def test_a_metric_without_values_is_named() -> None:
+    with pytest.raises(api.EngineError, match="the metric device_busy has no value"):
+        gate.judge({}, ["device_busy"], LIMIT, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("names", "limit", "reason"),
+    [
+        (("submit_lag_ms_p99",), 0.02, "has no regression in percent"),
+        (("peak_concurrency",), 0.02, "has no regression in percent"),
+        (("tpot_p50",), 0.02, "did you mean tpot_ms_p50?"),
+        (("tpot_ms_p50",) * 2, 0.02, "up to 5 different metrics"),
+        (("tpot_ms_p50",), 0.0, "--max-regression must be above 0% and below 100%"),
+    ],
+)
+def test_what_cannot_be_gated_is_refused(names: tuple[str, ...], limit: float, reason: str) -> None:
+    with pytest.raises(api.BadSetting) as caught:
+        checks.check(names, limit)
+    assert reason in str(caught.value)
+
+
+# -- levels and rates -------------------------------------------------------------------------------------
+
+
+def planned(**changes: Any) -> Design:
+    return Design(name="x", arms=(arm("before"), arm("after")), workload=Workload(), **changes)
+
+
+def test_the_levels_of_planned_and_of_unplanned_gates() -> None:
+    until = until_decided(20)
+    assert checks.level(planned(), 6) == 0.05
+    assert checks.level(planned(blocks=20, until=until), 8) == until.levels[1] / 2
+    assert checks.level(planned(blocks=9, until=until_precise(0.01, 9)), 7) == 0.03
+    assert make_gate(0.02, planned()) == Gate(max_regression=0.02, levels=(0.05,))
+    sequential = planned(blocks=20, until=until, gate=make_gate(0.02, planned(blocks=20, until=until)))
+    assert checks.level(sequential, 8) > until.levels[1] / 2  # all of the 5% is on one side
+
+
+def rates(shift: float, runs: int = 800, blocks: int = 8, sd: float = 0.01) -> dict[str, float]:
+    random = np.random.default_rng(12)
+    found = [judged(*np.expm1(random.normal(shift, sd, blocks))).verdict for _ in range(runs)]
+    return {each: found.count(each) / runs for each in ("pass", "fail", "undecided")}
+
+
+def test_a_change_at_the_limit_is_judged_wrongly_in_five_percent_on_either_side() -> None:
+    found = rates(math.log1p(LIMIT))
+    assert found["pass"] == pytest.approx(0.05, abs=0.023)
+    assert found["fail"] == pytest.approx(0.05, abs=0.023)
+
+
+def test_a_harmless_change_never_fails_and_a_clear_one_nearly_always_does() -> None:
+    assert rates(0.0, 300)["fail"] == 0
+    assert rates(0.01, 300)["fail"] <= 0.01
+    assert rates(math.log(1.05), 300)["fail"] > 0.98
+
+
+# -- words and files --------------------------------------------------------------------------------------
+
+
+def folder_of(tmp_path: Path, factor: float, count: int = 6, **design: Any) -> Path:
+    """A finished run on disk, whose after arm's TPOT is `factor` times the before arm's."""
+    plan = manifest(6, **design)
+    folder = tmp_path / "results" / plan.run
+    write_manifest(folder, plan)
+    for block in some_blocks(factor, count):
+        tables.write_block(folder, block.number, block.tables)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "words"),
+    [
+        (1.0, "pass", "Gate: PASS. pinned-h2d: no metric regressed by more than 2%"),
+        (1.1, "fail", "Gate: FAIL. pinned-h2d: tpot_ms_p50 regressed by more than 2%"),
+        (1.0201, "undecided", "tpot_ms_p50 may have regressed by more than 2%, or not"),
+    ],
+)
+def test_a_finished_run_is_judged(tmp_path: Path, factor: float, verdict: str, words: str) -> None:
+    gated = judge(folder_of(tmp_path, factor), (), None)
+    assert gated.gate.verdict == verdict
+    text = gate_tables.to_markdown(gated)
+    assert words in text
+    assert "| tpot_ms_p50 |" in text
+    assert json.loads(formats.to_json(gated))["gate"]["verdict"] == verdict
+
+
+def test_outputs_that_differ_fail_the_gate_in_all_that_is_written(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, 1.0)
+    shutil.rmtree(folder / "blocks")
+    for block in some_blocks(1.0, 6, digest="other"):
+        tables.write_block(folder, block.number, block.tables)
+    gated = judge(folder, (), None)
+    assert gated.gate.verdict == "fail"
+    assert gated.gate.metrics["tpot_ms_p50"].verdict == "pass"
+    assert gate_tables.conclusion(gated).startswith(
+        "Gate: FAIL. pinned-h2d: OUTPUTS DIFFER in 72 of 72 requests; no metric regressed by more than 2%"
+    )
+    write(tmp_path, gated, {})
+    (row,) = json.loads((tmp_path / "smaller-is-better.json").read_text())
+    assert row["extra"].endswith("pass (at most 2%); OUTPUTS DIFFER in 72 of 72 requests: fail")
+
+
+def failing(folder: Path, arm: str, by_block: Sequence[int]) -> None:
+    """As if the first so many requests of each block had failed in that arm."""
+    for number, count in enumerate(by_block):
+        asked = tables.read_table(folder, number, "requests")
+        asked.loc[(asked["arm"] == arm) & (asked["request"] < count), "error"] = "timed out"
+        tables.write_table(tables.table_path(folder, number, "requests"), asked)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        ([0] * 6, [6] * 6, "fail"),
+        ([1] * 6, [2] * 6, "fail"),
+        ([0] * 6, [1, 2, 1, 0, 1, 2], "fail"),
+        ([0] * 6, [1, 0, 0, 0, 0, 0], "undecided"),
+        ([1, 0, 2, 1, 0, 0], [0, 2, 1, 0, 0, 2], "undecided"),
+        ([3, 2, 0, 0, 0, 0], [0, 0, 0, 3, 2, 0], "undecided"),
+        ([0] * 6, [0] * 6, "pass"),
+        ([2] * 6, [2] * 6, "pass"),
+        ([2] * 6, [1] * 6, "pass"),
+    ],
+)
+def test_a_head_that_fails_more_of_its_requests_does_not_pass_and_beyond_chance_fails(
+    tmp_path: Path, before: list[int], after: list[int], verdict: str
+) -> None:
+    folder = folder_of(tmp_path, 1.0)
+    failing(folder, "before", before)
+    failing(folder, "after", after)
+    gated = judge(folder, (), None)
+    assert gated.gate.verdict == verdict
+    said = f"{sum(after)} of 72 requests failed in after, {sum(before)} of 72 in before"
+    assert gated.gate.faults == ([said] if verdict == "fail" else [])
+    doubt = f"{said}: too few blocks to tell it from chance"
+    assert gated.gate.doubts == ([doubt] if verdict == "undecided" else [])
+    told = {"fail": said, "undecided": doubt, "pass": "nothing"}[verdict]
+    assert (f"{told}; no metric regressed" in gate_tables.to_markdown(gated)) == (verdict != "pass")
+    assert gated.comparisons[0].outputs.identical == gated.comparisons[0].outputs.compared
+
+
+def test_few_blocks_do_not_tell_whether_more_requests_fail() -> None:
+    for blocks in (1, 2, 4):
+        assert gate.more_failed([0.0] * blocks, [0.5] * blocks, LIMIT, 0.05) == "undecided"
+        assert gate.more_failed([0.5] * blocks, [0.5] * blocks, LIMIT, 0.05) == "pass"
+        assert gate.more_failed([0.0] * blocks, [LIMIT / 2] * blocks, LIMIT, 0.05) == "pass"
+
+
+@pytest.mark.parametrize("requests", [64, 160])
+def test_what_fails_at_random_fails_a_gate_in_few_runs_and_what_began_to_fail_passes_in_few(
+    requests: int,
+) -> None:
+    random, runs = np.random.default_rng(1), 1000
+
+    def share(verdict: str, before: float, after: float) -> float:
+        drawn = (random.binomial(requests, rate, (runs, 6)) / requests for rate in (before, after))
+        found = [gate.more_failed(*pair, LIMIT, 0.05) for pair in zip(*drawn, strict=True)]
+        return found.count(verdict) / runs
+
+    for rate in (0.001, 0.005, 0.02):
+        assert share("fail", rate, rate) < 0.07
+    assert share("pass", 0.001, 0.001) > 0.9
+    assert share("pass", 0, 0.02) < 0.05
+    assert share("fail", 0, 0.05) > 0.95
+
+
+def test_the_files_of_a_gate(tmp_path: Path) -> None:
+    folder, step = folder_of(tmp_path, 1.0), tmp_path / "step.md"
+    step.write_text("before\n")
+    names = ("tpot_ms_p50", "ttft_ms_p50", "throughput_tok_s")
+    write(tmp_path, judge(folder, names, 0.05), {"GITHUB_STEP_SUMMARY": str(step)})
+    assert step.read_text() == "before\n" + (tmp_path / "gate.md").read_text()
+    smaller = json.loads((tmp_path / "smaller-is-better.json").read_text())
+    assert [each["name"].split()[-1] for each in smaller] == ["tpot_ms_p50", "ttft_ms_p50"]
+    for each in smaller:
+        assert set(each) == {"name", "unit", "value", "range", "extra"}
+        assert isinstance(each["value"], float)
+    (bigger,) = json.loads((tmp_path / "bigger-is-better.json").read_text())
+    assert bigger["unit"] == "tok/s"
+    write(tmp_path, judge(folder, names[:1], 0.05), {})
+    assert not (tmp_path / "bigger-is-better.json").exists()  # or it would be taken for this gate's
+
+
+def test_a_gate_as_csv_has_its_verdicts_bounds_and_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, asked = str(folder_of(tmp_path, 1.1)), ("--metric", "tpot_ms_p50", "--metric", "ttft_ms_p50")
+    arguments = ("gate", folder, *asked, "--out", str(tmp_path), "--format", "csv")
+    assert bench(monkeypatch, *arguments) == 1
+    tpot, ttft = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (tpot["metric"], tpot["verdict"], tpot["gate"]) == ("tpot_ms_p50", "fail", "fail")
+    assert (ttft["metric"], ttft["verdict"], ttft["gate"]) == ("ttft_ms_p50", "pass", "fail")
+    assert LIMIT < float(tpot["best"]) < float(tpot["change"]) < float(tpot["worst"])
+    assert (tpot["max_regression"], tpot["confidence"], tpot["unit"]) == ("0.02", "0.95", "ms")
+
+
+def test_no_number_of_blocks_tells_more_of_the_offered_load(tmp_path: Path) -> None:
+    workload = Workload(arrival="fixed", interval_ms=20)
+    folder = folder_of(tmp_path, 1.0201, workload=workload)
+    said = gate_tables.conclusion(judge(folder, ("throughput_tok_s",), None))
+    alone = "throughput_tok_s is the offered load, whatever the engine does, over 6 blocks on the emulated "
+    alone += "device: no number of blocks would tell."
+    assert said == f"Gate: UNDECIDED. pinned-h2d: {alone}"
+    said = gate_tables.conclusion(judge(folder, ("throughput_tok_s", "tpot_ms_p50"), None))
+    assert said.startswith("Gate: UNDECIDED. pinned-h2d: tpot_ms_p50 may have regressed by more than 2%")
+    assert said.endswith(f"; more blocks or a quieter machine would tell; {alone}")
+
+
+def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:
+    gated = judge(folder_of(tmp_path, 1.0), (), None)
+    excludable = gated.gate.metrics["tpot_ms_p50"].excludable
+    assert 0 < excludable < LIMIT
+    assert gate_tables.regression_table(gated).rows[0][6] == f"{100 * excludable:.3g}%"
+
+
+@pytest.mark.parametrize(
+    ("count", "design", "reason"),
+    [
+        (3, {}, "is not finished: 3 of 6 blocks, and a verdict now would be peeking; go on with bench run"),
+        (6, {"arms": 1}, "has one arm"),
+    ],
+)
+def test_a_run_that_cannot_be_judged(tmp_path: Path, count: int, design: dict[str, Any], reason: str) -> None:
+    folder = folder_of(tmp_path, 1.0, count, **design)
+    with pytest.raises(api.BadSetting) as caught:
+        judge(folder, (), None)
+    assert reason in str(caught.value)
+
+
+def test_one_block_is_undecided(tmp_path: Path) -> None:
+    plan = manifest(1)
+    folder = tmp_path / plan.run
+    write_manifest(folder, plan)
+    tables.write_block(folder, 0, some_blocks(1.5, 1)[0].tables)
+    gated = judge(folder, (), None)
+    assert gated.gate.verdict == "undecided"
+    assert "(one block)" in gate_tables.regression_table(gated).rows[0][-1]
+
+
+def test_a_gate_fits_the_terminal(tmp_path: Path) -> None:
+    gated = judge(folder_of(tmp_path, 1.0), (), None)
+    for width in (72, 100, 200):
+        text = io.StringIO()
+        parts = formats.to_terminal(gated, width)
+        Console(file=text, width=width).print(*parts, sep="\n")
+        assert max(map(len, text.getvalue().splitlines())) <= width
+        assert "Gate: PASS" in text.getvalue()
+
+
+def test_a_gate_with_refs_takes_one_setting() -> None:
+    with pytest.raises(api.BadSetting, match="a variant has two settings"):
+        make_design(
+            Request(variant="overlap", refs=(None, None)),
+            api.find_engines(),
+            load_variants(),
+            lambda: "emulated",
+        )

@@ -1,0 +1,173 @@
+"""The gate on two refs of a real repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.common.bench_command import last_line, start
+from harness.run import worktrees
+from harness.store.manifest import read_manifest
+from tests.support.clockwork import installed
+from tests.support.places import ROOT
+
+EXAMPLE = ROOT / "examples" / "own_engine"
+QUICK = (
+    *("gate", "--engine", "paced", "--no-pretok", "--num-requests", "4", "--max-new-tokens", "8"),
+    *("--interval-ms", "1", "--blocks", "3", "--rounds", "1", "--max-regression", "10%"),
+)
+
+
+def git(where: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's repository: `base`, `tidied` (as fast), and `slower` (twenty times), checked out. Their
+    steps are so long that a machine of which others take the half does not hide that."""
+    where = tmp_path_factory.mktemp("repository")
+    engine = where / "paced_engine.py"
+    shutil.copy(EXAMPLE / "paced_engine.py", engine)
+    git(where, "init", "--quiet")
+    text = engine.read_text().replace("STEP_US = 2000", "STEP_US = 5000")
+    for branch, content in (
+        ("base", text),
+        ("tidied", text + "\n# tidied\n"),
+        ("slower", text.replace("STEP_US = 5000", "STEP_US = 100_000")),
+    ):
+        engine.write_text(content)
+        git(where, "add", "paced_engine.py")
+        git(where, "commit", "--quiet", "-m", branch)
+        git(where, "branch", branch)
+    return where
+
+
+@pytest.fixture
+def repository(made: Path) -> Iterator[Path]:
+    """As it was made, whatever the test before left in it."""
+    yield made
+    shutil.rmtree(made / "results", ignore_errors=True)
+    git(made, "checkout", "--quiet", "paced_engine.py")
+
+
+@pytest.fixture(scope="module")
+def environment(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    site = tmp_path_factory.mktemp("site")
+    values = installed(site)
+    entries = site / "clockwork-1.dist-info" / "entry_points.txt"
+    entries.write_text(entries.read_text() + "paced = paced_engine:SPEC\n")
+    rooms = tmp_path_factory.mktemp("rooms")
+    return {**values, "PYTHONPATH": f"{values['PYTHONPATH']}{os.pathsep}{made}", "TMPDIR": str(rooms)}
+
+
+def assert_nothing_is_left(repository: Path, environment: dict[str, str]) -> None:
+    assert git(repository, "worktree", "list").count("\n") == 1
+    assert not [each for each in Path(environment["TMPDIR"]).iterdir() if each.name.startswith("bench-")]
+
+
+def test_a_regression_between_two_refs_fails_and_names_the_metric(
+    repository: Path, environment: dict[str, str]
+) -> None:
+    bench = start(environment, repository, *QUICK, "--base-ref", "base", "--head-ref", "slower")
+    code, stdout, stderr = bench.end()
+    assert code == 1, stderr
+    assert "Gate: FAIL. paced: tpot_ms_p50 regressed by more than 10%" in " ".join(stdout.split())
+    assert "ref=base" in stdout
+    assert (repository / "results" / "gate.md").exists()
+    assert_nothing_is_left(repository, environment)
+
+
+def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: dict[str, str]) -> None:
+    """The checkout in the current folder is broken: neither ref may run its code."""
+    engine = repository / "paced_engine.py"
+    engine.write_text(
+        engine.read_text() + "\n\ndef build(options, toggles):\n    raise RuntimeError(options)\n"
+    )
+    arguments = ("--base-ref", "base", "--head-ref", "tidied", "--format", "json", "--max-regression", "90%")
+    code, stdout, stderr = start(environment, repository, *QUICK, *arguments).end()
+    assert code in (0, 3), stderr
+    result = json.loads(stdout)
+    assert result["gate"]["verdict"] in ("pass", "undecided")
+    (run,) = [each for each in (repository / "results").iterdir() if each.is_dir()]
+    refs = [each.ref for each in read_manifest(run).design.arms]
+    assert [each.name for each in refs if each is not None] == ["base", "tidied"]
+    assert_nothing_is_left(repository, environment)
+
+
+def test_a_ref_that_stands_in_the_folder_is_told_of_changes_that_are_not_committed(repository: Path) -> None:
+    refs = [worktrees.resolve(name, repository) for name in ("base", "HEAD")]
+    assert [worktrees.uncommitted(each) for each in refs] == [[], []]
+    engine = repository / "paced_engine.py"
+    engine.write_text(engine.read_text() + "# not committed\n")
+    assert [worktrees.uncommitted(each) for each in refs] == [[], ["paced_engine.py"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--base-ref bass", "unknown ref in"),
+        ("--head-ref base", "--head-ref needs a --base-ref"),
+        ("--base-ref base --head-ref base", "base and base are the same commit, "),
+        ("--base-ref base --before python=/nowhere/python", "can't start before with /nowhere/python"),
+        ("--base-ref base --engine clockwork", "its interpreter found the engine in"),
+        ("--base-ref base --primary tpot_ms_p50", "a gate is about its --metric"),
+        ("--base-ref base --metric tpot_p50", "did you mean tpot_ms_p50?"),
+        ("--base-ref base --until-precision 1%", "a gate stops after --blocks, or --until-decided"),
+        ("", "a gate needs two arms"),
+        ("results/nothing", "is already measured: only the options of Gate"),
+    ],
+)
+def test_a_wrong_gate_is_one_line_and_leaves_nothing(
+    repository: Path, environment: dict[str, str], arguments: str, message: str
+) -> None:
+    code, stdout, stderr = start(environment, repository, *QUICK, *arguments.split()).end()
+    assert (code, stdout) == (2, ""), stderr
+    assert message in last_line(stderr)
+    assert last_line(stderr).startswith("bench: ")
+    assert not list((repository / "results").glob("*"))
+    assert_nothing_is_left(repository, environment)
+
+
+def test_outside_of_a_repository_there_are_no_refs(environment: dict[str, str], tmp_path: Path) -> None:
+    alone = {**environment, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    code, _, stderr = start(alone, tmp_path, *QUICK, "--base-ref", "base").end()
+    assert code == 2
+    assert "refs need a git repository around" in last_line(stderr)
+
+
+def test_a_worktree_that_cannot_be_made(repository: Path, environment: dict[str, str]) -> None:
+    attributes = repository.parent / "attributes"
+    attributes.write_text("* filter=broken\n")
+    configuration = {
+        "core.attributesFile": str(attributes),
+        "filter.broken.smudge": "false",
+        "filter.broken.required": "true",
+    }
+    broken = {**environment, "GIT_CONFIG_COUNT": str(len(configuration))}
+    for number, (name, value) in enumerate(configuration.items()):
+        broken |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
+    code, _, stderr = start(broken, repository, *QUICK, "--base-ref", "base").end()
+    assert code == 2, stderr
+    assert "can't make a worktree of base" in last_line(stderr)
+    assert_nothing_is_left(repository, environment)
+
+
+def test_an_interpreter_without_the_packages(environment: dict[str, str], tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {os.path.realpath(shutil.which("python3") or "")} -S "$@"\n')
+    bare.chmod(0o755)
+    arguments = ("gate", *QUICK[1:], "--after", f"python={bare}")
+    code, _, stderr = start(environment, tmp_path, *arguments).end()
+    assert code == 2, stderr
+    assert "can't start after with" in last_line(stderr)
+    assert "No module named" in last_line(stderr)
+    assert not list((tmp_path / "results").iterdir())

@@ -1,0 +1,408 @@
+"""`bench import`: what other tools' files say is what the run says, what they lack is named, and nothing is
+decided by it."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness
+from engines import api
+from experiments.common.bench_command import last_line
+from harness.analysis import across_runs, words
+from harness.analysis.result import Result
+from harness.metrics.requests import _gaps
+from harness.report import html as report
+from harness.report import tables
+from harness.store.files import StoreError
+from harness.store.tables import read_block, table_path
+from harness.studies.imports import files, guidellm
+from harness.studies.imports import run as importing
+from tests.support.in_process import bench
+from tests.support.made_blocks import warned
+from tests.support.places import FIXTURES, REFERENCE
+
+# Made by the tools' own code against a server of known timing: tests/fixtures/imports/README.md.
+FIXTURES = FIXTURES / "imports"
+VLLM, VLLM_DETAILED = FIXTURES / "vllm.json", FIXTURES / "vllm-detailed.json"
+SGLANG, SGLANG_DETAILED = FIXTURES / "sglang.jsonl", FIXTURES / "sglang-detailed.jsonl"
+SGLANG_OAI = FIXTURES / "sglang-oai-detailed.jsonl"
+GUIDELLM = FIXTURES / "guidellm.json"
+AIPERF, AIPERF_RECORDS = FIXTURES / "profile_export_aiperf.json", FIXTURES / "profile_export.jsonl"
+EVERY = (VLLM, VLLM_DETAILED, f"{SGLANG}:1", SGLANG_DETAILED, SGLANG_OAI, GUIDELLM, AIPERF, AIPERF_RECORDS)
+STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
+
+
+def bring(*names: object, to: Path, **more: Any) -> tuple[Path, Result]:
+    asked = {"name": None, "engine": None, "fresh_boots": False, **more}
+    return importing.bring([str(name) for name in names], to, **asked)
+
+
+def values(result: Result) -> dict[str, float]:
+    rows = result.comparisons[0].metrics
+    return {name: row.before for name, row in rows.items() if row.before is not None}
+
+
+def document(path: Path, line: int = 0) -> dict[str, Any]:
+    text = path.read_text()
+    return dict(json.loads(text.splitlines()[line] if path.suffix == ".jsonl" else text))
+
+
+def check_statistics(found: dict[str, float], said: dict[str, Any], names: dict[str, str]) -> None:
+    """Every statistic that the tool printed, by its own names and by ours."""
+    for theirs, ours in names.items():
+        for statistic, name in STATISTICS.items():
+            told = said.get(f"{statistic}_{theirs}_ms")
+            if told is not None:
+                assert found[f"{ours}_{name}"] == pytest.approx(told, rel=1e-5), f"{ours}_{name}"
+
+
+# -- the numbers are the tools' own -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [VLLM, VLLM_DETAILED], ids=["aggregates", "requests"])
+def test_vllm_says_what_it_said(tmp_path: Path, path: Path) -> None:
+    said = document(path)
+    _, result = bring(path, to=tmp_path)
+    found = values(result)
+    names = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_chunk_ms", "e2el": "latency_ms"}
+    check_statistics(found, said, names)
+    assert found["throughput_req_s"] == pytest.approx(said["request_throughput"])
+    assert found["throughput_tok_s"] == pytest.approx(said["output_throughput"])
+    assert found["throughput_total_tok_s"] == pytest.approx(said["total_token_throughput"])
+    assert found["failed_requests"] == said["failed"] > 0
+    assert ("peak_concurrency" in found) == (path == VLLM_DETAILED)
+
+
+def test_vllm_counts_those_in_flight_from_their_own_start_times(tmp_path: Path) -> None:
+    _, result = bring(VLLM_DETAILED, to=tmp_path)
+    said = document(VLLM_DETAILED)
+    # It counts whoever was in flight at any time within the same second.
+    assert 1 < values(result)["peak_concurrency"] <= said["max_concurrent_requests"]
+    del said["start_times"]  # as older versions save it
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(said))
+    _, result = bring(older, to=tmp_path)
+    assert "peak_concurrency" not in values(result)
+    check_statistics(values(result), said, {"ttft": "ttft_ms", "tpot": "tpot_ms"})
+    assert "when each request was sent" in "\n".join(warned(result.comparisons[0]))
+
+
+@pytest.mark.parametrize("line", [1, 2], ids=["its own endpoint", "OpenAI's"])
+def test_sglang_says_what_it_said(tmp_path: Path, line: int) -> None:
+    said = document(SGLANG, line - 1)
+    _, result = bring(f"{SGLANG}:{line}", to=tmp_path)
+    found = values(result)
+    names = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e_latency": "latency_ms"}
+    check_statistics(found, said, names if line == 1 else {**names, "itl": "itl_chunk_ms"})
+    assert found["throughput_total_tok_s"] == pytest.approx(said["total_throughput"])
+    shared = "itl_chunk_ms_p50" not in found
+    assert shared == (line == 1)
+    assert ("shared among the tokens" in "\n".join(warned(result.comparisons[0]))) == shared
+
+
+def test_sglangs_chunks_are_had_back_from_the_gaps_that_it_shared(tmp_path: Path) -> None:
+    folder, result = bring(SGLANG_DETAILED, to=tmp_path)
+    found, said = values(result), document(SGLANG_DETAILED)
+    check_statistics(found, said, {"ttft": "ttft_ms", "e2e_latency": "latency_ms"})
+    requests = harness.load(folder).requests
+    served = requests[requests["error"] == ""]
+    assert {tuple(each) for each in served["chunk_tokens"]} == {(3, 3, 3, 3)}  # as the server sent them
+    itls = [gap for gaps in said["itls"] for gap in gaps]
+    assert found["itl_chunk_ms_mean"] == pytest.approx(3e3 * np.mean(itls), rel=1e-5)
+    # Its TPOT goes on to [DONE]; ours ends with the last chunk.
+    assert found["tpot_ms_mean"] < said["mean_tpot_ms"]
+    assert found["tpot_ms_mean"] == pytest.approx(said["mean_tpot_ms"], rel=0.2)
+    assert "peak_concurrency" not in found
+
+
+def test_sglangs_gaps_on_openais_endpoint_are_gaps_between_chunks(tmp_path: Path) -> None:
+    _, result = bring(SGLANG_OAI, to=tmp_path)
+    said = document(SGLANG_OAI)
+    check_statistics(values(result), said, {"ttft": "ttft_ms", "itl": "itl_chunk_ms"})
+
+
+def test_sglang_without_a_stream_has_no_ttft(tmp_path: Path) -> None:
+    said = document(SGLANG)
+    said |= {"mean_itl_ms": 0.0, "mean_ttft_ms": said["mean_e2e_latency_ms"]}
+    path = tmp_path / "whole.jsonl"
+    path.write_text(json.dumps(said))
+    _, result = bring(path, to=tmp_path)
+    assert not any(name.startswith(("ttft", "tpot", "itl")) for name in values(result))
+    assert result.comparisons[0].primary == "latency_ms_p50"
+
+
+def test_guidellm_says_what_it_said(tmp_path: Path) -> None:
+    said = document(GUIDELLM)["benchmarks"][0]["metrics"]
+    _, result = bring(GUIDELLM, to=tmp_path)
+    found = values(result)
+    for theirs, ours, factor in (
+        ("time_to_first_token_ms", "ttft_ms", 1),
+        ("inter_token_latency_ms", "tpot_ms", 1),
+        ("request_latency", "latency_ms", 1e3),
+    ):
+        mean = said[theirs]["successful"]["mean"]
+        if theirs != "inter_token_latency_ms":  # which guidellm weighs by tokens
+            assert found[f"{ours}_mean"] == pytest.approx(factor * mean, rel=1e-3), ours
+        assert found[f"{ours}_p50"] > 0
+    assert not any(name.startswith("itl") for name in found)  # it tells no chunk between first and last
+    requests = document(GUIDELLM)["benchmarks"][0]["requests"]["successful"]
+    tpots = [each["inter_token_latency_ms"] for each in requests]
+    assert found["tpot_ms_mean"] == pytest.approx(np.mean(tpots), rel=1e-3)
+    timings = [each["info"]["timings"] for each in requests]
+    lasted = max(each["request_end"] for each in timings) - min(each["request_start"] for each in timings)
+    assert found["throughput_req_s"] == pytest.approx(len(requests) / lasted, rel=1e-3)
+    lags = [each["request_start"] - each["targeted_start"] for each in timings]
+    assert found["submit_lag_ms_p50"] == pytest.approx(1e3 * np.median(lags), rel=1e-3)
+    assert found["failed_requests"] == len(document(GUIDELLM)["benchmarks"][0]["requests"]["errored"])
+
+
+def test_aiperfs_aggregates_and_its_requests_agree(tmp_path: Path) -> None:
+    _, result = bring(AIPERF, to=tmp_path)
+    aggregates = values(result)
+    _, result = bring(AIPERF_RECORDS, to=tmp_path)
+    requests = values(result)
+    for name in ("ttft_ms", "itl_chunk_ms", "latency_ms", "tpot_ms"):
+        for statistic in ("mean", "p50", "p90", "p99"):
+            key = f"{name}_{statistic}"
+            # Percentiles of few values depend on how one lies between two of them.
+            assert requests[key] == pytest.approx(aggregates[key], rel=0.05), key
+    for name in ("throughput_req_s", "throughput_tok_s"):
+        # Its own rates divide by start_time to end_time, which begins before the first send.
+        assert aggregates[name] < requests[name] == pytest.approx(aggregates[name], rel=0.02), name
+    said = document(AIPERF)["time_to_first_token"]
+    assert aggregates["ttft_ms_p50"] == pytest.approx(said["p50"])
+    assert requests["failed_requests"] == aggregates["failed_requests"] > 0
+
+
+def test_aiperfs_model_load_and_duration_are_what_it_says_they_are() -> None:
+    read = files.read(str(AIPERF))
+    assert (read.model, read.version) == ("m", "0.13.0")
+    assert read.asked["phases.concurrency"] == "3"
+    assert read.asked["datasets.prompts.osl.mean"] == "12.0"
+    said = document(AIPERF)
+    start, end = (datetime.fromisoformat(said[name]) for name in ("start_time", "end_time"))
+    assert said["request_throughput"]["avg"] == pytest.approx(8 / (end - start).total_seconds(), rel=1e-4)
+    assert any("start_time to end_time" in line for line in read.differs)
+
+
+# -- it is a run ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY, ids=lambda name: Path(str(name)).name)
+def test_every_file_becomes_a_run_that_is_loaded_reported_and_compared(tmp_path: Path, name: object) -> None:
+    folder, result = bring(name, to=tmp_path, engine="some-engine")
+    other, _ = bring(name, to=tmp_path, engine="another")
+    run = harness.load(folder)
+    assert run.result == result
+    assert run.manifest.imported is not None
+    html, text = report.to_html(run), report.to_markdown(run)
+    for lack in run.manifest.imported.lacks:
+        assert lack.split(":")[0] in text
+    assert "first boots are discarded" not in html
+    assert "max_batch_size" not in text  # an option that nobody knows of
+    (comparison,) = across_runs.compare([str(folder), str(other)]).result.comparisons
+    row = comparison.metrics[comparison.primary]
+    assert (row.change, row.ci_low, row.verdict) == (pytest.approx(0, abs=1e-9), None, None)
+    assert {each.verdict for each in comparison.metrics.values()} == {None}
+    assert comparison.outputs.compared == 0
+    said = "\n".join(warned(comparison))
+    assert said.count("one file, so one boot") == 2
+    assert "one block gives no verdict" in words.conclusion("remote", comparison)
+    assert "before: engine=some-engine; after: engine=another" in tables.changed_settings(
+        comparison.before, comparison.after
+    )
+
+
+def test_files_of_fresh_boots_are_blocks_and_still_decide_nothing(tmp_path: Path) -> None:
+    with pytest.raises(api.BadSetting, match=r"2 files are blocks of one arm only.*--fresh-boots"):
+        bring(VLLM_DETAILED, VLLM_DETAILED, to=tmp_path)
+    folder, result = bring(VLLM_DETAILED, VLLM_DETAILED, to=tmp_path, fresh_boots=True)
+    assert result.comparisons[0].blocks == 2
+    (comparison,) = across_runs.compare(
+        [str(folder), str(bring(VLLM_DETAILED, VLLM_DETAILED, to=tmp_path, fresh_boots=True)[0])]
+    ).result.comparisons
+    assert {each.verdict for each in comparison.metrics.values()} == {None}
+    assert "as stated at import" in "\n".join(warned(comparison))
+    with pytest.raises(api.BadSetting, match="not blocks of one arm: their workloads differ: request_rate"):
+        bring(VLLM_DETAILED, VLLM, to=tmp_path, fresh_boots=True)
+    with pytest.raises(api.BadSetting, match="not blocks of one arm: their tools differ"):
+        bring(VLLM, GUIDELLM, to=tmp_path, fresh_boots=True)
+
+
+def test_runs_of_two_tools_are_compared_with_a_warning(tmp_path: Path) -> None:
+    first, _ = bring(AIPERF_RECORDS, to=tmp_path)
+    second, _ = bring(SGLANG_DETAILED, to=tmp_path)
+    (comparison,) = across_runs.compare([str(first), str(second)]).result.comparisons
+    said = "\n".join(warned(comparison))
+    assert "measured by aiperf and sglang.bench_serving" in said
+    assert comparison.metrics["ttft_ms_p50"].change is not None
+    with pytest.raises(api.BadSetting, match="their workload differs: request_rate"):
+        across_runs.compare([str(bring(each, to=tmp_path)[0]) for each in (VLLM, VLLM_DETAILED)])
+
+
+def test_an_imported_run_is_not_compared_with_one_of_another_device(tmp_path: Path) -> None:
+    reference = REFERENCE / "runs" / "pinned-h2d"
+    folder, _ = bring(VLLM, to=tmp_path)
+    with pytest.raises(api.BadSetting, match="their device differs"):
+        across_runs.compare([str(folder), f"{reference}:after"])
+
+
+def test_an_imported_run_cannot_be_measured_again(monkeypatch, capsys, tmp_path: Path) -> None:
+    folder, _ = bring(VLLM, to=tmp_path)
+    assert bench(monkeypatch, "rerun", str(folder)) == 2
+    assert "is imported from vllm bench serve: only that can measure it again" in capsys.readouterr().err
+
+
+def test_a_stamp_that_is_not_known_makes_no_gap() -> None:
+    import pandas as pd
+
+    stamps = pd.Series([np.array([1, -1, 9]), np.array([2, 5, -1, 8, 9]), np.array([4])], dtype=object)
+    assert _gaps(stamps).tolist() == [3, 1]
+
+
+def test_requests_of_a_measured_run_that_were_taken_out_are_still_missed(tmp_path: Path) -> None:
+    """Only a run whose file held aggregates may have none."""
+    folder, _ = bring(VLLM_DETAILED, to=tmp_path)
+    path = table_path(folder, 0, "requests")
+    pd_frame = read_block(folder, 0)["requests"]
+    pd_frame.iloc[:0].to_parquet(path)
+    with pytest.raises(StoreError, match="it has no row of before"):
+        harness.load(folder)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("hello", "is not JSON at line 1"),
+        ("\x80binary", "is not JSON"),
+        ("[1, 2]", "is not a result of vllm bench serve, sglang.bench_serving, guidellm, aiperf"),
+        ("{}", "is not a result of"),
+        ('{"a": 1}', "is not a result of"),
+        ('{"metadata": {}, "metrics": {}}', "not a result of aiperf in a known form"),
+        ('{"benchmarks": []}', "holds no result"),
+        ('{"benchmarks": [{}]}', "not a result of guidellm in a known form"),
+    ],
+)
+def test_what_is_no_result_is_one_line(monkeypatch, capsys, tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert bench(monkeypatch, "import", str(path)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in last_line(error)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "path", [VLLM_DETAILED, SGLANG_DETAILED, GUIDELLM, AIPERF], ids=lambda path: path.name
+)
+def test_a_file_that_is_cut_short_says_so(tmp_path: Path, path: Path) -> None:
+    cut = tmp_path / path.name
+    text = path.read_text()
+    cut.write_text(text[: len(text) // 2])
+    with pytest.raises(api.BadSetting, match=r"is cut short|is not JSON"):
+        files.read(str(cut))
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [(VLLM, "duration"), (SGLANG, "mean_ttft_ms"), (GUIDELLM, "benchmarks"), (AIPERF, "request_latency")],
+    ids=lambda each: getattr(each, "name", each),
+)
+def test_a_key_that_is_missing_is_named(tmp_path: Path, path: Path, key: str) -> None:
+    said = document(path)
+    edited = tmp_path / "edited.json"
+    said.pop(key)
+    edited.write_text(json.dumps(said))
+    with pytest.raises(api.BadSetting, match=rf"{key}|is not a result of"):
+        files.read(str(edited))
+
+
+def test_a_key_that_is_not_what_it_should_be_is_named(tmp_path: Path) -> None:
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(document(VLLM) | {"duration": "long"}))
+    with pytest.raises(api.BadSetting, match=r"Expected `float`, got `str` - at `\$\.duration`"):
+        files.read(str(edited))
+
+
+def test_lists_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
+    said = document(VLLM_DETAILED)
+    said["ttfts"].pop()
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(said))
+    with pytest.raises(api.BadSetting, match="its lists of requests differ in length"):
+        files.read(str(edited))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("ttfts", float("nan"), "request 0 took nan s"),
+        ("ttfts", -0.011, "request 0 took -0.011 s"),
+        ("itls", [0.01, float("inf")], "request 0 took inf s"),
+        ("duration", 0.0, "Expected `float` > 0.0 - at `$.duration`"),
+    ],
+)
+def test_a_time_that_cannot_be_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
+    said = document(VLLM_DETAILED)
+    if isinstance(said[key], list):
+        said[key][0] = value
+    else:
+        said[key] = value
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(said))
+    with pytest.raises(api.BadSetting, match=re.escape(message)):
+        files.read(str(edited))
+
+
+def test_one_of_several_results_must_be_said(tmp_path: Path) -> None:
+    with pytest.raises(api.BadSetting, match=r"holds 2 results: say which one, .*:1 to .*:2"):
+        files.read(str(SGLANG))
+    with pytest.raises(api.BadSetting, match="holds 2 results, and 3 is none of them"):
+        files.read(f"{SGLANG}:3")
+    with pytest.raises(api.BadSetting, match=r"cannot read .*nowhere.json: No such file"):
+        files.read(str(tmp_path / "nowhere.json"))
+
+
+def test_a_sample_of_guidellms_requests_is_refused(tmp_path: Path) -> None:
+    said = document(GUIDELLM)
+    said["benchmarks"][0]["requests"]["successful"].pop()
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(said))
+    with pytest.raises(api.BadSetting, match="kept only a sample"):
+        files.read(str(edited))
+    assert guidellm.TOOL in files.KNOWN
+
+
+def test_import_prints_the_run_and_where_it_is(monkeypatch, capsys, tmp_path: Path) -> None:
+    arguments = ("import", str(VLLM), "--name", "mine", "--out", str(tmp_path), "--format", "json")
+    assert bench(monkeypatch, *arguments) == 0
+    output = capsys.readouterr()
+    (folder,) = tmp_path.iterdir()
+    assert f"written to {folder}" in output.err
+    assert json.loads(output.out)["run"] == folder.name
+    assert json.loads(output.out)["comparisons"][0]["variant"] == "mine"
+
+
+def test_prompts_of_unknown_length_give_no_throughput_of_all_tokens(tmp_path: Path) -> None:
+    said = document(GUIDELLM)
+    for each in said["benchmarks"][0]["requests"]["successful"]:
+        each["prompt_tokens"] = None
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(said))
+    _, result = bring(edited, to=tmp_path / "out")
+    assert "throughput_tok_s" in values(result)
+    assert "throughput_total_tok_s" not in values(result)
+    assert any("how long the prompts of" in line for line in warned(result.comparisons[0]))

@@ -1,0 +1,211 @@
+"""A run of which blocks were left out still shows what it found, and says so where it can't."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+import pytest
+
+import harness
+from engines import api
+from experiments.common import keep
+from harness.analysis import across_runs, explain, frames, sweep
+from harness.analysis.result import to_plain
+from harness.plan.experiment_file import Adjusted, Experiment
+from harness.report import figures
+from harness.store.files import EXPERIMENT_FILE, SCHEMA_VERSION, StoreError, write_json
+from harness.store.manifest import read_manifest, write_manifest
+from harness.store.tables import TABLES, write_block, write_table
+from harness.studies import experiment, gate
+from harness.studies.factorial import read as read_factorial
+from tests.process import test_experiment
+from tests.support.in_process import bench
+from tests.support.made_blocks import manifest
+from tests.support.made_runs import TPOT, factorial_blocks, planned_factorial, stored, stored_sweep
+
+SOME = ("requests", "rounds")
+FRAMES = ("requests", "steps", "rounds", "work", "divergences")
+FORMS = ("table", "json", "csv", "markdown")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(stored(tmp_path, "a", 0.9))
+
+
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """What a command prints, in each form."""
+    found = []
+    for form in FORMS:
+        assert bench(monkeypatch, *words, "--format", form) == 0
+        found.append(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize("tables", [(), SOME, TABLES])
+def test_the_numbers_stay_the_same(
+    tables: tuple[str, ...],
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before, printed = harness.load(run), said(monkeypatch, capsys, "compare", str(run))
+    result = before.result
+    keep.keep(run, tables)
+    after = harness.load(run)
+    assert said(monkeypatch, capsys, "compare", str(run)) == printed
+    assert to_plain(after.result) == to_plain(result)
+    pd.testing.assert_frame_equal(after.values, before.values, check_exact=True)
+    for table in tables:
+        pd.testing.assert_frame_equal(getattr(after, table), getattr(before, table), check_exact=True)
+
+
+def test_a_frame_that_was_left_out_is_not_taken_for_an_empty_one(run: Path) -> None:
+    keep.keep(run, SOME)
+    assert {each.name for each in run.rglob("*.parquet")} == {
+        "requests.parquet",
+        "rounds.parquet",
+        "values.parquet",
+    }
+    loaded = harness.load(run)
+    assert not len(loaded.divergences)  # the run had none
+    with pytest.raises(StoreError, match="was stored without steps and work, which this needs"):
+        _ = loaded.steps
+    keep.keep(run)
+    assert not (run / "blocks").exists()
+    for table in FRAMES[:4]:
+        with pytest.raises(StoreError, match="without requests, steps, rounds and work"):
+            getattr(harness.load(run), table)
+
+
+def test_what_needs_the_records_says_that_they_are_gone(run: Path, tmp_path: Path) -> None:
+    other = stored(tmp_path, "b", 0.9)
+    keep.keep(run, SOME)
+    asked: list[Any] = [
+        lambda: explain.explain(run),
+        lambda: gate.judge(run, (), None),
+        lambda: across_runs.compare([f"{run}:after", f"{run}:before"]),
+        lambda: across_runs.compare([f"{run}:before", f"{other}:before"]),
+        lambda: across_runs.compare([f"{other}:before", f"{run}:before"]),
+    ]
+    for ask in asked:
+        with pytest.raises(
+            StoreError, match="without steps and work, which this needs; bench compare and report"
+        ):
+            ask()
+
+
+def test_it_is_finished_and_not_gone_on_with(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep.keep(run)
+    assert bench(monkeypatch, "run", "--resume", str(run), "--trust") == 2
+    err = capsys.readouterr().err
+    assert (
+        "a is finished, and was stored without requests, steps, rounds and work; bench rerun measures" in err
+    )
+
+
+def test_its_report_says_which_figures_it_can_not_draw(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    keep.keep(run)
+    for name in ("a.html", "a.md"):
+        assert bench(monkeypatch, "report", str(run), "-o", str(tmp_path / name)) == 0
+    page = (tmp_path / "a.html").read_text()
+    assert page.count("which this needs") == 2  # latencies, and over time
+    assert page.count("<svg") == 2 * 3  # changes, block by block, phases: wide and narrow
+    assert figures.block_changes(harness.load(run)).axes
+
+
+def test_a_run_that_is_not_finished_is_left_as_it_is(tmp_path: Path) -> None:
+    run = Path(stored(tmp_path, "a", count=2))
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(StoreError, match="is not finished"):
+        keep.keep(run)
+    with pytest.raises(api.BadSetting, match="a block needs requests and rounds"):
+        keep.keep(run, ["steps"])
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+
+
+def test_left_out_twice_is_left_out_once(run: Path) -> None:
+    keep.keep(run, SOME)
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    keep.keep(run, SOME)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
+    assert read_manifest(run).left_out == ["steps", "work"]
+
+
+def test_what_is_no_table_can_not_have_been_left_out(run: Path) -> None:
+    plan = msgspec.structs.replace(read_manifest(run), left_out=["summary"])
+    write_manifest(run, plan)
+    with pytest.raises(StoreError, match="was edited"):
+        read_manifest(run)
+
+
+def test_damage_to_what_stayed_is_named(run: Path) -> None:
+    keep.keep(run)
+    values = run / "values.parquet"
+    write_table(values, pd.read_parquet(values).drop(columns="metric"))
+    with pytest.raises(StoreError, match=r"values\.parquet was edited: it has other columns"):
+        harness.load(run)
+    values.write_bytes(values.read_bytes()[:-20])
+    with pytest.raises(StoreError, match=r"values\.parquet is damaged or was edited"):
+        harness.load(run)
+    (run / "summary.json").unlink()
+    with pytest.raises(StoreError, match=r"a is not a finished run: summary\.json: No such file"):
+        across_runs.compare([str(run)])
+
+
+def test_a_factorial_keeps_its_effects(tmp_path: Path) -> None:
+    plan = planned_factorial("h2d,output")
+    write_manifest(tmp_path, plan)
+    for each in factorial_blocks(plan, TPOT):
+        write_block(tmp_path, each.number, dict(each.tables))
+    before, effects = read_factorial(tmp_path), harness.load(tmp_path).effects
+    keep.keep(tmp_path)
+    assert to_plain(read_factorial(tmp_path)[0]) == to_plain(before[0])
+    pd.testing.assert_frame_equal(harness.load(tmp_path).effects, effects, check_exact=True)
+
+
+def test_a_sweep_keeps_its_points(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    before, changes = sweep.result(folder), harness.load_sweep(folder).changes
+    keep.keep_sweep(folder)
+    assert not [*folder.rglob("blocks")]
+    assert to_plain(sweep.result(folder)[0]) == to_plain(before[0])
+    pd.testing.assert_frame_equal(harness.load_sweep(folder).changes, changes, check_exact=True)
+
+
+def stored_experiment(folder: Path) -> Path:
+    """The clocks' experiment, over runs whose arms are before and after."""
+    text = test_experiment.OWN.replace('"slow"', '"before"').replace('"fast"', '"after"')
+    path = folder / "clocks.toml"
+    path.write_text(text)
+    made = msgspec.toml.decode(text, type=dict[str, Any]) | {"name": "clocks"}
+    kept = experiment.Kept(
+        schema_version=SCHEMA_VERSION,
+        created="2026-05-04T03:02:01+00:00",
+        experiment=msgspec.convert(made, Experiment),
+        adjusted=Adjusted(device="emulated"),
+        kind="emulated",
+    )
+    write_json(folder / "e" / EXPERIMENT_FILE, kept)
+    for name, factor in (("clocks-few", 0.5), ("clocks-many", 0.6)):
+        stored(folder / "e", name, factor, manifest(4))
+    return folder / "e"
+
+
+def test_an_experiment_keeps_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stored_experiment(tmp_path)
+    printed = said(monkeypatch, capsys, "experiment", "show", str(folder))
+    keep.keep_experiment(folder)
+    assert said(monkeypatch, capsys, "experiment", "show", str(folder)) == printed
+    assert not [*folder.rglob("blocks")]
+    assert json.loads((folder / "summary.json").read_text())["claims"][0]["says"] == "TPOT halves"
+    run = folder / "clocks-few"
+    assert len(frames.load(run).values) == 4 * 2

@@ -1,0 +1,364 @@
+"""The openai engine against a small server on this machine, well-behaved and not: sockets are real."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engines import api
+from engines.openai import SPEC, endpoint, engine
+from engines.openai import server as run_server
+from engines.openai.endpoint import Endpoint
+from experiments.common.bench_command import PATIENCE_S
+from experiments.common.in_process_engine import Collected
+from tests.support.small_server import SmallServer, running
+
+KEY = "sk-secret"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[SmallServer]:
+    with running() as server:
+        yield server
+
+
+@contextmanager
+def started(url: str, *, model: str = "", **settings: str) -> Iterator[tuple[api.Engine, Collected]]:
+    full = SPEC.check({"url": url, **settings})
+    built = engine.build(api.EngineOptions(model=model), full)
+    sink = Collected()
+    try:
+        built.start(sink)
+        built.begin_round()
+        yield built, sink
+    finally:
+        built.stop()
+
+
+def serve(built: api.Engine, sink: Collected, requests: Sequence[api.Request]) -> list[api.Event]:
+    """All events of these requests, which are submitted at once."""
+    sink.events.clear()
+    sink.ended = 0
+    for request in requests:
+        built.submit(request)
+    deadline = time.monotonic() + PATIENCE_S
+
+    def pump(timeout: float | None) -> bool:
+        assert time.monotonic() < deadline, "it hangs"
+        if sink.ended < len(requests):
+            time.sleep(min(timeout or 0, 0.001))
+        return sink.ended < len(requests)
+
+    built.run(pump)
+    return list(sink.events)
+
+
+def ask(url: str, *prompts: str, **settings: str) -> list[api.Event]:
+    with started(url, **settings) as (built, sink):
+        return serve(built, sink, [api.Request(index, prompt, 4) for index, prompt in enumerate(prompts)])
+
+
+def url(server: SmallServer) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+def failure(events: list[api.Event]) -> str:
+    (found,) = events
+    assert isinstance(found, api.Error), found
+    return found.message
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_a_request_is_served_with_stamps_of_its_own(server: SmallServer, kind: str) -> None:
+    before = time.perf_counter_ns()
+    *chunks, finish = ask(url(server), "Hello", api=kind)
+    assert isinstance(finish, api.Finish)
+    assert [chunk.text for chunk in chunks] == ["One", " two", " three", " four"]  # type: ignore[union-attr]
+    assert (finish.reason, finish.prompt_tokens, finish.completion_tokens) == ("length", 1, 4)
+    stamps = [finish.sent_ns, *(chunk.arrived_ns for chunk in chunks), finish.arrived_ns]  # type: ignore[union-attr]
+    assert stamps == sorted(stamps)
+    assert before < finish.accepted_ns < finish.sent_ns <= finish.submitted_ns
+    assert all(chunk.lag_ns >= 0 for chunk in chunks)  # type: ignore[union-attr]
+    assert server.asked[-1].body["model"] == "small"
+    assert server.asked[-1].path == f"/v1/{'chat/' if kind == 'chat' else ''}completions"
+
+
+def test_bytes_that_lie_unread_have_arrived_all_the_same(server: SmallServer) -> None:
+    with started(url(server)) as (built, sink):
+        serve(built, sink, [api.Request(0, "Hello", 1)])  # a connection that stands
+        built.submit(api.Request(0, "Hello", 1))
+        time.sleep(0.3)
+        now = time.perf_counter_ns()
+        sink.ended = 0
+        sink.events.clear()
+        built.run(lambda timeout: not sink.ended)
+        chunk, finish = sink.events
+        assert isinstance(chunk, api.Chunk)
+        assert isinstance(finish, api.Finish)
+        assert finish.sent_ns < chunk.arrived_ns < now
+        assert chunk.lag_ns > now - chunk.arrived_ns > 0
+
+
+def test_connections_are_kept_and_used_again(server: SmallServer) -> None:
+    asked = len(server.asked)
+    with started(url(server)) as (built, sink):
+        for _ in range(3):
+            events = serve(built, sink, [api.Request(index, "Hello", 2) for index in range(4)])
+            assert sum(isinstance(event, api.Finish) for event in events) == 4
+        counters = built.collect().counters
+    assert counters["connections_opened"] == 4
+    assert counters["requests_counted_by_usage"] == 12
+    assert counters["chunks"] == 24
+    assert len({each.connection for each in server.asked[asked:]}) == 4
+
+
+@pytest.mark.parametrize("prompt", ["close", "close after it"])
+def test_a_reply_may_end_with_its_connection(server: SmallServer, prompt: str) -> None:
+    with started(url(server)) as (built, sink):
+        for _ in range(2):
+            *chunks, finish = serve(built, sink, [api.Request(0, prompt, 3)])
+            assert isinstance(finish, api.Finish)
+            assert len(chunks) == 3
+
+
+BAD = [
+    ("refuse", "HTTP 400: unknown field: ignore_eos; --stop-on-eos leaves ignore_eos out"),
+    (
+        "refuse as transformers does",
+        "HTTP 422: Unexpected fields in the request: {'ignore_eos'}; --stop-on-eos leaves ignore_eos out",
+    ),
+    ("break", "HTTP 500: out of memory"),
+    ("page", "the reply is not an event stream: its type is application/json"),
+    ("hang up", "the server closed the connection without a reply"),
+    ("no http", "the reply is not HTTP: "),
+    ("cut", "the stream was cut short: the server closed the connection"),
+    ("cut in a chunk", "the stream was cut short: the server closed the connection"),
+    ("stop short", "the stream ended too early: no finish reason, and no [DONE]"),
+    ("malformed", "chunk 2 of the stream is malformed: "),
+    ("error in the stream", "the server sent an error in the stream: the engine died"),
+    ("silence", "timed out: nothing came for 0.3 s"),
+    ("comments", "timed out: nothing came for 0.3 s"),
+]
+
+
+def test_every_bad_reply_is_a_failed_request_and_the_others_are_served(server: SmallServer) -> None:
+    asked = len(server.asked)
+    prompts = [prompt for bad, _ in BAD for prompt in (bad, "Hello")]
+    events = ask(url(server), *prompts, timeout_s="0.3")
+    ends = {event.id: event for event in events if not isinstance(event, api.Chunk)}
+    for number, (prompt, message) in enumerate(BAD):
+        found = ends[2 * number]
+        assert isinstance(found, api.Error), prompt
+        assert found.message.startswith(message), prompt
+        assert isinstance(ends[2 * number + 1], api.Finish), f"beside {prompt}"
+    assert len(server.asked) - asked == len(prompts)  # nothing was sent twice
+
+
+def test_a_wrong_path_says_so(server: SmallServer) -> None:
+    with started(f"{url(server)}/wrong", model="small") as (built, sink):
+        assert failure(serve(built, sink, [api.Request(0, "Hello", 1)])) == "HTTP 404: Not Found"
+    with pytest.raises(api.EngineError, match="GET /wrong/v1/models gives HTTP 404; name one with --model"):
+        ask(f"{url(server)}/wrong", "Hello")
+
+
+def test_a_server_that_is_not_there(server: SmallServer) -> None:
+    with socket.socket() as nobody:  # bound, and it does not listen
+        nobody.bind(("127.0.0.1", 0))
+        there = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(api.EngineError, match=f"no server at {there}/v1: connection refused"):
+            ask(there, "Hello")
+        with started(there, model="small") as (built, sink):
+            message = failure(serve(built, sink, [api.Request(0, "Hello", 1)]))
+        assert message == f"no server at {there}/v1: connection refused"
+
+
+def test_the_key_is_sent_and_never_told(server: SmallServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    message = failure(ask(url(server), "tell the key"))
+    assert server.asked[-1].headers["authorization"] == f"Bearer {KEY}"
+    assert message == "HTTP 401: no such key: Bearer ..."
+
+
+@pytest.mark.parametrize("key", ["sk-secret\r", "\nsk-secret", " sk-secret \n"])
+def test_a_line_end_around_the_key_is_no_part_of_it(
+    server: SmallServer, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    ask(url(server), "Hello")
+    assert server.asked[-1].headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_a_key_that_no_header_can_hold_is_refused_and_not_told(
+    server: SmallServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\r\nother")
+    with pytest.raises(api.BadSetting) as raised:
+        ask(url(server), "Hello")
+    assert "sk-secret" not in str(raised.value)
+
+
+def test_a_server_that_wants_a_key_says_so(server: SmallServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "get", lambda *asked: (401, b"{}"))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(api.EngineError, match="wants a key: GET /v1/models gives HTTP 401; give one in OPEN"):
+        ask(url(server), "Hello")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with pytest.raises(api.EngineError, match="refuses the key: "):
+        ask(url(server), "Hello")
+    with started(url(server), model="small") as (built, sink):  # it may hide its list and serve all the same
+        assert isinstance(serve(built, sink, [api.Request(0, "Hello", 1)])[-1], api.Finish)
+
+
+def test_a_server_that_is_still_loading_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp lists its model meanwhile; SGLang answers 503 until it has warmed up."""
+    loading = [(503, b""), (503, b"")]
+    asked: list[str] = []
+
+    def get(where: Endpoint, path: str, seconds: float) -> tuple[int, bytes]:
+        asked.append(path)
+        return loading.pop() if path == "/health" and loading else (200, b"")
+
+    monkeypatch.setattr(endpoint, "get", get)
+    started = run_server.start("sleep 60 {port}")
+    try:
+        started.wait_until_ready(PATIENCE_S)
+    finally:
+        started.stop()
+    assert asked == ["/health"] * 3
+
+
+def test_a_server_without_health_is_ready_when_it_lists_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        endpoint, "get", lambda where, path, seconds: (404 if path == "/health" else 200, b"")
+    )
+    started = run_server.start("sleep 60 {port}")
+    try:
+        started.wait_until_ready(PATIENCE_S)
+    finally:
+        started.stop()
+
+
+def test_a_request_is_given_up(server: SmallServer) -> None:
+    with started(url(server)) as (built, sink):
+        built.submit(api.Request(7, "silence", 1))
+        for _ in range(100):
+            built.connections.turn()  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        built.cancel(7)
+        (finish,) = serve(built, sink, []) or _rest(built, sink)
+        assert isinstance(finish, api.Finish)
+        assert (finish.id, finish.reason) == (7, "cancelled")
+
+
+def _rest(built: api.Engine, sink: Collected) -> list[api.Event]:
+    built.run(lambda timeout: not sink.ended)
+    return sink.events
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and a certificate for 127.0.0.1 that nobody vouches for, in one file."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=small "
+        f"-addext subjectAltName=IP:127.0.0.1 -keyout {folder / 'key'} -out {folder / 'certificate'}"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    both = folder / "both"
+    both.write_text((folder / "key").read_text() + (folder / "certificate").read_text())
+    return both
+
+
+def test_tls_is_verified(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    with running(tls=context) as secured:
+        there = f"https://127.0.0.1:{secured.port}"
+        with pytest.raises(api.EngineError, match=r"TLS: the certificate can't be verified: self.signed"):
+            ask(there, "Hello")
+        built = engine.build(api.EngineOptions(model="small"), SPEC.check({"url": there}))
+        built.start(sink := Collected())
+        try:
+            message = failure(serve(built, sink, [api.Request(0, "Hello", 1)]))
+        finally:
+            built.stop()
+        assert message.startswith("TLS: the certificate can't be verified: self")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        with started(there) as (built, sink):
+            for _ in range(2):
+                *chunks, finish = serve(built, sink, [api.Request(0, "Hello", 3)])
+                assert isinstance(finish, api.Finish)
+                assert [chunk.lag_ns >= 0 for chunk in chunks] == [True] * 3  # type: ignore[union-attr]
+            assert built.collect().counters["connections_opened"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "127.0.0.1:8000"}, "is not a server's address"),
+        ({"url": "http://127.0.0.1:port"}, "is not a server's address: Port could not be cast"),
+        ({"url": "http://[::1"}, "is not a server's address: Invalid IPv6 URL"),
+        ({"url": "http://me:word@127.0.0.1"}, "would be stored"),
+        ({"url": "http://127.0.0.1/v1/chat/completions"}, "api=completions or chat"),
+        ({"timeout_s": "soon"}, "timeout_s must be a number of seconds above 0, not soon"),
+        ({"tokenizer": "/nowhere"}, "tokenizer=/nowhere: there is no such file"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(api.BadSetting, match=message):
+        engine.build(api.EngineOptions(model=""), SPEC.check({"url": "http://127.0.0.1", **settings}))
+
+
+def test_what_only_the_servers_command_can_set_is_refused() -> None:
+    used = api.EngineOptions(model="m", sampling=True, recorder=False)
+    settings = SPEC.check({"url": "http://127.0.0.1"})
+    engine.build(used, settings)
+    with pytest.raises(api.BadSetting, match="engine openai has no dtype: leave it out"):
+        engine.build(msgspec.structs.replace(used, dtype="bfloat16"), settings)
+
+
+def test_a_round_that_is_broken_off_leaves_the_collector_on(server: SmallServer) -> None:
+    with started(url(server)):
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_a_kept_connection_goes_by_the_clock_of_the_round(server: SmallServer) -> None:
+    with started(url(server)) as (built, sink):
+        serve(built, sink, [api.Request(0, "Hello", 2)])
+        connections = built.connections  # type: ignore[attr-defined]
+        connections.clock.offset_ns += 50_000_000  # as if the time of day had been set back since
+        assert built.collect().counters["clock_moved_us"] > 40_000
+        built.begin_round()
+        *chunks, finish = serve(built, sink, [api.Request(0, "Hello", 2)])
+        assert connections.opened == 0
+    assert isinstance(finish, api.Finish)
+    assert all(chunk.arrived_ns > finish.sent_ns for chunk in chunks)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("no-such-server {port}", "can't start the server: no-such-server: No such file or directory"),
+        ("serve 'it {port}", "no closing quotation"),
+    ],
+)
+def test_a_command_that_can_not_be_run_is_refused(command: str, message: str) -> None:
+    with pytest.raises(api.BadSetting, match=message):
+        engine.build(api.EngineOptions(), SPEC.check({"cmd": command})).start(Collected())
+
+
+def test_the_host_needs_no_torch() -> None:
+    code = "import sys, engines.host, engines.openai.engine; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,262 @@
+"""`bench run --engine openai`, as a person calls it: servers at addresses, and such that commands start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from experiments.common.bench_command import PATIENCE_S, Bench, last_line, start
+from harness.store import tables
+from tests.support.places import ROOT
+from tests.support.small_server import SmallServer, running
+
+KEY = "sk-secret"
+ENGINE = ("run", "--engine", "openai", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
+COMMAND = f"{sys.executable} -m tests.support.small_server {{port}}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[SmallServer]:
+    with running(gap_s=0.002) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The engine as it is installed: by its entry point."""
+    site = tmp_path_factory.mktemp("site")
+    information = site / "openai_engine-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: openai-engine\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[bench.engines]\nopenai = engines.openai:SPEC\n")
+    path = os.pathsep.join((str(ROOT), str(site), os.environ.get("PYTHONPATH", "")))
+    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", "OPENAI_API_KEY": KEY}
+
+
+def url(server: SmallServer) -> str:
+    return f"url=http://127.0.0.1:{server.port}"
+
+
+def only_run(folder: Path) -> Path:
+    (found,) = (folder / "results").iterdir()
+    return found
+
+
+def find_server(bench: Bench) -> psutil.Process:
+    """The server that a run started; its host has the command in its own command line, too."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        bench.look()
+        for process in bench.left():
+            with suppress(psutil.Error):
+                if process.cmdline()[1:3] == ["-m", "tests.support.small_server"]:
+                    return process
+        time.sleep(0.02)
+    raise AssertionError("no server was started")
+
+
+def test_two_addresses_are_two_arms_of_one_boot_each(
+    server: SmallServer, environment: dict[str, str], tmp_path: Path
+) -> None:
+    with running(gap_s=0.002) as other:
+        arms = ("--before", url(server), "--after", url(other), "--set", "api=chat")
+        bench = start(environment, tmp_path, *ENGINE, *arms, "--format", "json")
+        code, stdout, stderr = bench.end()
+    assert code == 0, stderr
+    comparison = json.loads(stdout)["comparisons"][0]
+    row = comparison["metrics"]["tpot_ms_p50"]
+    assert row["verdict"] == "undecided: one boot per side"
+    assert row["before"] > 0 < row["after"]
+    assert comparison["blocks"] == 1
+    assert comparison["outputs"] == {"compared": 4, "identical": 4, "near_ties": None, "distinct": 1}
+    assert comparison["failures"]["after"] == {"failed": 0, "requests": 4, "causes": {}}
+    assert comparison["mechanism"]["requests_counted_by_usage"]["before"] == 4
+    assert comparison["metrics"]["client_lag_ms_p99"]["before"] >= 0
+    assert any(line.startswith("one boot per side") for line in comparison["warnings"])
+    requests = tables.read_block(only_run(tmp_path), 0)["requests"]
+    assert all(sorted(each) == list(each) for each in requests["chunk_ns"])
+    assert (requests["sent_ns"] < requests["chunk_ns"].str[0]).all()
+    assert [list(each) for each in requests["chunk_tokens"]] == [[1, 1, 1, 1]] * 8
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
+    assert not bench.left()
+
+
+def test_one_address_alone_is_measured_and_what_failed_is_shown(
+    server: SmallServer, environment: dict[str, str], tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts"
+    prompts.write_text("Hello\nbreak\nHello\ncut\n")
+    arm = ("--before", url(server), "--prompts", str(prompts))
+    code, stdout, stderr = start(environment, tmp_path, *ENGINE, *arms_alone(arm)).end()
+    assert code == 0, stderr
+    assert "Failed requests" in stdout
+    assert "1 × HTTP 500: out of memory" in stdout
+    assert "the stream was cut short" in stdout
+    assert "client_lag_ms_p99" in stdout
+
+
+def arms_alone(arm: tuple[str, ...]) -> tuple[str, ...]:
+    return (*arm, "--primary", "ttft_ms_p50", "--seed", "3")
+
+
+def test_where_none_succeeds_the_first_cause_is_the_answer(
+    server: SmallServer, environment: dict[str, str], tmp_path: Path
+) -> None:
+    bad = ("--before", url(server), "--prompt", "break")
+    code, _, stderr = start(environment, tmp_path, *ENGINE, *bad).end()
+    assert (code, last_line(stderr)) == (4, "bench: before served no request: HTTP 500: out of memory")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        there = f"url=http://127.0.0.1:{nobody.getsockname()[1]}"
+        code, _, stderr = start(environment, tmp_path, *ENGINE, "--before", there).end()
+    assert code == 4
+    assert "connection refused" in last_line(stderr)
+
+
+def test_a_command_is_a_server_per_boot(environment: dict[str, str], tmp_path: Path) -> None:
+    arms = ("--before", f"cmd={COMMAND}", "--after", f"cmd={COMMAND} 0.2")
+    bench = start(environment, tmp_path, *ENGINE, *arms, "--blocks", "2", "--format", "json")
+    found = find_server(bench)
+    assert os.getpgid(found.pid) == found.pid
+    code, stdout, stderr = bench.end()
+    assert code == 0, stderr
+    comparison = json.loads(stdout)["comparisons"][0]
+    assert comparison["blocks"] == 2
+    assert comparison["metrics"]["tpot_ms_p50"]["verdict"] in ("faster", "slower", "undecided", "same")
+    rounds = tables.read_block(only_run(tmp_path), 1)["rounds"]
+    assert (rounds["cpu_ms.server"] > 0).all()
+    assert not bench.left()
+
+
+def test_a_server_that_does_not_start_leaves_its_last_words(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    dies = (
+        f"{sys.executable} -uc {shlex.quote('import sys; print(1); sys.exit(*[chr(110) + str()])')} {{port}}"
+    )
+    code, _, stderr = start(environment, tmp_path, *ENGINE, "--before", f"cmd={dies}").end()
+    said = last_line(stderr)
+    assert code == 4
+    assert "the server ended with status 1 before it was ready: n; its output is in " in said
+    kept = Path(said.rpartition(" ")[2])
+    assert kept.read_text().split() == ["1", "n"]
+    kept.unlink()
+    slow = ("--before", f"cmd={COMMAND} 60", "--before", "start_timeout_s=0.5")
+    bench = start(environment, tmp_path, *ENGINE, *slow)
+    find_server(bench)
+    code, _, stderr = bench.end()
+    said = last_line(stderr)
+    assert code == 4
+    assert "the server was not ready after 0.5 s (start_timeout_s): loading the model" in said
+    Path(said.rpartition(" ")[2]).unlink()
+    assert not bench.left()
+
+
+def test_a_server_that_serves_nothing_leaves_its_output(environment: dict[str, str], tmp_path: Path) -> None:
+    arm = ("--before", f"cmd={COMMAND}", "--prompt", "break")
+    bench = start(environment, tmp_path, *ENGINE, *arm)
+    code, _, stderr = bench.end()
+    said = last_line(stderr)
+    assert code == 4
+    assert "the server served no request: HTTP 500: out of memory; its output is in " in said
+    kept = Path(said.rpartition(" ")[2])
+    assert "loading the model" in kept.read_text()
+    kept.unlink()
+    assert not bench.left()
+
+
+def long_run(
+    environment: dict[str, str], folder: Path, command: str = COMMAND
+) -> tuple[Bench, psutil.Process]:
+    arm = ("--before", f"cmd={command}", "--interval-ms", "50", "--num-requests", "400")
+    bench = start(environment, folder, "run", "--engine", "openai", *arm)
+    found = find_server(bench)
+    time.sleep(1)  # into the rounds
+    return bench, found
+
+
+def test_a_server_that_dies_ends_the_run_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    bench, server = long_run(environment, tmp_path)
+    server.send_signal(signal.SIGKILL)
+    code, _, stderr = bench.end()
+    said = last_line(stderr)
+    assert code == 4
+    assert "the server was killed by SIGKILL" in said
+    assert "loading the model" in said
+    Path(said.rpartition(" ")[2]).unlink()
+    assert not bench.left()
+
+
+def test_a_killed_harness_leaves_no_server(environment: dict[str, str], tmp_path: Path) -> None:
+    bench, server = long_run(environment, tmp_path)
+    bench.popen.kill()
+    bench.end()
+    server.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
+def test_a_harness_that_is_ended_leaves_no_server_that_a_script_started(
+    environment: dict[str, str], tmp_path: Path, by: signal.Signals
+) -> None:
+    script, ended = tmp_path / "serve.sh", tmp_path / "ended"
+    script.write_text(
+        f"trap 'sleep 0.2; touch {ended}; exit' TERM\n{COMMAND.replace('{port}', '$1')} & wait\n"
+    )
+    bench, server = long_run(environment, tmp_path, f"sh {script} {{port}}")
+    parent = server.parent()
+    assert parent.name() == "sh"
+    bench.popen.send_signal(by)
+    bench.end()
+    server.wait(PATIENCE_S)
+    parent.wait(PATIENCE_S)
+    assert ended.exists(), "SIGTERM came first"
+
+
+def test_what_pays_no_heed_to_sigterm_is_killed_with_its_session() -> None:
+    host = """
+import subprocess, sys
+from engines import processes
+processes.TERMINATE_S = 0.3
+stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+processes.end_session()
+"""
+    command = [sys.executable, "-c", host]
+    told = subprocess.run(
+        command, stdout=subprocess.PIPE, timeout=PATIENCE_S, start_new_session=True, check=False
+    )
+    assert not psutil.pid_exists(int(told.stdout))  # it was reaped
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "before: which server? --before url=http://HOST:PORT, or --before cmd="),
+        (("--before", "url=http://a", "--before", "cmd=b {port}"), "cmd and url exclude each other"),
+        (("--before", "cmd=b"), "cmd needs {port} where the server's port goes"),
+        (("--before", "ulr=http://a"), "unknown setting 'ulr'; did you mean url?"),
+        (("--before", "url=http://a", "--blocks", "6"), "a server at a url is one boot"),
+        (("--before", "url=http://a", "--before", "env.OPENAI_API_KEY=x"), "export it instead"),
+    ],
+)
+def test_what_can_not_be_measured_is_refused_before_anything_starts(
+    environment: dict[str, str], tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    code, _, stderr = start(environment, tmp_path, *ENGINE, *arguments).end()
+    assert code == 2
+    assert message in last_line(stderr)

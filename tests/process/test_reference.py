@@ -1,0 +1,108 @@
+"""What is committed under results/ is small, tells nothing of the machine that made it, and can be shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from harness.analysis import across_runs, frames, stored
+from harness.store.manifest import read_manifest
+from harness.studies import factorial
+from tests.support.in_process import bench
+from tests.support.places import ROOT
+
+MOST_BYTES = 8_000_000
+TEXT = (".json", ".md", ".csv", ".txt")
+# From a root on, at least two names deep, so that neither "/v1" nor "before/after" nor a URL is one.
+ABSOLUTE = re.compile(r"(?<![\w./:~-])(?:/[A-Za-z_][\w.-]*(?:/[\w.-]+)+|[A-Z]:\\+\w+)")
+RUNS = sorted(
+    path.parent.relative_to(ROOT) for path in (ROOT / "results" / "reference").rglob("manifest.json")
+)
+
+EXPERIMENTS = (
+    "gil",
+    "roseinfer-pinned-h2d",
+    "sglang-launch-done",
+    "small-model-share",
+    "vllm-output-processor",
+)
+
+
+def committed(*where: str) -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z", *where], cwd=ROOT, check=True, capture_output=True)
+    return [path for name in listed.stdout.decode().split("\0") if name and (path := ROOT / name).exists()]
+
+
+def absolute_paths(file: Path) -> Iterator[str]:
+    """Every absolute path that a file names."""
+    if file.suffix in TEXT:
+        yield from ABSOLUTE.findall(file.read_text())
+    elif file.suffix == ".parquet":
+        content = parquet.ParquetFile(file)
+        yield from ABSOLUTE.findall(str(content.metadata.metadata))
+        table = content.read()
+        for column in table.columns:
+            if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+                yield from ABSOLUTE.findall("\n".join(filter(None, column.unique().to_pylist())))
+
+
+def test_the_reference_stays_small() -> None:
+    files = committed("results/reference")
+    assert len(files) > 100
+    weight = sum(file.stat().st_size for file in files)
+    assert weight < MOST_BYTES, f"{weight / 1e6:.1f} MB; python -m experiments.common.keep leaves blocks out"
+
+
+def test_no_committed_result_names_a_path_of_the_machine_that_made_it() -> None:
+    assert {
+        file.relative_to(ROOT): found for file in committed("results") if (found := [*absolute_paths(file)])
+    } == {}
+
+
+def test_a_path_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    text, table = tmp_path / "a.json", tmp_path / "a.parquet"
+    text.write_text(json.dumps(["/srv/x/y.json", r"C:\Users", "https://x.org/a/b", "/v1", "a/b/c"]))
+    assert [*absolute_paths(text)] == ["/srv/x/y.json", r"C:\\Users"]
+    parquet.write_table(pa.table({"error": ["", "no /opt/a/b there", None], "n": [1, 2, 3]}), table)
+    assert [*absolute_paths(table)] == ["/opt/a/b"]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: "/".join(run.parts[-2:]))
+def test_every_run_shows_what_it_found(run: Path) -> None:
+    """Also those whose blocks were left out: a summary for each arm but the first, and a value for each
+    block."""
+    folder = ROOT / run
+    manifest = read_manifest(folder)
+    arms = [arm.name for arm in manifest.design.arms]
+    summary = stored.result(folder, manifest)
+    assert len(summary.comparisons) == len(arms) - 1
+    last = across_runs.compare([f"{folder}:{arms[0]}", f"{folder}:{arms[-1]}"]).result.comparisons
+    assert last == summary.comparisons[-1:]
+    values = frames.load(folder).values
+    assert len(values) == manifest.design.blocks * len(arms)
+    assert values["tpot_ms_p50"].notna().all()
+    if manifest.design.factorial is not None:
+        effects = factorial.read(folder)[0].factorial
+        assert effects is not None
+        assert effects.metrics
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_shows_what_it_found(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As its page has it, line by line."""
+    folder = ROOT / "results" / "reference" / "experiments" / name
+    assert bench(monkeypatch, "experiment", "show", str(folder), "--format", "markdown") == 0
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if line.startswith("|")]
+    assert len(rows) > 5
+    page = folder.with_suffix(".md").read_text()
+    assert [row for row in rows if row not in page] == []

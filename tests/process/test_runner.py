@@ -1,0 +1,448 @@
+"""Whole runs of real processes on the clockwork engine: what is kept and what is left when one dies."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pandas as pd
+import psutil
+import pytest
+
+from engines import api
+from engines.api import BadSetting
+from engines.processes import ORPHANED
+from experiments.common.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, start
+from harness.common import processes
+from harness.run import blocks as blocks_
+from harness.run import session
+from harness.run.blocks import _block
+from harness.store import folders, tables
+from harness.store.files import StoreError
+from harness.store.manifest import read_manifest, write_manifest
+from tests.support import clockwork_engine
+from tests.support.clockwork import CLOCKWORK, installed
+from tests.support.made_blocks import described, manifest
+from tests.support.processes import DEATH_LIMIT_S, nobody_reads
+
+COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # a harness that is killed leaves them behind
+        yield {**installed(tmp_path_factory.mktemp("site")), "TMPDIR": sockets}
+
+
+def run_folder(folder: Path) -> Path:
+    (found,) = (folder / "results").iterdir()
+    return found
+
+
+def in_second_block(environment: dict[str, str], folder: Path) -> Bench:
+    """A run of two blocks that has one on disk and works on the next."""
+    bench = start(environment, folder, "run", *COMPARE, "--blocks", "2", "--num-requests", "60")
+    bench.wait_for("block 1 of 2 done")
+    return bench
+
+
+def test_every_arm_is_asked_what_fits_into_the_smallest_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one skips for its length moves all prompts behind it."""
+    asked = []
+
+    def remember(*arguments: Any) -> dict[str, pd.DataFrame]:
+        asked.append((arguments[4].arm.name, arguments[5]))
+        return {"rounds": pd.DataFrame([{"seed": 0}])}
+
+    plan = manifest(rounds=1, warmup_rounds=0)
+    booted = {}
+    for arm, context in zip(plan.design.arms, (1024, 512), strict=True):
+        described = plan.descriptions[arm.name]
+        smaller = msgspec.structs.replace(described, model={**described.model, "context": context})
+        booted[arm.name] = session.Booted(arm, (), cast(Any, None), "", smaller)
+    monkeypatch.setattr(blocks_, "_round", remember)
+    monkeypatch.setattr(session.Booted, "pids", {})
+    _block(cast(Any, SimpleNamespace(pids={})), [plan], 0, booted, lambda happening: None)
+    assert dict(asked) == {"before": 512, "after": 512}
+
+
+def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path: Path) -> None:
+    bench = start(environment, tmp_path, "run", *COMPARE, "--blocks", "3", "--format", "json")
+    code, stdout, stderr = bench.end()
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    assert result == json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    comparison = result["comparisons"][0]
+    assert comparison["metrics"]["tpot_ms_p50"]["verdict"] is not None  # which one, is the machine's affair
+    assert comparison["outputs"] == {"compared": 48, "identical": 48, "near_ties": None, "distinct": 8}
+    assert comparison["mechanism"]["ticks"]["before"] > 0
+    manifest = read_manifest(run_folder(tmp_path))
+    assert set(manifest.descriptions) == {"before", "after"}
+    rounds = tables.read_block(run_folder(tmp_path), 0)["rounds"]
+    assert {"load_1m", "steal_share", "switches_voluntary.engine", "cpu_ms.device", "seed"} <= set(
+        rounds.columns
+    )
+    assert sorted(rounds["position"]) == [0, 0, 1, 1]
+    seeds = rounds.groupby("round")["seed"].nunique()
+    assert (seeds == 1).all()  # both arms are asked the same
+    assert not bench.left()
+
+
+def test_an_arm_against_itself_leaves_a_floor_that_a_later_run_shows(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    few = (*CLOCKWORK, "--blocks", "2", "--rounds", "1", "--format", "json")
+    code, stdout, stderr = start(environment, tmp_path, "aa", *few).end()
+    assert code == 0, stderr
+    first = json.loads(stdout)
+    assert first["comparisons"][0]["variant"] == "aa-clockwork"
+    assert first["comparisons"][0]["before"] == first["comparisons"][0]["after"]
+    floor = first["comparisons"][0]["metrics"]["tpot_ms_p50"]["floor"]
+    assert floor > 0
+    code, stdout, stderr = start(environment, tmp_path, "run", *few, "--after", "pace=fast").end()
+    assert code == 0, stderr
+    assert json.loads(stdout)["comparisons"][0]["metrics"]["tpot_ms_p50"]["floor"] == floor
+
+
+def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    until = ("--until-decided", "--max-blocks", "8", "--rounds", "1", "--interval-ms", "1")
+    bench = start(environment, tmp_path, "run", *COMPARE, *until)
+    bench.wait_for("block 2 of at most 8 done")
+    bench.popen.send_signal(signal.SIGINT)
+    code, _, stderr = bench.end(DEATH_LIMIT_S)
+    assert code == 130
+    assert "of at most 8 blocks are kept" in last_line(stderr)
+    again = ("run", "--resume", str(run_folder(tmp_path)), "--format", "json")
+    code, stdout, stderr = start(environment, tmp_path, *again).end()
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    blocks = result["comparisons"][0]["blocks"]
+    assert blocks in (6, 8)  # the looks; at which one it is clear, is the machine's affair
+    assert result["stopped_because"].startswith((f"decided at {blocks} of at most 8 blocks", "8 blocks, the"))
+    assert tables.finished_blocks(run_folder(tmp_path)) == list(range(blocks))
+    assert result["comparisons"][0]["confidence"] > 0.95
+    code, stdout, _ = start(environment, tmp_path, *again).end()  # nothing is left to measure
+    assert (code, json.loads(stdout)) == (0, result)
+
+
+def test_a_run_is_repeated_from_its_manifest(environment: dict[str, str], tmp_path: Path) -> None:
+    few = ("--blocks", "1", "--rounds", "1", "--seed", "5", "--margin", "3%")
+    code, _, stderr = start(environment, tmp_path, "run", *COMPARE, *few).end()
+    assert code == 0, stderr
+    first = run_folder(tmp_path)
+    again = ("rerun", str(first), "--out", "again", "--format", "json")
+    code, stdout, stderr = start(environment, tmp_path, *again).end()
+    assert code == 0, stderr
+    (second,) = (tmp_path / "again").iterdir()
+    assert json.loads(stdout)["run"] == second.name != first.name
+    assert read_manifest(second).design == read_manifest(first).design
+    manifest = first / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"cores": ', '"cores": 1'))
+    code, _, stderr = start(environment, tmp_path, *again).end()
+    assert code == 0
+    assert f"bench: unlike {first.name}: different machine: cores was 1" in stderr
+
+
+def test_one_arm_alone(environment: dict[str, str], tmp_path: Path) -> None:
+    code, stdout, stderr = start(
+        environment, tmp_path, "run", *CLOCKWORK, "--blocks", "1", "--format", "json"
+    ).end()
+    assert code == 0, stderr
+    comparison = json.loads(stdout)["comparisons"][0]
+    assert comparison["after"] is None
+    row = comparison["metrics"]["tpot_ms_p50"]
+    assert row["before"] > 0
+    assert {row[name] for name in ("after", "change", "ci_low", "verdict")} == {None}
+
+
+def test_outputs_that_differ_fail_the_run(environment: dict[str, str], tmp_path: Path) -> None:
+    arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--blocks", "1")
+    code, stdout, _ = start(environment, tmp_path, "run", *arguments).end()
+    assert code == 1
+    assert "OUTPUTS DIFFER in 16 of 16 requests" in " ".join(stdout.split())
+
+
+def test_sampled_outputs_that_differ_are_told_and_fail_nothing(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--blocks", "1", "--temperature", "0.8")
+    code, stdout, _ = start(environment, tmp_path, "run", *arguments).end()
+    assert code == 0
+    assert "OUTPUTS DIFFER in 16 of 16 requests" in " ".join(stdout.split())
+    assert "outputs that differ do not fail this run" in " ".join(stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "message"),
+    [
+        ("boot=breaks", 4, "bench: the engine of after failed: the mainspring is broken"),
+        ("boot=refuses", 2, "bench: it wants to be wound up first"),
+        ("boot=lacks", 2, "can't run the engine of after: No module named 'mainspring'"),
+        ("service=none", 4, "bench: after served no request: out of order"),
+        (
+            "python=/nowhere/python",
+            2,
+            "bench: can't start after with /nowhere/python: No such file or directory",
+        ),
+    ],
+)
+def test_an_engine_that_does_not_serve(
+    environment: dict[str, str], tmp_path: Path, change: str, expected: int, message: str
+) -> None:
+    bench = start(environment, tmp_path, "run", *CLOCKWORK, "--after", change)
+    code, _, stderr = bench.end()
+    assert code == expected
+    assert last_line(stderr).endswith(message)
+    assert last_line(stderr).startswith("bench: ")
+    assert not list((tmp_path / "results").iterdir())  # no finished block: nothing to keep
+    assert not bench.left()
+
+
+def test_arms_on_different_devices_are_never_compared() -> None:
+    plan = manifest()
+    kinds = {"before": "emulated", "after": "cuda"}
+    booted: Any = {name: SimpleNamespace(description=described(kind)) for name, kind in kinds.items()}
+    with pytest.raises(BadSetting, match=r"run on different devices \(cuda, emulated\): never compared"):
+        blocks_.described(plan, booted)
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("harness.run.load_generator", "the load generator"), ("sleep 1002", "the device process of after")],
+)
+def test_a_killed_process_ends_the_run(
+    environment: dict[str, str], tmp_path: Path, word: str, name: str
+) -> None:
+    bench = in_second_block(environment, tmp_path)
+    assert_death_is_told(bench, bench.find(word), name)
+    assert 0 in tables.finished_blocks(run_folder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": {"name": "n"}}, "model was 'm', is 'n'"),
+        ({"versions": {"vllm": "0.2"}}, "versions.vllm was '0.1', is '0.2'"),
+        ({"device": {"kind": "emulated", "name": "y"}}, "device.name was 'x', is 'y'"),
+        ({"model": {"name": "m", "tokenizer": "/of/another/checkout/tokenizer.json"}}, None),
+    ],
+)
+def test_a_run_is_not_resumed_with_another_engine_than_it_began_with(
+    changes: dict[str, Any], told: str | None
+) -> None:
+    model = {"name": "m", "tokenizer": "/of/a/machine/that/is/gone/tokenizer.json"}  # as older runs say
+    first = msgspec.structs.replace(described(), versions={"vllm": "0.1"}, model=model)
+    booted: Any = {"before": SimpleNamespace(description=msgspec.structs.replace(first, **changes))}
+    plan = msgspec.structs.replace(manifest(arms=1), descriptions={"before": first})
+    if told is None:
+        assert blocks_.described(plan, booted).descriptions["before"].model == {"name": "m"}  # and no path
+    else:
+        with pytest.raises(StoreError, match=f"another engine in before: {told}"):
+            blocks_.described(plan, booted)
+
+
+def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str], tmp_path: Path) -> None:
+    bench = in_second_block(environment, tmp_path)
+    assert_death_is_told(bench, bench.find("engines.host"), "the engine host of ")
+    folder = run_folder(tmp_path)
+    kept = (folder / "blocks/000/requests.parquet").read_bytes()
+    resume = ("run", "--resume", str(folder), "--format", "json")
+    with folders.held(folder):
+        code, _, stderr = start(environment, tmp_path, *resume).end()
+    assert code == 2
+    assert last_line(stderr) == f"bench: {folder} is being measured by another bench: wait for its end"
+    code, stdout, stderr = start(environment, tmp_path, *resume).end()
+    assert code == 0, stderr
+    assert "block 1 of 2" not in stderr
+    assert json.loads(stdout)["comparisons"][0]["blocks"] == 2
+    assert (folder / "blocks/000/requests.parquet").read_bytes() == kept
+
+
+def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(tmp_path: Path) -> None:
+    """That is the kernel's order, and the harness may look in between."""
+    with session.Session(generator=False) as run, subprocess.Popen(["sleep", "600"]) as started:
+        host = processes.start("engine host of before", ["sleep", "600"], os.environ, tmp_path / "log")
+        device = processes.adopt("device process of before", started.pid)
+        assert device is not None
+        run._watch(host)
+        run._watch(device)
+        started.kill()
+        assert processes.wait([device], PATIENCE_S)
+        threading.Timer(0.2, lambda: os.kill(host.pid, signal.SIGKILL)).start()
+        with pytest.raises(session.RunFailed, match=f"engine host of before .pid {host.pid}. was killed by"):
+            run._raise_if_dead()
+
+
+def assert_death_is_told(bench: Bench, victim: psutil.Process, name: str) -> None:
+    """Kill it: the run ends soon, with exit code 4, names it, and leaves no process."""
+    victim.send_signal(signal.SIGKILL)
+    code, _, stderr = bench.end(DEATH_LIMIT_S)
+    assert code == 4
+    assert last_line(stderr).startswith(f"bench: {name}")
+    assert f"(pid {victim.pid})" in last_line(stderr)
+    assert "--resume" in last_line(stderr)
+    assert not bench.left()
+
+
+def test_ctrl_c_tells_which_engine_has_not_started(environment: dict[str, str], tmp_path: Path) -> None:
+    bench = start(environment, tmp_path, "run", *CLOCKWORK, "--after", "boot=hangs")
+    bench.find('"name":"after"')
+    bench.popen.send_signal(signal.SIGINT)
+    code, stdout, stderr = bench.end(DEATH_LIMIT_S)
+    assert (code, stdout) == (130, "")
+    assert last_line(stderr).startswith("bench: interrupted; ")
+    named, had = last_line(stderr).removeprefix("bench: interrupted; ").split(" had not started yet")
+    assert "after" in named.split(" and ")  # `before` may just be starting too
+    assert had == "; no block was done, so nothing is kept"
+    assert not bench.left()
+
+
+@pytest.mark.parametrize(
+    ("by", "how"),
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "ended by SIGTERM"),
+        (signal.SIGHUP, "ended by SIGHUP"),
+    ],
+)
+def test_what_ends_a_run_from_outside_keeps_finished_blocks_and_leaves_nothing(
+    environment: dict[str, str], tmp_path: Path, by: signal.Signals, how: str
+) -> None:
+    """Ctrl-C, a job that is cancelled, a terminal that is closed."""
+    bench = in_second_block(environment, tmp_path)
+    bench.find("engines.host")
+    bench.popen.send_signal(by)
+    code, stdout, stderr = bench.end(DEATH_LIMIT_S)
+    assert (code, stdout) == (128 + by, "")
+    assert last_line(stderr).startswith(f"bench: {how}; ")
+    assert "; 1 of 2 blocks are kept, go on with bench run --resume" in last_line(stderr)
+    assert tables.finished_blocks(run_folder(tmp_path))
+    assert not bench.left()
+    assert bench.seen
+    assert not list(Path(environment["TMPDIR"]).iterdir())  # where its sockets were
+
+
+def test_a_run_whose_terminal_is_closed_ends_as_told(environment: dict[str, str], tmp_path: Path) -> None:
+    """Though nobody can be told: a write to it fails, and what is buffered would fail again at the end."""
+    buffered = {name: value for name, value in environment.items() if name != "PYTHONUNBUFFERED"}
+
+    def take_terminal() -> None:
+        answer_signals()
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    screen, terminal = os.openpty()
+    command = [*BENCH, "run", *COMPARE, "--blocks", "2", "--num-requests", "60"]
+    ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    ran = subprocess.Popen(command, env=buffered, cwd=tmp_path, preexec_fn=take_terminal, **ends)
+    os.close(terminal)
+    while not list(tmp_path.glob("results/*/blocks/000")):
+        os.read(screen, 4096)
+    os.close(screen)
+    assert ran.wait(PATIENCE_S) == 128 + signal.SIGHUP
+    assert tables.finished_blocks(run_folder(tmp_path)) == [0]
+
+
+def test_a_ctrl_c_while_engines_stop_leaves_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session.Session(generator=False) as run:
+        host = processes.start("engine host of before", ["sleep", "600"], os.environ, tmp_path / "log")
+        run._watch(host)
+        booted: Any = SimpleNamespace(children=(host,), inbox=SimpleNamespace(send=lambda message: None))
+        with monkeypatch.context() as while_it_stops:
+            while_it_stops.setattr(processes, "wait", raising(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                run.shut([booted])
+    assert host.code == -signal.SIGKILL
+
+
+def test_a_block_is_kept_before_its_engines_are_stopped(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may take long, or be interrupted."""
+    few = (*CLOCKWORK, "--blocks", "1", "--rounds", "1")
+    code, _, stderr = start(environment, tmp_path, "run", *few).end()
+    assert code == 0, stderr
+    planned = read_manifest(run_folder(tmp_path))
+    again = tmp_path / "again"
+    write_manifest(again, planned)
+    boots: list[int] = []
+
+    def shut(self: session.Session, booted: list[session.Booted]) -> list[str]:
+        boots.append(1)
+        if len(boots) == 2:  # behind the discarded ones
+            raise KeyboardInterrupt
+        return []
+
+    monkeypatch.setattr(session.Session, "shut", shut)
+    monkeypatch.setattr(api, "find_engines", lambda: {"clockwork": clockwork_engine.SPEC})
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    with pytest.raises(KeyboardInterrupt):
+        list(blocks_.measure(again, planned, lambda happening: None))
+    assert tables.finished_blocks(again) == [0]
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def raise_it(*_: object) -> None:
+        raise error
+
+    return raise_it
+
+
+@pytest.mark.parametrize(("arguments", "closed", "code"), [("engines", 1, 0), ("engine", 2, 2)])
+def test_an_output_that_was_closed_before_changes_no_exit_code(
+    environment: dict[str, str], arguments: str, closed: int, code: int
+) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *BENCH, arguments]
+    assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode == code
+
+
+def test_a_lost_reader_of_stderr_ends_no_run(environment: dict[str, str], tmp_path: Path) -> None:
+    few = (*CLOCKWORK, "--blocks", "1", "--rounds", "1", "--format", "json")
+    with nobody_reads() as pipe:
+        ran = subprocess.run(
+            [*BENCH, "run", *few],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=pipe,
+            check=True,
+        )
+    assert json.loads(ran.stdout)["comparisons"]
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["signalled", "asleep"])
+def test_a_killed_harness_takes_its_processes_along(
+    environment: dict[str, str], tmp_path: Path, heard: bool
+) -> None:
+    """Also what an engine started, here the clock's sleep: it asked for no death signal itself. And where the
+    signal wakes no host, as it does when it comes just before the host falls asleep."""
+    if not heard:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {ORPHANED})  # which bench and its hosts inherit
+    try:
+        bench = in_second_block(environment, tmp_path)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {ORPHANED})
+    for lifetime in (1001, 1002):
+        bench.find(f"sleep {lifetime}")
+    bench.popen.kill()
+    bench.end(DEATH_LIMIT_S)
+    deadline = time.monotonic() + DEATH_LIMIT_S
+    while bench.left():
+        assert time.monotonic() < deadline, bench.left()
+        time.sleep(0.05)

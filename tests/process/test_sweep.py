@@ -1,0 +1,339 @@
+"""Sweeps: from axes to points, what is refused, and a grid that goes on where it was killed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+import harness
+from engines import api
+from engines.overlap import SPEC
+from experiments.common.bench_command import last_line, start
+from harness.analysis import noise_floor, words
+from harness.analysis import sweep as sweep_
+from harness.analysis.result import Axis as AxisResult
+from harness.analysis.result import Warning
+from harness.common import formatting
+from harness.plan import grid
+from harness.plan.grid import Point
+from harness.plan.request import Request
+from harness.plan.variants import load_variants
+from harness.report import page, sweep_tables
+from harness.store import sweep
+from harness.store.files import SWEEP_FILE, StoreError, write_json
+from harness.store.manifest import read_manifest, write_manifest
+from tests.support.clockwork import CLOCKWORK, installed
+from tests.support.in_process import bench
+from tests.support.made_blocks import described
+from tests.support.made_runs import stored_sweep
+
+ENGINES = {"overlap": SPEC}
+
+
+def points(*over: str, **asked: Any) -> tuple[Point, ...]:
+    axes = grid.parse_axes(over)
+    return grid.make_points(Request(**asked), axes, ENGINES, load_variants(), lambda: "emulated")
+
+
+# -- points -----------------------------------------------------------------------------------------------
+
+
+def test_every_value_of_one_axis_meets_every_value_of_the_others() -> None:
+    found = points("concurrency=1,8,64", "variant=pinned-h2d,async-output")
+    assert [each.at for each in found][:3] == [
+        {"concurrency": "1", "variant": "pinned-h2d"},
+        {"concurrency": "1", "variant": "async-output"},
+        {"concurrency": "8", "variant": "pinned-h2d"},
+    ]
+    assert [each.design.name for each in found] == ["pinned-h2d", "async-output"] * 3
+    assert {each.design.workload.arrival for each in found} == {"closed"}  # what concurrency is of
+    assert [each.design.workload.concurrency for each in found] == [1, 1, 8, 8, 64, 64]
+
+
+def test_a_closed_loop_has_requests_for_all_its_places() -> None:
+    counts = [each.design.workload.num_requests for each in points("concurrency=1,64", variant="pinned-h2d")]
+    assert counts == [16, 128]
+    asked = points("concurrency=1,8", variant="pinned-h2d", workload={"num_requests": 8})
+    assert [each.design.workload.num_requests for each in asked] == [8, 8]
+    with pytest.raises(api.BadSetting, match="concurrency=64: num_requests=8 leaves some of 64 places empty"):
+        points("concurrency=1,64", variant="pinned-h2d", workload={"num_requests": 8})
+
+
+def test_toggles_engine_options_and_workload_options_can_be_swept() -> None:
+    found = points("h2d=pageable,packed", "stream-interval=1,8", "prefix_cache=on,off", variant="overlap")
+    assert [each.design.arms[1].toggles["h2d"] for each in found] == ["pageable"] * 4 + ["packed"] * 4
+    assert [each.design.arms[0].options.stream_interval for each in found[:4]] == [1, 1, 8, 8]
+    assert [each.design.arms[0].options.prefix_cache for each in found[:2]] == [True, False]
+    lengths = points("max_new_tokens=8,uniform:4:9", "pretok=true,false", variant="overlap")
+    assert [each.design.workload.max_new_tokens for each in lengths] == [8, 8, "uniform:4:9", "uniform:4:9"]
+    assert [each.design.workload.pretok for each in lengths] == [True, False] * 2
+    alone = points("model=tiny-gpt2,tiny-llama", engine="overlap")
+    assert [len(each.design.arms) for each in alone] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ([], "say what to sweep: --over concurrency=1,8,32"),
+        (["concurency=1,8"], "unknown setting to sweep 'concurency'; did you mean concurrency?"),
+        (["h2b=pinned,packed"], "unknown setting to sweep 'h2b'; did you mean h2d?"),
+        (["concurrency"], "--over needs NAME=VALUE,VALUE,..., not 'concurrency'"),
+        (["concurrency=1,,8"], "--over needs NAME=VALUE,VALUE,..., not 'concurrency=1,,8'"),
+        (["concurrency=1,1"], "--over concurrency=1,1 names a value twice"),
+        (["concurrency=1"], "--over concurrency=1 has one value, and a sweep needs at least two"),
+        (["concurrency=1,8", "concurrency=8,9"], "--over concurrency is given twice"),
+        (["concurrency=1,many"], "concurrency=many"),
+        (["concurrency=0,8"], "concurrency=0: concurrency must be at least 1, not 0"),
+        (["h2d=pined,pinned"], "h2d=pined: unknown choice of h2d 'pined'; did you mean pinned?"),
+        (["variant=overlap,copy-done"], "variant is swept: leave it out elsewhere"),
+        (["rate=5,9"], "rate=5: rate applies only with arrival=poisson or gamma"),
+        (
+            ["sync=copy-done,launch-and-copy"],
+            "sync=copy-done: sync applies only with schedule=overlap",
+        ),
+        (["max_new_tokens=8,08"], "max_new_tokens=8 and max_new_tokens=08 are the same run"),
+        (["seed=1,2"], "unknown setting to sweep 'seed'"),
+        (["blocks=1,2"], "unknown setting to sweep 'blocks'"),
+        (["plant_ns=1,2"], "unknown setting to sweep 'plant_ns'"),
+        (["num_requests=" + ",".join(map(str, range(1, 202)))], "spans 201 points, more than 200"),
+    ],
+)
+def test_bad_input_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, over: list[str],
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    flags = [part for text in over for part in ("--over", text)]
+    assert bench(monkeypatch, "sweep", "--variant", "pinned-h2d", *flags) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert not list(tmp_path.iterdir())
+
+
+# -- from disk --------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
+    result, differ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
+    assert not differ
+    assert result.stopped_because == "2 of 3 points done"
+    assert [each.at for each in result.comparisons] == [{"concurrency": "1"}, {"concurrency": "8"}]
+    assert [each.metrics["tpot_ms_p50"].verdict for each in result.comparisons] == ["faster"] * 2
+    assert sweep_tables.conclusion(result) == (
+        "Sweep over concurrency: 2 points on the emulated device: tpot_ms_p50 faster in 2."
+    )
+    text = io.StringIO()
+    Console(file=text, width=120).print(*page.terminal_page(sweep_tables.page(result), 120), sep="\n")
+    said = " ".join(text.getvalue().split())
+    row = result.comparisons[1].metrics["tpot_ms_p50"]
+    levels = f"{formatting.number(row.before)} → {formatting.number(row.after)}"
+    for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", levels, "at 5% by itself", "Levels"):
+        assert part in said, part
+    assert said.count("emulated device: these are times") == 1
+    lines = list(csv.DictReader(io.StringIO(sweep_tables.to_csv(result))))
+    assert {line["concurrency"] for line in lines} == {"1", "8"}
+    assert [float(line["confidence"]) for line in lines if line["metric"] == "tpot_ms_p50"] == [0.95, 0.95]
+    assert "| 8 |" in page.markdown_page(sweep_tables.page(result))
+
+
+def test_a_narrow_terminal_has_the_values_of_both_axes(tmp_path: Path) -> None:
+    result, _ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
+    axes = [*result.axes, AxisResult(name="variant", values=["overlap"])]
+    points = [replace(each, at=each.at | {"variant": "overlap"}) for each in result.comparisons]
+    both = replace(result, axes=axes, comparisons=points)
+    table = page.narrowed(sweep_tables.changes_table(both))
+    assert table.columns == ("concurrency", "variant", "before", "after", "change\ninterval\nverdict")
+    row = points[0].metrics["tpot_ms_p50"]
+    assert table.rows[0] == (
+        "1", "overlap", formatting.number(row.before), formatting.number(row.after),
+        f"{words.difference(row)}\n{words.interval(row)}\nfaster",
+    )  # fmt: skip
+    text = io.StringIO()
+    Console(file=text, width=80).print(*page.terminal_table(sweep_tables.changes_table(both), 80), sep="\n")
+    assert max(map(len, text.getvalue().splitlines())) <= 80
+    assert "overlap" in text.getvalue()
+
+
+def test_points_of_different_length_say_so(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    planned = sweep.read(folder)
+    first = planned.points[0]
+    workload = msgspec.structs.replace(first.design.workload, num_requests=16)
+    design = msgspec.structs.replace(first.design, workload=workload)
+    shorter = msgspec.structs.replace(first, design=design)
+    points = (shorter, *planned.points[1:])
+    write_json(folder / SWEEP_FILE, msgspec.structs.replace(planned, points=points))
+    run = folder / "run-0"
+    write_manifest(run, msgspec.structs.replace(read_manifest(run), design=design))
+    table = sweep_tables.levels_table(sweep_.result(folder)[0])
+    column = table.columns.index("requests")
+    assert [row[column] for row in table.rows] == ["16", "64"]
+
+
+def test_points_that_stopped_at_different_looks_say_their_confidence(tmp_path: Path) -> None:
+    result, _ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
+    assert "Intervals: 95%, t over blocks." in sweep_tables.changes_table(result).note
+    first, last = result.comparisons
+    mixed = replace(result, comparisons=[replace(first, confidence=0.9975), replace(last, confidence=0.995)])
+    table = sweep_tables.changes_table(mixed)
+    column = table.columns.index("interval")
+    assert [row[column].partition("] ")[2] for row in table.rows] == ["at 99.75%", "at 99.5%"]
+    assert "Intervals: 99.5 to 99.75%, t over blocks, each at the level of the look" in table.note
+
+
+def test_points_of_several_devices_are_told_apart(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    plan = read_manifest(folder / "run-0")
+    cuda = {arm: described("cuda") for arm in plan.descriptions}
+    write_manifest(folder / "run-0", msgspec.structs.replace(plan, descriptions=cuda))
+    result, _ = sweep_.result(folder)
+    assert result.device == "cuda, emulated"
+    assert [each.device for each in result.comparisons] == ["cuda", "emulated"]
+    assert "2 points on the cuda and emulated devices:" in sweep_tables.conclusion(result)
+    for table in sweep_tables.parts(result):
+        assert [row[:2] for row in table.rows] == [("1", "cuda"), ("8", "emulated")]
+        assert table.columns[:2] == ("concurrency", "device")
+    assert sweep_tables.warnings_of(result)[0].startswith("points of several devices (cuda, emulated): never")
+    lines = csv.DictReader(io.StringIO(sweep_tables.to_csv(result)))
+    assert {(line["concurrency"], line["device"]) for line in lines} == {("1", "cuda"), ("8", "emulated")}
+
+
+def test_of_two_warnings_of_one_kind_at_one_point_both_are_told(tmp_path: Path) -> None:
+    result, _ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
+    first, last = result.comparisons
+    noise = ["noise: up to 9.0% of the CPU time was taken", "noise: processes that are not the run's used 8%"]
+    stolen, others = (Warning("noise", line) for line in noise)
+    noisy = replace(first, warnings=[*first.warnings, stolen, others])
+    one = replace(result, comparisons=[noisy, last])
+    assert sweep_tables.warnings_of(one)[-2:] == [f"concurrency=1: {line}" for line in noise]
+    both = [
+        replace(each, warnings=[*each.warnings, warning])
+        for each, warning in ((first, stolen), (last, others))
+    ]
+    said = sweep_tables.warnings_of(replace(result, comparisons=both))
+    assert said[-1] == "noise: at 2 points, concurrency=1, concurrency=8; --format json has the numbers"
+
+
+def test_a_sweep_from_python(tmp_path: Path) -> None:
+    found = harness.load_sweep(stored_sweep(tmp_path / "a-sweep"))
+    assert found.axes == ("concurrency",)
+    row = found.changes.query("metric == 'tpot_ms_p50' and concurrency == 8").iloc[0]
+    assert row["change"] == pytest.approx(-0.1, abs=0.002)
+    assert found.values.groupby(["concurrency", "arm"]).size().tolist() == [6] * 4
+    assert {*found.values["device"], *found.changes["device"]} == {"emulated"}
+    changed = np.log(
+        found.values.pivot_table(index=["concurrency", "block"], columns="arm", values="tpot_ms_p50")
+    )
+    assert np.expm1((changed["after"] - changed["before"]).loc[8].mean()) == pytest.approx(row["change"])
+    assert [run.folder.name for run in found.runs] == ["run-0", "run-1"]
+
+
+def test_what_is_no_sweep_and_what_is_no_run_is_one_line(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    with pytest.raises(StoreError, match="a-sweep is a sweep: each folder in it is a run"):
+        harness.load(folder)
+    with pytest.raises(StoreError, match="run-0 is not a sweep folder"):
+        harness.load_sweep(folder / "run-0")
+    path = folder / SWEEP_FILE
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    with pytest.raises(StoreError, match="schema version 99, newer than 1"):
+        harness.load_sweep(folder)
+    path.write_text("{")
+    with pytest.raises(StoreError, match="is damaged or was edited"):
+        harness.load_sweep(folder)
+
+
+def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path, monkeypatch, capsys) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    for more in (("--over", "concurrency=1,4"), ("--blocks", "3")):
+        assert bench(monkeypatch, "sweep", "--resume", str(folder), *more) == 2
+        assert "leave the other options out" in last_line(capsys.readouterr().err)
+
+
+def test_the_floors_of_a_point_lie_beside_its_sweep(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    assert noise_floor.folder_of(folder / "run-0") == tmp_path / "floors"
+    assert noise_floor.folder_of(tmp_path / "a-run") == tmp_path / "floors"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"code": "other"}, "can't resume a-sweep: code.commit was 'abc', is 'other'"),
+        ({"axes": "one less"}, "can't resume a-sweep: points was"),
+    ],
+)
+def test_another_commit_or_other_points_are_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    stored = sweep.read(stored_sweep(tmp_path / "a-sweep"))
+    now = stored
+    if "code" in change:
+        now = msgspec.structs.replace(now, code=msgspec.structs.replace(now.code, commit="other"))
+    else:
+        now = msgspec.structs.replace(now, points=now.points[:2])
+    sweep.check_resume(stored, stored)
+    with pytest.raises(StoreError) as caught:
+        sweep.check_resume(stored, now)
+    assert message in str(caught.value)
+
+
+# -- whole sweeps -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return installed(tmp_path_factory.mktemp("site"))
+
+
+def test_a_sweep_that_is_killed_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
+    few = (*CLOCKWORK[:-4], "--max-new-tokens", "8", "--blocks", "2", "--after", "pace=fast")
+    over = ("--over", "num-requests=2,4")
+    bench = start(environment, tmp_path, "sweep", *few, *over)
+    bench.wait_for("point 2 of 2: num_requests=4")
+    bench.popen.send_signal(signal.SIGINT)
+    code, _, stderr = bench.end()
+    (folder,) = (tmp_path / "results").iterdir()
+    assert code == 130
+    assert (
+        last_line(stderr)
+        == f"bench: interrupted; 1 of 2 points are done, go on with --resume results/{folder.name}"
+    )
+    assert folder.name.split("-", 2)[2].startswith("sweep-num_requests-")
+    first = next(path for path, each in sweep.runs_in(folder) if each.design.workload.num_requests == 2)
+    kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
+
+    other = ("sweep", *few, "--over", "num-requests=2,6", "--resume", str(folder))
+    code, _, stderr = start(environment, tmp_path, *other).end()
+    assert code == 2
+    assert "can't resume" in last_line(stderr)
+
+    again = start(environment, tmp_path, "sweep", "--resume", str(folder), "--format", "json")
+    code, stdout, stderr = again.end()
+    assert code == 0, stderr
+    assert "point 1 of 2" not in stderr
+    result = json.loads(stdout)
+    assert result["stopped_because"] == "all 2 points done"
+    assert [each["outputs"]["compared"] for each in result["comparisons"]] == [8, 16]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    code, stdout, _ = start(environment, tmp_path, "sweep", str(folder), "--format", "json").end()
+    assert (code, json.loads(stdout)) == (0, result)
+
+
+def test_a_sweep_whose_first_point_fails_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    failing = (*CLOCKWORK, "--after", "boot=breaks", "--over", "pace=slow,fast")
+    code, _, stderr = start(environment, tmp_path, "sweep", *failing).end()
+    assert code == 4
+    assert last_line(stderr).endswith("the engine of after failed: the mainspring is broken")
+    assert not list((tmp_path / "results").iterdir())

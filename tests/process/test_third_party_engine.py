@@ -1,0 +1,125 @@
+"""An engine of somebody else's: examples/own_engine, really installed, found, and measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines import api
+from experiments.common.bench_command import start
+from tests.support.clockwork import TESTS
+
+PACKAGE = TESTS.parent / "examples" / "own_engine"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which pip installed the package."""
+    copy = tmp_path_factory.mktemp("source") / PACKAGE.name  # a build leaves things behind in its folder
+    shutil.copytree(PACKAGE, copy)
+    site = tmp_path_factory.mktemp("site")
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    offline = ("--no-index", "--no-deps", "--no-build-isolation")
+    subprocess.run([*pip, *offline, "--target", str(site), str(copy)], check=True)
+    path = (str(TESTS.parent), str(site), os.environ.get("PYTHONPATH", ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "COLUMNS": "120"}
+
+
+def test_an_installed_package_is_found_by_its_entry_point(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    code, listed, stderr = start(environment, tmp_path, "engines").end()
+    assert code == 0, stderr
+    assert "paced: one token a request and step" in listed
+
+
+def test_and_its_toggle_is_measured_like_any_other_with_its_counter_and_its_steps(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    arms = ("--engine", "paced", "--before", "output=inline", "--after", "output=deferred")
+    asked = ("--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
+    code, stdout, stderr = start(environment, tmp_path, "run", *arms, *asked, "--format", "json").end()
+    assert code == 0, stderr
+    (comparison,) = json.loads(stdout)["comparisons"]
+    assert "tpot_ms_p50" in comparison["metrics"]
+    assert comparison["outputs"]["identical"] == 4
+    mechanism = comparison["mechanism"]
+    assert mechanism["deferred_writes"]["before"] == 0
+    assert mechanism["deferred_writes"]["after"] > 0
+    assert mechanism["decode_steps"]["before"] >= 4
+    assert {"device_busy", "exposed_host_us"} <= comparison["limit"].keys()
+
+
+def test_the_package_is_as_small_as_is_said() -> None:
+    lines = [line for line in (PACKAGE / "paced_engine.py").read_text().splitlines() if line.strip()]
+    assert len(lines) <= 120
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("SPEC = 3", "TypeError: odd_engine:SPEC is not an EngineSpec but of type int"),
+        (
+            "from engines.api import EngineSpec\nSPEC = EngineSpec('even', '', (), 'x:y')",
+            "ValueError: odd_engine:SPEC calls itself even; one name for both, please",
+        ),
+    ],
+)
+def test_an_entry_point_that_is_no_engine_of_its_name_is_told_of(
+    code: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    information = tmp_path / "odd-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[bench.engines]\nodd = odd_engine:SPEC\n")
+    (tmp_path / "odd_engine.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_engine", raising=False)
+    found = api.find_engines()
+    assert "overlap" in found
+    assert "odd" not in found
+    assert f"engine odd of odd can't be loaded: {why}\n" in capsys.readouterr().err
+
+
+def test_a_name_that_two_modules_claim_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("one", "two", "two_again"):  # the last is the second, installed twice
+        information = tmp_path / f"{package}-1.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+        module = package.removesuffix("_again")
+        (information / "entry_points.txt").write_text(
+            f"[bench.engines]\nshared = {module}:SPEC\n{module} = {module}:SPEC\n"
+        )
+        (tmp_path / f"{module}.py").write_text(
+            f"from engines.api import EngineSpec\nSPEC = EngineSpec('{module}', '', (), 'x:y')\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = api.find_engines()
+    assert {"overlap", "one", "two"} <= found.keys()
+    assert "shared" not in found
+    told = capsys.readouterr().err
+    assert told == "bench: engine shared is left out: one:SPEC and two:SPEC claim the name\n"
+
+
+def test_one_that_can_not_be_loaded_is_told_of_and_takes_no_other_along(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    information = tmp_path / "site" / "torn-1.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torn\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[bench.engines]\ntorn = torn_engine:SPEC\n")
+    (tmp_path / "site" / "torn_engine.py").write_text("def SPEC(:\n")
+    path = os.pathsep.join((environment["PYTHONPATH"], str(tmp_path / "site")))
+    code, listed, stderr = start({**environment, "PYTHONPATH": path}, tmp_path, "engines").end()
+    assert code == 0, stderr
+    assert "paced: one token" in listed
+    assert stderr.startswith("bench: engine torn of torn can't be loaded: SyntaxError: ")
+    assert len(stderr.splitlines()) == 1

@@ -1,0 +1,161 @@
+"""Each warning is given where it applies, and nowhere else."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from harness.analysis import comparison
+from harness.analysis.result import Result
+from tests.support.made_blocks import MS, block, blocks, manifest, result, side, warned
+
+
+def warnings(found: Result) -> str:
+    return "\n".join(warned(found.comparisons[0]))
+
+
+def test_warnings_that_apply_are_given() -> None:
+    assert "emulated device" in warnings(result())
+    assert "late sends (submit lag): requests were sent up to 3.00 ms late" in warnings(result(lag_ms=3.0))
+    assert "too few blocks: 3" in warnings(result(plan=manifest(blocks=3)))
+    assert "one block" in warnings(result(plan=manifest(blocks=1)))
+    assert "blocks would detect a change of 1%" in warnings(result(1.0, noise=0.05))
+    behind = warnings(result(wait_ms=20.0))  # of the after arm alone
+    assert "not steady: the queue wait of after grew" in behind
+    assert "the queue wait of before" not in behind
+    quiet = warnings(result())
+    stolen = blocks(0.9)
+    for each in stolen:
+        each.tables["rounds"][["steal_share", "others_share"]] = 0.2
+        each.tables["rounds"]["loop_us"] = 150.0 if each.number else 210.0
+    noisy = warnings(comparison.result(manifest(), stolen))
+    assert "the same loop took 150 us between some rounds and 210 us between others" in noisy
+    assert "up to 20.0% of the CPU time was taken by other virtual machines" in noisy
+    assert "processes that are not the run's used up to 20.0%" in noisy
+    for word in ("late sends", "too few", "not steady", "noise", "drift", "undecided"):
+        assert word not in quiet
+
+
+def test_a_paced_device_and_programs_that_did_not_keep_their_pace_are_told() -> None:
+    plan = manifest()
+    kind = {"kind": "emulated, paced: 10ms", "name": "x"}
+    paced = {name: msgspec.structs.replace(each, device=kind) for name, each in plan.descriptions.items()}
+    on_paced = msgspec.structs.replace(plan, descriptions=paced)
+    measured = blocks(1.0)
+
+    def told(overruns: float) -> str:
+        for each in measured:
+            rounds = each.tables["rounds"]
+            rounds["counter.paced_programs"] = 1000.0
+            rounds["counter.paced_overruns"] = np.where(rounds["arm"] == "after", overruns, 0.0)
+        return warnings(comparison.result(on_paced, measured))
+
+    assert "emulated, paced: 10ms: device times are what a profile says, host times are this" in told(10)
+    assert "these are times of CPU cores" not in told(10)
+    assert "computed for longer than their pace" not in told(10)
+    assert "pace: 1.1% of the programs of after computed for longer than their pace" in told(11)
+
+
+def test_a_gpu_that_nothing_is_known_of_is_told() -> None:
+    unknown = "NVML tells nothing of the GPU of"
+    plan = manifest()
+    cards = {
+        name: msgspec.structs.replace(each, device={"kind": "cuda", "name": "x"})
+        for name, each in plan.descriptions.items()
+    }
+    on_card = msgspec.structs.replace(plan, descriptions=cards)
+    measured = blocks(1.0)
+    assert f"{unknown} before and after: " in warnings(comparison.result(on_card, measured))
+    for each in measured:
+        each.tables["rounds"].loc[each.tables["rounds"]["arm"] == "before", "gpu_clock_mhz"] = 1980.0
+    assert f"{unknown} after: " in warnings(comparison.result(on_card, measured))
+    for each in measured:
+        each.tables["rounds"]["gpu_clock_mhz"] = 1980.0
+    assert unknown not in warnings(comparison.result(on_card, measured))
+    assert unknown not in warnings(result())
+
+
+def test_a_round_that_outgrew_its_records_is_told() -> None:
+    measured = blocks(1.0)
+    measured[2].tables["rounds"]["counter.work_rows_lost"] = [0, 70_000]
+    measured[3].tables["rounds"]["counter.steps_lost"] = [12, 0]
+    found = warnings(comparison.result(manifest(), measured))
+    assert "records lost: up to 12 steps and 70,000 rows of what the device did in a round" in found
+    assert "records lost" not in warnings(comparison.result(manifest(), blocks(1.0)))
+
+
+def test_tokens_that_nobody_counted_are_told() -> None:
+    measured = blocks(1.0)
+    for each in measured:
+        each.tables["rounds"]["counter.requests_counted_by_chunks"] = [12.0, np.nan]  # a counter of one arm
+    found = warnings(comparison.result(manifest(), measured))
+    assert "tokens of 72 requests were counted as one per chunk, as the server gives no count" in found
+
+
+def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
+    lagging = blocks(1.0)  # its gaps are of 4 ms
+    for each, lag in ((lagging, 3 * MS), (punctual := blocks(1.0), MS)):
+        for one in each:
+            requests = one.tables["requests"]
+            requests["chunk_lag_ns"] = [np.full(5, lag)] * len(requests)
+    assert "late reads (client lag): bytes lay unread for up to 3.00 ms (p99)" in warnings(
+        comparison.result(manifest(), lagging)
+    )
+    assert "late reads" not in warnings(comparison.result(manifest(), punctual))
+    lagging[0].tables["rounds"]["counter.clock_moved_us"] = 2000
+    assert "the time of day was changed by 2 ms" in warnings(comparison.result(manifest(), lagging))
+
+
+@pytest.mark.parametrize(
+    ("after_first", "said"),
+    [
+        ([True, False] * 3, "position effect: the arm that ran second was at +2.0%"),
+        ([True, False, False] * 2, "weakened by a position effect: the arm that ran second was at +2.0%"),
+    ],
+)
+def test_a_position_effect_weakens_by_what_the_orders_leave_of_it(after_first: list[bool], said: str) -> None:
+    plan = msgspec.structs.replace(manifest(), after_first=after_first)
+    biased = [
+        block(
+            number,
+            {
+                "before": side(4 * (1.02 if first else 1.0) * (1 + number * 1e-4)),
+                "after": side(4 * (1.0 if first else 1.02)),
+            },
+        )
+        for number, first in enumerate(plan.after_first)
+    ]
+    assert any(line.startswith(said) for line in warned(comparison.result(plan, biased).comparisons[0]))
+
+
+def test_what_was_skipped_is_told_once_for_both_arms() -> None:
+    passed_over = {"skipped.short": 2, "skipped.long": 0, "skipped.failed": 5}
+    skipping = [
+        block(number, {arm: side(tpot) | {"rounds": side(tpot)["rounds"].assign(**passed_over)}
+                       for arm, tpot in (("before", 4.0), ("after", 3.6))})
+        for number in range(6)
+    ]  # fmt: skip
+    found = warnings(comparison.result(manifest(), skipping))
+    assert "12 conversations under 4 tokens, 30 requests that failed" in found
+    assert "too long" not in found
+    assert "skipped" not in warnings(result())
+
+
+def test_one_order_only_is_told() -> None:
+    plan = msgspec.structs.replace(manifest(), after_first=[True] * 6)
+    assert "every block ran in the same order" in warnings(comparison.result(plan, blocks(0.9)))
+
+
+def test_drift_is_told() -> None:
+    moving = [
+        block(number, {"before": side(4 * 1.01**number), "after": side(3.6 * 1.01**number)})
+        for number in range(6)
+    ]
+    assert "drift: both arms moved by +5.1%" in warnings(comparison.result(manifest(), moving))
+
+
+def test_where_too_many_blocks_would_be_needed_their_number_is_not_named() -> None:
+    found = warned(result(1.0, noise=2.0).comparisons[0])
+    assert any("it takes more than 1,000 to show a change of 1%" in line for line in found)
+    assert not any("blocks would detect" in line for line in found)

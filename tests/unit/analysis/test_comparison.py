@@ -1,0 +1,266 @@
+"""From stored blocks to the JSON object: what each metric, output, count and limit comes to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from engines import api
+from harness.analysis import comparison, outputs, rule, words
+from harness.analysis.mechanism import mechanism
+from harness.analysis.result import Counter, Outputs, to_plain
+from harness.analysis.values import block_values
+from harness.metrics import definitions
+from harness.report import formats
+from harness.run import records
+from harness.workload.workload import Workload
+from tests.support.made_blocks import (
+    block,
+    blocks,
+    described,
+    manifest,
+    requests,
+    result,
+    shown,
+    side,
+    steps,
+    warned,
+)
+
+TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
+COMPARISON = {
+    "variant", "before", "after", "blocks", "confidence", "margin", "primary", "metrics", "outputs",
+    "failures", "mechanism", "limit", "prediction", "warnings",
+}  # fmt: skip
+METRIC = {
+    "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
+    "verdict", "floor",
+}  # fmt: skip
+
+
+def test_json_has_exactly_the_promised_keys() -> None:
+    found = to_plain(result())
+    assert set(found) == TOP
+    (only,) = found["comparisons"]
+    assert set(only) == COMPARISON
+    assert {frozenset(row) for row in only["metrics"].values()} == {frozenset(METRIC)}
+    assert set(only["outputs"]) == {"compared", "identical", "near_ties", "distinct"}
+    assert found["device"] == "emulated"
+    assert json.loads(formats.to_json(result())) == found
+
+
+def test_a_faster_after() -> None:
+    only = result(0.9).comparisons[0]
+    row = only.metrics["tpot_ms_p50"]
+    assert row.verdict == "faster"
+    assert row.change == pytest.approx(-0.1, abs=0.002)
+    assert row.ci_low < row.change < row.ci_high < 0
+    assert row.change == pytest.approx(row.after / row.before - 1)
+    assert only.outputs == Outputs(compared=72, identical=72, near_ties=None, distinct=12)
+    assert only.mechanism["copies"] == Counter(before=7, after=7, unit="per step")
+    assert only.mechanism["mean_batch"].before == 4
+    assert set(only.limit) == {"device_busy", "exposed_host_us"}
+    assert only.limit["exposed_host_us"].before == pytest.approx(3000, rel=0.01)
+
+
+def test_what_can_be_zero_has_a_delta_and_no_change() -> None:
+    row = result(lag_ms=0.3).comparisons[0].metrics["submit_lag_ms_p99"]
+    assert row.change is None
+    assert row.delta == pytest.approx(0.2)
+
+
+def test_only_declared_metrics_carry_verdicts() -> None:
+    found = result(plan=manifest(secondaries=("latency_ms_p50", "itl_token_ms_p50")))
+    metrics_of = found.comparisons[0].metrics
+    judged = {name for name, row in metrics_of.items() if row.verdict is not None}
+    assert judged == {"tpot_ms_p50", "latency_ms_p50", "itl_token_ms_p50"}
+    adjusted = {name for name, row in metrics_of.items() if row.p_adjusted is not None}
+    assert adjusted == {"latency_ms_p50", "itl_token_ms_p50"}
+
+
+def test_offered_load_gets_no_verdict() -> None:
+    plan = manifest(secondaries=("throughput_req_s",))
+    row = result(0.9, plan).comparisons[0].metrics["throughput_req_s"]
+    assert row.change is not None
+    assert row.verdict is None
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload(arrival="poisson", rate=50.0),
+        Workload(arrival="gamma", rate=50.0, burstiness=0.5),
+        Workload(arrival="trace", trace="x", max_new_tokens=None),
+    ],
+)
+def test_offered_load_is_told_from_what_was_due(workload: Workload) -> None:
+    plan = manifest(secondaries=("throughput_req_s",), workload=workload)
+    assert result(0.9, plan).comparisons[0].metrics["throughput_req_s"].verdict is None
+    closed = manifest(secondaries=("throughput_req_s",), workload=Workload(arrival="closed", concurrency=4))
+    assert result(0.9, closed).comparisons[0].metrics["throughput_req_s"].verdict is not None
+
+
+def test_goodput_is_made_from_the_objectives_of_the_design() -> None:
+    plan = manifest(goodput={"tpot": 3.8}, secondaries=("goodput_req_s",))
+    found = result(0.9, plan)
+    row = found.comparisons[0].metrics["goodput_req_s"]
+    assert row.before == 0  # 4 ms a token, in every block
+    assert row.after > 0
+    assert row.change is None
+    assert row.verdict == "better"
+    assert "goodput_req_s" in shown(found, 120)
+    assert "goodput_req_s" not in result(0.9).comparisons[0].metrics
+
+
+def test_one_block_has_numbers_and_no_verdict() -> None:
+    found = result(plan=manifest(blocks=1))
+    row = found.comparisons[0].metrics["tpot_ms_p50"]
+    assert row.change is not None
+    assert {row.ci_low, row.ci_high, row.sd, row.p, row.verdict} == {None}
+    assert "one block gives no verdict" in words.conclusion(found.device, found.comparisons[0])
+
+
+def test_one_arm_alone() -> None:
+    alone = [block(number, {"before": side(4)}) for number in range(2)]
+    found = comparison.result(manifest(blocks=2, arms=1), alone)
+    only = found.comparisons[0]
+    assert only.after is None
+    row = only.metrics["tpot_ms_p50"]
+    assert {name for name, value in msgspec.structs.asdict(row).items() if value is not None} == {
+        "unit",
+        "better",
+        "before",
+    }
+    assert "tpot_ms_p50 is 4 ms over 2 blocks" in words.conclusion(found.device, only)
+    assert "One arm" in shown(found, 100)
+    assert "| tpot_ms_p50 | 4 ms |" in formats.to_markdown(found)
+    half = msgspec.structs.replace(described(), deterministic=False)
+    plan = msgspec.structs.replace(manifest(blocks=2, arms=1), descriptions={"before": half})
+    (only,) = comparison.result(plan, alone).comparisons
+    assert not any("outputs" in line for line in warned(only))  # nothing is compared
+
+
+def test_an_engine_without_step_records() -> None:
+    bare = [
+        block(
+            number,
+            {name: {key: side(4)[key] for key in ("requests", "rounds")} for name in ("before", "after")},
+        )
+        for number in range(2)
+    ]
+    only = comparison.result(manifest(blocks=2), bare).comparisons[0]
+    assert only.limit == {}
+    assert only.mechanism["copies"].unit == "per round"
+    assert "device_busy" not in only.metrics
+
+
+def test_outputs_are_compared_by_request() -> None:
+    found = result(digest="e")
+    assert found.comparisons[0].outputs.identical == 0
+    assert "OUTPUTS DIFFER in 72 of 72 requests" in words.conclusion(found.device, found.comparisons[0])
+
+
+def test_requests_that_failed_in_an_arm_have_no_outputs_to_compare() -> None:
+    measured = blocks(0.9)
+    for each in measured:
+        asked = each.tables["requests"]
+        asked.loc[asked["request"] < 2, ["error", "digest"]] = ["no room", "nothing"]
+        only_after = (asked["request"] == 2) & (asked["arm"] == "after")
+        asked.loc[only_after, ["error", "digest"]] = ["no room", "nothing"]
+    found = comparison.result(manifest(), measured).comparisons[0]
+    assert found.outputs == Outputs(compared=54, identical=54, near_ties=None, distinct=9)
+    assert [side.failed for side in found.failures.values()] == [12, 18]
+
+
+def test_a_metric_that_one_block_lacks_is_compared_over_no_others() -> None:
+    """A mean over other blocks on one side would compare different things."""
+    measured = blocks(0.9)
+    asked = measured[2].tables["requests"]
+    asked.loc[asked["arm"] == "after", ["accepted_ns", "tokenized_ns"]] = -1
+    rows = comparison.result(manifest(), measured).comparisons[0].metrics
+    assert rows["latency_ms_p50"].after is not None
+    assert rows["queue_wait_ms_p50"].before is not None
+    waited = rows["queue_wait_ms_p50"]
+    assert {waited.after, waited.change, waited.delta, waited.ci_low} == {None}
+
+
+def test_the_frames_here_have_the_columns_of_the_real_ones() -> None:
+    done_columns: Sequence[str] = requests(4).columns
+    empty = records.steps_frame(api.RoundRecord())
+    assert set(steps(4).columns) == set(empty.columns)
+    assert {"request", "digest", "error"} <= set(done_columns)
+    assert "tpot_ms_p50" in definitions.METRICS
+
+
+def test_what_can_not_be_compared_is_named_by_its_block_and_arm() -> None:
+    measured = blocks(0.9)
+    rounds = measured[3].tables["requests"]
+    rounds.loc[rounds["arm"] == "after", "completion_tokens"] = 1
+    with pytest.raises(api.EngineError, match="tpot_ms_p50 has no value in block 3 of after"):
+        comparison.result(manifest(), measured)
+
+
+def test_a_secondary_without_a_value_is_told_and_keeps_its_place_among_the_others() -> None:
+    measured = blocks(0.98, noise=0.02)
+    alone = comparison.result(manifest(secondaries=("latency_ms_p50",)), measured).comparisons[0]
+    asked = measured[3].tables["requests"]
+    asked.loc[asked["arm"] == "before", "tokenized_ns"] = -1
+    plan = manifest(secondaries=("latency_ms_p50", "tokenize_ms_p50"))
+    found = comparison.result(plan, measured).comparisons[0]
+    assert "no verdict on tokenize_ms_p50: it has no value in block 3 of before" in warned(found)
+    row = found.metrics["latency_ms_p50"]
+    assert 0.001 < row.p < 0.5
+    assert row.p_adjusted == pytest.approx(min(1, 2 * row.p))  # two were declared
+    assert alone.metrics["latency_ms_p50"].p_adjusted == pytest.approx(row.p)
+
+
+def test_a_gate_fails_where_nothing_is_left_of_a_metric() -> None:
+    plan = manifest(goodput={"tpot": 5.0})
+    values = [block_values(plan.design, each) for each in blocks(2.0)]
+    names = ("goodput_req_s", "ttft_ms_p50")
+    found = rule.judged(plan.design, values, names, 0.02)
+    assert list(found) == list(names)
+    row = found["goodput_req_s"]
+    assert (row.after, row.change, row.verdict, row.remark) == (0, -1, "fail", "0 in every block of after")
+    assert row.before > 0
+    assert row.p == 2 * 0.5**6
+    few = rule.judged(plan.design, values[:4], names, 0.02)["goodput_req_s"]
+    assert (few.verdict, few.p) == ("undecided", 2 * 0.5**4)  # of two metrics: Holm
+
+
+def test_a_gate_says_where_a_metric_has_no_ratio() -> None:
+    plan = manifest(goodput={"tpot": 3.8})
+    values = [block_values(plan.design, each) for each in blocks(0.9)]
+    with pytest.raises(api.EngineError, match="goodput_req_s is 0 in block 0 of before"):
+        rule.judged(plan.design, values, ["goodput_req_s"], 0.02)
+
+
+def test_a_counter_is_per_round_in_both_arms_where_one_records_no_steps() -> None:
+    measured = blocks(1.0)
+    for each in measured:
+        steps = each.tables["steps"]
+        each.tables["steps"] = steps[steps["arm"] == "before"]
+    found = mechanism(manifest().design, measured)["copies"]
+    assert found == Counter(before=70.0, after=70.0, unit="per round")
+
+
+def test_dropped_rows_are_counted_per_round_in_both_arms() -> None:
+    """The engine counts them besides, where it dropped any."""
+    measured = blocks(0.9)
+    for each in measured:
+        rounds, made = each.tables["rounds"], each.tables["steps"]
+        rounds.loc[rounds["arm"] == "after", "counter.dropped_rows"] = 2
+        made.loc[(made["arm"] == "after") & (made["step"] == 3), "dropped"] = 2
+    found = mechanism(manifest().design, measured)["dropped_rows"]
+    assert found == Counter(before=0.0, after=2.0, unit="per round")
+
+
+def test_outputs_of_two_models_are_not_compared() -> None:
+    plan = manifest()
+    before, after = plan.design.arms
+    other = msgspec.structs.replace(after, options=msgspec.structs.replace(after.options, model="tiny-llama"))
+    plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=(before, other)))
+    assert outputs.same(plan, blocks(0.9)).compared == 0

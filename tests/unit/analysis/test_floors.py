@@ -1,0 +1,189 @@
+"""The noise floor: kept by circumstances, found again, and called foreign or stale where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness.analysis import noise_floor
+from harness.analysis.noise_floor import with_floor
+from harness.analysis.result import Result
+from harness.common.machine import Machine
+from harness.metrics import definitions
+from harness.plan.design import Design
+from harness.stats import paired
+from harness.stats.stopping import until_decided
+from harness.store.manifest import Manifest
+from tests.support.made_blocks import manifest, result, shown, warned
+
+BLOCKS = 6
+
+
+def aa(**changes: Any) -> Manifest:
+    plan = manifest(against_itself=True)
+    arms = (plan.design.arms[0], msgspec.structs.replace(plan.design.arms[0], name="after"))
+    plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=arms))
+    return msgspec.structs.replace(plan, **changes)
+
+
+def kept(folder: Path, plan: Manifest) -> Result:
+    """An A/A run's result, its floor kept in `folder`."""
+    return with_floor(result(1.0, plan, noise=0.005), plan, folder)
+
+
+def later(**changes: Any) -> Manifest:
+    return msgspec.structs.replace(manifest(), **changes)
+
+
+def redesigned(plan: Manifest, **changes: Any) -> Manifest:
+    design: Design = msgspec.structs.replace(plan.design, **changes)
+    order = [block % 2 == 0 for block in range(design.blocks)]
+    return msgspec.structs.replace(plan, design=design, after_first=order)
+
+
+def test_an_aa_run_keeps_its_floor_and_shows_it(tmp_path: Path) -> None:
+    (only,) = kept(tmp_path, aa()).comparisons
+    row = only.metrics["tpot_ms_p50"]
+    assert row.floor == pytest.approx(paired.as_change(paired.half_width(row.sd, BLOCKS), "ratio"))
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("e-tiny-gpt2-6-blocks-")
+    spread = msgspec.json.decode(path.read_bytes(), type=noise_floor.Floor).metrics["tpot_ms_p50"]
+    assert spread.floor == row.floor < spread.detectable
+    text = shown(msgspec.structs.replace(result(), comparisons=[only]), 100)
+    assert "Noise floor of tpot_ms_p50 over 6 blocks: ±" in text
+    assert "would be detected in 4 of 5" in text
+    bare = msgspec.structs.replace(row, floor=None)
+    unknown = msgspec.structs.replace(only, metrics={**only.metrics, "tpot_ms_p50": bare})
+    text = shown(msgspec.structs.replace(result(), comparisons=[unknown]), 100)
+    assert "Noise floor" not in text
+    assert "would be detected in 4 of 5" in text
+
+
+def test_an_aa_run_that_stops_early_shows_the_floor_that_is_shown_beside_it_later(tmp_path: Path) -> None:
+    plan = redesigned(aa(), blocks=8, until=until_decided(8))
+    (only,) = kept(tmp_path, plan).comparisons
+    row = only.metrics["tpot_ms_p50"]
+    again = noise_floor.beside_known(result(1.0, plan, noise=0.005), plan, tmp_path)
+    assert row == again.comparisons[0].metrics["tpot_ms_p50"]
+    (path,) = tmp_path.iterdir()
+    spread = msgspec.json.decode(path.read_bytes(), type=noise_floor.Floor).metrics["tpot_ms_p50"]
+    assert spread.floor == paired.as_change(paired.half_width(row.sd, 8), "ratio") < row.floor
+
+
+def test_what_depends_on_the_toggles_alone_has_no_floor_from_another_run(tmp_path: Path) -> None:
+    kept(tmp_path, aa())
+    (only,) = with_floor(result(0.9), later(), tmp_path).comparisons
+    floor = {name: only.metrics[name].floor for name in definitions.MATCHED}
+    assert floor["step_ms_matched"] is not None
+    assert floor["step_ms_same_device"] is floor["step_ms_same_host"] is None
+
+
+def test_another_aa_run_of_the_same_replaces_it(tmp_path: Path) -> None:
+    kept(tmp_path, aa())
+    kept(tmp_path, aa(run="again"))
+    (path,) = tmp_path.iterdir()
+    assert msgspec.json.decode(path.read_bytes(), type=noise_floor.Floor).run == "again"
+
+
+def test_a_later_run_shows_the_floor_beside_its_verdict(tmp_path: Path) -> None:
+    floor = kept(tmp_path, aa()).comparisons[0].metrics["tpot_ms_p50"].floor
+    found = with_floor(result(0.9), later(), tmp_path)
+    (only,) = found.comparisons
+    assert only.metrics["tpot_ms_p50"].floor == floor
+    assert "noise floor" not in "\n".join(warned(only))
+    assert "±" in shown(found, 120)
+    for line in shown(found, 72).splitlines():
+        assert "±" not in line or "floor" in line or "margin" in line  # stacked, it says what it is
+
+
+def test_without_a_floor_nothing_is_shown(tmp_path: Path) -> None:
+    (only,) = with_floor(result(0.9), later(), tmp_path / "none").comparisons
+    assert {row.floor for row in only.metrics.values()} == {None}
+
+
+def warnings(folder: Path, plan: Manifest, **more: Any) -> str:
+    return "\n".join(warned(with_floor(result(0.9, plan, **more), plan, folder).comparisons[0]))
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (
+            later(machine=Machine(cpu="other", cores=8, kernel="6", memory_gib=8, gpus=[])),
+            "machine.cpu was 'a cpu', is 'other'",
+        ),
+        (
+            redesigned(
+                later(), workload=msgspec.structs.replace(manifest().design.workload, max_new_tokens=9)
+            ),
+            "workload.max_new_tokens was 128, is 9",
+        ),
+        (redesigned(later(), blocks=3), "blocks was 6, is 3"),
+        (redesigned(later(), rounds=5), "rounds was 2, is 5"),
+    ],
+)
+def test_a_foreign_floor_is_named(tmp_path: Path, plan: Manifest, reason: str) -> None:
+    kept(tmp_path, aa())
+    text = warnings(tmp_path, plan)
+    assert "foreign noise floor, measured on 2026-05-04 by a-run" in text
+    assert reason in text
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (later(created="2026-07-04T03:02:01+00:00"), "61 days old"),
+        (later(versions={"torch": "3"}), "torch was None, is '3'"),
+    ],
+)
+def test_a_stale_floor_is_named(tmp_path: Path, plan: Manifest, reason: str) -> None:
+    kept(tmp_path, aa())
+    text = warnings(tmp_path, plan)
+    assert f"stale noise floor, measured on 2026-05-04 by a-run: {reason}" in text
+
+
+def test_the_nearest_floor_is_taken(tmp_path: Path) -> None:
+    kept(tmp_path, aa(run="elsewhere", machine=Machine(cpu="o", cores=8, kernel="6", memory_gib=8, gpus=[])))
+    kept(tmp_path, redesigned(aa(run="longer"), blocks=8))
+    assert "by longer" in warnings(tmp_path, later())
+    kept(tmp_path, aa(run="fitting"))
+    assert "noise floor" not in warnings(tmp_path, later())
+
+
+def test_a_floor_of_another_engine_or_model_is_none(tmp_path: Path) -> None:
+    kept(tmp_path, aa())
+    (path,) = tmp_path.iterdir()
+    floor = msgspec.json.decode(path.read_bytes(), type=noise_floor.Floor)
+    other = msgspec.structs.replace(floor.of, kind="cuda")
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(floor, of=other)))
+    (only,) = with_floor(result(0.9), later(), tmp_path).comparisons
+    assert {row.floor for row in only.metrics.values()} == {None}
+
+
+def test_a_damaged_floor_costs_a_line_and_not_the_run(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{")
+    assert "x.json is damaged or was edited, and left out" in warnings(tmp_path, later())
+
+
+def test_a_change_within_the_floor_is_told(tmp_path: Path) -> None:
+    plan = aa()
+    with_floor(result(1.0, plan, noise=0.2), plan, tmp_path)
+    assert "tpot_ms_p50 is called faster, and its change is smaller" in warnings(tmp_path, later())
+
+
+def test_outputs_that_nobody_judged_stand_beside_those_of_equal_arms(tmp_path: Path) -> None:
+    kept(tmp_path, aa())
+    (only,) = with_floor(result(0.9, digest="other"), later(), tmp_path).comparisons
+    said = "outputs differ in 72 of 72 requests; between equal arms here, in 0 of 72 (bench aa)"
+    assert said in warned(only)
+    (same,) = with_floor(result(0.9), later(), tmp_path).comparisons
+    assert not any("equal arms" in line for line in warned(same))
+
+
+def test_a_planted_or_single_block_aa_keeps_no_floor(tmp_path: Path) -> None:
+    kept(tmp_path, redesigned(aa(), plant=0.03))
+    kept(tmp_path, redesigned(aa(), blocks=1))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,191 @@
+"""What a toggle should give, on records whose answer is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+from engines import api
+from harness.analysis import prediction
+from harness.analysis.calibration import Calibration, Measured, load
+from harness.analysis.prediction import Before, model_of
+from harness.analysis.result import Prediction
+from harness.common.machine import Machine
+from harness.plan.design import Arm
+from harness.plan.variants import load_variants
+from harness.report import tables
+from tests.support.made_blocks import manifest
+from tests.unit.metrics.test_attribution import frame, one_step
+
+SURE = Measured(0.0, 0.0)
+
+
+def before(**columns: Any) -> Before:
+    """30 steps of 1000 us, 800 of them on the device, 60 in exposed output, no message."""
+    values: dict[str, Any] = {"interval": 1000.0, "device": 800.0, "output": 60.0, "host": 150.0} | columns
+    chunks = np.asarray(values.pop("chunks", np.zeros(30)), np.int64)
+    return Before(
+        **{name: np.broadcast_to(np.asarray(value, float), 30).copy() for name, value in values.items()},
+        chunks=chunks,
+        batch=8.0,
+    )
+
+
+def calibration(**lists: list[Any]) -> Calibration:
+    values: dict[str, Any] = {
+        "turnaround_us": [SURE],
+        "rested_us": [SURE],
+        "hand_over_us": [SURE],
+        "aftermath_us": [SURE],
+    } | lists
+    machine = Machine(cpu="a cpu", cores=2, kernel="6", memory_gib=8, gpus=[])
+    return Calibration(source="a test", device="emulated", machine=machine, batches=[8], **values)
+
+
+def arms(variant: str, **options: Any) -> tuple[Arm, Arm]:
+    found = load_variants()[variant]
+    of_engine = api.EngineOptions(**options)
+    first, second = (
+        Arm(name=name, engine=found.engine, options=of_engine, toggles=toggles)
+        for name, toggles in (("before", found.before), ("after", found.after))
+    )
+    return first, second
+
+
+def test_overlap_leaves_the_device_and_its_turnaround() -> None:
+    assert prediction.overlap(before(), None).interval == 800
+    found = prediction.overlap(before(), calibration(turnaround_us=[Measured(50.0, 2.0)]))
+    assert found == prediction.After(850.0, 2.0)
+
+
+def test_overlap_gives_no_more_than_the_host_lets_it() -> None:
+    """Half of the steps have 900 us of host work in front of 800 on the device."""
+    host = [900.0] * 15 + [100.0] * 15
+    assert prediction.overlap(before(host=host), None).interval == (900 + 800) / 2
+
+
+def test_a_device_that_never_stands_still_is_as_much_faster_as_was_calibrated() -> None:
+    known = calibration(rested_us=[Measured(20.0, 3.0)], turnaround_us=[Measured(5.0, 4.0)])
+    assert prediction.overlap(before(), known) == prediction.After(785.0, 5.0)
+    assert prediction.deferred_output(before(), known).interval == 940  # there it goes on standing still
+
+
+def test_deferred_output_gives_its_exposed_part_only() -> None:
+    assert prediction.deferred_output(before(), None).interval == 940
+    assert prediction.deferred_output(before(output=0.0), None).interval == 1000
+
+
+def test_deferred_output_longer_than_the_device_still_shows() -> None:
+    long = before(interval=1300.0, device=100.0, output=160.0)
+    assert prediction.deferred_output(long, None).interval == 1300 - 100
+
+
+def test_async_output_leaves_the_handing_over() -> None:
+    known = calibration(hand_over_us=[Measured(15.0, 1.0)])
+    assert prediction.async_output(before(), known) == prediction.After(955.0, 1.0)
+
+
+def test_the_aftermath_of_a_message_goes_with_the_message() -> None:
+    """Every third step sends, and stands still for 90 us more besides 30 more of output."""
+    sends = np.arange(30) % 3 == 0
+    known = before(
+        interval=np.where(sends, 1120.0, 1000.0), output=np.where(sends, 90.0, 60.0), chunks=sends * 8
+    )
+    assert known.aftermath(None) == Measured(pytest.approx(30.0), 0.0)
+    assert prediction.deferred_output(known, None).interval == pytest.approx(940)
+
+
+def test_where_every_step_sends_the_aftermath_is_the_calibrated_one() -> None:
+    every = before(chunks=np.full(30, 8))
+    assert every.aftermath(None) == SURE
+    assert every.aftermath(calibration(aftermath_us=[Measured(40.0, 3.0)])) == Measured(40.0, 3.0)
+
+
+def test_steps_that_sent_are_found_by_the_tokens_of_their_chunks() -> None:
+    steps = frame(
+        *(
+            one_step(number, (number, number), {"append": (100 * number + 10, 100 * number + 20)})
+            for number in range(4)
+        )
+    )
+    asked = pd.DataFrame(
+        {
+            "token_ns": [np.array([15, 115, 215, 315]) * 1000, np.array([115, 215]) * 1000],
+            "chunk_tokens": [[1, 2, 1], [2]],
+        }
+    )
+    assert prediction.sent_chunks(steps, asked).tolist() == [1, 0, 2, 1]
+
+
+def test_a_calibration_is_interpolated_between_batches_and_held_beyond_them() -> None:
+    known = msgspec.structs.replace(
+        calibration(), batches=[1, 9], rested_us=[Measured(10.0, 1.0), Measured(50.0, 3.0)]
+    )
+    assert known.at(5, known.rested_us) == Measured(30.0, 2.0)
+    assert known.at(99, known.rested_us) == Measured(50.0, 3.0)
+
+
+def test_the_stored_calibration_can_be_read() -> None:
+    known = load()
+    assert known.device == "emulated"
+    assert known.batches == sorted(known.batches)
+    assert all(len(each) == len(known.batches) for each in (known.turnaround_us, known.aftermath_us))
+
+
+@pytest.mark.parametrize(
+    ("here", "where"),
+    [
+        ({}, "on a machine like this one"),
+        ({"kernel": "7"}, "on a machine like this one under another kernel (6)"),
+        ({"cores": 4, "kernel": "7"}, "on another machine (2 cores, kernel 6)"),
+        ({"cpu": "another", "memory_gib": 16}, "on another machine (a cpu, 8 GiB)"),
+        ({"gpus": ["H100"]}, "on another machine (no GPU)"),
+    ],
+)
+def test_a_calibration_from_elsewhere_says_what_differs(here: dict[str, Any], where: str) -> None:
+    machine = msgspec.structs.replace(calibration().machine, **here)
+    plan = msgspec.structs.replace(manifest(), machine=machine)
+    assert prediction.calibrated(calibration(), plan) == f"a test, {where}"
+
+
+@pytest.mark.parametrize(
+    ("error", "points"), [(-1.7, "−170.0"), (0.123, "+12.3"), (-0.0033, "−0.33"), (0.00004, "+0.00")]
+)
+def test_how_far_a_prediction_is_off_is_told_in_decimals(error: float, points: str) -> None:
+    found = Prediction(
+        metric="m", model="overlap", change=0.1, ci_low=None, ci_high=None, measured=0.1 - error, error=error,
+        calibration="a test",
+    )  # fmt: skip
+    line = tables.prediction_line(found)
+    assert f"is off by {points} points" in line
+
+
+@pytest.mark.parametrize("variant", ["overlap", "deferred-output", "async-output"])
+def test_these_variants_have_a_model(variant: str) -> None:
+    model = model_of(*arms(variant))
+    assert not isinstance(model, str)
+    assert model.__name__ == variant.replace("-", "_")
+
+
+def test_every_other_variant_says_why_it_has_none() -> None:
+    for name in load_variants().keys() - {"overlap", "deferred-output", "async-output"}:
+        reason = model_of(*arms(name))
+        assert isinstance(reason, str), name
+        assert reason.startswith("no model of") or "serial before" in reason
+
+
+def test_what_the_models_do_not_know_has_no_prediction() -> None:
+    first, second = arms("overlap")
+    other = msgspec.structs.replace(second, options=api.EngineOptions(block_size=32))
+    assert model_of(first, other) == "the arms differ in more than their toggles"
+    assert model_of(first, msgspec.structs.replace(first, name="after")) == "the arms are equal"
+    threaded = msgspec.structs.replace(second, toggles={**second.toggles, "launch": "thread"})
+    assert "launch inline → thread" in str(model_of(first, threaded))
+    elsewhere = [
+        msgspec.structs.replace(arm, toggles={**arm.toggles, "output": "process"}) for arm in (first, second)
+    ]
+    assert model_of(*elsewhere) == "no model of overlap with output elsewhere"

@@ -1,0 +1,239 @@
+"""The experiments of experiments/claims: valid on every device, strict, and true to what they quote."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import api
+from experiments.gpu import reference
+from harness.cli import app as cli
+from harness.plan import experiment_file
+from harness.plan.experiment_file import Adjusted
+from harness.plan.orders import workload_order
+from harness.plan.variants import load_variants
+from harness.studies import experiment
+from tests.support.in_process import bench
+
+NAMES = ("gil", "roseinfer-pinned-h2d", "sglang-launch-done", "small-model-share", "vllm-output-processor")
+GIL = experiment_file.folder() / "gil.toml"
+
+
+def test_every_claim_of_the_sources_is_there() -> None:
+    assert tuple(experiment_file.names()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_committed_experiment_names_only_what_there_is(name: str) -> None:
+    found = experiment_file.read(experiment_file.find(name))
+    experiment_file.check(found)
+    assert all(boots.blocks >= 4 for boots in found.boots.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reported_number_is_quoted_from_its_source(name: str) -> None:
+    for claim in experiment_file.read(experiment_file.find(name)).claims:
+        percent = f"{abs(100 * (claim.reported or 0)):.3g}%"
+        times = f"{claim.reported:.3g} times" if claim.reported and claim.reported >= 1 else percent
+        assert claim.reported is None or percent in claim.says or times in claim.says
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_share_is_of_a_mean_over_the_same_steps(name: str) -> None:
+    """Phases are means over decode steps: a median, or a mean over requests, is no whole of theirs."""
+    found = experiment_file.read(experiment_file.find(name))
+    columns = [column for table in found.tables for column in table.columns]
+    wholes = {each.of for each in (*found.claims, *columns) if each.share.startswith("phase_")}
+    assert wholes <= {"decode_step_ms_mean"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_counter_is_called_a_mean_over_decode_steps(name: str) -> None:
+    """Counters are of a round, and their steps include the prefills."""
+    for table in experiment_file.read(experiment_file.find(name)).tables:
+        if any(column.value == "launch_lag_us" for column in table.columns):
+            assert "decode step" not in table.title
+            assert "prefills included" in table.note
+
+
+def test_what_pinning_per_call_costs_is_named_in_every_part_that_holds_it() -> None:
+    found = experiment_file.read(experiment_file.find("roseinfer-pinned-h2d"))
+    rows = [row for table in found.tables for row in table.rows if "pin-per-call" in (row.before, row.arm)]
+    assert len(rows) == 2
+    assert all("pinning per call" in row.label for row in rows)
+
+
+def test_the_follow_up_reuses_buffers_for_rows_that_are_dirty_on_both_sides() -> None:
+    planned = experiment.plan("roseinfer-pinned-h2d", Adjusted(device="emulated"))
+    designs = planned.designs()
+    claim = next(each for each in planned.experiment.claims if "follow-up" in each.says)
+    arms = {arm.name: arm.toggles for arm in designs["follow-up"]["long"].arms}
+    before, after = arms[claim.before], arms[claim.arm]
+    assert {name for name in before if before[name] != after[name]} == {"h2d"}
+    assert before["tables"] == after["tables"] == "dirty-rows"
+
+
+def test_what_to_do_afterwards_can_be_done() -> None:
+    found = [experiment_file.read(experiment_file.find(name)) for name in NAMES]
+    lines = {each.name: " ".join(each.follow_up) for each in found}
+    assert "bench explain" in lines["roseinfer-pinned-h2d"]  # the tails of submit lag and queue wait
+    commands = {each.name or getattr(each.callback, "__name__", "") for each in cli.app.registered_commands}
+    for line in lines.values():
+        assert set(re.findall(r"bench (\w+)", line)) <= commands
+        assert set(re.findall(r"--variant ([\w-]+)", line)) <= load_variants().keys()
+
+
+@pytest.mark.parametrize("name", reference.EXPERIMENTS)
+def test_a_reference_run_of_another_model_has_it_in_every_arm(name: str, tmp_path: Path) -> None:
+    model = reference.Model("llama-1b", "bfloat16", "tiny-llama")
+    planned = experiment.plan(str(reference.experiment_of(name, model, tmp_path)), Adjusted(device="cuda"))
+    designs = [each for named in planned.designs().values() for each in named.values()]
+    arms = [arm for each in designs for arm in each.arms]
+    assert {(arm.options.model, arm.options.dtype) for arm in arms} == {("tiny-llama", "bfloat16")}
+
+
+def test_the_experiments_ship_with_the_package() -> None:
+    package = experiment_file.folder().parent
+    project = tomllib.loads((package.parent / "pyproject.toml").read_text())
+    setuptools = project["tool"]["setuptools"]
+    assert "experiments*" in setuptools["packages"]["find"]["include"]
+    (pattern,) = setuptools["package-data"]["experiments"]
+    assert {path.stem for path in package.glob(pattern)} == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("blocks = 6", "blockz = 6", "unknown key 'blockz'; did you mean blocks?"),
+        ("question =", "qestion =", "unknown key 'qestion'; did you mean question?"),
+        ('arm = "no-wait"', 'arm = "no-wayt"', "unknown arm of load 'no-wayt'; did you mean no-wait?"),
+        ('"copy-done:before"', '"copy-dun:before"', "unknown variant 'copy-dun'; did you mean copy-done?"),
+        ('"copy-done:before"', '"copy-done:befor"', "unknown side of copy-done 'befor'"),
+        ('gil = "fast-switch"', 'gil = "fast-swich"', "did you mean fast-switch?"),
+        ('"launch_lag_us"', '"launch_lagg_us"', "did you mean launch_lag_us?"),
+        ('workload = "light"', 'workload = "lite"', "unknown workload of load 'lite'; did you mean light?"),
+        ("concurrency = 4", "concurency = 4", "did you mean concurrency?"),
+        ("idle_stops = 400", 'idle_stops = "many"', "idle_stops must be a number of stop strings"),
+        ("stream_interval = 1", "stream_intervall = 1", "did you mean stream_interval?"),
+        ("blocks = 6", "blocks = 3", "an experiment needs at least 4 blocks, not 3"),
+        ("outputs = true }", 'outputs = true, value = "step_ms" }', "column outputs equal needs one of"),
+        ("blocks = 6", "blocks = 6\nmargin = 2.0", "--margin must be above 0% and below 100%, not 200%"),
+        (
+            'change = "tpot_ms_p50"\n\n[[claims]]\nsays = "and',
+            'change = "tpot_ms_p50"\nreported = -0.01\n\n[[claims]]\nsays = "and',
+            "the claim of -1% lies within the margin of load, 1%",
+        ),
+        ("blocks = 6", 'blocks = "six"', "Expected `int`, got `str`"),
+        ("blocks = 6", "blocks = ", "is not TOML"),
+        ("[boots.load.workloads]", '[boots.load.workloads]\n"/../elsewhere" = {}', "must have no slash"),
+        (
+            'change = "tpot_ms_p50"\n\n[[claims]]\nsays = "and',
+            'change = "launch_lag_us"\n\n[[claims]]\nsays = "and',
+            "launch_lag_us can't carry a verdict",
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_with_a_fault_is_one_line_that_names_it(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    text = GIL.read_text()
+    assert old in text
+    path = tmp_path / "own.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(api.BadSetting) as caught:
+        experiment.plan(str(path), Adjusted(device="emulated"))
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("show gill", "unknown experiment 'gill'; did you mean gil?"),
+        ("run sglang-launch-dun", "unknown experiment 'sglang-launch-dun'; did you mean sglang-launch-done?"),
+        ("run gil --blocks 3", "an experiment needs at least 4 blocks, not 3"),
+        ("run gil --rounds 0", "--rounds must be at least 1, not 0"),
+        ("run gil --device cudda", "unknown device 'cudda'; did you mean cuda?"),
+        ("run", "say which experiment to run"),
+        ("run gil --trust", "what you ask for here needs none"),
+        ("run gil --resume somewhere", "leave name and options out"),
+        ("run --resume /nowhere/at/all", "/nowhere/at/all is not an experiment's folder"),
+        ("show gil --format json", "--format is for what a finished experiment found"),
+        ("show /nowhere/own.toml", "cannot read /nowhere/own.toml: No such file"),
+    ],
+)
+def test_a_bad_request_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    assert bench(monkeypatch, "experiment", *arguments.split()) == 2
+    line = capsys.readouterr().err.strip()
+    assert message in line
+    assert "\n" not in line
+
+
+def test_listing_and_showing_measure_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert bench(monkeypatch, "experiment", "list") == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in NAMES)
+    assert bench(monkeypatch, "experiment", "show", "roseinfer-pinned-h2d", "--device", "emulated") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3042.19 -> 3210.51 tokens/s (+5.5%)" in shown
+    assert "num_requests 64 → 16" in shown
+
+
+def test_only_the_emulated_device_is_scaled() -> None:
+    asked = {kind: experiment.plan("vllm-output-processor", Adjusted(device=kind)) for kind in
+             experiment_file.DEVICE_KINDS}  # fmt: skip
+    largest = {kind: planned.designs()["output"]["largest"] for kind, planned in asked.items()}
+    assert largest["cuda"].workload.concurrency == 1024
+    assert largest["emulated"].workload.concurrency == 128
+    assert asked["cuda"].scaling() == []
+    (line,) = asked["emulated"].scaling()
+    assert "largest: concurrency 1024 → 128" in line
+
+
+@pytest.mark.parametrize("kind", experiment_file.DEVICE_KINDS)
+def test_blocks_and_rounds_that_were_asked_for_are_said(kind: str) -> None:
+    adjusted = experiment.plan("sglang-launch-done", Adjusted(device=kind, blocks=4, rounds=2))
+    design = adjusted.designs()["ways"]["host-bound"]
+    assert (design.blocks, design.rounds) == (4, 2)
+    files = {"emulated": "8 of 8", "cuda": "8 of 10"}[kind]
+    said = f"ways: 4 blocks of 2 rounds, asked for in place of the experiment's {files}"
+    assert adjusted.extents() == [said]
+    assert "rounds 10 →" not in "".join(adjusted.scaling())
+    plain = experiment.plan("sglang-launch-done", Adjusted(device=kind))
+    (line,) = plain.extents()
+    assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds"
+    assert ("rounds 10 → 8" in "".join(plain.scaling())) is (kind == "emulated")
+
+
+def test_what_an_older_program_stored_is_read_without_the_keys_that_are_gone() -> None:
+    stored = {"title": "t", "boots": "b", "columns": [], "rows": [], "workloads": []}
+    assert msgspec.convert(stored, experiment_file.Layout).rows == []
+
+
+def test_designs_of_the_same_boots_differ_in_their_workload_alone() -> None:
+    designs = experiment.plan("gil", Adjusted(device="emulated", seed=3)).designs()["load"]
+    same = designs["light"]
+    for design in designs.values():
+        assert msgspec.structs.replace(design, workload=same.workload, name=same.name) == same
+    assert len({len(design.workload.stop) for design in designs.values()}) == len(designs)
+
+
+@given(st.integers(0, 2**31), st.integers(0, 20), st.integers(-2, 20), st.integers(1, 6))
+def test_in_a_round_every_workload_has_one_turn(seed: int, block: int, index: int, workloads: int) -> None:
+    assert sorted(workload_order(seed, block, index, workloads)) == list(range(workloads))
+
+
+def test_workloads_come_in_every_order() -> None:
+    found = {tuple(workload_order(0, block, index, 3)) for block in range(6) for index in range(20)}
+    assert len(found) == 6

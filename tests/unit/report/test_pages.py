@@ -1,0 +1,121 @@
+"""Tables keep to the width of the terminal and break no name, and their markdown is even."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from harness.cli import listings
+from harness.plan.variants import load_variants
+from harness.report import formats
+from harness.report.page import Table, terminal_table
+from tests.support.made_blocks import manifest, result, shown
+
+
+@pytest.mark.parametrize("width", [60, 72, 89, 90, 120, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    text = shown(result(0.9, manifest(secondaries=("latency_ms_p50",))), width)
+    assert max(map(len, text.splitlines())) <= width
+    for word in ("Before and after", "Outputs", "Mechanism", "Limit", "Warnings", "tpot_ms_p50", "faster"):
+        assert word in text
+
+
+def test_sixty_columns_break_no_name() -> None:
+    lines = shown(result(), 60).splitlines()
+    for name in ("throughput_tok_s", "submit_lag_ms_p99", "itl_token_ms_p99"):
+        assert any(name in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_listing_breaks_no_name(width: int) -> None:
+    found = load_variants()
+    text = io.StringIO()
+    Console(file=text, width=width).print(listings.variants(found, width))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert {line.split()[0] for line in lines if line.strip()} >= set(found)
+    if width == 80:
+        assert {"interpreter", "bottleneck"} <= {word.strip(",:;") for line in lines for word in line.split()}
+
+
+def test_markdown_is_a_table_of_even_rows() -> None:
+    lines = [line for line in formats.to_markdown(result()).splitlines() if line.startswith("|")]
+    widths: list[int] = [line.count("|") for line in lines]
+    starts = [index for index, line in enumerate(lines) if set(line) <= set("|-: ")]
+    for start, end in zip(starts, [*(each - 1 for each in starts[1:]), len(lines)], strict=True):
+        assert len(set(widths[start - 1 : end])) == 1
+
+
+def lines(table: Table, width: int) -> list[str]:
+    text = io.StringIO()
+    Console(file=text, width=width).print(*terminal_table(table, width), sep="\n")
+    return text.getvalue().splitlines()
+
+
+def words(table: Table, width: int) -> list[str]:
+    return " ".join(lines(table, width)).split()
+
+
+def test_a_header_that_is_too_wide_is_broken_behind_its_underscores() -> None:
+    names = ("device", "copy_only_ms", "host_wait_ms", "launch_wait_ms")
+    table = Table("Waits", names, (("emulated", "1.25", "2.5", "3.75"),), "", names[1:])
+    assert "launch_wait_ms" in words(table, 80)
+    narrow = words(table, 44)
+    assert {"copy_", "only_ms"} <= set(narrow) or {"copy_only_", "ms"} <= set(narrow)
+    assert not any(word in {"launch_wait_m", "copy_only_m"} for word in narrow)
+
+
+def test_a_header_that_is_too_wide_keeps_the_spaces_between_its_words() -> None:
+    cause = "wait.copy_done (decode) +1.30; wait.copy_done (prefill) +0.12; schedule (decode) +0.06"
+    table = Table("Late", ("arm", "what the thread did more of, ms"), (("before", cause),), numbers=())
+    assert "what the thread did" in " ".join(words(table, 36))
+
+
+DEVICES = Table(
+    "Devices",
+    ("device", "window_ms", "busy_ms", "busy", "copy_only_ms", "idle_ms", "host_wait_ms", "sync_wait_ms",
+     "launch_wait_ms", "other_ms"),
+    (("emulated on Intel(R) Xeon(R)", "21,711.5", "20,432.5", "94.1%", "0.08257", "1.196", "0.5198", "0.2906",
+      "0.2195", "0.1662"),),
+    "",
+    ("window_ms", "busy_ms", "busy", "copy_only_ms", "idle_ms", "host_wait_ms", "sync_wait_ms",
+     "launch_wait_ms", "other_ms"),
+)  # fmt: skip
+STEP = Table(
+    "Where a decode step goes",
+    ("us of a step", "before", "share", "after", "of it", "change", "interval"),
+    (
+        ("interval", "3,697.3", "100.0%", "3,309.7", "100.0%", "−387.6", "[−482, −293]"),
+        ("completion latency", "130.9", "3.5%", "0.1", "0.0%", "−1,130.8", "[−1,440, −1,180]"),
+    ),
+    "",
+    ("before", "share", "after", "of it", "change"),
+)
+
+
+@pytest.mark.parametrize("table", [DEVICES, STEP], ids=["devices", "step"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_number_and_no_name_of_a_narrow_table_is_broken(table: Table, width: int) -> None:
+    shown = words(table, width)
+    assert max(map(len, lines(table, width))) <= width
+    for cell in (*table.rows[0], *table.rows[-1]):
+        assert set(cell.split()) <= set(shown), cell
+    if width == 60:  # columns below each other, each with the whole of its name
+        assert set(" ".join(table.columns).split()) <= set(shown)
+
+
+def test_an_interval_is_on_one_line_before_a_name_is() -> None:
+    whole = max(map(len, lines(STEP, 120)))
+    text = "\n".join(lines(STEP, whole - 4))
+    assert "[−1,440, −1,180]" in text
+    assert "completion latency" not in text
+
+
+def test_what_is_long_in_a_narrow_table_of_numbers_is_its_text() -> None:
+    name = "void_gemm_kernel_with_a_name_that_no_terminal_has_room_for"
+    names = ("kernel", "count", "total_ms")
+    shown = words(Table("Kernels", names, ((name, "12,345", "1,538.25"),), "", names[1:]), 40)
+    assert {"12,345", "1,538.25"} <= set(shown)
+    assert name not in shown

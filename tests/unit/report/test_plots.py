@@ -1,0 +1,407 @@
+"""Figures of real runs: axes with units, arms told apart without colour, bars from zero, numbers as in the
+result."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.pyplot
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from msgspec.structs import replace
+
+import harness
+from engines import api
+from harness.analysis import comparison
+from harness.analysis.frames import Run
+from harness.analysis.result import Axis, Comparison, MetricRow, Result, SweepResult
+from harness.report import figures
+from harness.report.figures import style
+from harness.stats import paired
+from harness.store import tables
+from tests.support.made_blocks import block, manifest, result, side
+from tests.support.made_runs import (
+    NAMES,
+    factorial_blocks,
+    factorial_found,
+    planned_factorial,
+    stored,
+    stored_sweep,
+    stored_three,
+)
+from tests.support.places import REFERENCE
+
+FIGURES: dict[str, Callable[[Run, float], Figure]] = {
+    "changes": lambda run, width: figures.changes(run.result.comparisons[0], width),
+    "block_changes": lambda run, width: figures.block_changes(run, width=width),
+    "latency_cdfs": figures.latency_cdfs,
+    "itl_over_time": figures.itl_over_time,
+    "phases": lambda run, width: figures.phases(run.result.comparisons[0], width),
+}
+UNITS = ("(%)", "(ms)", "(ms, log scale)", "us, mean", "block")
+
+
+@pytest.fixture(scope="module")
+def real() -> Run:
+    return harness.load(REFERENCE / "runs" / "copy-done")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_axes_have_names_and_units(real: Run, name: str) -> None:
+    for width in (style.WIDTH, 3.7):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a layout that does not fit, a glyph that is missing
+            figure = FIGURES[name](real, width)
+            figure.canvas.draw()
+        assert isinstance(figure, Figure)
+        assert figure.get_figwidth() == width
+        labels = [axes.get_xlabel() for axes in figure.axes if axes.get_xlabel()]
+        assert labels
+        labels += [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
+        assert all(any(unit in label for unit in UNITS) for label in labels), labels
+    assert matplotlib.pyplot.get_fignums() == []  # none is held by pyplot
+
+
+def test_log_axes_say_so(real: Run) -> None:
+    for axes in figures.latency_cdfs(real).axes:
+        assert (axes.get_xscale() == "log") == ("log scale" in axes.get_xlabel())
+    gaps = figures.latency_cdfs(harness.load(REFERENCE / "runs" / "pinned-h2d")).axes[2]
+    assert gaps.get_xscale() == "log"
+
+
+def test_bars_start_at_zero_and_are_as_long_as_the_result_says(real: Run) -> None:
+    (found,) = real.result.comparisons
+    figure = figures.phases(found)
+    for axes in figure.axes:
+        assert axes.get_xlim()[0] == 0
+        names = [label.get_text() for label in axes.get_yticklabels()]
+        lengths = [bar.get_width() for bar in axes.patches]
+        rows = [found.metrics[f"phase_{name.replace('.', '_')}_us"] for name in names]
+        assert lengths == [*(row.before for row in rows), *(row.after for row in rows)]
+
+
+def test_the_arms_differ_without_colour() -> None:
+    before, after = style.ARMS["before"], style.ARMS["after"]
+    for part in ("face", "line", "marker", "hatch"):
+        assert getattr(before, part) != getattr(after, part)
+
+
+def test_intervals_are_those_of_the_result(real: Run) -> None:
+    (found,) = real.result.comparisons
+    axes = figures.changes(found).axes[0]
+    names = [label.get_text().removesuffix(" ↑") for label in axes.get_yticklabels()]
+    assert names[0] == found.primary
+    drawn = [bars.get_segments()[0][:, 0] for line in axes.containers for bars in line.lines[2]]
+    expected = [(100 * found.metrics[name].ci_low, 100 * found.metrics[name].ci_high) for name in names]
+    assert np.allclose(drawn, expected)
+
+
+def test_the_mean_of_the_blocks_is_the_change(real: Run) -> None:
+    (found,) = real.result.comparisons
+    axes = figures.block_changes(real).axes[0]
+    points = [value for line in axes.lines if line.get_marker() in "^v" for value in line.get_ydata()]
+    assert len(points) == 6
+    mean = np.expm1(np.mean(np.log1p(np.array(points) / 100)))
+    assert mean == pytest.approx(found.metrics["tpot_ms_p50"].change)
+    in_unit = figures.block_changes(real, "exposed_host_us")
+    assert in_unit.axes[0].get_ylabel() == "change (us)"
+
+
+def test_a_curve_reaches_its_largest_sample(real: Run) -> None:
+    axes = figures.latency_cdfs(real).axes[0]
+    for arm, line in zip(
+        real.arms, (each for each in axes.lines if each.get_label() in real.arms), strict=True
+    ):
+        samples = real.requests.loc[real.requests["arm"] == arm, "ttft_ms"]
+        assert line.get_xdata()[[0, -1]].tolist() == [samples.min(), samples.max()]
+        assert line.get_ydata()[-1] == 1
+
+
+def test_what_a_run_has_not_got_is_one_line(real: Run, tmp_path: Path) -> None:
+    alone = harness.load(stored(tmp_path, "a", plan=manifest(2, arms=1)))
+    (one_arm,) = alone.result.comparisons
+    bare = {key: side(4)[key] for key in ("requests", "rounds")}
+    (unrecorded,) = comparison.result(
+        manifest(2), [block(number, {"before": bare, "after": bare}) for number in range(2)]
+    ).comparisons
+    for draw, reason in (
+        (lambda: figures.changes(one_arm), "it has one arm"),
+        (lambda: figures.block_changes(alone), "one arm, so no block has a change"),
+        (lambda: figures.phases(unrecorded), "has no step records, so no phases"),
+        (
+            lambda: figures.block_changes(real, "tpot_ms_p5"),
+            "unknown metric of this run 'tpot_ms_p5'; did you mean tpot_ms_p",
+        ),
+    ):
+        with pytest.raises(api.BadSetting, match=reason):
+            draw()
+    for draw in (figures.latency_cdfs, figures.itl_over_time):
+        assert len(draw(alone).axes) >= 2
+    assert len(figures.phases(one_arm).axes[0].patches) > 0
+
+
+def test_an_engine_that_does_not_stamp_tokens_has_itl_by_chunk(tmp_path: Path) -> None:
+    folder = Path(stored(tmp_path, "a", plan=manifest(1)))
+    path = tables.table_path(folder, 0, "requests")
+    frame = pd.read_parquet(path)
+    frame["token_ns"] = [np.empty(0, dtype=np.int64) for _ in range(len(frame))]
+    frame.to_parquet(path)
+    run = harness.load(folder)
+    assert "ITL by chunk" in figures.latency_cdfs(run).axes[2].get_xlabel()
+    with pytest.raises(api.BadSetting, match="has no ITL by token"):
+        figures.itl_over_time(run)
+
+
+def test_one_block_has_points_and_no_interval(tmp_path: Path) -> None:
+    run = harness.load(stored(tmp_path, "a", 0.9, plan=manifest(1)))
+    (found,) = run.result.comparisons
+    assert "no interval" in figures.changes(found).axes[0].get_title(loc="left")
+    labels = [text.get_text() for text in figures.block_changes(run).legends[0].get_texts()]
+    assert not any("interval" in label for label in labels)
+
+
+def test_names_from_a_run_are_not_taken_for_mathematics(tmp_path: Path) -> None:
+    run = harness.load(stored(tmp_path, "a", 0.9, plan=manifest(2)))
+    (found,) = run.result.comparisons
+    found = replace(found, metrics={"$x$_ms": found.metrics["tpot_ms_p50"]}, primary="$x$_ms")
+    label = figures.changes(found).axes[0].get_yticklabels()[0]
+    assert label.get_text() == "$x$_ms"
+    assert not label.get_parse_math()
+
+
+# -- factorials, sweeps, A/A ------------------------------------------------------------------------------
+
+
+PLAIN = result(plan=manifest(1)).comparisons[0]
+
+
+@pytest.fixture(scope="module")
+def factored() -> Result:
+    return factorial_found()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+    return harness.load_sweep(stored_sweep(tmp_path_factory.mktemp("swept") / "a-sweep")).result
+
+
+def a_a(seed: int, blocks: int, noise: float) -> Comparison:
+    """A comparison of an arm with itself."""
+    values = np.random.default_rng(seed).normal(0, noise, (2, blocks))
+    effect = paired.effect(*np.exp(values).tolist())
+    row = comparison.metric_row("tpot_ms_p50", [1.0], effect)
+    return replace(PLAIN, variant="aa", after=PLAIN.before, blocks=blocks, metrics={"tpot_ms_p50": row})
+
+
+def drawn(draw: Callable[[float], Figure]) -> Figure:
+    """The figure in both widths, without a warning."""
+    for width in (3.7, style.WIDTH):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            figure = draw(width)
+            figure.canvas.draw()
+        assert figure.get_figwidth() == width
+    return figure
+
+
+def test_effects_are_those_of_the_result(factored: Result) -> None:
+    axes = drawn(lambda width: figures.effects(factored, width=width)).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "h2d", "output", "h2d × output", "all, against none",
+    ]  # fmt: skip
+    assert axes.get_xlabel() == "change of tpot_ms_p50 (%)"
+    found = factored.factorial.metrics["tpot_ms_p50"]
+    marks = sorted(line[0].get_xdata()[0] for line in axes.containers)
+    rows = [*found.effects, *found.alone.values(), *found.with_others.values(), found.together]
+    assert marks == pytest.approx(sorted(100 * row.change for row in rows))
+    ends = sorted(tuple(bars.lines[2][0].get_segments()[0][:, 0]) for bars in axes.containers)
+    expected = sorted((100 * row.ci_low, 100 * row.ci_high) for row in rows)
+    assert np.allclose(ends, expected)
+    assert len({line[0].get_marker() for line in axes.containers}) == 4  # told apart without colour
+
+
+def legend_of(axes: Axes) -> list[str]:
+    (legend,) = axes.figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def filled(axes: Axes) -> list[bool]:
+    """Of each mark with an interval, from the first drawn to the last."""
+    return [line[0].get_markerfacecolor() != "white" for line in axes.containers if len(line[0].get_xdata())]
+
+
+def test_only_what_carries_a_verdict_is_filled_and_decides(factored: Result) -> None:
+    axes = figures.effects(factored).axes[0]
+    assert filled(axes) == [True, False, False] * 2 + [True, False]  # a pair, and all against none
+    assert "on average over the settings of the others (decides)" in legend_of(axes)
+    axes = figures.effects(factored, "latency_ms_p50").axes[0]
+    assert not any(filled(axes))
+    assert not any("decides" in each for each in legend_of(axes))
+    plan = planned_factorial("h2d,output,gc", blocks=2)
+    tpot = {arm.name: 4.0 + number for number, arm in enumerate(plan.design.arms)}
+    result = comparison.result(plan, factorial_blocks(plan, tpot))
+    axes = drawn(lambda width: figures.effects(result, width=width)).axes[0]
+    assert filled(axes)[-3:] == [True, False, False]  # a pair, all three, and all against none
+    assert "on average over the settings of the others, no verdict" in legend_of(axes)
+
+
+def test_a_wide_interval_does_not_press_the_effects_together() -> None:
+    plan = planned_factorial("h2d,output", blocks=2)
+    tpot = {"before": 4.0, "h2d": 3.6, "output": 3.8, "h2d+output": 3.4}
+    result = comparison.result(plan, factorial_blocks(plan, tpot, noise=0.3))
+    axes = figures.effects(result).axes[0]
+    rows = result.factorial.metrics["tpot_ms_p50"].effects
+    assert axes.get_xlim()[1] < 100 * max(row.ci_high for row in rows)
+    assert axes.get_xlim()[1] > 100 * max(abs(row.change) for row in rows)
+    assert "an interval without an end goes on" in legend_of(axes)
+
+
+def test_what_was_left_out_has_no_mark() -> None:
+    plan = planned_factorial("schedule,output=inline:deferred")
+    tpot = {"before": 4.0, "schedule": 3.6, "output": 3.8}
+    result = comparison.result(plan, factorial_blocks(plan, tpot))
+    axes = drawn(lambda width: figures.effects(result, width=width)).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["schedule*", "output*"]
+    assert len(axes.containers) == 4  # alone and on average
+    assert "*: taking schedule × output as zero" in legend_of(axes)
+
+
+def test_levels_of_a_sweep_start_at_zero_and_log_axes_say_so(swept: SweepResult) -> None:
+    axes = drawn(lambda width: figures.against(swept, width=width)).axes[0]
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylabel() == "tpot_ms_p50 (ms)"
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "concurrency, log scale"
+    lines = {line.get_label(): line for line in axes.lines}
+    for arm in ("before", "after"):
+        rows = [each.metrics["tpot_ms_p50"].of(arm) for each in swept.comparisons]
+        assert lines[arm].get_xydata().tolist() == [[1, rows[0]], [8, rows[1]]]
+    assert lines["before"].get_marker() != lines["after"].get_marker()
+
+
+def test_a_frontier_has_a_point_for_each_value_of_the_axis(swept: SweepResult) -> None:
+    axes = drawn(lambda width: figures.frontier(swept, width=width)).axes[0]
+    assert (axes.get_xlim()[0], axes.get_ylim()[0]) == (0, 0)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("throughput_tok_s (tok/s)", "tpot_ms_p50 (ms)")
+    assert [text.get_text() for text in axes.texts] == ["1", "8"]
+    after = next(line for line in axes.lines if line.get_label() == "after")
+    row = swept.comparisons[1].metrics
+    assert after.get_xydata()[1].tolist() == [row["throughput_tok_s"].after, row["tpot_ms_p50"].after]
+
+
+def test_gains_have_the_intervals_of_the_result(swept: SweepResult) -> None:
+    axes = drawn(lambda width: figures.gains(swept, width=width)).axes[0]
+    assert axes.get_ylabel() == "change of tpot_ms_p50 (%)"
+    rows = [each.metrics["tpot_ms_p50"] for each in swept.comparisons]
+    bars = [each for each in axes.containers if len(each[0].get_xdata())]
+    drawn_ends = [each.lines[2][0].get_segments()[0][:, 1] for each in bars]
+    assert np.allclose(drawn_ends, [(100 * row.ci_low, 100 * row.ci_high) for row in rows])
+    assert legend_of(axes) == ["margin, ±1%", "change, 95% interval", "called a change"]
+    assert filled(axes) == [True, True]
+
+
+def test_a_gain_that_is_undecided_for_whatever_reason_is_hollow(swept: SweepResult) -> None:
+    words = (comparison.ONE_BOOT, "undecided", "same", None, "slower", "worse")
+    points = []
+    for place, word in enumerate(words):
+        first = swept.comparisons[0]
+        row = replace(first.metrics["tpot_ms_p50"], verdict=word)
+        points.append(replace(first, at={"concurrency": str(place)}, metrics={"tpot_ms_p50": row}))
+    axes = figures.gains(replace(swept, comparisons=points)).axes[0]
+    assert filled(axes) == [False, False, False, False, True, True]
+
+
+def test_gains_that_stopped_at_different_looks_have_different_confidences(swept: SweepResult) -> None:
+    points = [
+        replace(each, confidence=level)
+        for each, level in zip(swept.comparisons, (0.9975, 0.9745), strict=True)
+    ]
+    axes = drawn(lambda width: figures.gains(replace(swept, comparisons=points), width=width)).axes[0]
+    assert "change, 97.45 to 99.75% interval" in legend_of(axes)
+
+
+def test_other_axes_are_panels(swept: SweepResult) -> None:
+    comparisons = [
+        replace(each, at={**each.at, "variant": name})
+        for name in ("one", "other")
+        for each in swept.comparisons
+    ]
+    axes = [*swept.axes, Axis(name="variant", values=["one", "other"])]
+    result = replace(swept, axes=axes, comparisons=comparisons)
+    for draw in (figures.against, figures.frontier, figures.gains):
+        titles = [panel.get_title(loc="left") for panel in draw(result).axes]
+        assert titles == ["one", "other"]
+
+
+def test_a_funnel_holds_nineteen_of_twenty() -> None:
+    runs = [a_a(seed, 4 + 4 * (seed % 3), 0.005 * (1 + seed % 2)) for seed in range(400)]
+    figure = drawn(lambda width: figures.funnel(runs[:24], width=width))
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == "half-width of the 95% interval (%)"
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"4 blocks", "8 blocks", "12 blocks"} <= set(names)
+    outside = int(figures.funnel(runs).axes[0].get_title(loc="left").split(": ")[1].split(" ")[0])
+    assert 8 <= outside <= 34
+    rows = [each.metrics["tpot_ms_p50"] for each in runs]
+    assert outside == sum(not row.ci_low <= 0 <= row.ci_high for row in rows)
+
+
+def test_what_these_plots_cannot_draw_is_one_line(factored: Result, swept: SweepResult) -> None:
+    letters = replace(
+        swept,
+        axes=[Axis(name="x", values=["a"])],
+        comparisons=[replace(each, at={"x": "a"}) for each in swept.comparisons],
+    )
+    for draw, reason in (
+        (lambda: figures.effects(swept), "is not a factorial, so it has no effects"),
+        (lambda: figures.effects(factored, "tpot_ms_p5"), "did you mean tpot_ms_p"),
+        (lambda: figures.against(factored), "has no axis of numbers to draw along"),
+        (lambda: figures.gains(letters), "has no axis of numbers to draw along"),
+        (lambda: figures.against(swept, "tpot_ms_p5"), "did you mean tpot_ms_p"),
+        (lambda: figures.against(swept, axis="concurency"), "did you mean concurrency?"),
+        (lambda: figures.against(swept, "goodput_req_s"), "was measured at no point"),
+        (lambda: figures.funnel(swept.comparisons), "is not an A/A: a funnel takes runs of bench aa"),
+        (lambda: figures.funnel([]), "there is no A/A comparison"),
+        (
+            lambda: figures.funnel([a_a(1, 8, 0.01), replace(a_a(2, 8, 0.01), confidence=0.9975)]),
+            "aa could stop early, its intervals are of 99.75%: a funnel takes runs of a fixed number",
+        ),
+    ):
+        with pytest.raises(api.BadSetting, match=reason.replace("?", r"\?")):
+            draw()
+
+
+def test_a_run_of_several_arms_has_its_latencies_drawn(tmp_path: Path) -> None:
+    run = harness.load(stored_three(tmp_path / "run"))
+    figure = figures.latency_cdfs(run)
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert set(NAMES) <= set(names)
+    assert len(figures.itl_over_time(run).axes) == 2
+    looks = style.looks(NAMES).values()
+    assert len({look.marker for look in looks}) == len({str(look.line) for look in looks}) == 3
+    with pytest.raises(api.BadSetting, match="has 3 arms"):
+        figures.block_changes(run)
+
+
+@pytest.mark.parametrize("width", [style.WIDTH, 3.7])
+def test_what_is_said_beside_a_phase_stays_inside_the_figure(width: float) -> None:
+    row = MetricRow(
+        unit="us",
+        better="lower",
+        before=10_436.0,
+        after=9_406.0,
+        delta=-1030.4,
+        ci_low=-2056.2,
+        ci_high=-3.12,
+    )
+    metrics = {"phase_h2d_us": replace(row, before=309.3, after=88.0), "phase_wait_copy_done_us": row}
+    figure = figures.phases(replace(PLAIN, metrics=metrics), width)
+    figure.canvas.draw()
+    for axes in figure.axes:
+        for text in axes.texts:
+            assert text.get_window_extent().x1 <= figure.bbox.x1, text.get_text()

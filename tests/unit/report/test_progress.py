@@ -1,0 +1,24 @@
+"""What stderr says while a run goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.cli.progress import MUCH_STOLEN, Display
+from harness.run.events import BlockBegun, BlockDone
+from tests.support.made_blocks import manifest
+
+
+@pytest.mark.parametrize(
+    ("stolen", "told"),
+    [(MUCH_STOLEN, []), (0.42, ["block 1 of 6: 42% of the CPU time went to other virtual machines"])],
+)
+def test_a_block_in_which_much_was_stolen_says_so_while_one_can_still_stop(
+    stolen: float, told: list[str]
+) -> None:
+    said, plain = list[str](), list[str]()
+    display = Display(manifest().design, said.append, plain=plain.append)
+    display(BlockBegun(0, left=6))
+    display(BlockDone(0, 12.0, stolen))
+    assert said == told
+    assert plain == ["block 1 of 6 done in 12 s, 60 s left"]

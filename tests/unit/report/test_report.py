@@ -1,0 +1,272 @@
+"""The report of a run as a file: what it says first, that it needs nothing else, and that a run's own words
+stay words."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+
+import harness
+from engines import api
+from harness.analysis import words
+from harness.analysis.frames import Run
+from harness.analysis.result import Failures
+from harness.report import html, tables
+from harness.report.figures import style
+from harness.report.figures.page import PROPERTIES
+from harness.store.tables import table_path
+from tests.support.in_process import bench
+from tests.support.made_blocks import manifest
+from tests.support.made_runs import stored
+from tests.support.places import REFERENCE
+
+RUN = REFERENCE / "runs" / "copy-done"
+NO_END_TAG = {"meta", "link"}
+FETCHED = {"src", "srcset", "href", "xlink:href", "data", "action", "poster", "background"}
+HOSTILE = '</h1><script>alert("x")</script><img src=http://example.org/x> [x](http://example.org) | $x$'
+
+
+class Page(HTMLParser):
+    """Tags, what they refer to, their ids, and the text by tag; fails where a tag is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.references: list[str] = []
+        self.ids: list[str] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.references += [value or "" for name, value in attrs if name in FETCHED]
+        self.references += re.findall(r"url\(([^)]*)\)", " ".join(value or "" for _, value in attrs))
+        if tag not in NO_END_TAG:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self.open[-1] if self.open else "", data.strip()))
+
+    def first_in_body(self) -> str:
+        return next(text for tag, text in self.texts if tag not in ("title", "style"))
+
+
+def texts(page: Page, tag: str) -> list[str]:
+    return [text for at, text in page.texts if at == tag]
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return harness.load(RUN)
+
+
+@pytest.fixture(scope="module")
+def page(run: Run) -> str:
+    return html.to_html(run)
+
+
+def test_the_file_needs_nothing_else(page: str) -> None:
+    parsed = Page(page)
+    assert not {"script", "iframe", "object", "embed", "img"} & parsed.tags
+    assert {ref for ref in parsed.references if not ref.startswith("#")} == {"data:,"}
+    assert not re.search(r"@import|@font-face", page)
+    assert "default-src 'none'" in page
+    assert len(page.encode()) < 3_000_000
+
+
+def test_what_figures_refer_to_is_theirs(page: str) -> None:
+    parsed = Page(page)
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert {ref[1:] for ref in parsed.references if ref.startswith("#")} <= set(parsed.ids)
+
+
+def test_the_verdict_comes_first_with_the_jsons_numbers(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(monkeypatch, "compare", str(RUN), "--format", "json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    (comparison,) = printed["comparisons"]
+    row = comparison["metrics"][comparison["primary"]]
+    first = Page(page).first_in_body()
+    assert first == words.conclusion(printed["device"], harness.compare(RUN).comparisons[0])
+    said = [float(each.replace("−", "-")) for each in re.findall(r"([+−][\d.]+)%", first)]
+    expected = [100 * row[name] for name in ("change", "ci_low", "ci_high")]
+    assert said == [round(value, 2 if abs(value) < 1 else 1) for value in expected]
+    assert f"over {comparison['blocks']} blocks" in first
+    assert row["verdict"] in first
+
+
+def test_the_parts_come_in_the_order_in_which_they_are_read(page: str) -> None:
+    parsed = Page(page)
+    headings = [*texts(parsed, "h2"), *texts(parsed, "summary")]
+    assert headings == [
+        "Warnings", "Before and after", "Changes", "Block by block", "Latencies", "Over time", "Host phases",
+        "Mechanism", "Limit", "Method", "Environment", "Settings", "Every metric",
+    ]  # fmt: skip
+
+
+def test_failed_requests_are_on_the_page_with_their_causes(run: Run) -> None:
+    (comparison,) = run.result.comparisons
+    before = Failures(failed=2, requests=960, causes={"timed out": 2})
+    failing = msgspec.structs.replace(comparison, failures={**comparison.failures, "before": before})
+    other = replace(run)
+    # In place of what it would compute.
+    other.__dict__["result"] = msgspec.structs.replace(run.result, comparisons=[failing])
+    page = Page(html.to_html(other))
+    assert "Failed requests" in texts(page, "h2")
+    assert "2 × timed out" in texts(page, "td")
+
+
+def test_every_cell_is_a_cell_of_the_commands_tables(run: Run, page: str) -> None:
+    (comparison,) = run.result.comparisons
+    cells = texts(Page(page), "td")
+    for table in (*tables.parts(comparison), tables.every_metric(comparison)):
+        if table.title != "Outputs":  # a sentence, there
+            assert {cell for row in table.rows for cell in row[1:] if cell} <= set(cells)
+    outputs = comparison.outputs
+    assert any(f"{outputs.identical} of {outputs.compared}" in text for text in texts(Page(page), "p"))
+    # What a variant is said to be today is no part of a stored run. A figure's path may hold any digits.
+    assert not any("4790" in text for text in (*cells, *texts(Page(page), "p")))
+
+
+def test_figures_take_the_colours_of_the_page(page: str) -> None:
+    figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    assert len(figures) == 10  # five, each for a page and for a phone
+    for colour, name in PROPERTIES.items():
+        assert not any(colour in figure for figure in figures)
+        assert page.count(f"{name}:") == 2  # light and dark
+    assert style.ARMS["before"].colour in page
+    assert "prefers-color-scheme: dark" in page
+    assert 'name="viewport"' in page
+
+
+def test_the_command_writes_a_page_and_markdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stored(tmp_path, "a", 0.9, plan=manifest(1))
+    for name in ("report.html", "deep/report.md"):
+        out = tmp_path / name
+        assert bench(monkeypatch, "report", folder, "-o", str(out)) == 0
+        assert capsys.readouterr().out == f"{out}\n"
+    conclusion = Page((tmp_path / "report.html").read_text()).first_in_body()
+    assert conclusion.endswith("over 1 block on the emulated device; one block gives no verdict.")
+    markdown = (tmp_path / "deep" / "report.md").read_text()
+    assert markdown.startswith(f"**{conclusion}**\n")
+    assert markdown.index("### Warnings") < markdown.index("<details>") < markdown.index("### Environment")
+    assert markdown.rstrip().endswith("</details>")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One arm, whose engine records no steps."""
+    folder = Path(stored(tmp_path_factory.mktemp("runs"), "a", plan=manifest(2, arms=1)))
+    for number in range(2):
+        for table in ("steps", "work"):
+            table_path(folder, number, table).unlink()
+    return harness.load(folder)
+
+
+@pytest.fixture(scope="module")
+def page_of_one(alone: Run) -> Page:
+    return Page(html.to_html(alone))
+
+
+def test_one_arm_has_no_changes(alone: Run, page_of_one: Page) -> None:
+    assert "tpot_ms_p50 is 4.001 ms over 2 blocks" in page_of_one.first_in_body()
+    headings = set(texts(page_of_one, "h2"))
+    assert not {"Changes", "Block by block"} & headings
+    assert {"One arm", "Latencies"} <= headings
+    assert "after" not in texts(page_of_one, "th")
+    assert "One arm" in html.to_markdown(alone)
+
+
+def test_a_figure_that_can_not_be_drawn_says_why(page_of_one: Page) -> None:
+    captions = texts(page_of_one, "figcaption")
+    assert any("has no step records, so no phases" in text for text in captions)
+
+
+def test_a_server_at_an_address_was_not_booted(tmp_path: Path) -> None:
+    plan = manifest(1)
+    there = [msgspec.structs.replace(arm, toggles={"url": "http://a"}) for arm in plan.design.arms]
+    for name, arms, said in (
+        (
+            "a",
+            [plan.design.arms[0], there[1]],
+            "each one fresh boot of before; the first boots are discarded",
+        ),
+        ("b", there, "before: a server that was running, and was not booted"),
+    ):
+        design = msgspec.structs.replace(plan.design, arms=tuple(arms))
+        run = harness.load(stored(tmp_path, name, plan=msgspec.structs.replace(plan, design=design)))
+        rows = dict(html.method(run).rows)
+        assert rows["blocks"] == f"1, {said}; after: a server that was running, and was not booted"
+        assert rows["rounds"] == "2 for each arm, pooled, after 1 to warm up"
+    assert "discarded" not in html.to_html(run)
+
+
+def test_what_a_run_says_is_text(tmp_path: Path) -> None:
+    plan = manifest(1)
+    arms = tuple(msgspec.structs.replace(arm, env={"X": HOSTILE + arm.name}) for arm in plan.design.arms)
+    design = msgspec.structs.replace(plan.design, arms=arms, name=HOSTILE)
+    plan = msgspec.structs.replace(plan, design=design)
+    folder = Path(stored(tmp_path, "a", 0.9, plan=plan))
+    path = table_path(folder, 0, "requests")
+    frame = pd.read_parquet(path)
+    frame.loc[0, "error"] = HOSTILE + "\n\n# a heading"
+    frame.to_parquet(path)
+    run = harness.load(folder)
+    parsed = Page(html.to_html(run))
+    assert not {"script", "img"} & parsed.tags
+    assert parsed.first_in_body().startswith(HOSTILE)
+    markdown = html.to_markdown(run)
+    assert not re.search(r"<(?!/?details>|/?summary>)", markdown)
+    assert "](http" not in markdown
+    assert "\n# a heading" not in markdown
+
+
+@pytest.mark.parametrize("broken", ["unfinished", "without a block", "without a table", "cut short", "empty"])
+def test_a_run_that_is_not_whole_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: str
+) -> None:
+    folder = Path(stored(tmp_path, "a", count=2 if broken == "unfinished" else None, plan=manifest(3)))
+    path = table_path(folder, 1, "requests")
+    match broken:
+        case "without a block":
+            path.parent.rename(tmp_path / "elsewhere")
+        case "without a table":
+            path.unlink()
+        case "cut short":
+            path.write_bytes(path.read_bytes()[:-20])
+        case "empty":
+            (folder / "manifest.json").write_bytes(b"")
+    out = tmp_path / "report.html"
+    assert bench(monkeypatch, "report", str(folder), "-o", str(out)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("bench: ")
+    assert str(folder) in said.err
+    assert said.err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_an_ending_that_is_neither_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(api.BadSetting, match=r"end .*report.pdf in \.html or \.md"):
+        html.write(tmp_path / "nowhere", tmp_path / "report.pdf")

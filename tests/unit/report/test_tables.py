@@ -1,0 +1,125 @@
+"""What is printed of a comparison: the sentence, the tables, the csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import msgspec
+import pytest
+
+from engines import api
+from harness.analysis import comparison, words
+from harness.analysis.result import Failures
+from harness.cli import printing
+from harness.plan.design import Arm, Ref
+from harness.report import formats, tables
+from tests.support.made_blocks import REQUESTS, blocks, manifest, result, warned
+
+
+@pytest.mark.parametrize(
+    ("factor", "noise", "expected"),
+    [
+        (0.9, 0.001, "faster."),
+        (1.1, 0.001, "slower."),
+        (1.0, 0.0005, "same, within ±1%"),
+        (0.995, 0.0002, "a change of −0.5"),
+        (1.0, 0.05, "undecided, the interval holds 0 and reaches beyond ±1%"),
+    ],
+)
+def test_the_conclusion_says_the_verdict(factor: float, noise: float, expected: str) -> None:
+    found = result(factor, noise=noise)
+    assert expected in words.conclusion(found.device, found.comparisons[0])
+
+
+def test_a_primary_that_is_zero_somewhere_is_told_in_its_unit() -> None:
+    found = result(0.9, manifest(goodput={"tpot": 3.8}, primary="goodput_req_s"))
+    only = found.comparisons[0]
+    sentence = words.conclusion(found.device, only)
+    assert "goodput_req_s changed by +" in sentence
+    assert "req/s" in sentence
+    assert "better" in sentence
+    assert not any("blocks would detect" in line for line in warned(only))
+
+
+def test_failed_requests_are_shown_with_their_first_causes() -> None:
+    assert "Failed requests" not in formats.to_markdown(result())
+    failing = blocks(1.0)
+    after = failing[2].tables["requests"]
+    mine = after.index[after["arm"] == "after"]
+    for index, cause in zip(mine, ("HTTP 500", "timed out", "HTTP 500", "cut", "refused"), strict=False):
+        after.loc[index, "error"] = cause
+    found = comparison.result(manifest(), failing)
+    asked = 6 * REQUESTS
+    assert found.comparisons[0].failures["before"] == Failures(failed=0, requests=asked, causes={})
+    shown = formats.to_markdown(found)
+    assert f"| after | 5 | {asked} | 2 × HTTP 500; 1 × timed out; 1 × cut; and 1 other causes |" in shown
+    assert f"| before | 0 | {asked} |  |" in shown
+
+
+def test_a_server_at_a_url_is_one_boot_and_undecided() -> None:
+    arms = tuple(
+        Arm(name=name, engine="e", options=api.EngineOptions(), toggles={"url": name})
+        for name in ("before", "after")
+    )
+    plan = manifest(blocks=1)
+    plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=arms))
+    found = result(plan=plan)
+    row = found.comparisons[0].metrics["tpot_ms_p50"]
+    assert row.verdict == "undecided: one boot per side"
+    assert "undecided: one boot per side." in words.conclusion(found.device, found.comparisons[0])
+
+
+def test_arms_are_told_apart_by_what_differs() -> None:
+    (found,) = result().comparisons
+    assert tables.changed_settings(found.before, found.after) == "before: h2d=pageable; after: h2d=pinned"
+    here = msgspec.structs.replace(found.before, toggles={})
+    base = msgspec.structs.replace(here, ref=Ref(repository="", name="base", commit="0123456789abcdef"))
+    assert tables.changed_settings(base, here) == "before: ref=base (0123456789); after: ref=as installed"
+
+
+def test_the_change_of_the_step_is_told_by_its_parts() -> None:
+    (only,) = result(0.9).comparisons
+    parts = tables.step_parts(only)
+    assert parts is not None
+    found = re.fullmatch(
+        r"Decode step −10\.\d% \[.*\]: exposed host time −10\.\d% \[.*\] of the step "
+        r"\(step_ms_same_device\), device time \+0\.00% \[.*\] \(step_ms_same_host\)\.",
+        parts,
+    )
+    assert found, parts  # the device takes 1 ms of each step there, whatever the step
+    assert parts in list(tables.remarks(only))
+    assert "[" not in str(tables.step_parts(result(0.9, manifest(1)).comparisons[0]))  # of one block
+    without = msgspec.structs.replace(only, metrics={"tpot_ms_p50": only.metrics["tpot_ms_p50"]})
+    assert tables.step_parts(without) is None
+    assert not list(tables.remarks(without))
+
+
+def test_the_primary_comes_first_and_judged_ones_next() -> None:
+    only = result(plan=manifest(secondaries=("latency_ms_p50",))).comparisons[0]
+    names = [row[0] for row in tables.metric_table(only).rows]
+    assert names[:2] == ["tpot_ms_p50", "latency_ms_p50"]
+    assert len(names) == len(set(names))
+
+
+def test_csv_has_every_metric_unrounded() -> None:
+    found = result()
+    rows = list(csv.DictReader(io.StringIO(tables.to_csv(found))))
+    of_metrics = found.comparisons[0].metrics
+    assert {row["metric"] for row in rows} == set(of_metrics)
+    tpot = next(row for row in rows if row["metric"] == "tpot_ms_p50")
+    assert float(tpot["change"]) == of_metrics["tpot_ms_p50"].change
+    assert tpot["floor"] == ""
+
+
+def test_a_line_that_goes_to_a_file_stays_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    found = result(0.9)
+    printing.show(found, printing.Format.TABLE)
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == words.conclusion(found.device, found.comparisons[0])
+    assert len(first) > 60
+    assert max(len(line) for line in rest if line.startswith(" ")) <= 60  # tables keep to the width

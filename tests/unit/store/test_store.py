@@ -1,0 +1,352 @@
+"""Run folders: what survives, what is refused, and with which reason."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as parquet
+import pytest
+
+from engines import api
+from engines.overlap.presets import TOKENIZER_FILE
+from harness.common import differences
+from harness.common.machine import Code, Machine
+from harness.plan.design import Arm, Design
+from harness.store.files import (
+    EVALUATION_FILE,
+    EXPERIMENT_FILE,
+    PROFILE_FILE,
+    SCHEMA_VERSION,
+    SWEEP_FILE,
+    StoreError,
+    WriteFailed,
+    prepare,
+    write_summary,
+)
+from harness.store.folders import create, discard_if_empty
+from harness.store.manifest import Manifest, check_resume, read_manifest, without_places, write_manifest
+from harness.store.tables import COLUMNS, finished_blocks, read_block, read_table, table_path, write_block
+from harness.workload.workload import Workload
+from tests.support.made_blocks import described
+
+NOW = datetime(2026, 5, 4, 3, 2, 1)
+DESIGN = Design(
+    name="pinned-h2d",
+    arms=(
+        Arm(name="before", engine="e", options=api.EngineOptions(), toggles={"h2d": "pageable"}),
+        Arm(name="after", engine="e", options=api.EngineOptions(), toggles={"h2d": "pinned"}, env={"A": "1"}),
+    ),
+    workload=Workload(),
+)
+MANIFEST = Manifest(
+    schema_version=SCHEMA_VERSION,
+    run="a-run",
+    created="2026-05-04T03:02:01+00:00",
+    design=DESIGN,
+    after_first=[True, False, True, True, False, False],
+    machine=Machine(cpu="a cpu", cores=2, kernel="6", memory_gib=8, gpus=[]),
+    code=Code(commit="abc", changes=""),
+    versions={"python": "3.11"},
+    files={"a.txt": "0c2d"},
+)
+
+
+def tables(rows: int = 3) -> dict[str, pd.DataFrame]:
+    lists = [np.arange(each, dtype=np.int64) for each in range(rows)]
+    requests = {name: np.arange(rows) for name in COLUMNS["requests"]}
+    requests |= dict.fromkeys(("chunk_ns", "token_ns"), lists)
+    return {
+        "requests": pd.DataFrame({"arm": "before", "round": 0, **requests}),
+        "steps": pd.DataFrame({"arm": [], "round": []}),
+        "rounds": pd.DataFrame(
+            {"arm": ["before"], "round": [0], "started_ns": [0], "ended_ns": [1], "counter.x": [1.5]}
+        ),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = create(tmp_path / "results", "pinned-h2d", NOW)
+    write_manifest(made, MANIFEST)
+    return made
+
+
+def changed(**changes: Any) -> Manifest:
+    return msgspec.structs.replace(MANIFEST, **changes)
+
+
+def test_the_folders_name(folder: Path) -> None:
+    assert folder.name.startswith("20260504-030201-pinned-h2d-")
+    assert finished_blocks(folder) == []
+
+
+def test_a_run_whose_blocks_can_not_be_listed_is_not_taken_for_an_empty_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "blocks" / "000").mkdir(parents=True)
+
+    def failing(path: Path) -> NoReturn:
+        raise OSError(errno.EIO, "the disk is tired")
+
+    with monkeypatch.context() as now:
+        now.setattr(Path, "iterdir", failing)
+        with pytest.raises(OSError, match="tired"):
+            discard_if_empty(folder)
+    assert finished_blocks(folder) == [0]
+
+
+def test_a_manifest_comes_back(folder: Path) -> None:
+    assert read_manifest(folder) == MANIFEST
+    assert read_manifest(folder).code.dirty is False
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "kept"),
+    [
+        (str(TOKENIZER_FILE), "engines.overlap.presets/tokenizer.json"),
+        ("/home/me/.cache/models/m/tokenizer.json", None),  # the model's name says which it is
+        ("mine/tokenizer.json", "mine/tokenizer.json"),  # as it was asked for
+        (None, None),
+    ],
+)
+def test_where_a_tokenizer_lies_on_this_machine_is_not_stored(
+    tokenizer: str | None, kept: str | None
+) -> None:
+    model = described().model
+    said = msgspec.structs.replace(
+        described(), model=model if tokenizer is None else model | {"tokenizer": tokenizer}
+    )
+    assert without_places(said).model == (model if kept is None else model | {"tokenizer": kept})
+
+
+def test_a_block_comes_back(folder: Path) -> None:
+    write_block(folder, 0, tables())
+    back = read_block(folder, 0)
+    assert list(back["requests"]["request"]) == [0, 1, 2]
+    assert [list(each) for each in back["requests"]["chunk_ns"]] == [[], [0], [0, 1]]
+    assert not len(back["steps"])
+    assert list(back["work"]) == ["arm", "round", *COLUMNS["work"]]  # it was empty, and is no file
+    assert back["rounds"]["counter.x"].item() == 1.5
+
+
+def test_stamps_are_stored_as_their_differences_and_without_a_second_schema(folder: Path) -> None:
+    write_block(folder, 0, tables())
+    file = parquet.ParquetFile(table_path(folder, 0, "requests"))
+    columns = {
+        column.path_in_schema: column
+        for number in range(file.metadata.num_columns)
+        if (column := file.metadata.row_group(0).column(number))
+    }
+    assert "DELTA_BINARY_PACKED" in columns["sent_ns"].encodings
+    assert not columns["sent_ns"].is_stats_set
+    assert "PLAIN" in columns["token_ns.list.element"].encodings
+    assert not file.metadata.metadata
+
+
+def test_a_block_of_an_older_run_comes_back_as_one_of_now(folder: Path) -> None:
+    """Until now pandas wrote it, with dictionaries."""
+    write_block(folder, 0, tables())
+    write_block(folder, 1, tables())
+    for name in ("requests", "rounds"):
+        tables()[name].to_parquet(table_path(folder, 1, name), index=False, compression="zstd")
+        now, older = (read_table(folder, number, name) for number in (0, 1))
+        pd.testing.assert_frame_equal(now, older, check_exact=True)
+        pd.testing.assert_frame_equal(now, tables()[name], check_exact=True)
+
+
+def test_half_a_block_is_none(folder: Path) -> None:
+    write_block(folder, 0, tables())
+    half = folder / "blocks" / "001.partial"
+    half.mkdir()
+    (half / "requests.parquet").write_bytes(b"half")
+    assert finished_blocks(folder) == [0]
+    write_block(folder, 1, tables())
+    assert finished_blocks(folder) == [0, 1]
+    assert not half.exists()
+
+
+def test_a_block_that_cannot_be_kept_is_no_fault_of_what_was_asked(folder: Path) -> None:
+    (folder / "blocks").touch()  # so that it fails, as where the disk is full
+    with pytest.raises(WriteFailed, match="can't write block 0"):
+        write_block(folder, 0, tables())
+
+
+def test_a_run_without_blocks_leaves_nothing(folder: Path) -> None:
+    assert discard_if_empty(folder)
+    assert not folder.exists()
+
+
+def test_a_run_with_blocks_stays(folder: Path) -> None:
+    write_block(folder, 0, tables())
+    assert not discard_if_empty(folder)
+    assert folder.exists()
+
+
+def test_nothing_can_be_executed_by_reading(folder: Path) -> None:
+    write_block(folder, 0, tables())
+    write_summary(folder, {"a": 1})
+    assert {each.suffix for each in folder.rglob("*") if each.is_file()} == {".json", ".parquet"}
+    assert json.loads((folder / "summary.json").read_text()) == {"a": 1}
+
+
+# -- damage -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["requests", "rounds"])
+def test_a_truncated_table_is_named(folder: Path, name: str) -> None:
+    write_block(folder, 0, tables())
+    path = folder / "blocks" / "000" / f"{name}.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(StoreError, match=f"{name}.parquet is damaged or was edited") as caught:
+        read_block(folder, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_table_is_named(folder: Path) -> None:
+    write_block(folder, 0, tables())
+    (folder / "blocks" / "000" / "requests.parquet").unlink()
+    with pytest.raises(StoreError, match=r"requests\.parquet"):
+        read_block(folder, 0)
+
+
+def test_an_edited_table_is_named(folder: Path) -> None:
+    write_block(folder, 0, {**tables(), "rounds": pd.DataFrame({"arm": ["before"]})})
+    with pytest.raises(StoreError, match=r"rounds\.parquet was edited: it has no column 'round'"):
+        read_block(folder, 0)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1}', '{"schema_version": "one"}', "[]"])
+def test_a_damaged_manifest_is_named(folder: Path, text: str) -> None:
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(StoreError, match=r"manifest\.json is damaged or was edited") as caught:
+        read_manifest(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_newer_schema_is_refused_whatever_else_it_holds(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"schema_version": 99, "unheard": "of"}')
+    with pytest.raises(StoreError, match="schema version 99, newer than 1"):
+        read_manifest(folder)
+
+
+def test_no_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is not a run folder"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        (PROFILE_FILE, "is a profile, not a run"),
+        (SWEEP_FILE, "is a sweep: .* bench sweep"),
+        (EXPERIMENT_FILE, "is an experiment: .* bench experiment show"),
+        (EVALUATION_FILE, "is an evaluation, not a run"),
+    ],
+)
+def test_a_folder_of_something_else_is_named(tmp_path: Path, file: str, named: str) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(StoreError, match=named):
+        read_manifest(tmp_path)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file where a folder should be")
+    for ask in (lambda out: create(out, "x", NOW), prepare):
+        with pytest.raises(api.BadSetting, match=r"can't write results to .*choose another --out"):
+            ask(tmp_path / "results")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(api.BadSetting, match="Permission denied"):
+        create(tmp_path / "results", "x", NOW)
+
+
+@pytest.mark.parametrize("name", ["chunk_ns", "digest"])
+def test_a_column_that_was_taken_out_is_named(folder: Path, name: str) -> None:
+    whole = tables()
+    write_block(folder, 0, {**whole, "requests": whole["requests"].drop(columns=name)})
+    with pytest.raises(StoreError, match=rf"requests\.parquet was edited: it has no column '{name}'"):
+        read_block(folder, 0)
+
+
+@pytest.mark.parametrize("name", ["sent_ns", "chunk_ns"])
+def test_a_column_that_holds_something_else_is_named(folder: Path, name: str) -> None:
+    whole = tables()
+    write_block(folder, 0, {**whole, "requests": whole["requests"].assign(**{name: "soon"})})
+    with pytest.raises(StoreError, match=f"column '{name}' holds something other than integers"):
+        read_block(folder, 0)
+
+
+NAMELESS = msgspec.structs.replace(described(), device={"kind": "emulated"})
+NO_MODEL = msgspec.structs.replace(described(), model={})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"after_first": [True]},
+        {"descriptions": {"before": described()}},
+        {"descriptions": {"before": described(), "after": NAMELESS}},
+        {"descriptions": {"before": NO_MODEL, "after": described()}},
+    ],
+)
+def test_a_manifest_whose_parts_do_not_fit_is_named(folder: Path, changes: dict[str, Any]) -> None:
+    write_manifest(folder, changed(**changes))
+    with pytest.raises(StoreError, match=r"manifest\.json was edited: its parts do not fit"):
+        read_manifest(folder)
+
+
+# -- resume -----------------------------------------------------------------------------------------------
+
+
+def test_resume_takes_the_same() -> None:
+    check_resume(MANIFEST, changed(created="later", descriptions={}))
+
+
+OTHER_ARMS = (DESIGN.arms[0], msgspec.structs.replace(DESIGN.arms[1], toggles={"h2d": "packed"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"code": Code(commit="def", changes="")}, "another commit: commit was 'abc', is 'def'"),
+        ({"code": Code(commit="abc", changes="12")}, "another commit: changes was '', is '12'"),
+        (
+            {"design": msgspec.structs.replace(DESIGN, arms=OTHER_ARMS)},
+            "settings that are not its own: arms.1.toggles.h2d was 'pinned', is 'packed'",
+        ),
+        (
+            {"design": msgspec.structs.replace(DESIGN, blocks=7)},
+            "settings that are not its own: blocks was 6, is 7",
+        ),
+        ({"machine": msgspec.structs.replace(MANIFEST.machine, cores=4)}, "machine: cores was 2, is 4"),
+        ({"versions": {"python": "3.12"}}, "versions: python was '3.11', is '3.12'"),
+        ({"files": {"a.txt": "5e1f"}}, "files: a.txt was '0c2d', is '5e1f'"),
+    ],
+)
+def test_resume_refuses_and_names_the_difference(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        check_resume(MANIFEST, changed(**changes))
+    assert reason in str(caught.value)
+    assert "start a fresh run" in str(caught.value)
+
+
+def test_differences_are_named_up_to_four_and_counted() -> None:
+    old = dict.fromkeys("abcdef", 1)
+    assert differences.difference(old, old) == ""
+    assert differences.difference(old, {**old, "b": 2}) == "b was 1, is 2"
+    nested = differences.difference({"x": [1, {"y": 2}]}, {"x": [0, {"y": 3}]})
+    assert nested == "x.0 was 1, is 0; x.1.y was 2, is 3"
+    changed = differences.difference(old, dict.fromkeys("abcdef", 2))
+    assert changed.startswith("a was 1, is 2; b was 1, is 2; ")
+    assert changed.endswith("; and 2 more")

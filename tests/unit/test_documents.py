@@ -1,0 +1,122 @@
+"""What the documents say can be followed: their links lead somewhere, their commands exist.
+
+A document names files, headings, commands and options by hand. Renaming one of those breaks no import, so
+nothing but a reader would find it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from harness.cli import app as cli
+from tests.support.places import ROOT
+
+
+def committed(name: Path) -> bool:
+    """Whether a file is the project's own: not hidden, not built, and of `results` only the reference."""
+    hidden = any(part.startswith(".") or part == "build" for part in name.parts)
+    return not hidden and (name.parts[0] != "results" or name.parts[1] == "reference")
+
+
+DOCUMENTS = [name for name in sorted(ROOT.rglob("*.md")) if committed(name.relative_to(ROOT))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FENCE = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+
+
+def anchor(heading: str) -> str:
+    """The name that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def broken_links(document: Path) -> list[str]:
+    """Each relative link of a document that leads to no file, or to no heading of it."""
+    broken = []
+    for link in LINK.findall(document.read_text()):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, heading = link.partition("#")
+        target = document.parent / name if name else document
+        there = target.exists()
+        if there and heading:
+            there = heading in map(anchor, HEADING.findall(target.read_text()))
+        if not there:
+            broken.append(link)
+    return broken
+
+
+def commands(document: Path) -> Iterator[list[str]]:
+    """The words of each `bench` command that a document shows."""
+    for fence in FENCE.findall(document.read_text()):
+        for line in fence.splitlines():
+            words = shlex.split(line, comments=True)
+            names = [k for k, word in enumerate(words) if word.split("/")[-1] == "bench"]
+            if names:
+                yield words[names[-1] + 1 :]
+
+
+def unknown_word(words: list[str]) -> str | None:
+    """The first command or option of `words` that `bench` does not have."""
+    command: Any = typer.main.get_command(cli.app)
+    while getattr(command, "commands", None):
+        name, *words = words
+        if name not in command.commands:
+            return name
+        command = command.commands[name]
+    known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    return next((word for word in words if word.startswith("-") and word not in known), None)
+
+
+def missing_modules(document: Path) -> list[str]:
+    """Each module of this project that a document runs and that is not there."""
+    named = re.findall(r"python -m ((?:engines|harness|experiments)[\w.]*\w)(?!\w|\.…)", document.read_text())
+    files = {name: ROOT.joinpath(*name.split(".")) for name in named}
+    return [
+        name
+        for name, file in files.items()
+        if not (file.with_suffix(".py").exists() or (file / "__main__.py").exists())
+    ]
+
+
+def short(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    assert broken_links(document) == []
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if list(commands(path))], ids=short)
+def test_every_command_shown_exists_with_its_options(document: Path) -> None:
+    assert [(words, word) for words in commands(document) if (word := unknown_word(words))] == []
+
+
+# A table of results/reference names the command of the day on which it was made.
+@pytest.mark.parametrize("document", [each for each in DOCUMENTS if "reference" not in each.parts], ids=short)
+def test_every_module_shown_exists(document: Path) -> None:
+    assert missing_modules(document) == []
+
+
+def test_a_broken_link_a_missing_heading_an_unknown_option_and_a_missing_module_are_found(
+    tmp_path: Path,
+) -> None:
+    document = tmp_path / "page.md"
+    document.write_text(
+        "# One, and two\n[a](#one-and-two) [b](#two) [c](page.md#one) [d](gone.py) [e](https://example.com)\n"
+        "```bash\nbench runs\n.venv/bin/bench run --variants x  # said\n"
+        "bench experiment run gil --rounds 3\n```\n"
+    )
+    assert broken_links(document) == ["#two", "page.md#one", "gone.py"]
+    assert [unknown_word(words) for words in commands(document)] == ["runs", "--variants", None]
+    document.write_text(
+        "`python -m experiments.gpu.check` and `python -m experiments.gone`. python -m venv .venv"
+    )
+    assert missing_modules(document) == ["experiments.gone"]
