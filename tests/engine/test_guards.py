@@ -22,7 +22,7 @@ from engines.overlap.toggles.h2d import PinnedSet
 from engines.overlap.toggles.tables import DirtyRows
 from experiments.common.bench_command import PATIENCE_S
 from experiments.common.in_process_engine import generated, serve
-from tests.conftest import CHAOS_SEED
+from tests.engine.conftest import CHAOS_SEED
 from tests.engine.test_device_emulated import Gates, hold, load
 
 REQUESTS = [api.Request(number, [number * 37 % 4000 + 1, 11, number + 5], 24) for number in range(4)]

@@ -19,7 +19,7 @@ from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped, 
 from engines.overlap.presets import load_tokenizer
 from engines.overlap.toggles.output import InProcess
 from experiments.common.in_process_engine import Collected, column, serve, some_requests
-from tests.conftest import CHAOS_SEED
+from tests.engine.conftest import CHAOS_SEED
 
 TOKENIZER = load_tokenizer("tiny-gpt2", 4096)
 

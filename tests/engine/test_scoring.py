@@ -19,7 +19,7 @@ from engines.overlap import SPEC, scoring
 from engines.overlap.toggles.d2h import BehindEvent
 from engines.overlap.toggles.h2d import PinnedSet
 from experiments.common.in_process_engine import column, generated, reference_model, serve, some_requests
-from tests.conftest import CHAOS_SEED
+from tests.engine.conftest import CHAOS_SEED
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 NEAR = 1e-3

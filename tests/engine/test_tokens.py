@@ -20,7 +20,7 @@ from experiments.common.in_process_engine import (
     some_requests,
 )
 from harness.run.records import device_frame
-from tests.conftest import CHAOS_SEED
+from tests.engine.conftest import CHAOS_SEED
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 

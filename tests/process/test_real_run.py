@@ -11,10 +11,10 @@ from pathlib import Path
 from experiments.common.bench_command import Bench, last_line, start, wait_until_serving
 from harness.store import tables
 from harness.store.manifest import read_manifest
-from tests.support.clockwork import TESTS
+from tests.support.places import ROOT
 from tests.support.processes import DEATH_LIMIT_S
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS.parent), "COLUMNS": "120"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
 SMALL = ("--device", "emulated", "--rounds", "1", "--max-new-tokens", "64", "--concurrency", "8")
 # One arm, which boots in half the time; long rounds, so that the process dies inside one.
 ALONE = ("--engine", "overlap", "--set", "output=process", "--blocks", "2", "--num-requests", "64")

@@ -13,9 +13,9 @@ import pytest
 
 from engines import api
 from experiments.common.bench_command import start
-from tests.support.clockwork import TESTS
+from tests.support.places import ROOT
 
-PACKAGE = TESTS.parent / "examples" / "own_engine"
+PACKAGE = ROOT / "examples" / "own_engine"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     offline = ("--no-index", "--no-deps", "--no-build-isolation")
     subprocess.run([*pip, *offline, "--target", str(site), str(copy)], check=True)
-    path = (str(TESTS.parent), str(site), os.environ.get("PYTHONPATH", ""))
+    path = (str(ROOT), str(site), os.environ.get("PYTHONPATH", ""))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "COLUMNS": "120"}
 
 
