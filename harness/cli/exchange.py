@@ -53,6 +53,8 @@ def import_(
 
 
 SERVER, MOCK = "Server", "Mock server"
+OF_SERVER = ("variant", "engine", "both", "model", "device", "api_key", "max_requests", "grace_s")
+OF_MOCK = ("ttft_ms", "itl_ms", "max_tokens_per_chunk")
 
 
 def serve(
@@ -96,15 +98,12 @@ def serve(
 
     A prompt with more bytes than the tokens of the context can stand for is refused before it is tokenized;
     so are more than 16 stop strings, and longer ones than 256 characters."""
+    given: dict[str, object] = {name: value for name, value in locals().items() if value is not None}
+    of_engine = {name: value for name, value in given.items() if name in OF_SERVER}
+    of_mock = {name: value for name, value in given.items() if name in OF_MOCK}
+
     from harness.serve import asking
 
-    given = {name: value for name, value in locals().items() if value is not None}
-    of_mock = {name: given[name] for name in ("ttft_ms", "itl_ms", "max_tokens_per_chunk") if name in given}
-    of_engine = {
-        name: given[name]
-        for name in ("variant", "engine", "both", "model", "device", "api_key", "max_requests", "grace_s")
-        if name in given
-    }
     with interruptible():
         if mock:
             asking.serve_mock(of_mock, of_engine, host, port)

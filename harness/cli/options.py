@@ -62,7 +62,7 @@ def declared(kind: type[msgspec.Struct]) -> Iterator[Parameter]:
         bare, meta = get_args(field.type)
         more = dict(meta.extra or {})
         flags = [more["flag"]] if "flag" in more else []
-        typed = str if more.get("share") else _typed(bare)
+        typed: Any = str if more.get("share") else _typed(bare)
         if typed is bool:
             name = field.name.replace("_", "-")
             can_be_off = kind in (Workload, api.EngineOptions) and field.name != "unique_prompts"
