@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from engines import api
+from engines.tracing import WINDOW, WINDOW_DOMAIN
 from harness.common import processes
 from harness.common.machine import Code, Machine, code, fingerprint, versions
 from harness.common.signals import undisturbed
@@ -34,13 +35,16 @@ from harness.run.session import Booted, Session
 from harness.store.files import PROFILE, PROFILE_FILE, SCHEMA_VERSION, write_bytes, write_json
 from harness.store.folders import create, discard
 from harness.store.manifest import without_places
-from harness.trace import nsys_command, picture
+from harness.trace import picture
 from harness.trace.chrome_export import chrome_trace
 from harness.trace.timeline import Timeline, timeline
 
 STEPS = 24  # of the window
 FEWEST_STEPS = 2  # from the start of a step on the device to the next one's: what a picture shows
 CAPTURED = ".captured"
+REPORT, EXPORT = ".nsys-rep", ".sqlite"
+RANGE = f"{WINDOW}@{WINDOW_DOMAIN}"
+BEGAN = "Capture range started"  # what nsys prints then
 TRACE = ".trace.json"
 PICTURES = ("steps.png", "steps.svg")
 
@@ -119,7 +123,7 @@ def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: S
             "nsys saw no GPU: its reports have ranges and system calls, but no kernels and no copies; the "
             "tables are of the built-in timeline"
         )
-    kind = nsys_command.EXPORT if nsys is not None and on_gpu else TRACE
+    kind = EXPORT if nsys is not None and on_gpu else TRACE
     return Profiled(folder, tuple(folder / f"{arm.name}{kind}" for arm in design.arms), folder / PICTURES[0])
 
 
@@ -206,7 +210,7 @@ def _command(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path) -> 
         file=str((folder / arm.name).with_suffix(CAPTURED)),
     )
     program = [sys.executable, "-m", "harness.studies.profiled_arm", msgspec.json.encode(config).decode()]
-    return nsys_command.capture(nsys.path, folder / arm.name, nsys.graph_trace, program)
+    return nsys_capture(nsys.path, folder / arm.name, nsys.graph_trace, program)
 
 
 def _capture_with(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path, say: Say) -> Captured:
@@ -214,14 +218,14 @@ def _capture_with(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path
     output = folder / arm.name
     say(f"{arm.name}: boot, warm-up and the profiled round, under {nsys.path}")
     said = _run(nsys.path, "profile", arm, _command(nsys, arm, design, steps, folder), folder)
-    report = output.with_suffix(nsys_command.REPORT)
+    report = output.with_suffix(REPORT)
     if not report.exists():
         why = _why_no_report(said)
         raise RunFailed(
             f"{nsys.path} profile of {arm.name} wrote no {report.name}{': ' if why else ''}{why}", said
         )
     say(f"{arm.name}: exporting to SQLite")
-    _run(nsys.path, "export", arm, nsys_command.export(nsys.path, output), folder)
+    _run(nsys.path, "export", arm, nsys_export(nsys.path, output), folder)
     captured = output.with_suffix(CAPTURED)
     found: Captured = msgspec.msgpack.decode(captured.read_bytes(), type=Captured)
     captured.unlink()
@@ -273,7 +277,36 @@ def _why_no_report(said: str) -> str:
     errors = [line.strip() for line in said.splitlines() if "error" in line.lower()]
     if errors:
         return errors[0]
-    return "" if nsys_command.BEGAN in said else f"its capture range ({nsys_command.RANGE}) never began"
+    return "" if BEGAN in said else f"its capture range ({RANGE}) never began"
+
+
+def nsys_capture(nsys: str, output: Path, graph_trace: str, program: Sequence[str]) -> list[str]:
+    """Run `program` and all that it starts; the report goes to `output` with REPORT behind it."""
+    return [
+        nsys,
+        "profile",
+        "--trace=cuda,nvtx,osrt",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--trace-fork-before-exec=true",
+        f"--cuda-graph-trace={graph_trace}",
+        "--capture-range=nvtx",
+        f"--nvtx-capture={RANGE}",
+        "--capture-range-end=stop",  # the program goes on to its own end
+        f"--output={output}",
+        *program,
+    ]
+
+
+def nsys_export(nsys: str, output: Path) -> list[str]:
+    """From the report at `output` + REPORT to `output` + EXPORT."""
+    return [
+        nsys,
+        "export",
+        "--type=sqlite",
+        f"--output={output.with_name(output.name + EXPORT)}",
+        str(output.with_name(output.name + REPORT)),
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -1,27 +1,4 @@
-"""Reads a Chrome trace, plain or gzipped: our timeline's, or torch.profiler's.
-
-The file is a JSON object with `traceEvents`, or that list alone. Read are complete events (`ph` X, with `ts`
-and `dur` in us, `pid`, `tid`, `name`, `cat`) and flow arrows (`ph` s and f); the rest is for the viewer.
-
-What a timeline has to hold, so that all of the analysis works on it:
-
-    cat "phase"   a range of a host thread, named as the phase is (recv, ... wait.copy_done, ... output).
-                  Ranges of one track (pid, tid) nest or are disjoint. One named wait.X is a synchronization
-                  of type X, and belongs to the range around it.
-    cat "device"  what a device executed, on a track of its own per stream, not nested. args: `device` (its
-                  number or name; the pid where missing), and for a copy `bytes` and `memory` ("pageable" or
-                  "pinned"). A copy is named h2d or d2h, alone or in front of a dot ("h2d.input_ids"); all
-                  else is a program.
-    s -> f        an arrow from a launch to its device range: `s` (id, cat, name) on the launching thread's
-                  track, at the time of the launch; `f`, of the same id, cat and name and with `bp` "e", on
-                  the device's track at a time within the range, best its start. Arrows that end elsewhere, as
-                  from copy_done to the step that waited, are for the viewer.
-    M             process_name and thread_name; for the viewer.
-
-torch.profiler's categories: cpu_op and user_annotation are ranges, cuda_runtime and cuda_driver calls,
-kernel, gpu_memcpy and gpu_memset the device's work, joined by args.correlation; cuda_sync the waits, if they
-were recorded, else the names of calls tell of them.
-"""
+"""Reads a Chrome trace, ours or torch.profiler's, plain or gzipped; what one must hold: trace.md."""
 
 from __future__ import annotations
 

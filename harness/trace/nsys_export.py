@@ -1,22 +1,4 @@
-"""Reads an SQLite export of Nsight Systems (`nsys export --type sqlite`).
-
-The exporter makes a table when it has a first row for it, and columns come and go between versions, so every
-table and most columns may be missing. What is read of each:
-
-    NVTX_EVENTS                          ranges; the name is in `text`, or in StringIds by `textId`
-    CUPTI_ACTIVITY_KIND_RUNTIME          API calls, of the runtime and of the driver
-    CUPTI_ACTIVITY_KIND_KERNEL           kernels; those of a graph only under --cuda-graph-trace=node
-    CUPTI_ACTIVITY_KIND_GRAPH_TRACE      one row per launch of a graph, under --cuda-graph-trace=graph
-    CUPTI_ACTIVITY_KIND_MEMCPY, _MEMSET
-    CUPTI_ACTIVITY_KIND_SYNCHRONIZATION  waits; where the table is missing, the calls' names tell of them
-    TARGET_INFO_CUDA_DEVICE              which GPU a process means by its device 0
-
-A global id holds the process in its upper bits and the thread in its lower 24. Correlation ids are unique
-within a process only, so whatever is joined is joined by both. Names that torch.autograd.profiler.emit_nvtx
-made end in ", seq = 3, op_id = 14"; that tail is cut off, or each range would have a name of its own.
-
-Times are ns. Rows are projected by SQLite and go into arrays by the million, without a Python step per row.
-"""
+"""Reads an SQLite export of Nsight Systems (`nsys export --type sqlite`); which tables of it: trace.md."""
 
 from __future__ import annotations
 
