@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -93,13 +92,8 @@ def _manifest(
     blocks: Sequence[Block],
 ) -> Manifest:
     first = read[0]
-    arm = Arm(
-        name=ARM,
-        engine=engine or NOT_RECORDED,
-        options=api.EngineOptions(model=first.model),
-        toggles={},
-        known=("model",),
-    )
+    options = api.EngineOptions(model=first.model)
+    arm = Arm(name=ARM, engine=engine or NOT_RECORDED, options=options, toggles={}, known=("model",))
     requests = max(len(each.requests) for each in read) or 1
     design = Design(
         name=name or first.tool,
@@ -139,15 +133,11 @@ def _manifest(
             version=first.version,
             measured=[each.measured for each in read],
             asked=dict(first.asked),
-            lacks=[*_once(each.lacks for each in read), *ALWAYS_LACKING],
-            differs=_once(each.differs for each in read),
+            lacks=[*dict.fromkeys(line for each in read for line in each.lacks), *ALWAYS_LACKING],
+            differs=[*dict.fromkeys(line for each in read for line in each.differs)],
             fresh_boots=fresh_boots,
         ),
     )
-
-
-def _once(lines: Any) -> list[str]:
-    return list(dict.fromkeys(line for each in lines for line in each))
 
 
 def _primary(design: Design, blocks: Sequence[Block]) -> str:
@@ -160,19 +150,11 @@ def _primary(design: Design, blocks: Sequence[Block]) -> str:
 
 def _tables(result: ToolResult) -> dict[str, pd.DataFrame]:
     """One block: the requests, and one round with what was told besides."""
-    rounds: dict[str, Any] = {
-        "arm": ARM,
-        "round": 0,
-        "started_ns": 0,
-        "ended_ns": round(result.seconds * NS_PER_S),
-    }
-    rounds |= {f"{TOLD}{name}": value for name, value in result.told.items()}
-    return {
-        "requests": _requests(result.requests),
-        "steps": pd.DataFrame(),
-        "rounds": pd.DataFrame([rounds]),
-        "work": pd.DataFrame(),
-    }
+    ended = round(result.seconds * NS_PER_S)
+    told = {f"{TOLD}{name}": value for name, value in result.told.items()}
+    rounds = pd.DataFrame([{"arm": ARM, "round": 0, "started_ns": 0, "ended_ns": ended, **told}])
+    nothing = pd.DataFrame()
+    return {"requests": _requests(result.requests), "steps": nothing, "rounds": rounds, "work": nothing}
 
 
 def _requests(sent: Sequence[Sent]) -> pd.DataFrame:
