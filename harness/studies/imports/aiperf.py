@@ -51,7 +51,8 @@ WARMUP = "warmup"
 
 
 def in_ms(value: float, unit: str) -> float:
-    return value * api.pick(unit, FACTORS, "unit of time")
+    factor: float = api.pick(unit, FACTORS, "unit of time")
+    return value * factor
 
 
 class Summary(msgspec.Struct):
