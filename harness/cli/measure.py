@@ -73,11 +73,7 @@ def _measure(request: Request, out: Path, resume: Path | None, trusted: bool, fo
     from harness.cli.progress import on_stderr
     from harness.studies import measure
 
-    if resume is not None:
-        outcome = measure.resume(resume, design, on_stderr, admitted)
-    else:
-        assert design is not None
-        outcome = measure.measure(design, out, on_stderr)
+    outcome = measure.measure_or_resume(design, resume, out, on_stderr, admitted)
     printing.end_with(outcome.result, format, outcome.outputs_differ)
 
 

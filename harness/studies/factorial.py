@@ -33,10 +33,7 @@ def measure(
 
     if resume is not None:
         check_factorial(resume, read_manifest(resume))
-        outcome = measure_.resume(resume, design, display, admit)
-    else:
-        assert design is not None
-        outcome = measure_.measure(design, out, display)
+    outcome = measure_.measure_or_resume(design, resume, out, display, admit)
     return outcome.result, outcome.outputs_differ
 
 

@@ -91,6 +91,16 @@ def resume(folder: Path, design: Design | None, display: Display, admit: Admit) 
         return _measure(folder, stored, display)
 
 
+def measure_or_resume(
+    design: Design | None, stored: Path | None, results: Path, display: Display, admit: Admit
+) -> Outcome:
+    """A fresh run of `design`; with `stored` that run gone on with."""
+    if stored is not None:
+        return resume(stored, design, display, admit)
+    assert design is not None
+    return measure(design, results, display)
+
+
 def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
     """Block after block, until all are done or the declared rule has enough; then the result."""
     design = manifest.design

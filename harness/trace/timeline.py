@@ -149,7 +149,7 @@ class _Window:
         ends: dict[str, int] = {}
         for row in work.itertuples():
             stream, name = streams[str(row.kind)], str(row.kind)
-            # Device time of events is rounded: a range may seem to begin some ns before the previous one ends.
+            # Device times of events are rounded: one may seem to begin some ns before the last one ends.
             start = max(int(row.start_ns), ends.get(stream, 0))
             end = max(start, int(row.end_ns))
             if not self._holds(start, end):
