@@ -154,7 +154,7 @@ def convert_workload(values: Mapping[str, object]) -> Workload:
 def workload_values(
     defaults: Mapping[str, object], of_variant: Mapping[str, object], asked: Mapping[str, object]
 ) -> dict[str, object]:
-    """What is request, before what the variant brings, before the defaults. An arrival that replaces
+    """What is asked, before what the variant brings, before the defaults. An arrival that replaces
     the default's or the variant's drops those of its timing options that it does not use itself; data that
     says how long outputs are needs no default."""
     values = {**defaults, **of_variant, **asked}

@@ -91,10 +91,8 @@ def plan(name: str, adjusted: Adjusted, admit: Admit | None = None) -> Plan:
 
 
 def run(planned: Plan, results: Path, display: Display) -> Outcome:
-    """A fresh experiment in a new folder under `results`.
-
-    Raises as measure.measure does; one that ends before its first block leaves no folder.
-    """
+    """A fresh experiment in a new folder under `results`. Raises as measure.measure does; one that ends
+    before its first block leaves no folder."""
     now = datetime.now().astimezone()
     folder = create(results, f"experiment-{planned.experiment.name}", now)
     created = now.isoformat(timespec="seconds")

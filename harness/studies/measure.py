@@ -60,11 +60,8 @@ def measure(
     made_here: bool = True,
 ) -> Outcome:
     """A fresh run in a new folder under `results`, which `create` makes. `made_here`: no stored run of
-    elsewhere asked for it.
-
-    Raises as run.blocks.measure and `create` do, and WriteFailed. A run that ends before its first block is
-    finished leaves no folder; after that the error's note says how to go on.
-    """
+    elsewhere asked for it. Raises as run.blocks.measure and `create` do, and WriteFailed. A run that ends
+    before its first block leaves no folder; after that the error's note says how to go on."""
     check_metrics(design)
     now = datetime.now().astimezone()
     folder = create(results, design.name, now)

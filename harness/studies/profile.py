@@ -1,11 +1,6 @@
-"""`bench profile`: a short window of steady decode of each arm, looked at closely.
-
-    booted, warmed up as for a measurement, then one round in which the engine keeps every range and marks a
-    window of so many steps; alone, or (nsys) each arm in a process below Nsight Systems
-
-Looking this closely disturbs what is looked at, so nothing here is a measurement: a profile has a folder of
-its own kind, which nothing that reads runs mistakes for one.
-"""
+"""`bench profile`: a short window of steady decode of each arm, looked at closely; alone, or (nsys) each arm
+in a process below Nsight Systems. That disturbs what is looked at, so nothing here is a measurement: a
+profile has a folder of its own kind, which nothing that reads runs mistakes for one."""
 
 from __future__ import annotations
 
@@ -258,10 +253,9 @@ def _capture_with(nsys: str, arm: Arm, command: Sequence[str], folder: Path, say
 
 
 def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -> str:
-    """Run a command of nsys to its end, and end all that it started; what it printed. Raises RunFailed.
-
-    nsys starts the program through an agent that detaches itself, so what nsys started is no longer below it
-    once it has died: this process asks to inherit that."""
+    """Run a command of nsys to its end, and end all that it started; what it printed. Raises RunFailed. nsys
+    starts the program through an agent that detaches itself, so this process asks to inherit what nsys
+    leaves behind."""
     log = folder / f"{arm.name}.log"
     known = processes.below()
     # What nsys and the program leave lying about when they are killed lies in `scratch`.

@@ -8,16 +8,15 @@ around it) on the one where they end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
 from harness.trace.timeline import Timeline
 
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
-def chrome_trace(timeline: Timeline, about: Mapping[str, Any]) -> bytes:
+def chrome_trace(timeline: Timeline, about: Mapping[str, object]) -> bytes:
     """The file's content; `about` is kept in it for people."""
     base = min((each.start_ns for each in timeline.ranges), default=timeline.opened_ns)
     document = {

@@ -1,10 +1,8 @@
 """A few steps before above the same few steps after: host and device lanes, one time scale.
 
-Each panel starts where the device starts one of its steps; a line marks every such start, with the time from
-the one before. The steps are typical ones: of all that many in a row in the window, those that are nearest to
-its median step. Right of them, larger, the host's part of one: from the end of a wait for ids to the end of
-the launch behind it, the median of these. Boxes are ranges, as wide as they took. White paper, and colours
-that stay apart in grey.
+A line marks where the device starts each step. The steps are those in a row that are nearest to the window's
+median step. Right of them, larger, the host's part of one: from the end of a wait for ids to the end of the
+launch behind it, the median of these. Boxes are ranges, as wide as they took; colours stay apart in grey.
 """
 
 from __future__ import annotations

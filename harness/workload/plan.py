@@ -40,13 +40,11 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
 
 
 def plan(workload: Workload, seed: int, tokenizer_path: str, context: int) -> list[Planned]:
-    """The requests of one round, in the order in which they are sent; the same for the same arguments.
+    """The requests of one round; the same for the same arguments. Raises BadSetting.
 
-    `workload` is a checked one. Requests take the prompts in turn, from the start again when there are too
-    few. `tokenizer_path` names a tokenizer.json and may be empty where nothing needs one (text as it is).
-    Prompt and output together must fit `context` tokens; without a tokenizer that is left to the engine.
-    Arrivals, lengths and prompts each have random numbers of their own. Raises BadSetting.
-    """
+    `workload` is a checked one. `tokenizer_path` names a tokenizer.json, and may be empty where nothing
+    needs one (text as it is). Prompt and output together must fit `context` tokens; without a tokenizer that
+    is left to the engine."""
     asked = ask(workload, seed, tokenizer_path, context).requests
     offsets = ARRIVALS[workload.arrival].offsets(workload, stream(seed, "arrivals"))
     return [

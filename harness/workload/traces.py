@@ -178,12 +178,10 @@ def check_fit(trace: Trace, scale: float, context: int) -> None:
 
 
 def prompts(trace: Trace, scale: float, seed: int, vocabulary: Sequence[int]) -> list[list[int]]:
-    """Token ids for each request, drawn from `vocabulary`.
-
-    Block b of a prompt covers tokens round(512 b scale) to round(512 (b+1) scale), so blocks shrink with the
-    prompt and equal hash ids still give equal prefixes: of use to a prefix cache only while its own
-    blocks are no longer than 512 scale. Other seeds give other ids: rounds of one boot share nothing.
-    """
+    """Token ids for each request, drawn from `vocabulary`. Block b of a prompt covers tokens round(512 b
+    scale) to round(512 (b+1) scale), so equal hash ids still give equal prefixes: of use to a prefix cache
+    only while its own blocks are no longer than 512 scale. Other seeds give other ids: rounds of one boot
+    share nothing."""
     import numpy as np
 
     ids = np.asarray(vocabulary)

@@ -25,11 +25,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
     """One request. Stamps in ns of a clock that all requests of the file share, or since each one's own send
-    where the file has no send times; NOT_TOLD where it does not say.
-
-    `chunk_ns`: arrival of each chunk that holds tokens; NOT_TOLD stands for those in between that the file
-    does not tell. A request that failed has an `error`.
-    """
+    where the file has no send times; NOT_TOLD where it does not say, as for chunks that it passes over. A
+    request that failed has an `error`."""
 
     sent_ns: int
     scheduled_ns: int = NOT_TOLD
