@@ -15,16 +15,8 @@ import msgspec
 from engines import api
 from harness.metrics.definitions import NS_PER_MS, NS_PER_S
 from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports.result import (
-    NO_SCHEDULE,
-    NOT_TOLD,
-    Document,
-    Sent,
-    ToolResult,
-    in_words,
-    understood,
-    unknown_prompts,
-)
+from harness.studies.imports import result
+from harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "aiperf"
 AGGREGATES, RECORDS = "profile_export_aiperf.json", "profile_export.jsonl"
@@ -119,7 +111,7 @@ def are_records(lines: Sequence[Document]) -> bool:
 
 def read(document: Document) -> ToolResult:
     """Aggregates. Raises BadFile."""
-    said = understood(document, Aggregates, TOOL)
+    said = result.understood(document, Aggregates, TOOL)
     told: dict[str, float] = {}
     for theirs, ours in DISTRIBUTIONS.items():
         summary: Summary | None = getattr(said, theirs)
@@ -144,7 +136,7 @@ def read(document: Document) -> ToolResult:
         seconds=seconds,
         told=told,
         lacks=[
-            NO_SCHEDULE,
+            result.NO_SCHEDULE,
             f"the requests one by one (they stand in {RECORDS}): no distributions, no peak concurrency",
         ],
         differs=[LATENCY, RATES, TOKENS],
@@ -153,7 +145,7 @@ def read(document: Document) -> ToolResult:
 
 def read_records(lines: Sequence[Document]) -> ToolResult:
     """Requests. Raises BadFile."""
-    records = [understood(line, Record, TOOL) for line in lines]
+    records = [result.understood(line, Record, TOOL) for line in lines]
     records = [each for each in records if each.metadata.benchmark_phase != WARMUP]
     if all(each.error is not None for each in records):
         raise api.BadFile(f"records of {TOOL} in which no request was served")
@@ -161,14 +153,14 @@ def read_records(lines: Sequence[Document]) -> ToolResult:
     sent = [_sent(each, first) for each in sorted(records, key=lambda each: each.metadata.request_start_ns)]
     return ToolResult(
         tool=TOOL,
-        asked=in_words({"requests": len(records)}),
+        asked=result.in_words({"requests": len(records)}),
         seconds=max(each.finished_ns for each in sent) / NS_PER_S,
         requests=sent,
         told={},
         lacks=[
-            NO_SCHEDULE,
+            result.NO_SCHEDULE,
             f"model, workload and the tool's version (they stand in {AGGREGATES})",
-            *unknown_prompts(sent),
+            *result.unknown_prompts(sent),
         ],
         differs=[TOKENS],
     )
@@ -193,7 +185,7 @@ def _sent(record: Record, first: int) -> Sent:
     return Sent(
         sent_ns=start,
         chunk_ns=chunks,
-        chunk_tokens=[1 if tokens == len(chunks) else NOT_TOLD] * len(chunks),
+        chunk_tokens=[1 if tokens == len(chunks) else result.NOT_TOLD] * len(chunks),
         finished_ns=end,
         prompt_tokens=prompt,
         completion_tokens=tokens,
@@ -201,7 +193,7 @@ def _sent(record: Record, first: int) -> Sent:
 
 
 def _count(metrics: dict[str, Value], name: str) -> int:
-    value = metrics[name].value if name in metrics else NOT_TOLD
+    value = metrics[name].value if name in metrics else result.NOT_TOLD
     return int(value[0] if isinstance(value, list) else value)
 
 

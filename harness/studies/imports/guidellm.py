@@ -15,16 +15,8 @@ import msgspec
 from engines import api
 from harness.metrics.definitions import NS_PER_S
 from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports.result import (
-    NOT_TOLD,
-    Document,
-    Sent,
-    ToolResult,
-    in_words,
-    ns,
-    understood,
-    unknown_prompts,
-)
+from harness.studies.imports import result
+from harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "guidellm"
 TOKENS = "tokens are the server's count where it tells one, else one for each chunk"
@@ -101,7 +93,7 @@ def benchmarks(report: Document) -> list[Document]:
 
 def read(document: Document) -> ToolResult:
     """Raises BadFile."""
-    said = understood(document, Report, TOOL)
+    said = result.understood(document, Report, TOOL)
     (benchmark,) = said.benchmarks
     requests = benchmark.requests
     kept = [*requests.successful, *requests.errored]
@@ -117,7 +109,7 @@ def read(document: Document) -> ToolResult:
         raise api.BadFile(f"a report of {TOOL} in which no request was served")
     first = min([*starts, *(each.targeted_start for each in times if each.targeted_start is not None)])
     sent = [_sent(each, first, failed=index >= len(requests.successful)) for index, each in enumerate(kept)]
-    lacks = ["the chunks between the first and the last of a request: no ITL", *unknown_prompts(sent)]
+    lacks = ["the chunks between the first and the last of a request: no ITL", *result.unknown_prompts(sent)]
     if requests.incomplete:
         lacks.append(
             f"{len(requests.incomplete)} requests that the end of the benchmark cut off are left out"
@@ -128,7 +120,7 @@ def read(document: Document) -> ToolResult:
         version="" if said.metadata is None else said.metadata.guidellm_version,
         measured=datetime.fromtimestamp(first, UTC).isoformat(timespec="seconds"),
         model=str(config.backend.get("model") or NOT_RECORDED),
-        asked=in_words({**dict(sorted(config.strategy.items())), "data": config.requests.get("data")}),
+        asked=result.in_words({**dict(sorted(config.strategy.items())), "data": config.requests.get("data")}),
         seconds=max(each.finished_ns for each in sent) / NS_PER_S - (min(starts) - first),
         requests=sent,
         told={},
@@ -142,7 +134,7 @@ def _sent(request: Request, first: float, failed: bool) -> Sent:
     timings = request.info.timings
 
     def since(at: float | None) -> int:
-        return NOT_TOLD if at is None else ns(at - first)
+        return result.NOT_TOLD if at is None else result.ns(at - first)
 
     start, due = since(timings.request_start), since(timings.targeted_start)
     finished = since(timings.request_end or timings.resolve_end)
@@ -157,15 +149,15 @@ def _sent(request: Request, first: float, failed: bool) -> Sent:
         )
     chunks = [since(at) for at in edges]
     if timings.token_iterations > 2:
-        chunks.insert(1, NOT_TOLD)
+        chunks.insert(1, result.NOT_TOLD)
     elif timings.token_iterations <= 1:
         del chunks[1:]
     return Sent(
         sent_ns=start,
         scheduled_ns=due,
         chunk_ns=chunks,
-        chunk_tokens=[NOT_TOLD] * len(chunks),
+        chunk_tokens=[result.NOT_TOLD] * len(chunks),
         finished_ns=finished,
-        prompt_tokens=NOT_TOLD if request.prompt_tokens is None else request.prompt_tokens,
+        prompt_tokens=result.NOT_TOLD if request.prompt_tokens is None else request.prompt_tokens,
         completion_tokens=request.output_tokens,
     )

@@ -16,20 +16,8 @@ from typing import Annotated
 import msgspec
 
 from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports.result import (
-    NO_SCHEDULE,
-    NO_SEND,
-    NOT_TOLD,
-    Detailed,
-    Document,
-    Row,
-    Sent,
-    ToolResult,
-    aggregates,
-    fields,
-    ns,
-    understood,
-)
+from harness.studies.imports import result
+from harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "sglang.bench_serving"
 SHARED_ITL = ("sglang", "sglang-native")  # backends whose gaps are shared among the tokens of a chunk
@@ -45,7 +33,7 @@ class Server(msgspec.Struct):
     model_path: str = NOT_RECORDED
 
 
-class Said(Detailed, kw_only=True):
+class Said(result.Detailed, kw_only=True):
     backend: str
     request_rate: float | str
     duration: Annotated[float, msgspec.Meta(gt=0)]
@@ -73,11 +61,11 @@ def recognised(document: Document) -> bool:
 
 def read(document: Document) -> ToolResult:
     """Raises BadFile."""
-    said = understood(document, Said, TOOL)
+    said = result.understood(document, Said, TOOL)
     server = said.server_info or Server()
     requests = said.requests(TOOL, partial(_sent, said.backend in SHARED_ITL))
     told = _told(document, said)
-    lacks = [NO_SCHEDULE, NO_SEND]
+    lacks = [result.NO_SCHEDULE, result.NO_SEND]
     differs = []
     if not said.mean_itl_ms and said.mean_ttft_ms == said.mean_e2e_latency_ms:
         lacks.append("a stream (--disable-stream): no TTFT, TPOT and ITL")
@@ -98,7 +86,7 @@ def read(document: Document) -> ToolResult:
         tool=TOOL,
         version=server.version and f"server {server.version}",
         model=server.model_path,
-        asked=fields(said, *ASKED),
+        asked=result.fields(said, *ASKED),
         seconds=said.duration,
         requests=requests,
         told=told,
@@ -116,10 +104,10 @@ def _told(document: Document, said: Said) -> dict[str, float]:
         distributions["tpot"] = "tpot_ms"
         if said.backend not in SHARED_ITL:
             distributions["itl"] = "itl_chunk_ms"
-    return told | aggregates(document, distributions)
+    return told | result.aggregates(document, distributions)
 
 
-def _sent(shared: bool, number: int, row: Row) -> Sent:
+def _sent(shared: bool, number: int, row: result.Row) -> Sent:
     """Times count from the request's own send."""
     if row.failed:
         return Sent(sent_ns=0, error=row.failed)
@@ -138,13 +126,13 @@ def _chunks(ttft: float, gaps: Sequence[float], tokens: int, shared: bool) -> It
     gaps in a row are one chunk's: two chunks' would agree to the last digit only by coincidence."""
     at = ttft
     if not shared:
-        yield ns(at), NOT_TOLD
+        yield result.ns(at), result.NOT_TOLD
         for gap in gaps:
             at += gap
-            yield ns(at), NOT_TOLD
+            yield result.ns(at), result.NOT_TOLD
         return
-    yield ns(at), tokens - len(gaps)
+    yield result.ns(at), tokens - len(gaps)
     for share, group in groupby(gaps):
         held = len(list(group))
         at += share * held
-        yield ns(at), held
+        yield result.ns(at), held

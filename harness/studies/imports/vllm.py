@@ -15,21 +15,8 @@ import msgspec
 
 from engines import api
 from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports.result import (
-    NO_SCHEDULE,
-    NO_SEND,
-    NOT_TOLD,
-    Detailed,
-    Document,
-    Row,
-    Sent,
-    ToolResult,
-    aggregates,
-    fields,
-    ns,
-    understood,
-    uneven,
-)
+from harness.studies.imports import result
+from harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "vllm bench serve"
 DISTRIBUTIONS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_chunk_ms", "e2el": "latency_ms"}
@@ -39,7 +26,7 @@ ASKED = ("backend", "num_prompts", "request_rate", "burstiness", "max_concurrenc
 E2EL = "latency_ms ends with the last chunk that holds a token (E2EL), not with the end of the stream"
 
 
-class Said(Detailed, kw_only=True):
+class Said(result.Detailed, kw_only=True):
     """The keys that are looked at; the percentiles aside, whose names depend on what was asked for."""
 
     duration: Annotated[float, msgspec.Meta(gt=0)]
@@ -71,13 +58,13 @@ def read(document: Document) -> ToolResult:
     """Raises BadFile."""
     if "total_output_tokens" not in document and "completed" in document:
         raise api.BadFile(f"a result of {TOOL} without output tokens: of an embedding or pooling endpoint")
-    said = understood(document, Said, TOOL)
+    said = result.understood(document, Said, TOOL)
     requests = _requests(said)
-    lacks = [NO_SCHEDULE]
+    lacks = [result.NO_SCHEDULE]
     told: dict[str, float] = {}
     if requests:
         if said.start_times is None:
-            lacks.append(NO_SEND)
+            lacks.append(result.NO_SEND)
             told["peak_concurrency"] = float("nan")
     else:
         lacks.append(
@@ -88,7 +75,7 @@ def read(document: Document) -> ToolResult:
         tool=TOOL,
         measured=said.date,
         model=said.model_id,
-        asked=fields(said, *ASKED),
+        asked=result.fields(said, *ASKED),
         seconds=said.duration,
         requests=requests,
         told=told,
@@ -106,28 +93,28 @@ def _told(document: Document, said: Said) -> dict[str, float]:
     if said.failed is not None:
         told["failed_requests"] = float(said.failed)
     one_token_each = said.total_output_tokens <= said.completed  # without a sample the tool writes 0
-    return told | aggregates(document, OF_ANY_REQUEST if one_token_each else DISTRIBUTIONS)
+    return told | result.aggregates(document, OF_ANY_REQUEST if one_token_each else DISTRIBUTIONS)
 
 
 def _requests(said: Said) -> list[Sent]:
     """Empty where the file was saved without details."""
     starts, first = said.start_times, min(said.start_times or [0.0])
 
-    def sent(number: int, row: Row) -> Sent:
-        at = ns(starts[number] - first) if starts else 0
+    def sent(number: int, row: result.Row) -> Sent:
+        at = result.ns(starts[number] - first) if starts else 0
         if row.failed:
             return Sent(sent_ns=at, finished_ns=at, error=row.failed)
-        chunks = [at + ns(after) for after in accumulate(row.gaps, initial=row.ttft)]
+        chunks = [at + result.ns(after) for after in accumulate(row.gaps, initial=row.ttft)]
         tokens = row.completion_tokens
         return Sent(
             sent_ns=at,
             chunk_ns=chunks,
-            chunk_tokens=[1 if tokens == len(chunks) else NOT_TOLD] * len(chunks),
+            chunk_tokens=[1 if tokens == len(chunks) else result.NOT_TOLD] * len(chunks),
             finished_ns=chunks[-1],
             prompt_tokens=row.prompt_tokens,
             completion_tokens=tokens,
         )
 
     if said.ttfts and starts and len(starts) != len(said.ttfts):
-        raise uneven(TOOL)
+        raise result.uneven(TOOL)
     return said.requests(TOOL, sent)
