@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from harness.trace.timeline import Timeline
+from harness.trace.timeline import Timeline, Track
 
 Event = dict[str, object]
 
@@ -37,11 +37,15 @@ def _us(ns: int, base: int) -> float:
     return (ns - base) / 1e3
 
 
+def _on(track: Track) -> dict[str, int]:
+    return {"pid": track.pid, "tid": track.tid}
+
+
 def _names(timeline: Timeline) -> Iterator[Event]:
     """Names of processes and threads, in the order in which they are to be shown."""
     seen: set[int] = set()
     for order, track in enumerate(timeline.tracks):
-        here: Event = {"ph": "M", "pid": track.pid, "tid": track.tid}
+        here: Event = {"ph": "M", **_on(track)}
         if track.pid not in seen:
             seen.add(track.pid)
             yield {**here, "name": "process_name", "args": {"name": track.process}}
@@ -57,8 +61,7 @@ def _ranges(timeline: Timeline, base: int) -> Iterator[Event]:
             "ph": "X",
             "name": each.name,
             "cat": track.category,
-            "pid": track.pid,
-            "tid": track.tid,
+            **_on(track),
             "ts": _us(each.start_ns, base),
             "dur": _us(each.end_ns, each.start_ns),
             "args": each.facts,
@@ -72,14 +75,12 @@ def _arrows(timeline: Timeline, base: int) -> Iterator[Event]:
             ({"ph": "f", "bp": "e"}, arrow.to_track, arrow.to_ns),
         )
         for kind, place, at in ends:
-            track = timeline.tracks[place]
             yield {
                 **kind,
                 "id": number,
                 "name": arrow.name,
                 "cat": arrow.name,
-                "pid": track.pid,
-                "tid": track.tid,
+                **_on(timeline.tracks[place]),
                 "ts": _us(at, base),
                 "args": {"step": arrow.step},
             }
