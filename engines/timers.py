@@ -26,10 +26,8 @@ class SchedAttr(ctypes.Structure):
 
 
 def ask_for_exact_timers() -> int:
-    """Timer slack of this thread as near to 0 as can be asked for; returns what is in force, ns.
-
-    With the default of 50 us every sleep ends late.
-    """
+    """Timer slack of this thread as near to 0 as can be (by default 50 us: every sleep ends late); what is in
+    force, ns."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_TIMERSLACK, 1)
     slack: int = libc.prctl(PR_GET_TIMERSLACK)
@@ -37,11 +35,9 @@ def ask_for_exact_timers() -> int:
 
 
 def ask_for_short_slice() -> int:
-    """A short slice under the normal policy (EEVDF: earlier deadlines, so that a thread that wakes is run
-    soon, for the same share of the core); returns what was granted, ns, or 0.
-
-    Older kernels take the call and ignore it, so the answer is read back.
-    """
+    """A short slice under the normal policy (EEVDF: a thread that wakes is run soon, for the same share of
+    the core); what was granted, ns, or 0. Older kernels take the call and ignore it, so the answer is read
+    back."""
     if platform.machine() not in SCHED_CALLS:
         return 0
     libc = ctypes.CDLL(None)

@@ -56,14 +56,15 @@ def mixed_requests(alike: bool) -> list[api.Request]:
     return requests
 
 
-def main() -> None:
-    parser = command_line.parser(__file__, __doc__)
+def check(script: str, description: str | None, pace: str = "") -> None:
+    """All of it, and that script's result."""
+    parser = command_line.parser(script, description)
     parser.add_argument("--device", default="emulated")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # of the reference: more would fight with the device's process
     dealt, rows = deal(SPEC.every_setting()), []
     for chaos in CHAOS:
-        device = open_device(arguments.device, chaos=chaos)
+        device = open_device(arguments.device, chaos=chaos, pace=pace)
         requests = mixed_requests(alike=chaos is not None)
         greedy = [each for each in requests if each.temperature == 0]
         drawn = [each for each in requests if each.temperature > 0]
@@ -98,10 +99,11 @@ def main() -> None:
                     str(found["cached"]),
                 ]
             )
+        kind = device.kind
         device.close()
     write_result(
-        __file__,
-        title=f"Requests whose tokens equal transformers', over every setting, {arguments.device} device",
+        script,
+        title=f"Requests whose tokens equal transformers', over every setting, {kind} device",
         header=[
             "model",
             "chaos",
@@ -119,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    check(__file__, __doc__)

@@ -20,8 +20,8 @@ HEADER = ["TPOT p50, ms", "change", "verdict", "host's part", "verdict", "output
 SHOWN = ("tpot_ms_p50", definitions.SAME_DEVICE)
 
 
-def measured() -> dict[str, Any]:
-    run = bench("run", "--variant", "pinned-h2d")
+def measured(*flags: str) -> dict[str, Any]:
+    run = bench("run", "--variant", "pinned-h2d", *flags)
     comparison = run["comparison"]
     return {
         **{name: run[name] for name in ("code", "seconds", "commit")},
@@ -39,16 +39,18 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [f"{row['change']:+.2%} [{row['ci_low']:+.2%}, {row['ci_high']:+.2%}]", row["verdict"]]
 
 
-def main() -> None:
-    runs = earlier(__file__)
-    for _ in range(command_line.wanted(__file__, __doc__, "RUNS", 5)):
-        runs.append(measured())
+def repeat(script: str, description: str | None, *flags: str) -> None:
+    """As often as the command line of that script says, with these flags."""
+    runs = earlier(script)
+    for _ in range(command_line.wanted(script, description, "RUNS", 5)):
+        runs.append(measured(*flags))
         tpot, host = (median(half_width(run["metrics"][name]) for run in runs) for name in SHOWN)
         seconds = median(run["seconds"] for run in runs)
         write_result(
-            __file__,
-            title=f"`bench run --variant pinned-h2d`, {len(runs)} times: median {seconds:.0f} s, half-width "
-            f"±{tpot:.2%} for TPOT p50, ±{host:.2%} for the host's part of the step",
+            script,
+            title=f"`{' '.join(('bench run --variant pinned-h2d', *flags))}`, {len(runs)} times: median "
+            f"{seconds:.0f} s, half-width ±{tpot:.2%} for TPOT p50, ±{host:.2%} for the host's part of the "
+            "step",
             header=HEADER,
             rows=[
                 [
@@ -65,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    repeat(__file__, __doc__)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from harness.cli import exchange, exit_codes, experiment, gate, measure, several, show, time
+from harness.cli import exchange, exit_codes, experiment, look, measure
 
 app = typer.Typer(
     help="Does this overlap optimization really help, by how much, and how sure are we?",
@@ -23,17 +23,17 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "aa": measure.aa,
     "compare": measure.compare,
     "rerun": measure.rerun,
-    "profile": time.profile,
-    "explain": time.explain,
-    "report": show.report,
-    "gate": gate.gate,
-    "trace": time.trace,
-    "variants": show.variants,
-    "engines": show.engines,
-    "devices": show.devices,
-    "doctor": show.doctor,
-    "factorial": several.factorial,
-    "sweep": several.sweep,
+    "profile": look.profile,
+    "explain": look.explain,
+    "report": look.report,
+    "gate": measure.gate,
+    "trace": look.trace,
+    "variants": look.variants,
+    "engines": look.engines,
+    "devices": look.devices,
+    "doctor": look.doctor,
+    "factorial": measure.factorial,
+    "sweep": measure.sweep,
     "import": exchange.import_,
     "serve": exchange.serve,
     "eval": exchange.eval_,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-import typer
-
 from engines import api
 from harness.cli import printing
-from harness.cli.exit_codes import OUTPUTS_DIFFER, say
+from harness.cli.exit_codes import say
 from harness.cli.options import (
     DESIGN,
     ENGINE,
@@ -19,7 +17,7 @@ from harness.cli.options import (
     Debug,
     Form,
     Out,
-    given,
+    argument,
     measuring,
     option,
 )
@@ -32,17 +30,15 @@ from harness.plan.settings import make_design
 def import_(
     files: Annotated[
         list[str],
-        typer.Argument(
+        argument(
+            "Result of vllm bench serve, sglang.bench_serving, guidellm or aiperf; FILE:N, its N-th.",
             metavar="FILE...",
-            help="Result of vllm bench serve, sglang.bench_serving, guidellm or aiperf; FILE:N, its N-th.",
-            show_default=False,
         ),
     ],
     name: Annotated[str | None, option(OUTPUT, "What the run is called (the tool's name).")] = None,
     engine_name: Annotated[str | None, option(ENGINE, "The engine that was measured.")] = None,
     fresh_boots: Annotated[
-        bool,
-        option(DESIGN, "Each file is from a fresh server: a block each.", "--fresh-boots"),
+        bool, option(DESIGN, "Each file is from a fresh server: a block each.", "--fresh-boots")
     ] = False,
     out: Out = RESULTS,
     format: Form = Format.TABLE,
@@ -57,18 +53,19 @@ def import_(
 
 
 SERVER, MOCK = "Server", "Mock server"
+OF_SERVER = ("variant", "engine", "both", "model", "device", "api_key", "max_requests", "grace_s")
+OF_MOCK = ("ttft_ms", "itl_ms", "max_tokens_per_chunk")
 
 
 def serve(
     variant: Annotated[
-        str | None, typer.Option(help="Serve the after arm of this pair (all); `bench variants`.")
+        str | None, option(None, "Serve the after arm of this pair (all); `bench variants`.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="Serve this engine with its first choices, in place of a variant.")
+        str | None, option(None, "Serve this engine with its first choices, in place of a variant.")
     ] = None,
     both: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="key=value: a toggle, an engine option, python, env.NAME."),
+        list[str] | None, option(None, "key=value: a toggle, an engine option, python, env.NAME.", "--set")
     ] = None,
     model: Annotated[str | None, option(SERVER, "Preset, local path or hub id (tiny-gpt2).")] = None,
     device: Annotated[str | None, option(SERVER, "auto, cuda or emulated (auto).")] = None,
@@ -101,13 +98,12 @@ def serve(
 
     A prompt with more bytes than the tokens of the context can stand for is refused before it is tokenized;
     so are more than 16 stop strings, and longer ones than 256 characters."""
+    given: dict[str, object] = {name: value for name, value in locals().items() if value is not None}
+    of_engine = {name: value for name, value in given.items() if name in OF_SERVER}
+    of_mock = {name: value for name, value in given.items() if name in OF_MOCK}
+
     from harness.serve import asking
 
-    values = dict(locals())
-    of_engine = given(
-        values, "variant", "engine", "both", "model", "device", "api_key", "max_requests", "grace_s"
-    )
-    of_mock = given(values, "ttft_ms", "itl_ms", "max_tokens_per_chunk")
     with interruptible():
         if mock:
             asking.serve_mock(of_mock, of_engine, host, port)
@@ -144,5 +140,4 @@ def eval_(
     arms = evaluate.scoring(engines, design.arms)
     found = evaluate.evaluate(design.name, arms, names, limit, num_fewshot, out, say)
     say(f"written to {found.folder}")
-    printing.show(found.result, format)
-    raise typer.Exit(OUTPUTS_DIFFER if found.answers_differ else 0)
+    printing.end_with(found.result, format, found.answers_differ)

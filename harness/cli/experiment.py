@@ -9,7 +9,6 @@ import typer
 
 from engines import api
 from harness.cli import printing
-from harness.cli.exit_codes import OUTPUTS_DIFFER
 from harness.cli.options import (
     DESIGN,
     ENGINE,
@@ -20,6 +19,7 @@ from harness.cli.options import (
     Out,
     Trust,
     admitting,
+    argument,
     option,
 )
 from harness.cli.printing import Format
@@ -44,9 +44,7 @@ def list_experiments() -> None:
 
 @experiment.command("show")
 def show_experiment(
-    what: Annotated[
-        str, typer.Argument(help="Name, .toml file, or the folder of a finished one.", show_default=False)
-    ],
+    what: Annotated[str, argument("Name, .toml file, or the folder of a finished one.")],
     device: Annotated[str, option(ENGINE, "Device to plan for: auto, cuda or emulated (auto).")] = "auto",
     format: Form = Format.TABLE,
     debug: Debug = False,
@@ -57,8 +55,7 @@ def show_experiment(
 
     if Path(what).is_dir():
         outcome = experiments.show(Path(what))
-        printing.show(outcome.result, format)
-        raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+        printing.end_with(outcome.result, format, outcome.outputs_differ)
     if format is not Format.TABLE:
         raise api.BadSetting("--format is for what a finished experiment found: show its folder")
     planned = experiments.plan(what, Adjusted(device=device))
@@ -67,9 +64,7 @@ def show_experiment(
 
 @experiment.command("run")
 def run_experiment(
-    name: Annotated[
-        str | None, typer.Argument(help="Name, or .toml file; bench experiment list.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument("Name, or .toml file; bench experiment list.")] = None,
     blocks: Annotated[int | None, option(DESIGN, "Blocks, at least 4 (as the experiment says).")] = None,
     rounds: Annotated[
         int | None, option(DESIGN, "Rounds of each workload in a boot (as the experiment says).")
@@ -101,5 +96,4 @@ def run_experiment(
             adjusted = Adjusted(device=device or "auto", blocks=blocks, rounds=rounds, seed=seed or 0)
             planned = experiments.plan(name or "", adjusted, admitted)
             outcome = experiments.run(planned, out, on_stderr)
-    printing.show(outcome.result, format)
-    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+    printing.end_with(outcome.result, format, outcome.outputs_differ)

@@ -1,7 +1,9 @@
-"""Measure and compare: `bench run`, `aa`, `rerun`, `compare`."""
+"""Measure and compare: `bench run`, `aa`, `rerun`, `compare`, `gate`, `factorial`, `sweep`."""
 
 from __future__ import annotations
 
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +12,10 @@ import typer
 
 from engines import api
 from harness.cli import printing
-from harness.cli.exit_codes import OUTPUTS_DIFFER, say
+from harness.cli.exit_codes import GATE_FAILED, GATE_UNDECIDED, say
 from harness.cli.options import (
+    DESIGN,
+    OF_TWO_ARMS,
     OUTPUT,
     RESULTS,
     Debug,
@@ -19,13 +23,21 @@ from harness.cli.options import (
     Out,
     Trust,
     admitting,
+    argument,
     measuring,
     option,
 )
 from harness.cli.printing import Format
 from harness.common.signals import interruptible
 from harness.plan.request import Request
-from harness.plan.settings import make_design
+from harness.plan.settings import make_design, parse_fraction
+
+GATE = "Gate"
+
+
+class OnUndecided(StrEnum):
+    FAIL = "fail"
+    PASS = "pass"
 
 
 @measuring
@@ -47,8 +59,26 @@ def aa(request: Request, out: Out = RESULTS, format: Form = Format.TABLE, debug:
     _measure(msgspec.structs.replace(request, against_itself=True), out, None, False, format)
 
 
+def _measure(request: Request, out: Path, resume: Path | None, trusted: bool, format: Format) -> None:
+    from harness.common.machine import guess_device
+    from harness.plan.variants import load_variants
+
+    admitted = admitting(trusted, resume)
+    design = None
+    if resume is not None and not request.nothing and not (request.variant or request.engine):
+        raise api.BadSetting("--resume goes on with a run as it was asked for: leave the other options out")
+    if resume is None or not request.nothing:
+        design = make_design(request, api.find_engines(), load_variants(), guess_device)
+
+    from harness.cli.progress import on_stderr
+    from harness.studies import measure
+
+    outcome = measure.measure_or_resume(design, resume, out, on_stderr, admitted)
+    printing.end_with(outcome.result, format, outcome.outputs_differ)
+
+
 def rerun(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)],
+    run: Annotated[Path, argument("Folder of a run.")],
     out: Out = RESULTS,
     trust: Trust = False,
     format: Form = Format.TABLE,
@@ -72,12 +102,11 @@ def rerun(
         say(f"unlike {manifest.run}: {line}")
     with interruptible():
         outcome = measure.measure(manifest.design, out, on_stderr, made_here=made_here)
-    printing.show(outcome.result, format)
-    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+    printing.end_with(outcome.result, format, outcome.outputs_differ)
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(help="RUN, or RUN:before or RUN:after.", show_default=False)],
+    runs: Annotated[list[str], argument("RUN, or RUN:before or RUN:after.")],
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
@@ -85,28 +114,105 @@ def compare(
     from harness.analysis import across_runs
 
     compared = across_runs.compare(runs)
-    printing.show(compared.result, format)
-    raise typer.Exit(OUTPUTS_DIFFER if compared.outputs_differ else 0)
+    printing.end_with(compared.result, format, compared.outputs_differ)
 
 
-def _measure(request: Request, out: Path, resume: Path | None, trusted: bool, format: Format) -> None:
-    from harness.common.machine import guess_device
-    from harness.plan.variants import load_variants
-
-    admitted = admitting(trusted, resume)
-    design = None
-    if resume is not None and not request.nothing and not (request.variant or request.engine):
-        raise api.BadSetting("--resume goes on with a run as it was asked for: leave the other options out")
-    if resume is None or not request.nothing:
-        design = make_design(request, api.find_engines(), load_variants(), guess_device)
+@measuring
+def gate(
+    request: Request,
+    run: Annotated[Path | None, argument("A finished run to judge; else one is measured.")] = None,
+    base_ref: Annotated[
+        str | None, option(GATE, "Git ref whose code the base runs, in a worktree of its own.")
+    ] = None,
+    head_ref: Annotated[
+        str | None, option(GATE, "The same for the head (the code that is installed).")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, option(GATE, "Metric that must not regress; up to five (tpot_ms_p50).")
+    ] = None,
+    max_regression: Annotated[str | None, option(GATE, "How much worse each may get (2%).")] = None,
+    on_undecided: Annotated[
+        OnUndecided | None, option(GATE, "What undecided counts as; else it exits with 3.")
+    ] = None,
+    out: Annotated[
+        Path, option(OUTPUT, "Folder of the run, of gate.md and of smaller-is-better.json (results).")
+    ] = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Fail where a change makes a metric worse by more than it may: for continuous integration."""
+    names = metric or ()
+    limit = None if max_regression is None else parse_fraction(max_regression, "--max-regression")
+    if run is not None and (not request.nothing or base_ref or head_ref):
+        raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
 
     from harness.cli.progress import on_stderr
-    from harness.studies import measure
+    from harness.report import gate_tables
+    from harness.studies import gate as gate_
 
-    if resume is not None:
-        outcome = measure.resume(resume, design, on_stderr, admitted)
+    if run is None:
+        run = gate_.measure(request, base_ref, head_ref, names, limit, out, say, on_stderr)
+    result = gate_.judge(run, names, limit)
+    gate_tables.write(out, result)
+    printing.show(result, format)
+    verdict = gate_tables.gate_of(result).verdict
+    if verdict == "undecided" and on_undecided is not None:
+        verdict = on_undecided.value
+    raise typer.Exit({"pass": 0, "fail": GATE_FAILED, "undecided": GATE_UNDECIDED}[verdict])
+
+
+@partial(measuring, without=OF_TWO_ARMS)
+def factorial(
+    request: Request,
+    run: Annotated[Path | None, argument("A finished factorial to show again.")] = None,
+    toggles: Annotated[
+        str | None,
+        option(DESIGN, "Toggles to vary: NAME, or NAME=BEFORE:AFTER, joined by commas.", metavar="A,B,..."),
+    ] = None,
+    out: Out = RESULTS,
+    resume: Annotated[Path | None, option(OUTPUT, "Folder of a factorial to go on with.")] = None,
+    trust: Trust = False,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """What each of several toggles gives, alone and with the others: all their settings in one run, of the
+    engine overlap unless you say otherwise."""
+    from harness.cli.progress import on_stderr
+    from harness.studies import factorial as factorial_run
+
+    if run is None:
+        admit = admitting(trust, resume)
+        result, outputs_differ = factorial_run.measure(request, toggles, resume, out, admit, on_stderr)
+    elif request.nothing and toggles is None and resume is None:
+        result, outputs_differ = factorial_run.read(run)
     else:
-        assert design is not None
-        outcome = measure.measure(design, out, on_stderr)
-    printing.show(outcome.result, format)
-    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
+        raise api.BadSetting(f"{run} is already measured: only --format applies")
+    printing.end_with(result, format, outputs_differ)
+
+
+@measuring
+def sweep(
+    request: Request,
+    folder: Annotated[Path | None, argument("A sweep to show again.", metavar="[SWEEP]")] = None,
+    over: Annotated[
+        list[str] | None,
+        option(DESIGN, "Setting and its values; once for each axis of the grid.", metavar="NAME=A,B,..."),
+    ] = None,
+    out: Out = RESULTS,
+    resume: Annotated[Path | None, option(OUTPUT, "Folder of a sweep to go on with.")] = None,
+    trust: Trust = False,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Measure a grid of runs one after the other: a workload option, a variant, a toggle, at each value."""
+    from harness.analysis.sweep import result as found_in
+    from harness.cli.progress import on_stderr
+    from harness.studies import sweep as sweep_
+
+    if folder is None:
+        admit = admitting(trust, resume)
+        folder = sweep_.measure(request, over or (), resume, out, say, admit, on_stderr)
+    elif not request.nothing or over or resume is not None:
+        raise api.BadSetting(f"{folder} is already measured: only --format applies")
+    result, outputs_differ = found_in(folder)
+    printing.end_with(result, format, outputs_differ)

@@ -35,9 +35,13 @@ PARTS: dict[type[msgspec.Struct], str] = {
 }
 
 
-def option(panel: str, text: str, *names: str, **more: Any) -> Any:
+def option(panel: str | None, text: str, *names: str, **more: Any) -> Any:
     """An option under the title `panel` of the help; `text` itself states the default."""
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+def argument(text: str, **more: Any) -> Any:
+    return typer.Argument(help=text, show_default=False, **more)
 
 
 Out = Annotated[Path, option(OUTPUT, "Folder that gets the run's folder (results).")]
@@ -57,29 +61,20 @@ def declared(kind: type[msgspec.Struct]) -> Iterator[Parameter]:
             continue
         bare, meta = get_args(field.type)
         more = dict(meta.extra or {})
-        panel = None if kind is Request and field.name in GENERAL else PARTS[kind]
         flags = [more["flag"]] if "flag" in more else []
-        metavar = {"metavar": more["metavar"]} if "metavar" in more else {}
-        typed = _typed(field.name, bare)
+        typed: Any = str if more.get("share") else _typed(bare)
         if typed is bool:
             name = field.name.replace("_", "-")
-            both = kind in (Workload, api.EngineOptions) and field.name not in ("unique_prompts",)
-            flags = [f"--{name}/--no-{name}" if both else f"--{name}"]
-        if field.name in LENGTHS:
-            metavar = {"metavar": "LENGTH"}
-        if more.get("share"):
-            typed = str
-        told = (
-            option(panel or "", meta.description, *flags, **metavar)
-            if panel
-            else typer.Option(*flags, help=meta.description, show_default=False)
-        )
-        yield Parameter(
-            field.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, told]
-        )
+            can_be_off = kind in (Workload, api.EngineOptions) and field.name != "unique_prompts"
+            flags = [f"--{name}/--no-{name}" if can_be_off else f"--{name}"]
+        metavar = "LENGTH" if field.name in LENGTHS else more.get("metavar")
+        panel = None if kind is Request and field.name in GENERAL else PARTS[kind]
+        told = option(panel, meta.description, *flags, metavar=metavar)
+        annotation = Annotated[typed | None, told]
+        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _typed(name: str, bare: Any) -> Any:
+def _typed(bare: Any) -> Any:
     """The type of an option on the command line: texts for lengths and limits, lists for what repeats."""
     if get_origin(bare) in (list, tuple, dict):
         return list[str]
@@ -89,27 +84,26 @@ def _typed(name: str, bare: Any) -> Any:
     return bare
 
 
-def request_of(values: Mapping[str, Any]) -> Request:
+def request_of(values: Mapping[str, object]) -> Request:
     """What the options of `declared` were given."""
-    given = {name: value for name, value in values.items() if value is not None and value != []}
-    parts: dict[type[msgspec.Struct], dict[str, Any]] = {kind: {} for kind in PARTS}
-    for kind, found in parts.items():
-        for field in msgspec.structs.fields(kind):
-            if field.name in given and get_origin(field.type) is Annotated:
-                found[field.name] = _value(field, given[field.name])
+    parts = {
+        kind: {
+            field.name: _value(field, values[field.name])
+            for field in msgspec.structs.fields(kind)
+            if get_origin(field.type) is Annotated and values.get(field.name) not in (None, [])
+        }
+        for kind in PARTS
+    }
     return Request(
-        **parts[Request],
-        workload=parts[Workload],
-        options=parts[api.EngineOptions],
-        design=parts[Design],
+        **parts[Request], workload=parts[Workload], options=parts[api.EngineOptions], design=parts[Design]
     )
 
 
 def _value(field: msgspec.structs.FieldInfo, value: Any) -> Any:
     bare, meta = get_args(field.type)
-    flag = (meta.extra or {}).get("flag", "--" + field.name.replace("_", "-"))
-    if (meta.extra or {}).get("share"):
-        return parse_fraction(value, flag)
+    more = meta.extra or {}
+    if more.get("share"):
+        return parse_fraction(value, more.get("flag", "--" + field.name.replace("_", "-")))
     if field.name == "goodput":
         return parse_goodput(value)
     return tuple(value) if get_origin(bare) is tuple else value
@@ -148,16 +142,6 @@ def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Ca
     with_options.__signature__ = Signature(joined)  # type: ignore[attr-defined]
     with_options.__annotations__ = {each.name: each.annotation for each in joined}
     return with_options
-
-
-def given(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Those of `names` that were given."""
-    return {name: values[name] for name in names if values[name] is not None}
-
-
-def fraction(text: str | None, flag: str) -> float | None:
-    """settings.parse_fraction of an option that may be left out."""
-    return None if text is None else parse_fraction(text, flag)
 
 
 def admitting(trusted: bool, stored: Path | None) -> Admit:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from harness.cli.exit_codes import OUTPUTS_DIFFER
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from harness.report.formats import Found
     from harness.report.page import Table
 
@@ -25,12 +26,34 @@ class Format(StrEnum):
     CSV = "csv"
 
 
+def end_with(found: Found, format: Format, outputs_differ: bool) -> NoReturn:
+    """Print a result, and end the command with the exit code that it stands for."""
+    show(found, format)
+    raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
+
+
 def show(found: Found, format: Format) -> None:
     """Print a result in the form that was asked for."""
+    from rich.text import Text
+
+    from harness.common.consoles import Console, readable
     from harness.report import formats
 
-    _print(format, lambda: formats.to_json(found), lambda: formats.to_csv(found),
-           lambda: formats.to_markdown(found), partial(formats.to_terminal, found))  # fmt: skip
+    if format is not Format.TABLE:
+        write = {
+            Format.JSON: formats.to_json,
+            Format.CSV: formats.to_csv,
+            Format.MARKDOWN: formats.to_markdown,
+        }[format]
+        with readable():
+            sys.stdout.write(write(found))
+        return
+    screen = Console()
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen = Console(width=PIPE_WIDTH)
+    for part in formats.to_terminal(found, screen.width):
+        # A line that goes to a file stays one: `head -1` is the whole answer.
+        screen.print(part, soft_wrap=isinstance(part, Text) and not screen.is_terminal)
 
 
 def show_tables(tables: Sequence[Table]) -> None:
@@ -38,32 +61,6 @@ def show_tables(tables: Sequence[Table]) -> None:
     from harness.common.consoles import Console
     from harness.report.page import terminal_table
 
-    console = Console(highlight=False)
+    screen = Console()
     for table in tables:
-        console.print(*terminal_table(table, console.width), sep="\n")
-
-
-def _print(
-    format: Format,
-    to_json: Callable[[], str],
-    to_csv: Callable[[], str],
-    to_markdown: Callable[[], str],
-    to_terminal: Callable[[int], Iterator[RenderableType]],
-) -> None:
-    from harness.common.consoles import Console, readable
-
-    if format is not Format.TABLE:
-        texts = {Format.JSON: to_json, Format.CSV: to_csv, Format.MARKDOWN: to_markdown}
-        with readable():
-            sys.stdout.write(texts[format]())
-        return
-
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        wide = None if "COLUMNS" in os.environ else PIPE_WIDTH
-        console = Console(highlight=False, width=wide)
-    for part in to_terminal(console.width):
-        # A line that goes to a file stays one: `head -1` is the whole answer.
-        console.print(part, soft_wrap=isinstance(part, Text) and not console.is_terminal)
+        screen.print(*terminal_table(table, screen.width), sep="\n")

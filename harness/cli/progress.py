@@ -26,7 +26,7 @@ MUCH_STOLEN = 0.1  # of the CPU time, in a round: a change of some percent will 
 @contextmanager
 def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
     """Show a run's events while inside."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True)
     console.print(f"bench: writing to {folder}", soft_wrap=True)
 
     def say(line: str) -> None:
@@ -42,7 +42,7 @@ def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
 @contextmanager
 def of_reading() -> Iterator[Callable[[str], None]]:
     """Show how far a file is read while inside: now and then where there is no terminal."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True)
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             yield lambda line: live.update(Text(line), refresh=True)
@@ -63,11 +63,7 @@ class Display:
     `plain` a line for each block."""
 
     def __init__(
-        self,
-        design: Design,
-        say: Write,
-        redraw: Write = lambda line: None,
-        plain: Write = lambda line: None,
+        self, design: Design, say: Write, redraw: Write = lambda line: None, plain: Write = lambda line: None
     ) -> None:
         self._design, self._say, self._redraw, self._plain = design, say, redraw, plain
         self._seconds: list[float] = []  # of finished blocks

@@ -12,7 +12,11 @@ import rich.console
 
 
 class Console(rich.console.Console):
-    """rich's own exits with 1 on a broken pipe, which for a gate would mean that it failed."""
+    """Numbers keep their colour; and a broken pipe is no exit code 1, as rich has it: for a gate, that would
+    mean that it failed."""
+
+    def __init__(self, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, highlight=False)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

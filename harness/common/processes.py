@@ -29,10 +29,8 @@ GRACE_S = 5.0  # for a process that was asked to stop, before it is killed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Child:
-    """A process of the run by its role ("load generator", "host of before", "device process of before").
-
-    `popen` is there where the harness started it itself; `log` is then the file of its stdout and stderr.
-    """
+    """A process of the run by its role ("load generator", "device process of before"). `popen`: where the
+    harness started it itself; `log` is then the file of its stdout and stderr."""
 
     role: str
     pid: int

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from engines import api
 from harness.metrics import definitions
-from harness.plan import checks
 from harness.plan.design import MAX_SECONDARIES, Design
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_LIMIT = 0.02
 MOST_METRICS = MAX_SECONDARIES
@@ -40,18 +35,14 @@ def level(design: Design, blocks: int) -> float:
     without a gate: half its two-sided level where its rule looks at the mean, which is stricter than 95%
     needs; where the rule looks at the width alone, that level itself for each side."""
     if design.gate is not None:
-        return design.gate.levels[_look(design, blocks)]
+        looks = design.until.looks if design.until is not None else ()
+        reached = sum(look <= blocks for look in looks)
+        return design.gate.levels[max(0, reached - 1)]  # before the first look that one's, the strictest
     if design.until is None:
         return ONE_SIDED
     if design.until.rule == "precise":
         return design.alpha(blocks)
     return design.alpha(blocks) / 2
-
-
-def _look(design: Design, blocks: int) -> int:
-    """Which of the plan's looks has been reached; the first where none has, which is the strictest."""
-    looks = design.until.looks if design.until is not None else ()
-    return max(0, sum(look <= blocks for look in looks) - 1)
 
 
 HELD = {
@@ -78,7 +69,7 @@ def check_metrics(design: Design) -> None:
             f"planted there; choose another --primary or --plant-at"
         )
     if design.gate is not None:
-        checks.check(checks.gated(design), design.gate.max_regression)
+        check(gated(design), design.gate.max_regression)
     if definitions.METRICS[design.primary].can_be_zero:
         raise api.BadSetting(
             f"{design.primary} can be zero, so a margin in percent means nothing; choose another --primary"

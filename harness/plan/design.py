@@ -8,7 +8,7 @@ change, and a fresh run would confirm what an earlier one owed to its order.
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -16,9 +16,6 @@ from msgspec import Meta
 from engines import api
 from harness.stats.stopping import ALPHA, Until
 from harness.workload.workload import Workload
-
-if TYPE_CHECKING:
-    pass
 
 MAX_SECONDARIES = 5
 SHARE = {"share": True}  # an option that is typed as 1% or 0.01
@@ -42,9 +39,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None  # interpreter to start it with; None: the harness's own
     env: dict[str, str] = {}
     ref: Ref | None = None  # None: what is installed
-    known: tuple[str, ...] | None = (
-        None  # of an imported arm: the options that are known; None: all are in force
-    )
+    known: tuple[str, ...] | None = None  # options of an imported arm that are known; None: all in force
 
     @property
     def is_remote(self) -> bool:

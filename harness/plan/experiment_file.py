@@ -7,7 +7,7 @@ a one-line error that offers the nearest name.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import ClassVar
@@ -344,8 +344,8 @@ def _check_keys(value: object, kind: msgspec.inspect.Type) -> None:
 def check(experiment: Experiment) -> None:
     """Raises BadSetting where a part names something that does not exist, on any kind of device. Reads no
     file that a workload names: `check_workloads` does."""
-    for plan in _on_every_device(experiment):
-        plan.designs()
+    for kind in DEVICE_KINDS:
+        Plan(experiment=experiment, kind=kind).designs()
     if not experiment.claims or not experiment.boots:
         raise api.BadSetting("an experiment needs boots, and a claim to lay beside what they find")
     for name in (each for key, boots in experiment.boots.items() for each in (key, *boots.workloads)):
@@ -378,13 +378,9 @@ def check(experiment: Experiment) -> None:
 
 def check_workloads(experiment: Experiment) -> None:
     """Raises BadSetting where a workload can't be sent, on any kind of device; that reads its files."""
-    for plan in _on_every_device(experiment):
-        for design in plan.every_design():
+    for kind in DEVICE_KINDS:
+        for design in Plan(experiment=experiment, kind=kind).every_design():
             check_workload(design.workload)
-
-
-def _on_every_device(experiment: Experiment) -> Iterator[Plan]:
-    return (Plan(experiment=experiment, kind=kind) for kind in DEVICE_KINDS)
 
 
 def _check_arms(name: str, boots: Boots, *arms: str) -> None:

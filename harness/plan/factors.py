@@ -11,6 +11,7 @@ from engines import api
 from harness.plan.design import Arm, Design, Factor, Factorial, LeftOut
 from harness.plan.request import Request
 from harness.plan.settings import complete, make_arm, parse_changes
+from harness.stats import contrasts
 from harness.stats.contrasts import Floats
 
 DEFAULT_ENGINE = "overlap"
@@ -125,16 +126,13 @@ def meaningless(spec: api.EngineSpec, setting: api.Settings) -> str | None:
 
 def check_varied(factors: Sequence[Factor], arms: Sequence[Arm], left_out: Sequence[LeftOut]) -> None:
     """Raises BadSetting where the settings that are left can't tell the main effects apart."""
-    from harness.plan import factors as factors_
-    from harness.stats import contrasts
-
     for factor in factors:
         kept = {arm.toggles[factor.toggle] for arm in arms}
         for choice in (factor.before, factor.after):
             if choice not in kept:
                 raise api.BadSetting(f"no valid setting has {factor.toggle}={choice}: {left_out[0].reason}")
     names = [factor.toggle for factor in factors]
-    aliased = contrasts.plan(names, factors_.levels(factors, arms)).aliased
+    aliased = contrasts.plan(names, levels(factors, arms)).aliased
     for name in names:
         if (name,) in aliased:
             others = " and ".join(other for (other,) in (each for each in aliased[name,] if len(each) == 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any
 
 import msgspec
 
@@ -33,10 +32,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     at: dict[str, str]
     design: Design
-
-
-# ---------------------------------------------------------------------------------------------------------
-# What is asked
 
 
 def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
@@ -128,7 +123,7 @@ def asked_at(request: Request, at: Mapping[str, str]) -> Request:
     return msgspec.structs.replace(request, workload=with_arrival(request.workload, at))
 
 
-def with_arrival(workload: Mapping[str, Any], at: Mapping[str, str]) -> dict[str, Any]:
+def with_arrival(workload: Mapping[str, object], at: Mapping[str, str]) -> dict[str, object]:
     """Sweeping a timing option that only one kind of arrival looks at implies that one, where no arrival was
     asked for: concurrency implies a closed loop."""
     found = dict(workload)

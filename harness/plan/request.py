@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -22,9 +22,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     before: Annotated[
         tuple[str, ...],
-        Meta(
-            description="key=value for the before arm: a toggle, an engine option, python, env.NAME.",
-        ),
+        Meta(description="key=value for the before arm: a toggle, an engine option, python, env.NAME."),
     ] = ()
     after: Annotated[tuple[str, ...], Meta(description="The same for the after arm.")] = ()
     until_decided: Annotated[
@@ -40,9 +38,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Delay each step of the after arm by a known share, such as 3%.", extra=SHARE),
     ] = None
     plant_at: Annotated[str | None, Meta(description="device or host (device).")] = None
-    workload: dict[str, Any] = {}
-    options: dict[str, Any] = {}
-    design: dict[str, Any] = {}
+    workload: dict[str, object] = {}
+    options: dict[str, object] = {}
+    design: dict[str, object] = {}
     against_itself: bool = False  # the before arm in both places
     refs: tuple[Ref | None, Ref | None] | None = None  # whose code each arm runs; None: what is installed
     max_regression: float | None = None  # of a gate

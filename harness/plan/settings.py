@@ -6,11 +6,12 @@ Everything wrong with the request raises BadSetting with one line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 
 from engines import api
+from harness.plan import checks
 from harness.plan.design import Arm, Design, Factorial, Gate
 from harness.plan.request import Request
 from harness.plan.variants import Variant
@@ -20,6 +21,7 @@ from harness.workload.check import check as check_workload
 from harness.workload.conversations import is_conversations
 from harness.workload.workload import LENGTHS, Workload
 
+T = TypeVar("T", bound=msgspec.Struct)
 DEVICES = ("auto", "cuda", "emulated")
 DTYPES = ("float32", "bfloat16", "float16")
 STAGINGS = ("copy", "sync")
@@ -27,7 +29,7 @@ STAGINGS = ("copy", "sync")
 # requests at a quarter of the interval, half the tokens, so that there too the last request comes before the
 # first one ends. Many short rounds, in turn with the other arm's, rather than a few long ones: what disturbs
 # a small machine comes in bursts of a second, and so meets both arms.
-SCALED: dict[str, dict[str, Any]] = {
+SCALED: dict[str, dict[str, object]] = {
     "cuda": {"num_requests": 64, "max_new_tokens": 128, "interval_ms": 20.0},
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
@@ -67,35 +69,11 @@ def spelled(values: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
-def make_arms(
-    engines: Mapping[str, api.EngineSpec],
-    variant: Variant | None,
-    engine: str,
-    options: Mapping[str, Any],
-    both: Mapping[str, str],
-    before: Mapping[str, str],
-    after: Mapping[str, str] | None,
-) -> tuple[Arm, ...]:
-    """The arms: the variant's settings (or the engine's first choices), then `options` (engine options from
-    flags) and `both`, then each arm's own changes. `after` None and no variant: one arm alone."""
-    chosen = variant.engine if variant is not None else engine
-    shared = {**(variant.options if variant is not None else {}), **options}
-    starts: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
-        "before": (variant.before if variant is not None else {}, before)
-    }
-    if variant is not None or after is not None:
-        starts["after"] = (variant.after if variant is not None else {}, after or {})
-    return tuple(
-        make_arm(engines, name, chosen, shared, toggles, {**both, **changes})
-        for name, (toggles, changes) in starts.items()
-    )
-
-
 def make_arm(
     engines: Mapping[str, api.EngineSpec],
     name: str,
     engine: str,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     toggles: Mapping[str, str],
     changes: Mapping[str, str],
 ) -> Arm:
@@ -147,18 +125,18 @@ def _check_server(arm: str, settings: Mapping[str, str]) -> None:
         )
 
 
-def make_options(values: Mapping[str, Any]) -> api.EngineOptions:
+def make_options(values: Mapping[str, object]) -> api.EngineOptions:
     """Engine options from a mapping by their names."""
     if values.get("pace"):  # a pace is the emulated device's, and asks for a model that keeps it
         device = values.get("device", "auto")
         values = {"model": PACED_MODEL, **values, "device": "emulated" if device == "auto" else device}
-    options: api.EngineOptions = _convert(values, api.EngineOptions, "engine option")
+    options = _convert(values, api.EngineOptions, "engine option")
     for name, value, known in (
         ("device", options.device, DEVICES),
         ("dtype", options.dtype, DTYPES),
         ("staging", options.staging, STAGINGS),
     ):
-        api.pick(value, {each: each for each in known}, name)
+        api.pick(value, dict.fromkeys(known), name)
     if options.pace:
         api.make_pace(options.pace)
         if options.device == "cuda":
@@ -170,31 +148,25 @@ def make_options(values: Mapping[str, Any]) -> api.EngineOptions:
     return options
 
 
-def make_workload(values: Mapping[str, Any]) -> Workload:
-    """The workload from a mapping by its options' names, checked; that reads the files that it names."""
-    workload = convert_workload(values)
-    check_workload(workload)
-    return workload
-
-
-def convert_workload(values: Mapping[str, Any]) -> Workload:
-    """The same, not checked. A length that is a number may be text."""
+def convert_workload(values: Mapping[str, object]) -> Workload:
+    """The workload by its options' names, not checked. A length that is a number may be text."""
     plain = {
-        name: int(value) if name in LENGTHS and value is not None and lengths.is_number(value) else value
+        name: int(value)
+        if name in LENGTHS and isinstance(value, int | str) and lengths.is_number(value)
+        else value
         for name, value in values.items()
     }
-    workload: Workload = _convert(plain, Workload, "workload option")
-    return workload
+    return _convert(plain, Workload, "workload option")
 
 
 def workload_values(
-    defaults: Mapping[str, Any], of_variant: Mapping[str, Any], asked: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What is request, before what the variant brings, before the defaults. An arrival that replaces
+    defaults: Mapping[str, object], of_variant: Mapping[str, object], asked: Mapping[str, object]
+) -> dict[str, object]:
+    """What is asked, before what the variant brings, before the defaults. An arrival that replaces
     the default's or the variant's drops those of its timing options that it does not use itself; data that
     says how long outputs are needs no default."""
     values = {**defaults, **of_variant, **asked}
-    used = api.pick(values.get("arrival", "fixed"), ARRIVALS, "arrival").options
+    used = api.pick(str(values.get("arrival", "fixed")), ARRIVALS, "arrival").options
     kept = {*used, *asked, *(of_variant if "arrival" not in asked else ())}
     for name in TIMING_OPTIONS:
         if name not in kept:
@@ -207,7 +179,7 @@ def workload_values(
     return values
 
 
-def _convert(values: Mapping[str, Any], kind: type, what: str) -> Any:
+def _convert(values: Mapping[str, object], kind: type[T], what: str) -> T:
     names = {field.name: field.name for field in msgspec.structs.fields(kind)}
     for name in values:
         api.pick(name, names, what)
@@ -268,20 +240,25 @@ def make_design(
         raise api.BadSetting("say what to run: --variant NAME (bench variants lists them) or --engine NAME")
     if request.variant is not None and request.engine is not None:
         raise api.BadSetting("--variant brings its engine: give --variant or --engine, not both")
-    variant = None if request.variant is None else api.pick(request.variant, variants, "variant")
+    variant: Variant | None = None
+    engine, options = request.engine or "", request.options
+    starts: tuple[api.Settings, api.Settings] = ({}, {})
+    if request.variant is not None:
+        variant = api.pick(request.variant, variants, "variant")
+        engine, options = variant.engine, {**variant.options, **options}
+        starts = variant.before, variant.after
+    both, before = parse_changes(request.both, "--set"), parse_changes(request.before, "--before")
     after = parse_changes(request.after, "--after")
     if request.against_itself and after:
         raise api.BadSetting("an arm against itself has no --after; change it with --set")
     if request.refs is not None and variant is not None:
         raise api.BadSetting("a variant has two settings: with --base-ref give --engine, and --set for both")
-    arms = make_arms(
-        engines,
-        variant,
-        request.engine or "",
-        request.options,
-        parse_changes(request.both, "--set"),
-        parse_changes(request.before, "--before"),
-        after if variant is not None or after or request.refs is not None else None,
+    sides = {"before": before}
+    if variant is not None or after or request.refs is not None:
+        sides["after"] = after
+    arms = tuple(
+        make_arm(engines, name, engine, options, start, {**both, **changes})
+        for (name, changes), start in zip(sides.items(), starts, strict=False)
     )
     if request.against_itself:
         arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
@@ -315,7 +292,7 @@ def complete(
     engines: Mapping[str, api.EngineSpec],
     name: str,
     arms: tuple[Arm, ...],
-    of_variant: Mapping[str, Any],
+    of_variant: Mapping[str, object],
     guess_device: Callable[[], str],
     factorial: Factorial | None = None,
     secondaries: tuple[str, ...] = (),
@@ -327,7 +304,8 @@ def complete(
     defaults = dict(SCALED[scale])
     if any(engines[arm.engine].asks_text for arm in arms) and request.workload.get("arrival") != "trace":
         defaults["pretok"] = False
-    workload = make_workload(workload_values(defaults, of_variant, request.workload))
+    workload = convert_workload(workload_values(defaults, of_variant, request.workload))
+    check_workload(workload)
     if workload.most_new_tokens == 1:
         secondaries = ()  # a variant's are of decode steps, and there is none
     if workload.temperature > 0:  # the engine must know before it captures its programs
@@ -349,15 +327,13 @@ def complete(
         factorial=factorial,
         workload=workload,
         against_itself=request.against_itself,
-        **{
-            "rounds": ROUNDS["paced" if arms[0].options.pace else scale],
-            "secondaries": secondaries,
-            **({"blocks": 1} if any(arm.is_remote for arm in arms) else {}),
-            **request.design,
-            **stopping(request),
-            **planting(request, engines, arms),
-        },
+        rounds=ROUNDS["paced" if arms[0].options.pace else scale],
+        secondaries=secondaries,
     )
+    if any(arm.is_remote for arm in arms):
+        design = msgspec.structs.replace(design, blocks=1)
+    design = msgspec.structs.replace(design, **request.design)
+    design = with_plant(with_stopping(design, request), request, engines)
     if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
         raise api.BadSetting("tokenize_workers applies only with --no-pretok: ids need no tokenizing")
     if request.max_regression is not None:
@@ -366,7 +342,7 @@ def complete(
     return design
 
 
-def stopping(request: Request) -> dict[str, Any]:
+def with_stopping(design: Design, request: Request) -> Design:
     """`blocks` and `until` of the design, where the run may stop early. Calibrating takes up to seconds."""
     if not request.until_decided and request.until_precision is None:
         if request.max_blocks is not None:
@@ -374,43 +350,43 @@ def stopping(request: Request) -> dict[str, Any]:
                 "--max-blocks applies only with --until-decided or --until-precision; "
                 "a fixed run takes --blocks"
             )
-        return {}
+        return design
     flag = "--until-decided" if request.until_decided else "--until-precision"
     if request.until_decided and request.until_precision is not None:
         raise api.BadSetting("--until-decided and --until-precision exclude each other: give one of them")
     if "blocks" in request.design:
         raise api.BadSetting(f"--blocks is for a fixed run; with {flag} give --max-blocks")
 
-    from harness.stats import stopping as rules
+    from harness.stats import stopping
 
-    most = rules.DEFAULT_MOST if request.max_blocks is None else request.max_blocks
-    if request.until_precision is not None:
-        return {"blocks": most, "until": rules.until_precise(request.until_precision, most)}
-    return {"blocks": most, "until": rules.until_decided(most)}
+    most = stopping.DEFAULT_MOST if request.max_blocks is None else request.max_blocks
+    if request.until_precision is None:
+        until = stopping.until_decided(most)
+    else:
+        until = stopping.until_precise(request.until_precision, most)
+    return msgspec.structs.replace(design, blocks=most, until=until)
 
 
-def planting(request: Request, engines: Mapping[str, api.EngineSpec], arms: Sequence[Arm]) -> dict[str, Any]:
+def with_plant(design: Design, request: Request, engines: Mapping[str, api.EngineSpec]) -> Design:
     """`plant` and `plant_at` of the design, where a delay is planted and every engine has the hook."""
     if request.plant is None:
         if request.plant_at is not None:
             raise api.BadSetting("--plant-at applies only with --plant, such as --plant 3%")
-        return {}
+        return design
     place = request.plant_at or PLACES[0]
     api.pick(place, dict.fromkeys(PLACES), "--plant-at")
-    for arm in arms:
+    for arm in design.arms:
         if place not in engines[arm.engine].plants:
             raise api.BadSetting(f"engine {arm.engine} has no hook for a delay planted at the {place}")
-    return {"plant": request.plant, "plant_at": place}
+    return msgspec.structs.replace(design, plant=request.plant, plant_at=place)
 
 
 def make_gate(max_regression: float, design: Design) -> Gate:
     """The gate of a design, its bounds at 95% each over all looks."""
-    from harness.plan import checks
-
     if design.until is None:
         return Gate(max_regression=max_regression, levels=(checks.ONE_SIDED,))
 
-    from harness.stats import stopping as rules
+    from harness.stats import stopping
 
-    two_sided = rules.levels(design.until.looks, 2 * checks.ONE_SIDED)
+    two_sided = stopping.levels(design.until.looks, 2 * checks.ONE_SIDED)
     return Gate(max_regression=max_regression, levels=tuple(each / 2 for each in two_sided))

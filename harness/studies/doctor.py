@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -25,10 +26,10 @@ BUSY_SHARE = 0.05  # of one core, from which a process disturbs
 BUSY_S = 2.0  # how long the cores are kept busy
 SLEEPS, SLEEP_S = 500, 0.0005
 LATE_MS = 0.5
+UNREADABLE = "not readable here"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """`fine`: nothing to do; else `remedy` says what to do."""
 
     what: str
@@ -54,16 +55,17 @@ def examine() -> list[Finding]:
     return [*at_rest, steal(busy), speed(busy), wake_ups(), *settings]
 
 
+def finding(what: str, fine: bool, found: str, remedy: str) -> Finding:
+    return Finding(what, fine, found, "" if fine else remedy)
+
+
 def device() -> Finding:
     names = machine.gpu_names()
-    if names:
-        return Finding("device", True, f"cuda: {', '.join(names)}")
-    return Finding(
-        "device",
-        True,
+    emulated = (
         "emulated: NVIDIA's driver shows no GPU here, so a second process is the accelerator; its times are "
-        "those of CPU cores",
+        "those of CPU cores"
     )
+    return Finding("device", True, f"cuda: {', '.join(names)}" if names else emulated)
 
 
 def versions() -> Finding:
@@ -78,30 +80,30 @@ def nsys() -> Finding:
 
 def cores() -> Finding:
     count = len(os.sched_getaffinity(0))
-    remedy = "" if count >= 2 else "the emulated device needs a core to itself: give two"
-    return Finding("cores", count >= 2, f"{count} usable, {cpu_model()}", remedy)
+    remedy = "the emulated device needs a core to itself: give two"
+    return finding("cores", count >= 2, f"{count} usable, {cpu_model()}", remedy)
 
 
 def governor() -> Finding:
     found = {_read(path) for path in CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")} - {None}
     if not found:
-        return Finding("governor", True, "not readable here")
-    fine = found == {"performance"}
-    return Finding("governor", fine, ", ".join(sorted(map(str, found))), "" if fine else "set performance")
+        return Finding("governor", True, UNREADABLE)
+    return finding(
+        "governor", found == {"performance"}, ", ".join(sorted(map(str, found))), "set performance"
+    )
 
 
 def turbo() -> Finding:
     intel, boost = _read(CPU / "intel_pstate/no_turbo"), _read(CPU / "cpufreq/boost")
     if intel is None and boost is None:
-        return Finding("turbo", True, "not readable here")
+        return Finding("turbo", True, UNREADABLE)
     on = intel == "0" or boost == "1"
-    return Finding("turbo", not on, "on" if on else "off", "switch it off for steady clocks" if on else "")
+    return finding("turbo", not on, "on" if on else "off", "switch it off for steady clocks")
 
 
 def load() -> Finding:
     now = os.getloadavg()[0]
-    fine = now < 0.5
-    return Finding("load average", fine, f"{now:.2f}", "" if fine else "wait until the machine is quiet")
+    return finding("load average", now < 0.5, f"{now:.2f}", "wait until the machine is quiet")
 
 
 def keep_busy() -> Busy:
@@ -121,21 +123,16 @@ def keep_busy() -> Busy:
 
 
 def steal(busy: Busy) -> Finding:
-    fine = busy.stolen < 0.01
-    remedy = "" if fine else "other virtual machines take CPU time: use a dedicated host, or more blocks"
-    return Finding("steal", fine, f"{busy.stolen:.1%} of the time of busy cores", remedy)
+    remedy = "other virtual machines take CPU time: use a dedicated host, or more blocks"
+    return finding("steal", busy.stolen < 0.01, f"{busy.stolen:.1%} of the time of busy cores", remedy)
 
 
 def speed(busy: Busy) -> Finding:
     """Of cores that are kept busy; all of them together, for threads move."""
     fast, slow = core_speed.spread(busy.loops_us)
-    fine = slow < core_speed.STEADY * fast
-    return Finding(
-        "speed",
-        fine,
-        f"the same loop takes {fast:.0f} to {slow:.0f} us",
-        "" if fine else "a neighbour on the same physical core, or clocks that move: use a dedicated host",
-    )
+    remedy = "a neighbour on the same physical core, or clocks that move: use a dedicated host"
+    steady = slow < core_speed.STEADY * fast
+    return finding("speed", steady, f"the same loop takes {fast:.0f} to {slow:.0f} us", remedy)
 
 
 def wake_ups() -> Finding:
@@ -149,13 +146,8 @@ def wake_ups() -> Finding:
         time.sleep(SLEEP_S)
         late_ms.append(1e3 * (time.perf_counter() - began - SLEEP_S))
     late = float(np.quantile(late_ms, 0.99))
-    fine = late < LATE_MS
-    return Finding(
-        "wake-ups",
-        fine,
-        f"a sleep ends {late:.2f} ms late (p99)",
-        "" if fine else "a core is slow to return from idle: use a dedicated host",
-    )
+    remedy = "a core is slow to return from idle: use a dedicated host"
+    return finding("wake-ups", late < LATE_MS, f"a sleep ends {late:.2f} ms late (p99)", remedy)
 
 
 def other_processes() -> Finding:
@@ -171,47 +163,35 @@ def other_processes() -> Finding:
             if share > BUSY_SHARE:
                 busy.append((share, f"{each.info['name']} (pid {each.pid}) {share:.0%} of a core"))
     found = ", ".join(text for _, text in sorted(busy, reverse=True)[:3])
-    return Finding("other processes", not busy, found or "none is busy", "end them or wait" if busy else "")
+    return finding("other processes", not busy, found or "none is busy", "end them or wait")
 
 
 def huge_pages() -> Finding:
     text = _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
     if text is None:
-        return Finding("huge pages", True, "not readable here")
+        return Finding("huge pages", True, UNREADABLE)
     mode = text.partition("[")[2].partition("]")[0]
-    fine = mode != "always"
-    remedy = (
-        "" if fine else "compaction stalls steps: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
-    )
-    return Finding("huge pages", fine, mode, remedy)
+    remedy = "compaction stalls steps: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+    return finding("huge pages", mode != "always", mode, remedy)
 
 
 def swap() -> Finding:
     used = psutil.swap_memory().used
-    return Finding(
-        "swap", not used, f"{used / 2**30:.1f} GiB in use", "" if not used else "swapoff, or free memory"
-    )
+    return finding("swap", not used, f"{used / 2**30:.1f} GiB in use", "swapoff, or free memory")
 
 
 def memory() -> Finding:
     found = psutil.virtual_memory()
-    fine = found.available > 4 * 2**30
     text = f"{found.available / 2**30:.0f} of {found.total / 2**30:.0f} GiB available"
-    return Finding(
-        "memory", fine, text, "" if fine else "two engines side by side need about 4 GiB: free some"
-    )
+    remedy = "two engines side by side need about 4 GiB: free some"
+    return finding("memory", found.available > 4 * 2**30, text, remedy)
 
 
 def scheduler_slice() -> Finding:
     granted = ask_for_short_slice()
-    if granted:
-        return Finding("scheduler slice", True, f"{granted / 1e6:g} ms granted to the load generator")
-    return Finding(
-        "scheduler slice",
-        False,
-        "not granted",
-        "Linux 6.12 has it; without it some requests go out 1 to 2 ms late",
-    )
+    found = f"{granted / 1e6:g} ms granted to the load generator" if granted else "not granted"
+    remedy = "Linux 6.12 has it; without it some requests go out 1 to 2 ms late"
+    return finding("scheduler slice", granted > 0, found, remedy)
 
 
 def bytecode() -> Finding:

@@ -25,18 +25,9 @@ from harness.plan.design import Design
 from harness.plan.experiment_file import Adjusted, Plan
 from harness.run import events, teacher_forcing
 from harness.run.blocks import measure_together
-from harness.store import tables, trust
+from harness.store import files, tables, trust
 from harness.store.block import Block
-from harness.store.files import (
-    EXPERIMENT_FILE,
-    SCHEMA_VERSION,
-    SUMMARY_FILE,
-    StoreError,
-    read_json,
-    read_summary,
-    write_json,
-    write_summary,
-)
+from harness.store.files import StoreError
 from harness.store.folders import create, discard_if_empty, held
 from harness.store.manifest import check_resume, described_here, read_manifest, signed, write_manifest
 from harness.store.trust import Admit
@@ -91,16 +82,14 @@ def plan(name: str, adjusted: Adjusted, admit: Admit | None = None) -> Plan:
 
 
 def run(planned: Plan, results: Path, display: Display) -> Outcome:
-    """A fresh experiment in a new folder under `results`.
-
-    Raises as measure.measure does; one that ends before its first block leaves no folder.
-    """
+    """A fresh experiment in a new folder under `results`. Raises as measure.measure does; one that ends
+    before its first block leaves no folder."""
     now = datetime.now().astimezone()
     folder = create(results, f"experiment-{planned.experiment.name}", now)
     created = now.isoformat(timespec="seconds")
-    kept = Kept(schema_version=SCHEMA_VERSION, created=created, **msgspec.structs.asdict(planned))
+    kept = Kept(schema_version=files.SCHEMA_VERSION, created=created, **msgspec.structs.asdict(planned))
     try:
-        write_json(folder / EXPERIMENT_FILE, kept)
+        files.write_json(folder / files.EXPERIMENT_FILE, kept)
         return _measure(folder, kept, display, made_here=bool(kept.signature))
     finally:
         if not _has_blocks(kept, folder):
@@ -154,13 +143,13 @@ def _measure_boots(designs: Mapping[Path, Design], lot: str, display: Display, m
                 together.append(blocks)
         for (path, manifest), own in zip(runs.items(), zip(*together, strict=True), strict=True):
             judged = teacher_forcing.judge(path, manifest, own, lambda line: observe(events.Said(line)))
-            write_summary(path, to_plain(comparison.result(manifest, judged)))
+            files.write_summary(path, to_plain(comparison.result(manifest, judged)))
 
 
 def read(folder: Path) -> Kept:
     """What an experiment's folder says of itself. Raises StoreError."""
-    path = folder / EXPERIMENT_FILE
-    kept = read_json(path, Kept, "an experiment's folder")
+    path = folder / files.EXPERIMENT_FILE
+    kept = files.read_json(path, Kept, "an experiment's folder")
     if any(run.parent != folder for run in kept.runs(folder).values()):
         raise StoreError(f"{path} was edited: its runs lie outside of it")
     return kept
@@ -171,12 +160,12 @@ def show(folder: Path) -> Outcome:
     them no longer. Raises StoreError."""
     kept = read(folder)
     paths = kept.runs(folder)
-    if (folder / SUMMARY_FILE).exists():
+    if (folder / files.SUMMARY_FILE).exists():
         differ = any(
-            outputs.outputs_differ(read_manifest(path), from_plain(read_summary(path), Result))
+            outputs.outputs_differ(read_manifest(path), from_plain(files.read_summary(path), Result))
             for path in paths.values()
         )
-        return Outcome(from_plain(read_summary(folder), ExperimentResult), differ)
+        return Outcome(from_plain(files.read_summary(folder), ExperimentResult), differ)
     if not all(map(tables.finished_blocks, paths.values())):
         raise StoreError(f"{folder} is not finished; go on with bench experiment run --resume {folder}")
     runs = {}

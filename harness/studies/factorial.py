@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engines import api
+from harness.analysis import outputs, stored
 from harness.analysis.result import Result
 from harness.common.machine import guess_device
 from harness.plan.factors import make_factorial
 from harness.plan.request import Request
-from harness.studies.measure import Display
-
-if TYPE_CHECKING:
-    from harness.store.manifest import Manifest
-    from harness.store.trust import Admit
+from harness.store.manifest import Manifest, read_manifest
+from harness.store.trust import Admit
+from harness.studies.measure import Display, measure_or_resume
 
 
 def measure(
@@ -28,23 +26,15 @@ def measure(
             raise api.BadSetting("say what to vary: --toggles h2d,sync,output (bench engines lists them)")
         design = make_factorial(request, toggles, api.find_engines(), guess_device)
 
-    from harness.store.manifest import read_manifest
-    from harness.studies import measure as measure_
-
     if resume is not None:
         check_factorial(resume, read_manifest(resume))
-        outcome = measure_.resume(resume, design, display, admit)
-    else:
-        assert design is not None
-        outcome = measure_.measure(design, out, display)
+    outcome = measure_or_resume(design, resume, out, display, admit)
     return outcome.result, outcome.outputs_differ
 
 
 def read(folder: Path) -> tuple[Result, bool]:
     """The same of a finished run, from its blocks. Raises StoreError where it can't be read or is not
     finished, and BadSetting where it is no factorial."""
-    from harness.analysis import outputs, stored
-
     manifest = stored.readable(folder)
     check_factorial(folder, manifest)
     result = stored.result(folder, manifest)

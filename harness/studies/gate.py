@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -50,7 +49,7 @@ def measure(
         refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))
         if refs[1] is not None and refs[0].commit == refs[1].commit:
             raise api.BadSetting(f"{base} and {head} are the same commit, {refs[0].commit[:10]}")
-    verdicts: dict[str, Any] = {"primary": names[0], "secondaries": tuple(names[1:])} if names else {}
+    verdicts: dict[str, object] = {"primary": names[0], "secondaries": tuple(names[1:])} if names else {}
     request = msgspec.structs.replace(
         request,
         design={**request.design, **verdicts},

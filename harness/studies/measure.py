@@ -60,11 +60,8 @@ def measure(
     made_here: bool = True,
 ) -> Outcome:
     """A fresh run in a new folder under `results`, which `create` makes. `made_here`: no stored run of
-    elsewhere asked for it.
-
-    Raises as run.blocks.measure and `create` do, and WriteFailed. A run that ends before its first block is
-    finished leaves no folder; after that the error's note says how to go on.
-    """
+    elsewhere asked for it. Raises as run.blocks.measure and `create` do, and WriteFailed. A run that ends
+    before its first block leaves no folder; after that the error's note says how to go on."""
     check_metrics(design)
     now = datetime.now().astimezone()
     folder = create(results, design.name, now)
@@ -89,6 +86,16 @@ def resume(folder: Path, design: Design | None, display: Display, admit: Admit) 
     check_resume(stored, now)
     with held(folder):
         return _measure(folder, stored, display)
+
+
+def measure_or_resume(
+    design: Design | None, stored: Path | None, results: Path, display: Display, admit: Admit
+) -> Outcome:
+    """A fresh run of `design`; with `stored` that run gone on with."""
+    if stored is not None:
+        return resume(stored, design, display, admit)
+    assert design is not None
+    return measure(design, results, display)
 
 
 def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:

@@ -1,11 +1,6 @@
-"""`bench profile`: a short window of steady decode of each arm, looked at closely.
-
-    booted, warmed up as for a measurement, then one round in which the engine keeps every range and marks a
-    window of so many steps; alone, or (nsys) each arm in a process below Nsight Systems
-
-Looking this closely disturbs what is looked at, so nothing here is a measurement: a profile has a folder of
-its own kind, which nothing that reads runs mistakes for one.
-"""
+"""`bench profile`: a short window of steady decode of each arm, looked at closely; alone, or (nsys) each arm
+in a process below Nsight Systems. That disturbs what is looked at, so nothing here is a measurement: a
+profile has a folder of its own kind, which nothing that reads runs mistakes for one."""
 
 from __future__ import annotations
 
@@ -22,6 +17,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from engines import api
+from engines.tracing import WINDOW, WINDOW_DOMAIN
 from harness.common import processes
 from harness.common.machine import Code, Machine, code, fingerprint, versions
 from harness.common.signals import undisturbed
@@ -34,13 +30,16 @@ from harness.run.session import Booted, Session
 from harness.store.files import PROFILE, PROFILE_FILE, SCHEMA_VERSION, write_bytes, write_json
 from harness.store.folders import create, discard
 from harness.store.manifest import without_places
-from harness.trace import nsys_command, picture
+from harness.trace import picture
 from harness.trace.chrome_export import chrome_trace
 from harness.trace.timeline import Timeline, timeline
 
 STEPS = 24  # of the window
 FEWEST_STEPS = 2  # from the start of a step on the device to the next one's: what a picture shows
 CAPTURED = ".captured"
+REPORT, EXPORT = ".nsys-rep", ".sqlite"
+RANGE = f"{WINDOW}@{WINDOW_DOMAIN}"
+BEGAN = "Capture range started"  # what nsys prints then
 TRACE = ".trace.json"
 PICTURES = ("steps.png", "steps.svg")
 
@@ -105,22 +104,48 @@ def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: S
         if nsys is None:
             captured = capture(design, steps, say)
         else:
-            captured = [_capture_with(nsys, arm, design, steps, folder, say) for arm in design.arms]
+            programs = zip(design.arms, commands(nsys, design, steps, folder), strict=True)
+            captured = [_capture_with(nsys.path, arm, program, folder, say) for arm, program in programs]
         say("drawing")
-        used = [] if nsys is None else commands(nsys, design, steps, folder)
-        _write(folder, design, steps, used, captured, now)
+        for each in captured:
+            told = {
+                "run": folder.name,
+                "toggles": each.description.toggles,
+                "device": each.description.device,
+            }
+            write_bytes(folder / f"{each.timeline.arm}{TRACE}", chrome_trace(each.timeline, told))
+        kind = captured[0].description.device["kind"]
+        picture.draw(
+            [(each.timeline, title(each, captured)) for each in captured],
+            f"{design.name}: steady decode, profiled, on the {kind} device",
+            [folder / name for name in PICTURES],
+        )
+        about = About(
+            schema_version=SCHEMA_VERSION,
+            kind=PROFILE,
+            run=folder.name,
+            created=now.isoformat(timespec="seconds"),
+            design=design,
+            steps=steps,
+            nsys=[] if nsys is None else commands(nsys, design, steps, folder),
+            machine=fingerprint(),
+            code=code(),
+            versions=versions(),
+            descriptions={each.timeline.arm: without_places(each.description) for each in captured},
+        )
+        write_json(folder / PROFILE_FILE, about)
     except BaseException:
         discard(folder)
         raise
     # nsys sees no device where there is no GPU: then our own timeline is what there is to analyse.
-    on_gpu = captured[0].description.device["kind"] == "cuda"
-    if nsys is not None and not on_gpu:
+    analysed = EXPORT if nsys is not None and kind == "cuda" else TRACE
+    if nsys is not None and analysed == TRACE:
         say(
             "nsys saw no GPU: its reports have ranges and system calls, but no kernels and no copies; the "
             "tables are of the built-in timeline"
         )
-    kind = nsys_command.EXPORT if nsys is not None and on_gpu else TRACE
-    return Profiled(folder, tuple(folder / f"{arm.name}{kind}" for arm in design.arms), folder / PICTURES[0])
+    traces = tuple(folder / f"{arm.name}{analysed}" for arm in design.arms)
+    return Profiled(folder, traces, folder / PICTURES[0])
 
 
 def capture(design: Design, steps: int, say: Say) -> list[Captured]:
@@ -196,32 +221,31 @@ def printed(nsys: Nsys, design: Design, steps: int, results: Path) -> str:
 
 def commands(nsys: Nsys, design: Design, steps: int, folder: Path) -> list[list[str]]:
     """What captures each arm into `folder`."""
-    return [_command(nsys, arm, design, steps, folder) for arm in design.arms]
+    found = []
+    for arm in design.arms:
+        config = ProfiledArm(
+            design=msgspec.structs.replace(design, arms=(arm,)),
+            steps=steps,
+            file=str((folder / arm.name).with_suffix(CAPTURED)),
+        )
+        program = [sys.executable, "-m", "harness.studies.profiled_arm", msgspec.json.encode(config).decode()]
+        found.append(nsys_capture(nsys.path, folder / arm.name, nsys.graph_trace, program))
+    return found
 
 
-def _command(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path) -> list[str]:
-    config = ProfiledArm(
-        design=msgspec.structs.replace(design, arms=(arm,)),
-        steps=steps,
-        file=str((folder / arm.name).with_suffix(CAPTURED)),
-    )
-    program = [sys.executable, "-m", "harness.studies.profiled_arm", msgspec.json.encode(config).decode()]
-    return nsys_command.capture(nsys.path, folder / arm.name, nsys.graph_trace, program)
-
-
-def _capture_with(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path, say: Say) -> Captured:
+def _capture_with(nsys: str, arm: Arm, command: Sequence[str], folder: Path, say: Say) -> Captured:
     """Below nsys; the report and its export are then in `folder`."""
     output = folder / arm.name
-    say(f"{arm.name}: boot, warm-up and the profiled round, under {nsys.path}")
-    said = _run(nsys.path, "profile", arm, _command(nsys, arm, design, steps, folder), folder)
-    report = output.with_suffix(nsys_command.REPORT)
+    say(f"{arm.name}: boot, warm-up and the profiled round, under {nsys}")
+    said = _run(nsys, "profile", arm, command, folder)
+    report = output.with_suffix(REPORT)
     if not report.exists():
         why = _why_no_report(said)
         raise RunFailed(
-            f"{nsys.path} profile of {arm.name} wrote no {report.name}{': ' if why else ''}{why}", said
+            f"{nsys} profile of {arm.name} wrote no {report.name}{': ' if why else ''}{why}", said
         )
     say(f"{arm.name}: exporting to SQLite")
-    _run(nsys.path, "export", arm, nsys_command.export(nsys.path, output), folder)
+    _run(nsys, "export", arm, nsys_export(nsys, output), folder)
     captured = output.with_suffix(CAPTURED)
     found: Captured = msgspec.msgpack.decode(captured.read_bytes(), type=Captured)
     captured.unlink()
@@ -229,10 +253,9 @@ def _capture_with(nsys: Nsys, arm: Arm, design: Design, steps: int, folder: Path
 
 
 def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -> str:
-    """Run a command of nsys to its end, and end all that it started; what it printed. Raises RunFailed.
-
-    nsys starts the program through an agent that detaches itself, so what nsys started is no longer below it
-    once it has died: this process asks to inherit that."""
+    """Run a command of nsys to its end, and end all that it started; what it printed. Raises RunFailed. nsys
+    starts the program through an agent that detaches itself, so this process asks to inherit what nsys
+    leaves behind."""
     log = folder / f"{arm.name}.log"
     known = processes.below()
     # What nsys and the program leave lying about when they are killed lies in `scratch`.
@@ -273,43 +296,36 @@ def _why_no_report(said: str) -> str:
     errors = [line.strip() for line in said.splitlines() if "error" in line.lower()]
     if errors:
         return errors[0]
-    return "" if nsys_command.BEGAN in said else f"its capture range ({nsys_command.RANGE}) never began"
+    return "" if BEGAN in said else f"its capture range ({RANGE}) never began"
 
 
-# ---------------------------------------------------------------------------------------------------------
-# What is written
+def nsys_capture(nsys: str, output: Path, graph_trace: str, program: Sequence[str]) -> list[str]:
+    """Run `program` and all that it starts; the report goes to `output` with REPORT behind it."""
+    return [
+        nsys,
+        "profile",
+        "--trace=cuda,nvtx,osrt",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--trace-fork-before-exec=true",
+        f"--cuda-graph-trace={graph_trace}",
+        "--capture-range=nvtx",
+        f"--nvtx-capture={RANGE}",
+        "--capture-range-end=stop",  # the program goes on to its own end
+        f"--output={output}",
+        *program,
+    ]
 
 
-def _write(
-    folder: Path,
-    design: Design,
-    steps: int,
-    nsys: list[list[str]],
-    captured: Sequence[Captured],
-    now: datetime,
-) -> None:
-    about = About(
-        schema_version=SCHEMA_VERSION,
-        kind=PROFILE,
-        run=folder.name,
-        created=now.isoformat(timespec="seconds"),
-        design=design,
-        steps=steps,
-        nsys=nsys,
-        machine=fingerprint(),
-        code=code(),
-        versions=versions(),
-        descriptions={each.timeline.arm: without_places(each.description) for each in captured},
-    )
-    for each in captured:
-        told = {"run": folder.name, "toggles": each.description.toggles, "device": each.description.device}
-        write_bytes(folder / f"{each.timeline.arm}{TRACE}", chrome_trace(each.timeline, told))
-    picture.draw(
-        [(each.timeline, title(each, captured)) for each in captured],
-        f"{design.name}: steady decode, profiled, on the {captured[0].description.device['kind']} device",
-        [folder / name for name in PICTURES],
-    )
-    write_json(folder / PROFILE_FILE, about)
+def nsys_export(nsys: str, output: Path) -> list[str]:
+    """From the report at `output` + REPORT to `output` + EXPORT."""
+    return [
+        nsys,
+        "export",
+        "--type=sqlite",
+        f"--output={output.with_name(output.name + EXPORT)}",
+        str(output.with_name(output.name + REPORT)),
+    ]
 
 
 def title(captured: Captured, among: Sequence[Captured]) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from engines import api
 from harness.common.machine import guess_device
-from harness.plan import grid
+from harness.plan import checks, grid
 from harness.plan.grid import Axis, Point
 from harness.plan.request import Request
 from harness.plan.settings import spelled
@@ -20,6 +20,7 @@ from harness.store.files import SWEEP_FILE, create_within, write_json
 from harness.store.folders import create, discard
 from harness.store.sweep import Sweep
 from harness.store.trust import Admit
+from harness.studies import measure as measure_
 from harness.studies.measure import Display
 
 Say = Callable[[str], None]
@@ -46,8 +47,6 @@ def measure(
             raise api.BadSetting("say what to sweep: --over concurrency=1,8,32; once for each setting")
         points = grid.make_points(request, axes, api.find_engines(), load_variants(), guess_device)
 
-    from harness.plan import checks
-
     for point in points:
         checks.check_metrics(point.design)
     if resume is not None:
@@ -56,9 +55,13 @@ def measure(
         check_resume(stored, axes, points)
         _measure_all(resume, stored, say, display, admit, made_here)
         return resume
-    folder = _begin(out, axes, points)
+    now = datetime.now().astimezone()
+    folder = create(out, "-".join(["sweep", *(axis.name for axis in axes)]), now)
+    planned = sweep.described_here(axes, points, folder.name, now)
+    planned = msgspec.structs.replace(planned, signature=trust.signature(planned.designs))
     try:
-        _measure_all(folder, sweep.read(folder), say, display, admit)
+        write_json(folder / SWEEP_FILE, planned)
+        _measure_all(folder, planned, say, display, admit)
     finally:
         if not _kept(folder):
             discard(folder)
@@ -68,15 +71,6 @@ def measure(
 def _kept(folder: Path) -> bool:
     """Whether a sweep has a finished block."""
     return any(tables.finished_blocks(run) for run, _ in sweep.runs_in(folder))
-
-
-def _begin(out: Path, axes: tuple[Axis, ...], points: tuple[Point, ...]) -> Path:
-    now = datetime.now().astimezone()
-    folder = create(out, "-".join(["sweep", *(axis.name for axis in axes)]), now)
-    planned = sweep.described_here(axes, points, folder.name, now)
-    planned = msgspec.structs.replace(planned, signature=trust.signature(planned.designs))
-    write_json(folder / SWEEP_FILE, planned)
-    return folder
 
 
 def check_resume(stored: Sweep, axes: tuple[Axis, ...], points: tuple[Point, ...]) -> None:
@@ -90,8 +84,6 @@ def check_resume(stored: Sweep, axes: tuple[Axis, ...], points: tuple[Point, ...
 def _measure_all(
     folder: Path, planned: Sweep, say: Say, display: Display, admit: Admit, made_here: bool = True
 ) -> None:
-    from harness.studies import measure as measure_
-
     count = len(planned.points)
     say(f"sweeping {count} points into {folder}")
     for number, point in enumerate(planned.points):

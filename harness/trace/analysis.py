@@ -1,35 +1,4 @@
-"""What a trace says, as small tables: pure functions of events.Trace.
-
-**Ranges**: NVTX ranges, or phases, by name: how many, how long in all, and the length of one. Share: of the
-trace's length; nested ranges, and those of several threads, count each, so shares add up to more than one.
-
-**Devices**: the time from the first start to the last end of anything on any device, split for each device:
-
-    busy          a program ran: the union of kernels, graph launches and programs
-    copy only     no program ran, but a copy or a memset did
-    idle          neither; in four parts, by the work that ends the gap and the API call it came from:
-      host wait   the call had not begun, and the thread that would make it did something else
-      sync wait   the call had not begun, for that thread sat in a synchronization (event, stream or context)
-      launch wait the call had begun, but had not returned when the device went idle: the driver and the way
-                  to the device
-      other       the call had returned before the device went idle (the work waited for another stream, or
-                  the device for itself), or the trace lacks the call; and what is after a device's last work
-
-Only the thread that launches counts: where one thread launches and another waits for the device, the wait of
-the other is host wait. A graph is busy from its first node to its last.
-
-**Copies**: by direction, kind of host memory, and size. Rate: bytes over the time of those copies.
-
-**Synchronizations**: by what was waited for, and the innermost range that the waiting thread was in when it
-asked. "stream waits for event" makes a stream wait, not the host: its time is that of the call.
-
-**Kernels**: kernels, graphs and programs by name; share: of the time of all of them together.
-
-**Launch to execution**: from the beginning of an API call to the start of the first work that came from it;
-all of them, and those whose stream had finished everything before, which did not have to queue.
-
-Percentiles are numpy's default (linear).
-"""
+"""What a trace says, as small tables: pure functions of events.Trace. What each table means: trace.md."""
 
 from __future__ import annotations
 
@@ -38,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from harness.common import intervals
 from harness.trace import events
-from harness.trace.events import NONE, Flags, Times, Trace
+from harness.trace.events import NONE, Codes, Flags, Times, Trace
 
 KIB, MIB = 2**10, 2**20
 # Upper bounds. Up to 64 KiB, a copy from pageable memory may return before it is done.
@@ -51,6 +21,7 @@ SIZE_NAMES = ("to 4 KiB", "to 64 KiB", "to 1 MiB", "to 16 MiB", "to 256 MiB", "l
 UNKNOWN_SIZE = "unknown"
 OUTSIDE, NO_CALL = "(no range)", "(call not in the trace)"
 MS, US = 1e6, 1e3  # ns
+TIMES = (("count", ""), ("total_ms", "ms"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,34 +66,42 @@ def analyse(trace: Trace, progress: Callable[[str], None] = lambda line: None) -
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Ranges
+# Ranges and kernels
 
 
 def ranges(trace: Trace) -> Part:
-    found = trace.ranges
-    first, last = trace.span()
+    found, (first, last) = trace.ranges, trace.span()
+    heads = ("ranges", "Ranges", "range")
+    note = "Share: of the trace's length. Nested ranges count each, and so do those of several threads."
+    return _by_name(trace, heads, found.name, found.end - found.start, last - first, note)
+
+
+def kernels(trace: Trace) -> Part:
+    work = trace.work
+    chosen = np.isin(work.kind, events.PROGRAMS)
+    lengths = (work.end - work.start)[chosen]
+    note = "Kernels, graph launches and programs. Share: of the time of all of them together."
+    heads = ("kernels", "Kernels", "kernel")
+    return _by_name(trace, heads, work.name[chosen], lengths, int(lengths.sum()), note)
+
+
+def _by_name(
+    trace: Trace, heads: tuple[str, str, str], codes: Codes, lengths: Times, whole: int, note: str
+) -> Part:
+    """Events of each name, longest total first, with their share of `whole` ns. `heads`: the part's name and
+    title, and what its rows are."""
     rows = [
-        Row(
-            (trace.names[group.key],),
-            (
-                group.count,
-                group.total / MS,
-                group.percentiles[0] / US,
-                group.percentiles[1] / US,
-                _share(group.total, last - first),
-            ),
-        )
-        for group in grouped(found.name, found.end - found.start, (50, 95))
+        Row((trace.names[group.key],), (*_times(group), _share(group.total, whole)))
+        for group in grouped(codes, lengths, (50, 95))
     ]
-    return Part(
-        "ranges",
-        "Ranges",
-        ("range",),
-        (("count", ""), ("total_ms", "ms"), ("p50_us", "us"), ("p95_us", "us"), ("share", "")),
-        tuple(rows),
-        "Share: of the trace's length. Nested ranges count each, and so do those of several threads.",
-        ranked_by="total_ms",
-    )
+    name, title, key = heads
+    measures = (*TIMES, ("p50_us", "us"), ("p95_us", "us"), ("share", ""))
+    return Part(name, title, (key,), measures, tuple(rows), note, ranked_by="total_ms")
+
+
+def _times(group: Group) -> tuple[float, ...]:
+    """Count, total in ms, and percentiles in us."""
+    return (group.count, group.total / MS, *(each / US for each in group.percentiles))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -270,18 +249,13 @@ def synchronizations(trace: Trace) -> Part:
         found.kind.astype(np.int64) * kinds + within, found.end - found.start, (50, 95, 100)
     ):
         kind, inside = divmod(group.key, kinds)
-        rows.append(
-            Row(
-                (names[kind], names[inside]),
-                (group.count, group.total / MS, *(each / US for each in group.percentiles)),
-            )
-        )
+        rows.append(Row((names[kind], names[inside]), _times(group)))
     but = ", but for one that is the wait itself, such as wait.copy_done" if (found.own != NONE).any() else ""
     return Part(
         "synchronizations",
         "Synchronizations",
         ("type", "range"),
-        (("count", ""), ("total_ms", "ms"), ("p50_us", "us"), ("p95_us", "us"), ("max_us", "us")),
+        (*TIMES, ("p50_us", "us"), ("p95_us", "us"), ("max_us", "us")),
         tuple(rows),
         f"Range: the innermost that the waiting thread was in{but}. {events.STREAM_WAITS!r} holds up a "
         "stream, not the host: its time is the call's.",
@@ -305,36 +279,7 @@ def enclosing(trace: Trace) -> Times:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Kernels and launches
-
-
-def kernels(trace: Trace) -> Part:
-    work = trace.work
-    chosen = np.isin(work.kind, events.PROGRAMS)
-    lengths = (work.end - work.start)[chosen]
-    whole = int(lengths.sum())
-    rows = [
-        Row(
-            (trace.names[group.key],),
-            (
-                group.count,
-                group.total / MS,
-                group.percentiles[0] / US,
-                group.percentiles[1] / US,
-                _share(group.total, whole),
-            ),
-        )
-        for group in grouped(work.name[chosen], lengths, (50, 95))
-    ]
-    return Part(
-        "kernels",
-        "Kernels",
-        ("kernel",),
-        (("count", ""), ("total_ms", "ms"), ("p50_us", "us"), ("p95_us", "us"), ("share", "")),
-        tuple(rows),
-        "Kernels, graph launches and programs. Share: of the time of all of them together.",
-        ranked_by="total_ms",
-    )
+# Launches
 
 
 def launches(trace: Trace) -> Part:
@@ -392,23 +337,14 @@ def grouped(keys: NDArray[Any], lengths: Times, percentiles: Sequence[float]) ->
     """Events of equal key together, the longest total first. Percentiles are linear, as numpy's."""
     if not len(keys):
         return []
-    order = np.lexsort((lengths, keys))
-    keys, lengths = keys[order], lengths[order]
-    first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
-    counts = np.diff(np.r_[first, len(keys)])
-    sums = np.add.reduceat(lengths, first)
-    ranks = [(counts - 1) * (each / 100) for each in percentiles]
-    values = []
-    for rank in ranks:
-        below = np.floor(rank).astype(np.int64)
-        above = np.minimum(below + 1, counts - 1)
-        low, high = lengths[first + below], lengths[first + above]
-        values.append(low + (high - low) * (rank - below))
-    ranked = np.argsort(-sums, kind="stable")
-    columns = (keys[first], counts, sums, *values)
+    groups = pd.Series(lengths).groupby(keys)
+    table = groups.agg(["size", "sum"])
+    if percentiles:
+        table = table.join(groups.quantile([each / 100 for each in percentiles]).unstack())
+    ranked = table.sort_values("sum", ascending=False, kind="stable")
     return [
         Group(int(key), int(count), int(total), tuple(map(float, cells)))
-        for key, count, total, *cells in zip(*(column[ranked] for column in columns), strict=True)
+        for key, count, total, *cells in ranked.itertuples()
     ]
 
 

@@ -8,16 +8,15 @@ around it) on the one where they end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
-from harness.trace.timeline import Timeline
+from harness.trace.timeline import Timeline, Track
 
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
-def chrome_trace(timeline: Timeline, about: Mapping[str, Any]) -> bytes:
+def chrome_trace(timeline: Timeline, about: Mapping[str, object]) -> bytes:
     """The file's content; `about` is kept in it for people."""
     base = min((each.start_ns for each in timeline.ranges), default=timeline.opened_ns)
     document = {
@@ -38,11 +37,15 @@ def _us(ns: int, base: int) -> float:
     return (ns - base) / 1e3
 
 
+def _on(track: Track) -> dict[str, int]:
+    return {"pid": track.pid, "tid": track.tid}
+
+
 def _names(timeline: Timeline) -> Iterator[Event]:
     """Names of processes and threads, in the order in which they are to be shown."""
     seen: set[int] = set()
     for order, track in enumerate(timeline.tracks):
-        here: Event = {"ph": "M", "pid": track.pid, "tid": track.tid}
+        here: Event = {"ph": "M", **_on(track)}
         if track.pid not in seen:
             seen.add(track.pid)
             yield {**here, "name": "process_name", "args": {"name": track.process}}
@@ -58,8 +61,7 @@ def _ranges(timeline: Timeline, base: int) -> Iterator[Event]:
             "ph": "X",
             "name": each.name,
             "cat": track.category,
-            "pid": track.pid,
-            "tid": track.tid,
+            **_on(track),
             "ts": _us(each.start_ns, base),
             "dur": _us(each.end_ns, each.start_ns),
             "args": each.facts,
@@ -73,14 +75,12 @@ def _arrows(timeline: Timeline, base: int) -> Iterator[Event]:
             ({"ph": "f", "bp": "e"}, arrow.to_track, arrow.to_ns),
         )
         for kind, place, at in ends:
-            track = timeline.tracks[place]
             yield {
                 **kind,
                 "id": number,
                 "name": arrow.name,
                 "cat": arrow.name,
-                "pid": track.pid,
-                "tid": track.tid,
+                **_on(timeline.tracks[place]),
                 "ts": _us(at, base),
                 "args": {"step": arrow.step},
             }

@@ -1,27 +1,4 @@
-"""Reads a Chrome trace, plain or gzipped: our timeline's, or torch.profiler's.
-
-The file is a JSON object with `traceEvents`, or that list alone. Read are complete events (`ph` X, with `ts`
-and `dur` in us, `pid`, `tid`, `name`, `cat`) and flow arrows (`ph` s and f); the rest is for the viewer.
-
-What a timeline has to hold, so that all of the analysis works on it:
-
-    cat "phase"   a range of a host thread, named as the phase is (recv, ... wait.copy_done, ... output).
-                  Ranges of one track (pid, tid) nest or are disjoint. One named wait.X is a synchronization
-                  of type X, and belongs to the range around it.
-    cat "device"  what a device executed, on a track of its own per stream, not nested. args: `device` (its
-                  number or name; the pid where missing), and for a copy `bytes` and `memory` ("pageable" or
-                  "pinned"). A copy is named h2d or d2h, alone or in front of a dot ("h2d.input_ids"); all
-                  else is a program.
-    s -> f        an arrow from a launch to its device range: `s` (id, cat, name) on the launching thread's
-                  track, at the time of the launch; `f`, of the same id, cat and name and with `bp` "e", on
-                  the device's track at a time within the range, best its start. Arrows that end elsewhere, as
-                  from copy_done to the step that waited, are for the viewer.
-    M             process_name and thread_name; for the viewer.
-
-torch.profiler's categories: cpu_op and user_annotation are ranges, cuda_runtime and cuda_driver calls,
-kernel, gpu_memcpy and gpu_memset the device's work, joined by args.correlation; cuda_sync the waits, if they
-were recorded, else the names of calls tell of them.
-"""
+"""Reads a Chrome trace, ours or torch.profiler's, plain or gzipped; what one must hold: trace.md."""
 
 from __future__ import annotations
 
@@ -29,7 +6,6 @@ import gzip
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +82,7 @@ def read(path: Path, progress: Progress) -> Trace:
         else:
             found = msgspec.json.decode(content, type=Document).trace_events
         progress(f"{path.name}: {len(found):,} events")
-        return _Columns(found).trace(path)
+        return _Columns(path, found).trace()
     except msgspec.ValidationError as error:
         raise BadFile(f"{path} is JSON, but not a Chrome trace: {error}") from None
     except msgspec.DecodeError as error:
@@ -126,44 +102,41 @@ def _text(path: Path) -> bytes:
         raise BadFile(f"cannot read {path}, its compressed data is damaged: {error}") from None
 
 
-@dataclass(slots=True)
 class _Columns:
     """The events of one file on their way into arrays."""
 
-    found: list[Event]
-    names: Coder = field(default_factory=Coder)
-    threads: Coder = field(default_factory=Coder)
-    base: float = 0.0  # us; times count from here, for an epoch's digits would leave none for nanoseconds
-
-    def trace(self, path: Path) -> Trace:
-        complete = [each for each in self.found if each.ph == "X"]
-        flows = [each for each in self.found if each.ph in "sf"]
-        self.base = min((each.ts for each in complete), default=0.0)
-        work = [each for each in complete if each.cat in WORK]
-        if not work:
+    def __init__(self, path: Path, found: Sequence[Event]) -> None:
+        complete = [each for each in found if each.ph == "X"]
+        self.path = path
+        self.flows = [each for each in found if each.ph in "sf"]
+        self.work = [each for each in complete if each.cat in WORK]
+        self.ranges = [each for each in complete if each.cat in RANGES]
+        self.called = [each for each in complete if each.cat in CALLS]
+        self.waits = [each for each in complete if each.cat == "cuda_sync"]
+        if not self.work:
             raise BadFile(
                 f"{path} has no GPU rows: none of its {len(complete):,} complete events has the category "
                 f"{', '.join(list(WORK)[:-1])} or {list(WORK)[-1]}"
             )
-        ranges = [each for each in complete if each.cat in RANGES]
-        called = [each for each in complete if each.cat in CALLS]
-        arrows = self._launches(flows, work)
-        phases = self._ranges(ranges)
-        calls = self._calls(called, arrows, phases)
-        devices = Coder()
-        columns = self._work(work, calls, called, arrows, devices)
-        waits = [each for each in complete if each.cat == "cuda_sync"]
-        ours = any(each.cat == "device" for each in work)
+        # us; times count from here, for an epoch's digits would leave none for nanoseconds
+        self.base = min(each.ts for each in complete)
+        self.names, self.threads, self.devices = Coder(), Coder(), Coder()
+
+    def trace(self) -> Trace:
+        arrows = self._launches()
+        phases = self._ranges()
+        calls = self._calls(arrows, phases)
+        ours = any(each.cat == "device" for each in self.work)
         return Trace(
-            file=str(path),
+            file=str(self.path),
             format="Chrome trace" if ours else "Chrome trace of torch.profiler",
             ranges=phases,
             calls=calls,
-            work=columns,
-            copies=self._copies(work),
-            synchronizations=self._synchronizations(waits, called, calls, ranges, phases),
+            work=self._work(arrows),
+            copies=self._copies(),
+            synchronizations=self._synchronizations(calls, phases),
             names=tuple(self.names.values),
-            devices=tuple(str(each) for each in devices.values),
+            devices=tuple(str(each) for each in self.devices.values),
             warnings=(),
         )
 
@@ -184,48 +157,53 @@ class _Columns:
     def _codes(self, coder: Coder, values: Iterable[Any]) -> events.Codes:
         return np.fromiter((coder.code(each) for each in values), np.int32)
 
+    def _named(self, chosen: Sequence[Event]) -> events.Codes:
+        return self._codes(self.names, (each.name or "" for each in chosen))
+
+    def _tracks(self, chosen: Sequence[Event]) -> events.Codes:
+        return self._codes(self.threads, (each.track for each in chosen))
+
+    def _called_by(self, args: Iterable[Args]) -> events.Times:
+        """The call that each of them came from, by its correlation id; NONE without one."""
+        wanted = np.fromiter((each.correlation for each in args), np.int64)
+        known = np.fromiter((each.read_args().correlation for each in self.called), np.int64)
+        return np.where(wanted == NONE, NONE, events.match(wanted, known))
+
     # -----------------------------------------------------------------------------------------------------
     # Tables
 
-    def _ranges(self, chosen: Sequence[Event]) -> Ranges:
-        return Ranges(
-            self._starts(chosen),
-            self._ends(chosen),
-            self._codes(self.names, (each.name or "" for each in chosen)),
-            self._codes(self.threads, (each.track for each in chosen)),
-            np.ones(len(chosen), bool),
-        )
+    def _ranges(self) -> Ranges:
+        nests = np.ones(len(self.ranges), bool)
+        times = self._starts(self.ranges), self._ends(self.ranges)
+        return Ranges(*times, self._named(self.ranges), self._tracks(self.ranges), nests)
 
-    def _calls(self, called: Sequence[Event], arrows: Sequence[tuple[Event, int]], phases: Ranges) -> Calls:
+    def _calls(self, arrows: Sequence[tuple[Event, int]], phases: Ranges) -> Calls:
         """API calls, then a call for each arrow: from its start to the end of the innermost range around that
         start, for the thread is at the launch until then; of length 0 where no range is."""
         launches = [start for start, _ in arrows]
         starts = self._starts(launches)
-        threads = self._codes(self.threads, (each.track for each in launches))
+        threads = self._tracks(launches)
         ends = starts.copy()
         for thread in np.unique(threads):
             own, rows = np.flatnonzero(threads == thread), np.flatnonzero(phases.thread == thread)
             around = intervals.innermost(phases.start[rows], phases.end[rows], starts[own])
             ends[own] = np.where(around == NONE, starts[own], events.take(phases.end[rows], around, NONE))
-        return Calls(
-            np.concatenate((self._starts(called), starts)),
-            np.concatenate((self._ends(called), ends)),
-            np.concatenate((self._codes(self.threads, (each.track for each in called)), threads)),
-        )
+        known = Calls(self._starts(self.called), self._ends(self.called), self._tracks(self.called))
+        return known.joined(Calls(starts, ends, threads))
 
-    def _launches(self, flows: Sequence[Event], work: Sequence[Event]) -> list[tuple[Event, int]]:
+    def _launches(self) -> list[tuple[Event, int]]:
         """The start of each arrow that ends on device work without a correlation id, and the row of that."""
-        starts = {(each.cat, each.name, each.id): each for each in flows if each.ph == "s"}
+        starts = {(each.cat, each.name, each.id): each for each in self.flows if each.ph == "s"}
         rows: dict[tuple[Any, Any], list[int]] = defaultdict(list)
-        for row, each in enumerate(work):
+        for row, each in enumerate(self.work):
             if each.cat == "device":
                 rows[each.track].append(row)
         arrows = []
-        ends = [each for each in flows if each.ph == "f" and each.track in rows]
+        ends = [each for each in self.flows if each.ph == "f" and each.track in rows]
         for track in {each.track for each in ends}:
             here = [each for each in ends if each.track == track]
-            order = np.array(sorted(rows[track], key=lambda row: work[row].ts))
-            begin, end = (times([work[row] for row in order]) for times in (self._starts, self._ends))
+            order = np.array(sorted(rows[track], key=lambda row: self.work[row].ts))
+            begin, end = (times([self.work[row] for row in order]) for times in (self._starts, self._ends))
             at = self._starts(here)
             places = np.searchsorted(begin, at, side="right") - 1
             for each, place, time in zip(here, places.tolist(), at.tolist(), strict=True):
@@ -234,20 +212,12 @@ class _Columns:
                     arrows.append((start, int(order[place])))
         return arrows
 
-    def _work(
-        self,
-        work: Sequence[Event],
-        calls: Calls,
-        called: Sequence[Event],
-        arrows: Sequence[tuple[Event, int]],
-        devices: Coder,
-    ) -> Work:
+    def _work(self, arrows: Sequence[tuple[Event, int]]) -> Work:
+        work = self.work
         args = [each.read_args() for each in work]
-        correlations = np.fromiter((each.correlation for each in args), np.int64)
-        known = np.fromiter((each.read_args().correlation for each in called), np.int64)
-        call = np.where(correlations == NONE, NONE, events.match(correlations, known))
+        call = self._called_by(args)
         for number, (_, row) in enumerate(arrows):
-            call[row] = len(called) + number
+            call[row] = len(self.called) + number
         places = [
             each.pid if own.device is None else own.device for each, own in zip(work, args, strict=True)
         ]
@@ -255,15 +225,15 @@ class _Columns:
         return Work(
             start=self._starts(work),
             end=self._ends(work),
-            device=self._codes(devices, places),
+            device=self._codes(self.devices, places),
             stream=self._codes(Coder(), (each.track for each in work)),
             kind=np.array(kinds, np.int32),
-            name=self._codes(self.names, (each.name or "" for each in work)),
+            name=self._named(work),
             call=call,
         )
 
-    def _copies(self, work: Sequence[Event]) -> Copies:
-        copies = [(each, found) for each in work if (found := _direction(each))]
+    def _copies(self) -> Copies:
+        copies = [(each, found) for each in self.work if (found := _direction(each))]
         args = [each.read_args() for each, _ in copies]
         memories = [
             _memory(each.name or "", found) if each.cat == "gpu_memcpy" else own.memory
@@ -278,49 +248,39 @@ class _Columns:
             np.fromiter((each.bytes for each in args), np.int64),
         )
 
-    def _synchronizations(
-        self,
-        waits: Sequence[Event],
-        called: Sequence[Event],
-        calls: Calls,
-        ranges: Sequence[Event],
-        phases: Ranges,
-    ) -> Synchronizations:
-        names = [each.name or "" for each in ranges]
-        own = np.array(
-            [row for row, name in enumerate(names) if ranges[row].cat == "phase" and name.startswith(WAIT)],
-            np.int64,
+    def _synchronizations(self, calls: Calls, phases: Ranges) -> Synchronizations:
+        names = [each.name or "" for each in self.ranges]
+        waits = [
+            row for row, each in enumerate(self.ranges) if each.cat == "phase" and names[row].startswith(WAIT)
+        ]
+        own = np.array(waits, np.int64)
+        of_calls = self._of_calls(calls)
+        own_waits = Synchronizations(
+            start=phases.start[own],
+            end=phases.end[own],
+            kind=self._codes(self.names, (names[row].removeprefix(WAIT) for row in waits)),
+            blocks=np.ones(len(own), bool),
+            called=phases.start[own],
+            thread=phases.thread[own],
+            own=own,
         )
-        of_calls = self._of_calls(waits, called, calls)
-        kinds = self._codes(self.names, (names[row].removeprefix(WAIT) for row in own.tolist()))
-        return Synchronizations(
-            start=np.concatenate((phases.start[own], of_calls.start)),
-            end=np.concatenate((phases.end[own], of_calls.end)),
-            kind=np.concatenate((kinds, of_calls.kind)),
-            blocks=np.concatenate((np.ones(len(own), bool), of_calls.blocks)),
-            called=np.concatenate((phases.start[own], of_calls.called)),
-            thread=np.concatenate((phases.thread[own], of_calls.thread)),
-            own=np.concatenate((own, of_calls.own)),
-        )
+        return own_waits.joined(of_calls)
 
-    def _of_calls(self, waits: Sequence[Event], called: Sequence[Event], calls: Calls) -> Synchronizations:
-        if not waits:
-            count = len(called)  # behind them are arrows, which wait for nothing
+    def _of_calls(self, calls: Calls) -> Synchronizations:
+        if not self.waits:
+            count = len(self.called)  # behind them are arrows, which wait for nothing
             own_calls = Calls(calls.start[:count], calls.end[:count], calls.thread[:count])
-            call_names = self._codes(self.names, (each.name or "" for each in called))
-            return events.synchronizing(own_calls, call_names, self.names)
-        kinds = [SYNCHRONIZATIONS.get(each.name or "", each.name or "unknown") for each in waits]
-        wanted = np.fromiter((each.read_args().correlation for each in waits), np.int64)
-        known = np.fromiter((each.read_args().correlation for each in called), np.int64)
-        call = np.where(wanted == NONE, NONE, events.match(wanted, known))
+            return events.synchronizing(own_calls, self._named(self.called), self.names)
+        kinds = [SYNCHRONIZATIONS.get(each.name or "", each.name or "unknown") for each in self.waits]
+        starts, call = self._starts(self.waits), self._called_by(each.read_args() for each in self.waits)
         return Synchronizations(
-            start=self._starts(waits),
-            end=self._ends(waits),
+            start=starts,
+            end=self._ends(self.waits),
             kind=self._codes(self.names, kinds),
             blocks=np.array([kind != events.STREAM_WAITS for kind in kinds], bool),
-            called=np.where(call == NONE, self._starts(waits), events.take(calls.start, call, NONE)),
+            called=np.where(call == NONE, starts, events.take(calls.start, call, NONE)),
             thread=events.take(calls.thread, call, NONE),
-            own=np.full(len(waits), NONE, np.int64),
+            own=np.full(len(self.waits), NONE, np.int64),
         )
 
 

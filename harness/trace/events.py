@@ -8,8 +8,8 @@ that are equal where the thing is the same one, across processes.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,36 +24,44 @@ PROGRAMS = (KERNEL, GRAPH, PROGRAM)  # what makes a device busy
 
 NONE = -1  # no such row, no such name
 
+TABLES = ("ranges", "calls", "work", "copies", "synchronizations")  # of a Trace
 EVENT, STREAM_WAITS, STREAM, CONTEXT = "event", "stream waits for event", "stream", "context"
 
 
 @dataclass(frozen=True, slots=True)
-class Ranges:
-    """What the host marked: NVTX ranges, or phases. `nests`: it was pushed and popped on its thread, so
-    ranges of that thread nest; the others begin and end anywhere."""
+class Table:
+    """What every event has."""
 
     start: Times
     end: Times
+
+    def joined(self, other: Self) -> Self:
+        """The rows of both."""
+        columns = ((getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
+        return type(self)(*map(np.concatenate, columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges(Table):
+    """What the host marked: NVTX ranges, or phases. `nests`: it was pushed and popped on its thread, so
+    ranges of that thread nest; the others begin and end anywhere."""
+
     name: Codes
     thread: Codes
     nests: Flags
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(Table):
     """API calls of the host that devices' work can come from."""
 
-    start: Times
-    end: Times
     thread: Codes
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Work(Table):
     """What devices executed. `kind`: of WORK_KINDS. `call`: row in Calls that it came from, or NONE."""
 
-    start: Times
-    end: Times
     device: Codes
     stream: Codes
     kind: Codes
@@ -62,25 +70,21 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(Table):
     """The copies in Work, once more, with what only they have. `direction` and `memory` (which kind of host
     memory, or the device's where there is none) are names; `bytes` is -1 where unknown."""
 
-    start: Times
-    end: Times
     direction: Codes
     memory: Codes
     bytes: Times
 
 
 @dataclass(frozen=True, slots=True)
-class Synchronizations:
+class Synchronizations(Table):
     """Waits for a device. `kind` is a name. `blocks`: the host's thread waits, not a stream. `called`: when
     the thread asked for it. `thread`: NONE where the call is not in the trace. `own`: row in Ranges that is
     this very wait, where phases tell of waits; NONE elsewhere."""
 
-    start: Times
-    end: Times
     kind: Codes
     blocks: Flags
     called: Times
@@ -106,22 +110,13 @@ class Trace:
 
     def rows(self) -> dict[str, int]:
         """How many there are of each."""
-        return {
-            "ranges": len(self.ranges.start),
-            "calls": len(self.calls.start),
-            "work": len(self.work.start),
-            "copies": len(self.copies.start),
-            "synchronizations": len(self.synchronizations.start),
-        }
+        return {name: len(getattr(self, name).start) for name in TABLES}
 
     def span(self) -> tuple[int, int]:
         """First start and last end of anything, ns."""
-        tables = (self.ranges, self.calls, self.work, self.synchronizations)
-        filled = [table for table in tables if len(table.start)]
-        return (
-            min(int(table.start.min()) for table in filled),
-            max(int(table.end.max()) for table in filled),
-        )
+        filled = [table for name in TABLES if len((table := getattr(self, name)).start)]
+        first = min(int(table.start.min()) for table in filled)
+        return first, max(int(table.end.max()) for table in filled)
 
 
 class Coder:

@@ -1,22 +1,4 @@
-"""Reads an SQLite export of Nsight Systems (`nsys export --type sqlite`).
-
-The exporter makes a table when it has a first row for it, and columns come and go between versions, so every
-table and most columns may be missing. What is read of each:
-
-    NVTX_EVENTS                          ranges; the name is in `text`, or in StringIds by `textId`
-    CUPTI_ACTIVITY_KIND_RUNTIME          API calls, of the runtime and of the driver
-    CUPTI_ACTIVITY_KIND_KERNEL           kernels; those of a graph only under --cuda-graph-trace=node
-    CUPTI_ACTIVITY_KIND_GRAPH_TRACE      one row per launch of a graph, under --cuda-graph-trace=graph
-    CUPTI_ACTIVITY_KIND_MEMCPY, _MEMSET
-    CUPTI_ACTIVITY_KIND_SYNCHRONIZATION  waits; where the table is missing, the calls' names tell of them
-    TARGET_INFO_CUDA_DEVICE              which GPU a process means by its device 0
-
-A global id holds the process in its upper bits and the thread in its lower 24. Correlation ids are unique
-within a process only, so whatever is joined is joined by both. Names that torch.autograd.profiler.emit_nvtx
-made end in ", seq = 3, op_id = 14"; that tail is cut off, or each range would have a name of its own.
-
-Times are ns. Rows are projected by SQLite and go into arrays by the million, without a Python step per row.
-"""
+"""Reads an SQLite export of Nsight Systems (`nsys export --type sqlite`); which tables of it: trace.md."""
 
 from __future__ import annotations
 
@@ -131,22 +113,19 @@ class _Export:
                 "no GPU rows, neither kernels nor copies: profile with --trace=cuda,nvtx, and see that the "
                 "capture range holds GPU work"
             )
-            if not self._has_ranges():
+            # A domain alone has a row in the table of ranges too.
+            if not self._has_rows("NVTX_EVENTS", "end IS NOT NULL"):
                 raise BadFile(f"{self.path} has {lacks}")
             self.warnings.append(f"the export has {lacks}; all it has are the host's ranges")
 
-    def _has_ranges(self) -> bool:
-        """Whether there is a range that ended; a domain alone has a row in the table too."""
-        table = "NVTX_EVENTS"
-        return self._has_rows(table) and bool(
-            self.database.execute(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE end IS NOT NULL)").fetchone()[
-                0
-            ]
-        )
+    def _value(self, query: str) -> Any:
+        """The one cell that a query finds, None where it finds no row."""
+        found = self.database.execute(query).fetchone()
+        return None if found is None else found[0]
 
-    def _has_rows(self, table: str) -> bool:
+    def _has_rows(self, table: str, where: str = "1") -> bool:
         return table in self.tables and bool(
-            self.database.execute(f"SELECT EXISTS (SELECT 1 FROM {table})").fetchone()[0]
+            self._value(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE {where})")
         )
 
     def _format(self) -> str:
@@ -191,7 +170,7 @@ class _Export:
     ) -> Iterator[NDArray[Any]]:
         if not self._has_rows(table):
             return
-        rows = self.database.execute(f"SELECT max(rowid) FROM {table}").fetchone()[0]
+        rows = self._value(f"SELECT max(rowid) FROM {table}")
         cursor = self.database.execute(f"SELECT {expressions} FROM {source} WHERE {where}")
         read = 0
         self.progress(f"{table}: {rows:,} rows")
@@ -232,7 +211,7 @@ class _Export:
         is_range = f"{kind} IN ({push_pop}, {start_end})"
         if self._has_rows(table):
             still_open = f"SELECT count(*) FROM {table} WHERE end IS NULL AND {is_range}"
-            if left := self.database.execute(still_open).fetchone()[0]:
+            if left := self._value(still_open):
                 self.warnings.append(
                     f"{left:,} NVTX ranges were open when the trace ended; they are left out"
                 )
@@ -248,13 +227,8 @@ class _Export:
             source=self._labelled(table),
             where=f"end IS NOT NULL AND {is_range}",
         )
-        return Ranges(
-            rows["start"],
-            rows["end"],
-            rows["name"],
-            self.threads.encode(rows["thread"]),
-            rows["nests"].astype(bool),
-        )
+        threads = self.threads.encode(rows["thread"])
+        return Ranges(rows["start"], rows["end"], rows["name"], threads, rows["nests"].astype(bool))
 
     def _labelled(self, table: str) -> str:
         """NVTX_EVENTS with two more columns: `label`, the whole name, and `domain`, "name/" or nothing for
@@ -265,9 +239,7 @@ class _Export:
             texts.append("(SELECT value FROM StringIds WHERE id = textId)")
         label = f"COALESCE({', '.join([*texts, chr(39) * 2, chr(39) * 2])})"
         domains = f"eventType = {self._event_type('NvtxDomainCreate', DOMAIN)}"
-        if not {"eventType", "domainId", "globalTid"} <= columns or not self._has_rows(table) or not (
-            self.database.execute(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE {domains})").fetchone()[0]
-        ):  # fmt: skip
+        if not {"eventType", "domainId", "globalTid"} <= columns or not self._has_rows(table, domains):
             return f"(SELECT *, {label} AS label, '' AS domain FROM {table})"
         created = (
             f"SELECT globalTid >> {PROCESS_BITS} AS process, domainId AS id, max({label}) || '/' AS domain "
@@ -282,10 +254,8 @@ class _Export:
     def _event_type(self, name: str, otherwise: int) -> int:
         if "ENUM_NSYS_EVENT_TYPE" not in self.tables:
             return otherwise
-        found = self.database.execute(
-            "SELECT id FROM ENUM_NSYS_EVENT_TYPE WHERE name = ?", (name,)
-        ).fetchone()
-        return otherwise if found is None else int(found[0])
+        found = self._value(f"SELECT id FROM ENUM_NSYS_EVENT_TYPE WHERE name = '{name}'")
+        return otherwise if found is None else int(found)
 
     def _calls(self) -> tuple[Calls, events.Times, events.Codes]:
         """The calls, what joins each to its work, and their names."""
@@ -304,14 +274,15 @@ class _Export:
         return Calls(rows["start"], rows["end"], self.threads.encode(rows["thread"])), keys, rows["name"]
 
     def _work(self, call_keys: events.Times) -> tuple[Work, Copies]:
-        parts: list[Columns] = []
-        for kind, table, names in (
-            (events.KERNEL, "KERNEL", self._string(PREFIX + "KERNEL", "demangledName", "shortName")),
-            (events.GRAPH, "GRAPH_TRACE", self._graph_name()),
-            (events.COPY, "MEMCPY", "'copy'"),
-            (events.MEMSET, "MEMSET", "'memset'"),
-        ):
-            parts.append(self._work_of(kind, PREFIX + table, names))
+        parts = [
+            self._work_of(kind, PREFIX + table, names)
+            for kind, table, names in (
+                (events.KERNEL, "KERNEL", self._string(PREFIX + "KERNEL", "demangledName", "shortName")),
+                (events.GRAPH, "GRAPH_TRACE", self._graph_name()),
+                (events.COPY, "MEMCPY", "'copy'"),
+                (events.MEMSET, "MEMSET", "'memset'"),
+            )
+        ]
         copies = parts[2]
         rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         process, local = rows["process"], rows["device"]
@@ -347,12 +318,9 @@ class _Export:
             names=names,
             where="end > 0",  # CUPTI gives 0 for a graph whose times it could not take
         )
-        if kind == events.GRAPH and self._has_rows(table):
-            untimed = self.database.execute(f"SELECT count(*) FROM {table} WHERE end <= 0").fetchone()[0]
-            if untimed:
-                self.warnings.append(
-                    f"{untimed:,} graph launches have no times; the device was busier than shown"
-                )
+        untimed = f"SELECT count(*) FROM {table} WHERE end <= 0"
+        if kind == events.GRAPH and self._has_rows(table) and (count := self._value(untimed)):
+            self.warnings.append(f"{count:,} graph launches have no times; the device was busier than shown")
         return rows
 
     def _graph_name(self) -> str:
@@ -365,13 +333,8 @@ class _Export:
             for side in (FROM_HOST, TO_HOST)
         )
         side = np.where(from_host, rows["srcKind"], np.where(to_host, rows["dstKind"], rows["srcKind"]))
-        return Copies(
-            rows["start"],
-            rows["end"],
-            self._named(rows["copyKind"], DIRECTIONS),
-            self._named(side, MEMORIES),
-            rows["bytes"],
-        )
+        directions, memories = self._named(rows["copyKind"], DIRECTIONS), self._named(side, MEMORIES)
+        return Copies(rows["start"], rows["end"], directions, memories, rows["bytes"])
 
     def _named(self, numbers: NDArray[Any], known: Mapping[int, str]) -> events.Codes:
         distinct, places = np.unique(numbers, return_inverse=True)

@@ -1,10 +1,8 @@
 """A few steps before above the same few steps after: host and device lanes, one time scale.
 
-Each panel starts where the device starts one of its steps; a line marks every such start, with the time from
-the one before. The steps are typical ones: of all that many in a row in the window, those that are nearest to
-its median step. Right of them, larger, the host's part of one: from the end of a wait for ids to the end of
-the launch behind it, the median of these. Boxes are ranges, as wide as they took. White paper, and colours
-that stay apart in grey.
+A line marks where the device starts each step. The steps are those in a row that are nearest to the window's
+median step. Right of them, larger, the host's part of one: from the end of a wait for ids to the end of the
+launch behind it, the median of these. Boxes are ranges, as wide as they took; colours stay apart in grey.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ class Shown(msgspec.Struct, frozen=True):
 
     timeline: Timeline
     title: str
-    steps: tuple[int, ...]  # one more than are shown, where the last one ends
+    starts_ns: tuple[int, ...]  # of one step more than is shown, where the last one ends
     few: Extract
     host: Extract
 
@@ -107,7 +105,10 @@ def draw(panels: Sequence[tuple[Timeline, str]], heading: str, files: Sequence[P
         for (left, right), each, extracts, own in zip(axes, shown, wide, lanes, strict=True):
             _draw_lanes(left, each.timeline, own, extracts[0], PARTS / (PARTS + 1))
             _draw_lanes(right, each.timeline, own, extracts[1], 1 / (PARTS + 1))
-            _draw_steps(left, each, len(own))
+            starts = [each.few.ms(ns) for ns in each.starts_ns]
+            left.vlines(starts, -0.5, len(own) - 0.5, INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=4)
+            for one, next_one in pairwise(starts):
+                _draw_length(left, one, next_one)
             _draw_length(right, 0, each.host.ms(each.host.last_ns))
             left.set_yticks(range(len(own)), [_lane_name(track) for track, _ in own])
             right.set_yticks([])
@@ -115,7 +116,8 @@ def draw(panels: Sequence[tuple[Timeline, str]], heading: str, files: Sequence[P
             right.set_title("the host's part of a step", loc="left", fontsize=9, pad=4)
         axes[-1, 0].set_xlabel("ms from the start of a step on the device; one scale for all panels")
         axes[-1, 1].set_xlabel("ms from the end of a wait; one scale, larger")
-        names = [name for name in COLOURS if any(_has(own, name) for own in lanes)]
+        drawn = {each.name for own in lanes for _, ranges in own for each in ranges}
+        names = [name for name in COLOURS if name in drawn]
         figure.legend(
             handles=[_patch(name) for name in names],
             loc="lower center",
@@ -145,7 +147,8 @@ def _chosen(timeline: Timeline, title: str) -> Shown:
         key=lambda run: sum(abs(starts[right] - starts[left] - median) for left, right in pairwise(run)),
     )
     few = Extract(starts[typical[0]], starts[typical[0]], starts[typical[-1]])
-    return Shown(timeline, title, tuple(typical), few, _host_part(timeline) or few)
+    at = tuple(starts[step] for step in typical)
+    return Shown(timeline, title, at, few, _host_part(timeline) or few)
 
 
 def _host_part(timeline: Timeline) -> Extract | None:
@@ -192,10 +195,6 @@ def _lanes(timeline: Timeline, extracts: Sequence[Extract]) -> list[Lane]:
     return sorted(lanes, key=lambda lane: order[lane[0].category])
 
 
-def _has(lanes: Sequence[Lane], name: str) -> bool:
-    return any(each.name == name for _, own in lanes for each in own)
-
-
 def _patch(name: str) -> object:
     from matplotlib.patches import Patch
 
@@ -231,21 +230,20 @@ def _draw_range(axis: Axes, row: int, each: Range, extract: Extract, share: floa
     left = extract.ms(each.start_ns)
     width = max(extract.ms(each.end_ns) - left, HAIRLINE / share * whole)
     waits = each.name.startswith("wait.")
+    fill = COLOURS.get(each.name, OTHER)
     axis.barh(
         row,
         width,
         left=left,
         height=0.42 if waits else 0.7,
-        color=COLOURS.get(each.name, OTHER),
+        color=fill,
         edgecolor="#999999" if waits else "#333333",
         linewidth=0.4,
         hatch="////" if waits else None,
         zorder=2 if waits else 3,
     )
-    seen_left, seen_right = (
-        max(left, extract.ms(extract.first_ns)),
-        min(left + width, extract.ms(extract.last_ns)),
-    )
+    seen_left = max(left, extract.ms(extract.first_ns))
+    seen_right = min(left + width, extract.ms(extract.last_ns))
     for text in _names(each):
         if len(text) * LETTER / share * whole < seen_right - seen_left:
             axis.text(
@@ -257,7 +255,7 @@ def _draw_range(axis: Axes, row: int, each: Range, extract: Extract, share: floa
                 fontsize=7.5,
                 color="white" if each.name in DARK else "black",
                 zorder=5,
-                bbox={"facecolor": COLOURS[each.name], "edgecolor": "none", "pad": 0.6} if waits else None,
+                bbox={"facecolor": fill, "edgecolor": "none", "pad": 0.6} if waits else None,
             )
             break
 
@@ -269,16 +267,6 @@ def _names(each: Range) -> tuple[str, ...]:
     if "batch" in each.facts:
         return (f"{each.name}, step {step}, batch {each.facts['batch']}", f"step {step}", str(step))
     return (f"{each.name} {step}", each.name, short)
-
-
-def _draw_steps(axis: Axes, shown: Shown, lanes: int) -> None:
-    """A line where the device starts a step, and what lies between two of them."""
-    starts = _step_starts(shown.timeline)
-    at = [shown.few.ms(starts[step]) for step in shown.steps]
-    for each in at:
-        axis.vlines(each, -0.5, lanes - 0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=4)
-    for left, right in pairwise(at):
-        _draw_length(axis, left, right)
 
 
 def _draw_length(axis: Axes, left: float, right: float) -> None:

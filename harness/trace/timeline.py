@@ -19,6 +19,7 @@ PHASE, DEVICE, LOAD = "phase", "device", "load"  # categories
 COPIES = ("h2d", "d2h")  # device work that is no program
 # In place of a pid, for the streams of a device without a process of its own: no pid is that large.
 NO_PROCESS = (1 << 22) + 1
+Facts = dict[str, int | str]
 PROCESSES = {"engine": "engine", "output": "output process"}
 
 
@@ -40,7 +41,7 @@ class Range(msgspec.Struct, frozen=True):
     name: str
     start_ns: int
     end_ns: int
-    facts: dict[str, int | str] = {}
+    facts: Facts = {}
 
 
 class Arrow(msgspec.Struct, frozen=True):
@@ -76,101 +77,91 @@ def timeline(
 ) -> Timeline:
     """From what was recorded in a profiled round: the frames of harness.run.records, the pids of all
     processes by role, and what the engine says of its device."""
-    inside = _Inside(profile.opened_ns, profile.closed_ns)
-    tracks: list[Track] = []
-    ranges: list[Range] = []
-
-    generator = _add(tracks, pids["load_generator"], pids["load_generator"], "load generator", "", LOAD)
-    ranges += _load(generator, requests, inside)
+    window = _Window(profile.opened_ns, profile.closed_ns)
+    window.add_load(pids["load_generator"], requests)
     for host in profile.hosts:
-        _add_host(host, inside, tracks, ranges)
+        window.add_host(host)
     kinds = {int(row.step): (str(row.kind), int(row.batch)) for row in steps.itertuples()}
-    _add_device(profile.streams, work, kinds, pids, device, inside, tracks, ranges)
+    window.add_device(profile.streams, with_steps(work), kinds, pids.get("device", NO_PROCESS), device)
     return Timeline(
         arm=arm,
         opened_ns=profile.opened_ns,
         closed_ns=profile.closed_ns,
-        tracks=tracks,
-        ranges=ranges,
-        arrows=list(_arrows(tracks, ranges)),
+        tracks=window.tracks,
+        ranges=window.ranges,
+        arrows=list(_arrows(window.tracks, window.ranges)),
     )
 
 
-class _Inside(msgspec.Struct, frozen=True):
-    """The window."""
+class _Window:
+    """What is at least partly in it, as it is put together."""
 
-    opened_ns: int
-    closed_ns: int
+    def __init__(self, opened_ns: int, closed_ns: int) -> None:
+        self._opened_ns, self._closed_ns = opened_ns, closed_ns
+        self.tracks: list[Track] = []
+        self.ranges: list[Range] = []
 
-    def __call__(self, start_ns: int, end_ns: int) -> bool:
-        """Whether any of it is in the window."""
-        return start_ns < self.closed_ns and end_ns > self.opened_ns
+    def _holds(self, start_ns: int, end_ns: int) -> bool:
+        return start_ns < self._closed_ns and end_ns > self._opened_ns
 
+    def _track(self, pid: int, tid: int, process: str, thread: str, category: str) -> int:
+        self.tracks.append(Track(pid, tid, process, thread, category))
+        return len(self.tracks) - 1
 
-def _add(tracks: list[Track], pid: int, tid: int, process: str, thread: str, category: str) -> int:
-    tracks.append(Track(pid, tid, process, thread or process, category))
-    return len(tracks) - 1
+    def add_load(self, pid: int, requests: pd.DataFrame) -> None:
+        """Requests as they were sent, and chunks as they came, those of one message as one range."""
+        track = self._track(pid, pid, "load generator", "load generator", LOAD)
+        for row in requests.itertuples():
+            sent, submitted = int(row.sent_ns), int(row.submitted_ns)
+            if self._holds(sent, submitted):
+                self.ranges.append(Range(track, "send", sent, submitted, {"request": int(row.request)}))
+        came: dict[int, list[int]] = {}
+        for chunks, tokens in zip(requests["chunk_ns"], requests["chunk_tokens"], strict=True):
+            for at, count in zip(chunks.tolist(), tokens.tolist(), strict=True):
+                came.setdefault(at, []).append(count)
+        for at, counts in came.items():
+            if self._holds(at, at):
+                facts: Facts = {"requests": len(counts), "tokens": sum(counts)}
+                self.ranges.append(Range(track, "chunks", at, at, facts))
 
+    def add_host(self, host: api.HostRanges) -> None:
+        """The threads of one process, those that did something."""
+        rows = np.frombuffer(host.data, dtype=np.int64).reshape(host.rows, 5)
+        process = PROCESSES.get(host.role, host.role)
+        places: dict[int, int] = {}
+        for thread, name, step, start, end in rows.tolist():
+            if self._holds(start, end):
+                if thread not in places:
+                    shown = host.threads[thread] or process
+                    places[thread] = self._track(host.pid, thread, process, shown, PHASE)
+                self.ranges.append(Range(places[thread], host.names[name], start, end, {"step": step}))
 
-def _load(track: int, requests: pd.DataFrame, inside: _Inside) -> Iterator[Range]:
-    """Requests as they were sent, and chunks as they came, those of one message as one range."""
-    for row in requests.itertuples():
-        sent, submitted = int(row.sent_ns), int(row.submitted_ns)
-        if inside(sent, submitted):
-            yield Range(track, "send", sent, submitted, {"request": int(row.request)})
-    came: dict[int, list[int]] = {}
-    for chunks, tokens in zip(requests["chunk_ns"], requests["chunk_tokens"], strict=True):
-        for at, count in zip(chunks.tolist(), tokens.tolist(), strict=True):
-            came.setdefault(at, []).append(count)
-    for at, counts in came.items():
-        if inside(at, at):
-            yield Range(track, "chunks", at, at, {"requests": len(counts), "tokens": sum(counts)})
-
-
-def _add_host(host: api.HostRanges, inside: _Inside, tracks: list[Track], ranges: list[Range]) -> None:
-    """The threads of one process, those that did something."""
-    rows = np.frombuffer(host.data, dtype=np.int64).reshape(host.rows, 5)
-    places: dict[int, int] = {}
-    for thread, name, step, start, end in rows.tolist():
-        if not inside(start, end):
-            continue
-        if thread not in places:
-            process = PROCESSES.get(host.role, host.role)
-            places[thread] = _add(tracks, host.pid, thread, process, host.threads[thread], PHASE)
-        ranges.append(Range(places[thread], host.names[name], start, end, {"step": step}))
-
-
-def _add_device(
-    streams: Mapping[str, str],
-    work: pd.DataFrame,
-    kinds: Mapping[int, tuple[str, int]],
-    pids: Mapping[str, int],
-    device: Mapping[str, str],
-    inside: _Inside,
-    tracks: list[Track],
-    ranges: list[Range],
-) -> None:
-    """Streams, in the order in which they first work. A program is named as its step's kind is."""
-    pid, process = pids.get("device", NO_PROCESS), f"device ({device['kind']})"
-    places: dict[str, int] = {}
-    ends: dict[str, int] = {}
-    work = with_steps(work)
-    for row in work.itertuples():
-        stream = streams[str(row.kind)]
-        # Device time of events is rounded: a range may seem to begin some ns before the previous one ends.
-        start = max(int(row.start_ns), ends.get(stream, 0))
-        end = max(start, int(row.end_ns))
-        if not inside(start, end):
-            continue
-        ends[stream] = end
-        if stream not in places:
-            number = len(places) + 1
-            places[stream] = _add(tracks, pid, number, process, f"stream {stream}", DEVICE)
-        facts: dict[str, int | str] = {"step": int(row.step), "device": device["name"]}
-        name = str(row.kind)
-        if name == "program":
-            name, facts["batch"] = kinds.get(int(row.step), ("program", 0))
-        ranges.append(Range(places[stream], name, start, end, facts))
+    def add_device(
+        self,
+        streams: Mapping[str, str],
+        work: pd.DataFrame,
+        kinds: Mapping[int, tuple[str, int]],
+        pid: int,
+        device: Mapping[str, str],
+    ) -> None:
+        """Streams, in the order in which they first work. A program is named as its step's kind is."""
+        places: dict[str, int] = {}
+        ends: dict[str, int] = {}
+        for row in work.itertuples():
+            stream, name = streams[str(row.kind)], str(row.kind)
+            # Device times of events are rounded: one may seem to begin some ns before the last one ends.
+            start = max(int(row.start_ns), ends.get(stream, 0))
+            end = max(start, int(row.end_ns))
+            if not self._holds(start, end):
+                continue
+            ends[stream] = end
+            if stream not in places:
+                about = f"device ({device['kind']})", f"stream {stream}"
+                places[stream] = self._track(pid, len(places) + 1, *about, DEVICE)
+            facts: Facts = {"step": int(row.step), "device": device["name"]}
+            if name == "program":
+                name, facts["batch"] = kinds.get(int(row.step), ("program", 0))
+            self.ranges.append(Range(places[stream], name, start, end, facts))
 
 
 def with_steps(work: pd.DataFrame) -> pd.DataFrame:

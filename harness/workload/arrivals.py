@@ -23,12 +23,8 @@ NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """`options`: the timing options of a Workload that mean something with this kind of arrival; `needs`:
-    those that it can't do without.
-
-    `offsets` gives each request's due time in ns after the round's start, not decreasing, or UNTIMED. It
-    gets the round's random numbers for arrivals.
-    """
+    """`options`: the timing options of a Workload that it looks at; `needs`: those that it can't do without;
+    `offsets`: when each request is due, in ns after the round's start, not decreasing, or UNTIMED."""
 
     options: tuple[str, ...]
     offsets: Callable[[Workload, np.random.Generator], list[int]]
@@ -36,11 +32,9 @@ class Arrival:
 
 
 def fixed(workload: Workload, random: np.random.Generator) -> list[int]:
-    """One request every `interval_ms`: by the clock (absolute), or after the one before was sent (relative).
-
-    Only the absolute schedule shows what a stall costs: a relative one waits for the stall and sends less
-    (coordinated omission).
-    """
+    """One request every `interval_ms`: by the clock (absolute), or after the one before was sent (relative),
+    which waits for a stall and sends less (coordinated omission): only the absolute one shows what a stall
+    costs."""
     if workload.arrival_schedule == "relative":
         return [0] + [UNTIMED] * (workload.num_requests - 1)
     return [index * workload.interval_ns for index in range(workload.num_requests)]

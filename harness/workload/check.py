@@ -9,7 +9,7 @@ from harness.workload import lengths, traces
 from harness.workload import prompts as source
 from harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp
 from harness.workload.conversations import is_conversations
-from harness.workload.requests import different
+from harness.workload.plan import different
 from harness.workload.streams import stream
 from harness.workload.workload import DEFAULT, Workload
 

@@ -37,9 +37,9 @@ class Conversation:
     reply: str
 
 
-def is_conversations(path: str | None) -> bool:
+def is_conversations(prompts: object) -> bool:
     """Whether prompts are a ShareGPT file, by its name."""
-    return path is not None and path.endswith(".json")
+    return isinstance(prompts, str) and prompts.endswith(".json")
 
 
 @cache

@@ -1,16 +1,27 @@
-"""The requests of one round, in the order in which they are sent."""
+"""The requests of one round, in the order in which they are sent: what each asks, and when."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from itertools import cycle
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from engines.api import BadSetting
+from harness.workload import conversations, lengths, traces
+from harness.workload import prompts as source
 from harness.workload.arrivals import ARRIVALS
 from harness.workload.conversations import is_conversations
-from harness.workload.requests import Prompt, ask
 from harness.workload.streams import stream
 from harness.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Prompt = str | list[int]
 
 
 class Planned(msgspec.Struct, frozen=True, array_like=True):
@@ -29,13 +40,11 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
 
 
 def plan(workload: Workload, seed: int, tokenizer_path: str, context: int) -> list[Planned]:
-    """The requests of one round, in the order in which they are sent; the same for the same arguments.
+    """The requests of one round; the same for the same arguments. Raises BadSetting.
 
-    `workload` is a checked one. Requests take the prompts in turn, from the start again when there are too
-    few. `tokenizer_path` names a tokenizer.json and may be empty where nothing needs one (text as it is).
-    Prompt and output together must fit `context` tokens; without a tokenizer that is left to the engine.
-    Arrivals, lengths and prompts each have random numbers of their own. Raises BadSetting.
-    """
+    `workload` is a checked one. `tokenizer_path` names a tokenizer.json, and may be empty where nothing
+    needs one (text as it is). Prompt and output together must fit `context` tokens; without a tokenizer that
+    is left to the engine."""
     asked = ask(workload, seed, tokenizer_path, context).requests
     offsets = ARRIVALS[workload.arrival].offsets(workload, stream(seed, "arrivals"))
     return [
@@ -67,3 +76,179 @@ def request_seed(seed: int, request: int) -> int:
     """The seed of a request's samples, from the round's: 63 bits."""
     digest = blake2b(f"{seed}/{request}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What is asked
+
+
+class Asked(NamedTuple):
+    """(prompt, max_new_tokens) of each request, and what was passed over on the way, by reason."""
+
+    requests: list[tuple[Prompt, int]]
+    skipped: Mapping[str, int] = {}
+
+
+def ask(workload: Workload, seed: int, tokenizer_path: str, context: int) -> Asked:
+    """What a round asks, in the order in which it is sent. Raises BadSetting; see `plan`."""
+    tokenizer = source.load_tokenizer(tokenizer_path) if tokenizer_path else None
+    if tokenizer is None:
+        _refuse_without_tokenizer(workload)
+    if workload.trace is not None:
+        assert tokenizer is not None
+        return _from_trace(workload, workload.trace, seed, tokenizer, context)
+    if tokenizer is not None and is_conversations(workload.prompts) and workload.input_tokens is None:
+        return _from_conversations(workload, seed, tokenizer, context)
+    return Asked(_from_texts(workload, seed, tokenizer, context))
+
+
+def _refuse_without_tokenizer(workload: Workload) -> None:
+    needing = {
+        "pretok": workload.pretok,
+        "input_tokens": workload.input_tokens is not None,
+        "unique_prompts": workload.unique_prompts,
+        "max_new_tokens as in the conversations": workload.max_new_tokens is None,
+    }
+    for option, needed in needing.items():
+        if needed:
+            without = ": ask with text by --no-pretok, or by asks_text in its EngineSpec"
+            without = without if option == "pretok" else ""
+            raise BadSetting(f"{option} needs the engine's tokenizer, and the engine names none{without}")
+
+
+def _from_trace(workload: Workload, path: str, seed: int, tokenizer: Tokenizer, context: int) -> Asked:
+    trace = traces.read(path, workload.num_requests)
+    traces.check_fit(trace, workload.trace_scale, context)
+    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    ordinary = [token for token in range(tokenizer.get_vocab_size()) if token not in special]
+    prompts = traces.prompts(trace, workload.trace_scale, seed, ordinary)
+    outputs = [traces.scaled(entry.output_tokens, workload.trace_scale) for entry in trace.entries]
+    return Asked(list(zip(prompts, outputs, strict=True)), {"failed": trace.failed})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Texts
+
+
+def _from_texts(
+    workload: Workload, seed: int, tokenizer: Tokenizer | None, context: int
+) -> list[tuple[Prompt, int]]:
+    """Texts in turn, from the start again when there are too few, in the wanted form and length."""
+    texts = source.texts(workload.prompt, workload.prompts, stream(seed, "prompts"))
+    count = different(workload, len(texts))
+    if tokenizer is None:
+        prompts: list[Prompt] = [texts[index % len(texts)] for index in range(count)]
+    else:
+        prompts = _sized(workload, texts, count, seed, tokenizer, context)
+    assert workload.max_new_tokens is not None
+    outputs = lengths.parse(workload.max_new_tokens, "max_new_tokens").draw(
+        workload.num_requests, stream(seed, "max_new_tokens")
+    )
+    return [(prompts[index % count], output) for index, output in enumerate(outputs)]
+
+
+def different(workload: Workload, texts: int) -> int:
+    """How many different prompts a round has. Raises BadSetting where repeats need more than there are."""
+    requests = workload.num_requests
+    if workload.prompt_repeats is not None:
+        count = -(-requests // workload.prompt_repeats)
+        if count > texts and not workload.unique_prompts:
+            raise BadSetting(
+                f"prompt_repeats={workload.prompt_repeats} of {requests} requests needs {count} different "
+                f"prompts, and there are {texts}; give more, or ask for unique prompts"
+            )
+        return count
+    drawn = workload.input_tokens is not None and not lengths.is_number(workload.input_tokens)
+    return requests if workload.unique_prompts or drawn else min(texts, requests)
+
+
+def _sized(
+    workload: Workload, texts: list[str], count: int, seed: int, tokenizer: Tokenizer, context: int
+) -> list[Prompt]:
+    """`count` prompts, none of which can be too long for the context."""
+    assert workload.max_new_tokens is not None
+    leads = _leads(workload, count, seed, tokenizer)
+    output = lengths.parse(workload.max_new_tokens, "max_new_tokens").most
+    if workload.input_tokens is None:
+        found = [_as_it_is(workload, leads[index], texts[index % len(texts)], tokenizer)
+                 for index in range(count)]  # fmt: skip
+        _check_room(workload, (tokens for _, tokens in found), output, context)
+        return [prompt for prompt, _ in found]
+    inputs = lengths.parse(workload.input_tokens, "input_tokens")
+    _check_room(workload, [inputs.most], output, context)
+    find = source.ids_of_length if workload.pretok else source.text_of_length
+    return [
+        find(leads[index], texts, index % len(texts), length, tokenizer)
+        for index, length in enumerate(inputs.draw(count, stream(seed, "input_tokens")))
+    ]
+
+
+def _leads(workload: Workload, count: int, seed: int, tokenizer: Tokenizer) -> list[str]:
+    """What stands in front of each prompt: nothing, or what makes it unique."""
+    return source.leads(count, tokenizer, stream(seed, "leads")) if workload.unique_prompts else [""] * count
+
+
+def _as_it_is(workload: Workload, lead: str, text: str, tokenizer: Tokenizer) -> tuple[Prompt, int]:
+    """A prompt uncut, as it is sent, and its number of tokens."""
+    whole = f"{lead} {text}" if lead else text
+    ids: list[int] = tokenizer.encode(whole).ids
+    return (ids if workload.pretok else whole), len(ids)
+
+
+def _check_room(workload: Workload, inputs: Iterable[int], output: int, context: int) -> None:
+    longest, room = max(inputs), context - output
+    if longest > room:
+        raise BadSetting(
+            f"a prompt of {longest} tokens is too long: the context of {context} tokens leaves "
+            f"{max(0, room)} beside max_new_tokens={workload.max_new_tokens}"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Conversations
+
+
+def _from_conversations(workload: Workload, seed: int, tokenizer: Tokenizer, context: int) -> Asked:
+    """Conversations in random order, from the start again when there are too few, without those that are too
+    short or too long."""
+    outputs = None
+    if workload.max_new_tokens is not None:
+        draw = lengths.parse(workload.max_new_tokens, "max_new_tokens").draw
+        outputs = draw(workload.num_requests, stream(seed, "max_new_tokens"))
+    chosen, skipped = _choose(workload, seed, tokenizer, max(outputs) if outputs else None, context)
+    return Asked(
+        [
+            (chosen[index % len(chosen)][0], outputs[index] if outputs else chosen[index % len(chosen)][1])
+            for index in range(workload.num_requests)
+        ],
+        skipped,
+    )
+
+
+def _choose(
+    workload: Workload, seed: int, tokenizer: Tokenizer, output: int | None, context: int
+) -> tuple[list[tuple[Prompt, int]], Counter[str]]:
+    """As many different prompts as a round needs or the file has, each with the length of its answer, and
+    what was skipped, by reason. `output`: the most that is generated, None: as many as the answer has."""
+    found = conversations.read(str(workload.prompts))
+    order = stream(seed, "prompts").permutation(len(found)).tolist()
+    count = different(workload, len(found))
+    leads = _leads(workload, count, seed, tokenizer)
+    chosen: list[tuple[Prompt, int]] = []
+    skipped: Counter[str] = Counter()
+    for looked, index in enumerate(cycle(order)):
+        if len(chosen) == count or (looked >= len(found) and not (workload.unique_prompts and chosen)):
+            break
+        prompt, tokens = _as_it_is(workload, leads[len(chosen)], found[index].prompt, tokenizer)
+        answer = len(tokenizer.encode(found[index].reply).ids)
+        reason = conversations.why_skipped(tokens, answer, output, context)
+        if reason is None:
+            chosen.append((prompt, answer))
+        elif looked < len(found):
+            skipped[reason] += 1
+    if not chosen or (len(chosen) < count and workload.prompt_repeats is not None):
+        raise BadSetting(
+            f"{workload.prompts} has {len(chosen)} of {count} conversations needed: {skipped['short']} are "
+            f"too short, {skipped['long']} too long for vLLM's limits or the context of {context} tokens"
+        )
+    return chosen, skipped

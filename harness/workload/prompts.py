@@ -23,36 +23,11 @@ ENGLISH = "english"
 # Standard library modules whose docstrings are prose. A name that this Python lacks is skipped, so the
 # passages depend on the version of Python (as the topics do anyway), and on nothing else.
 DOCUMENTED = (
-    "_pydatetime",
-    "_pydecimal",
-    "argparse",
-    "calendar",
-    "collections",
-    "configparser",
-    "contextlib",
-    "difflib",
-    "fractions",
-    "functools",
-    "heapq",
-    "inspect",
-    "ipaddress",
-    "logging",
-    "mailbox",
-    "optparse",
-    "pathlib",
-    "pickle",
-    "random",
-    "shutil",
-    "smtplib",
-    "statistics",
-    "subprocess",
-    "tempfile",
-    "textwrap",
-    "threading",
-    "turtle",
-    "typing",
-    "zipfile",
-)
+    "_pydatetime", "_pydecimal", "argparse", "calendar", "collections", "configparser", "contextlib",
+    "difflib", "fractions", "functools", "heapq", "inspect", "ipaddress", "logging", "mailbox", "optparse",
+    "pathlib", "pickle", "random", "shutil", "smtplib", "statistics", "subprocess", "tempfile", "textwrap",
+    "threading", "turtle", "typing", "zipfile",
+)  # fmt: skip
 PASSAGE_CHARACTERS = range(60, 601)  # one to a few sentences: 15-150 tokens, fits the smallest context
 CODE = re.compile(r">>>|::|\*\*|``|__|==|\|")
 

@@ -13,11 +13,8 @@ PURPOSES = ("arrivals", "input_tokens", "max_new_tokens", "prompts", "leads", "t
 
 
 def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """The numbers of one purpose under a round's seed; with a `key`, of one thing within that purpose.
-
-    It is the child that numpy.random.SeedSequence(seed).spawn would give at that index: independent of every
-    other stream, and the same however many numbers the others hand out.
-    """
+    """The numbers of one purpose under a round's seed; with a `key`, of one thing within that purpose: the
+    child that numpy.random.SeedSequence(seed).spawn would give at that index, independent of every other."""
     import numpy as np
 
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *key)))

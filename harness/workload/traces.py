@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -110,18 +110,18 @@ def _first(path: str, file: IO[str], count: int) -> Trace:
     return Trace(tuple(entries), failed)
 
 
-def _lines(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, object]]]:
     """JSON lines by their number."""
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
         try:
-            yield number, msgspec.json.decode(line, type=dict[str, Any])
+            yield number, msgspec.json.decode(line, type=dict[str, object])
         except msgspec.DecodeError as error:
             raise BadFile(f"{path}, line {number} is not a JSON object: {error}") from None
 
 
-def _rows(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, object]]]:
     """Rows of a CSV by their number."""
     rows = csv.DictReader(file)
     for row in rows:
@@ -130,7 +130,7 @@ def _rows(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         yield rows.line_num, row
 
 
-def _entry(where: str, line: dict[str, Any]) -> Entry:
+def _entry(where: str, line: dict[str, object]) -> Entry:
     try:
         if "timestamp" in line:
             request = msgspec.convert(line, type=Mooncake)
@@ -178,12 +178,10 @@ def check_fit(trace: Trace, scale: float, context: int) -> None:
 
 
 def prompts(trace: Trace, scale: float, seed: int, vocabulary: Sequence[int]) -> list[list[int]]:
-    """Token ids for each request, drawn from `vocabulary`.
-
-    Block b of a prompt covers tokens round(512 b scale) to round(512 (b+1) scale), so blocks shrink with the
-    prompt and equal hash ids still give equal prefixes: of use to a prefix cache only while its own
-    blocks are no longer than 512 scale. Other seeds give other ids: rounds of one boot share nothing.
-    """
+    """Token ids for each request, drawn from `vocabulary`. Block b of a prompt covers tokens round(512 b
+    scale) to round(512 (b+1) scale), so equal hash ids still give equal prefixes: of use to a prefix cache
+    only while its own blocks are no longer than 512 scale. Other seeds give other ids: rounds of one boot
+    share nothing."""
     import numpy as np
 
     ids = np.asarray(vocabulary)

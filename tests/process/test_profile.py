@@ -20,7 +20,6 @@ from harness.plan.request import Request
 from harness.plan.settings import make_design
 from harness.plan.variants import load_variants
 from harness.studies import profile
-from harness.trace import nsys_command
 from harness.trace.timeline import Timeline
 from tests.support.chrome_trace import faults
 from tests.support.clockwork import installed
@@ -83,7 +82,7 @@ def test_an_arms_title_has_what_others_have_not_or_all_where_none_differs() -> N
 
 
 def test_nsys_captures_the_window_without_sampling_and_follows_children() -> None:
-    command = nsys_command.capture("/opt/nsys", Path("out/before"), "node", ["python", "-m", "it"])
+    command = profile.nsys_capture("/opt/nsys", Path("out/before"), "node", ["python", "-m", "it"])
     assert command == [
         "/opt/nsys",
         "profile",
@@ -100,7 +99,7 @@ def test_nsys_captures_the_window_without_sampling_and_follows_children() -> Non
         "-m",
         "it",
     ]
-    assert nsys_command.export("nsys", Path("out/before")) == [
+    assert profile.nsys_export("nsys", Path("out/before")) == [
         "nsys",
         "export",
         "--type=sqlite",

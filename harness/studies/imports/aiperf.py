@@ -7,24 +7,16 @@ own tokenizer, unless it was told to take the server's count, reasoning tokens i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import msgspec
 
 from engines import api
 from harness.metrics.definitions import NS_PER_MS, NS_PER_S
 from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports.result import (
-    NO_SCHEDULE,
-    NOT_TOLD,
-    Sent,
-    ToolResult,
-    in_words,
-    understood,
-    unknown_prompts,
-)
+from harness.studies.imports import result
+from harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "aiperf"
 AGGREGATES, RECORDS = "profile_export_aiperf.json", "profile_export.jsonl"
@@ -33,6 +25,12 @@ DISTRIBUTIONS = {
     "inter_token_latency": "tpot_ms",
     "inter_chunk_latency": "itl_chunk_ms",
     "request_latency": "latency_ms",
+}
+TOTALS = {
+    "request_throughput": "throughput_req_s",
+    "output_token_throughput": "throughput_tok_s",
+    "total_token_throughput": "throughput_total_tok_s",
+    "error_request_count": "failed_requests",
 }
 STATISTICS = {"avg": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 TOKENS = "tokens are the tool's own count, unless it was told to take the server's"
@@ -44,6 +42,11 @@ FACTORS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}  # to ms
 WARMUP = "warmup"
 
 
+def in_ms(value: float, unit: str) -> float:
+    factor: float = api.pick(unit, FACTORS, "unit of time")
+    return value * factor
+
+
 class Summary(msgspec.Struct):
     """Of one metric."""
 
@@ -53,6 +56,11 @@ class Summary(msgspec.Struct):
     p90: float | None = None
     p95: float | None = None
     p99: float | None = None
+
+    def ms(self) -> dict[str, float]:
+        """By our statistics. Raises BadFile."""
+        found = {ours: getattr(self, theirs) for theirs, ours in STATISTICS.items()}
+        return {name: in_ms(value, self.unit) for name, value in found.items() if value is not None}
 
 
 class Aggregates(msgspec.Struct):
@@ -68,7 +76,7 @@ class Aggregates(msgspec.Struct):
     inter_chunk_latency: Summary | None = None
     aiperf_version: str = ""
     start_time: str = ""
-    input_config: dict[str, Any] = {}
+    input_config: dict[str, object] = {}
 
 
 class Value(msgspec.Struct):
@@ -77,9 +85,8 @@ class Value(msgspec.Struct):
 
     def ms(self) -> list[float]:
         """Its value or values. Raises BadFile."""
-        factor = api.pick(self.unit, FACTORS, "unit of time")
         values = self.value if isinstance(self.value, list) else [self.value]
-        return [each * factor for each in values]
+        return [in_ms(each, self.unit) for each in values]
 
 
 class Metadata(msgspec.Struct):
@@ -91,42 +98,33 @@ class Metadata(msgspec.Struct):
 class Record(msgspec.Struct):
     metadata: Metadata
     metrics: dict[str, Value] = {}
-    error: dict[str, Any] | None = None
+    error: dict[str, object] | None = None
 
 
-def recognised(document: Mapping[str, Any]) -> bool:
+def recognised(document: Document) -> bool:
     return isinstance(document.get("request_latency"), dict) and "request_throughput" in document
 
 
-def are_records(lines: Sequence[Mapping[str, Any]]) -> bool:
+def are_records(lines: Sequence[Document]) -> bool:
     return all({"metadata", "metrics"} <= line.keys() for line in lines)
 
 
-def read(document: Mapping[str, Any]) -> ToolResult:
+def read(document: Document) -> ToolResult:
     """Aggregates. Raises BadFile."""
-    said = understood(document, Aggregates, TOOL)
+    said = result.understood(document, Aggregates, TOOL)
     told: dict[str, float] = {}
     for theirs, ours in DISTRIBUTIONS.items():
         summary: Summary | None = getattr(said, theirs)
-        if summary is None:
-            continue
-        for statistic, name in STATISTICS.items():
-            value = getattr(summary, statistic)
-            if value is not None:
-                told[f"{ours}_{name}"] = value * api.pick(summary.unit, FACTORS, "unit of time")
-    rates = {
-        "throughput_req_s": said.request_throughput,
-        "throughput_tok_s": said.output_token_throughput,
-        "throughput_total_tok_s": said.total_token_throughput,
-    }
-    told |= {name: rate.avg for name, rate in rates.items() if rate is not None and rate.avg is not None}
-    if said.error_request_count is not None and said.error_request_count.avg is not None:
-        told["failed_requests"] = said.error_request_count.avg
-    count, rate = said.request_count, said.request_throughput.avg
-    duration = said.benchmark_duration
+        if summary is not None:
+            told |= {f"{ours}_{statistic}": value for statistic, value in summary.ms().items()}
+    for theirs, ours in TOTALS.items():
+        summary = getattr(said, theirs)
+        if summary is not None and summary.avg is not None:
+            told[ours] = summary.avg
+    count, rate, duration = said.request_count, said.request_throughput.avg, said.benchmark_duration
     seconds = 0.0
     if duration is not None and duration.avg is not None:
-        seconds = duration.avg * api.pick(duration.unit, FACTORS, "unit of time") / 1e3
+        seconds = in_ms(duration.avg, duration.unit) / 1e3
     elif count is not None and count.avg and rate:
         seconds = count.avg / rate
     return ToolResult(
@@ -138,16 +136,16 @@ def read(document: Mapping[str, Any]) -> ToolResult:
         seconds=seconds,
         told=told,
         lacks=[
-            NO_SCHEDULE,
+            result.NO_SCHEDULE,
             f"the requests one by one (they stand in {RECORDS}): no distributions, no peak concurrency",
         ],
         differs=[LATENCY, RATES, TOKENS],
     )
 
 
-def read_records(lines: Sequence[Mapping[str, Any]]) -> ToolResult:
+def read_records(lines: Sequence[Document]) -> ToolResult:
     """Requests. Raises BadFile."""
-    records = [understood(line, Record, TOOL) for line in lines]
+    records = [result.understood(line, Record, TOOL) for line in lines]
     records = [each for each in records if each.metadata.benchmark_phase != WARMUP]
     if all(each.error is not None for each in records):
         raise api.BadFile(f"records of {TOOL} in which no request was served")
@@ -155,14 +153,14 @@ def read_records(lines: Sequence[Mapping[str, Any]]) -> ToolResult:
     sent = [_sent(each, first) for each in sorted(records, key=lambda each: each.metadata.request_start_ns)]
     return ToolResult(
         tool=TOOL,
-        asked=in_words(requests=len(records)),
+        asked=result.in_words({"requests": len(records)}),
         seconds=max(each.finished_ns for each in sent) / NS_PER_S,
         requests=sent,
         told={},
         lacks=[
-            NO_SCHEDULE,
+            result.NO_SCHEDULE,
             f"model, workload and the tool's version (they stand in {AGGREGATES})",
-            *unknown_prompts(sent),
+            *result.unknown_prompts(sent),
         ],
         differs=[TOKENS],
     )
@@ -187,26 +185,26 @@ def _sent(record: Record, first: int) -> Sent:
     return Sent(
         sent_ns=start,
         chunk_ns=chunks,
-        chunk_tokens=[1 if tokens == len(chunks) else NOT_TOLD] * len(chunks),
+        chunk_tokens=[1 if tokens == len(chunks) else result.NOT_TOLD] * len(chunks),
         finished_ns=end,
         prompt_tokens=prompt,
         completion_tokens=tokens,
     )
 
 
-def _count(metrics: Mapping[str, Value], name: str) -> int:
-    value = metrics[name].value if name in metrics else NOT_TOLD
+def _count(metrics: dict[str, Value], name: str) -> int:
+    value = metrics[name].value if name in metrics else result.NOT_TOLD
     return int(value[0] if isinstance(value, list) else value)
 
 
-def _model(config: Mapping[str, Any]) -> str:
+def _model(config: dict[str, object]) -> str:
     models = config.get("models")
     items = models.get("items") if isinstance(models, dict) else None
     names = [str(each["name"]) for each in items or () if isinstance(each, dict) and "name" in each]
     return ", ".join(names) or NOT_RECORDED
 
 
-def _asked(config: Mapping[str, Any]) -> dict[str, str]:
+def _asked(config: dict[str, object]) -> dict[str, str]:
     """What its configuration says of load and input, which has no stable schema."""
     asked: dict[str, str] = {}
     for part in ("phases", "datasets"):
@@ -214,7 +212,7 @@ def _asked(config: Mapping[str, Any]) -> dict[str, str]:
     return asked
 
 
-def _flat(path: str, value: Any) -> dict[str, str]:
+def _flat(path: str, value: object) -> dict[str, str]:
     """Every leaf by its path; a list that holds one element is that element."""
     if isinstance(value, list):
         named = {str(index): each for index, each in enumerate(value)}

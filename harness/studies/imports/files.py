@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from engines import api
 from harness.studies.imports import aiperf, guidellm, sglang, vllm
-from harness.studies.imports.result import ToolResult
+from harness.studies.imports.result import Document, ToolResult
 
-READERS: tuple[tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], ToolResult]], ...] = (
-    (sglang.recognised, sglang.read),
-    (vllm.recognised, vllm.read),
-    (guidellm.recognised, guidellm.read),
-    (aiperf.recognised, aiperf.read),
-)
+TOOLS = (sglang, vllm, guidellm, aiperf)  # in the order in which they are asked whose a file is
 BLANK = re.compile(r"\s*")
 KNOWN = ", ".join((vllm.TOOL, sglang.TOOL, guidellm.TOOL, aiperf.TOOL))
 
@@ -50,20 +45,20 @@ def _documents(path: Path) -> list[Callable[[], ToolResult]]:
     """What reads each result that the file holds."""
     objects = _objects(path)
     if aiperf.are_records(objects):
-        return [lambda: aiperf.read_records(objects)]
+        return [partial(aiperf.read_records, objects)]
     found: list[Callable[[], ToolResult]] = []
     for each in objects:
-        reader = next((read for recognised, read in READERS if recognised(each)), None)
-        if reader is None:
+        tool = next((tool for tool in TOOLS if tool.recognised(each)), None)
+        if tool is None:
             raise api.BadFile(f"{path} is not a result of {KNOWN}")
-        parts = guidellm.benchmarks(each) if reader is guidellm.read else [each]
-        found += [lambda part=part, reader=reader: reader(part) for part in parts]  # type: ignore[misc]
+        parts = guidellm.benchmarks(each) if tool is guidellm else [each]
+        found += [partial(tool.read, part) for part in parts]
     if not found:
         raise api.BadFile(f"{path} holds no result")
     return found
 
 
-def _objects(path: Path) -> list[dict[str, Any]]:
+def _objects(path: Path) -> list[Document]:
     """The objects of a JSON file, which may hold one or one a line."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -73,7 +68,7 @@ def _objects(path: Path) -> list[dict[str, Any]]:
         raise api.BadFile(f"{path} is not JSON but something binary") from None
     if not text.strip():
         raise api.BadFile(f"{path} is empty")
-    decoder, at, objects = json.JSONDecoder(), _next(text, 0), list[dict[str, Any]]()
+    decoder, at, objects = json.JSONDecoder(), _next(text, 0), list[Document]()
     while at < len(text):
         try:
             value, at = decoder.raw_decode(text, at)

@@ -8,24 +8,15 @@ between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from engines import api
 from harness.metrics.definitions import NS_PER_S
 from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports.result import (
-    NOT_TOLD,
-    Sent,
-    ToolResult,
-    in_words,
-    ns,
-    understood,
-    unknown_prompts,
-)
+from harness.studies.imports import result
+from harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "guidellm"
 TOKENS = "tokens are the server's count where it tells one, else one for each chunk"
@@ -61,9 +52,9 @@ class Requests(msgspec.Struct):
 
 
 class Config(msgspec.Struct):
-    strategy: dict[str, Any]
-    backend: dict[str, Any] = {}
-    requests: dict[str, Any] = {}
+    strategy: dict[str, object]
+    backend: dict[str, object] = {}
+    requests: dict[str, object] = {}
 
 
 class Made(msgspec.Struct):
@@ -84,25 +75,25 @@ class Metadata(msgspec.Struct):
     guidellm_version: str = ""
 
 
-class Document(msgspec.Struct):
+class Report(msgspec.Struct):
     """A report with one of its benchmarks; see `benchmarks`."""
 
     benchmarks: list[Benchmark]
     metadata: Metadata | None = None
 
 
-def recognised(document: Mapping[str, Any]) -> bool:
+def recognised(document: Document) -> bool:
     return isinstance(document.get("benchmarks"), list)
 
 
-def benchmarks(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def benchmarks(report: Document) -> list[Document]:
     """The report once for each of its benchmarks."""
     return [{**report, "benchmarks": [each]} for each in report["benchmarks"]]
 
 
-def read(document: Mapping[str, Any]) -> ToolResult:
+def read(document: Document) -> ToolResult:
     """Raises BadFile."""
-    said = understood(document, Document, TOOL)
+    said = result.understood(document, Report, TOOL)
     (benchmark,) = said.benchmarks
     requests = benchmark.requests
     kept = [*requests.successful, *requests.errored]
@@ -118,7 +109,7 @@ def read(document: Mapping[str, Any]) -> ToolResult:
         raise api.BadFile(f"a report of {TOOL} in which no request was served")
     first = min([*starts, *(each.targeted_start for each in times if each.targeted_start is not None)])
     sent = [_sent(each, first, failed=index >= len(requests.successful)) for index, each in enumerate(kept)]
-    lacks = ["the chunks between the first and the last of a request: no ITL", *unknown_prompts(sent)]
+    lacks = ["the chunks between the first and the last of a request: no ITL", *result.unknown_prompts(sent)]
     if requests.incomplete:
         lacks.append(
             f"{len(requests.incomplete)} requests that the end of the benchmark cut off are left out"
@@ -129,10 +120,7 @@ def read(document: Mapping[str, Any]) -> ToolResult:
         version="" if said.metadata is None else said.metadata.guidellm_version,
         measured=datetime.fromtimestamp(first, UTC).isoformat(timespec="seconds"),
         model=str(config.backend.get("model") or NOT_RECORDED),
-        asked=in_words(
-            **{name: config.strategy[name] for name in sorted(config.strategy)},
-            data=config.requests.get("data"),
-        ),
+        asked=result.in_words({**dict(sorted(config.strategy.items())), "data": config.requests.get("data")}),
         seconds=max(each.finished_ns for each in sent) / NS_PER_S - (min(starts) - first),
         requests=sent,
         told={},
@@ -144,33 +132,32 @@ def read(document: Mapping[str, Any]) -> ToolResult:
 def _sent(request: Request, first: float, failed: bool) -> Sent:
     """Times since `first`, the first moment at which a request was due or sent."""
     timings = request.info.timings
-    start, due = (
-        NOT_TOLD if at is None else ns(at - first) for at in (timings.request_start, timings.targeted_start)
-    )
-    end = timings.request_end or timings.resolve_end
-    finished = NOT_TOLD if end is None else ns(end - first)
+
+    def since(at: float | None) -> int:
+        return result.NOT_TOLD if at is None else result.ns(at - first)
+
+    start, due = since(timings.request_start), since(timings.targeted_start)
+    finished = since(timings.request_end or timings.resolve_end)
     if failed:
-        return Sent(
-            sent_ns=max(0, start),
-            scheduled_ns=due,
-            finished_ns=finished,
-            error=request.info.error or "failed",
-        )
+        reason = request.info.error or "failed"
+        return Sent(sent_ns=max(0, start), scheduled_ns=due, finished_ns=finished, error=reason)
     edges = [timings.first_token_iteration, timings.last_token_iteration]
     if None in edges or request.output_tokens is None:
         raise api.BadFile(
             f"a report of {TOOL} whose requests lack the first and last token's times: it was not streamed, "
             "or is of a version that is not known here"
         )
-    chunks = [ns(at - first) for at in edges if at is not None]
+    chunks = [since(at) for at in edges]
     if timings.token_iterations > 2:
-        chunks.insert(1, NOT_TOLD)
+        chunks.insert(1, result.NOT_TOLD)
+    elif timings.token_iterations <= 1:
+        del chunks[1:]
     return Sent(
         sent_ns=start,
         scheduled_ns=due,
-        chunk_ns=chunks if timings.token_iterations > 1 else chunks[:1],
-        chunk_tokens=[NOT_TOLD] * len(chunks if timings.token_iterations > 1 else chunks[:1]),
+        chunk_ns=chunks,
+        chunk_tokens=[result.NOT_TOLD] * len(chunks),
         finished_ns=finished,
-        prompt_tokens=NOT_TOLD if request.prompt_tokens is None else request.prompt_tokens,
+        prompt_tokens=result.NOT_TOLD if request.prompt_tokens is None else request.prompt_tokens,
         completion_tokens=request.output_tokens,
     )

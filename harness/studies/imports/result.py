@@ -1,11 +1,11 @@
-"""What a result file of another tool says, in our words."""
+"""What a result file of another tool says, in our words; and what the tools' files have in common."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,18 +16,17 @@ from harness.store.manifest import NOT_RECORDED
 NOT_TOLD = -1
 STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}  # theirs: ours
 NO_SCHEDULE = "when each request was due: no submit lag, no TTFT from schedule"
+NO_SEND = "when each request was sent: no peak concurrency"
 
+Document = Mapping[str, Any]  # a tool's JSON, as it stands
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
     """One request. Stamps in ns of a clock that all requests of the file share, or since each one's own send
-    where the file has no send times; NOT_TOLD where it does not say.
-
-    `chunk_ns`: arrival of each chunk that holds tokens; NOT_TOLD stands for those in between that the file
-    does not tell. A request that failed has an `error`.
-    """
+    where the file has no send times; NOT_TOLD where it does not say, as for chunks that it passes over. A
+    request that failed has an `error`."""
 
     sent_ns: int
     scheduled_ns: int = NOT_TOLD
@@ -39,8 +38,7 @@ class Sent:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One request of the lists in Detailed. `failed` says why, where it did."""
 
     ttft: float
@@ -59,9 +57,13 @@ class Detailed(msgspec.Struct, kw_only=True):
     itls: list[list[float]] | None = None
     errors: list[str] | None = None
 
-    def rows(self, tool: str) -> Iterator[Row]:
-        """Nothing where the file was written without details. Raises BadFile where the lists differ in
-        length, or a request that was served has a time that can't be."""
+    def requests(self, tool: str, sent: Callable[[int, Row], Sent]) -> list[Sent]:
+        """Each request by `sent`, which gets its number; none where the file was written without details.
+        Raises BadFile where the lists differ in length, or a request that was served has a time that can't
+        be."""
+        return [sent(number, row) for number, row in enumerate(list(self._rows(tool)))]
+
+    def _rows(self, tool: str) -> Iterator[Row]:
         if self.ttfts is None or self.itls is None or self.input_lens is None or self.output_lens is None:
             return
         errors = self.errors or [""] * len(self.ttfts)
@@ -96,7 +98,7 @@ class ToolResult:
     differs: Sequence[str] = ()
 
 
-def understood(document: Any, kind: type[T], tool: str) -> T:
+def understood(document: object, kind: type[T], tool: str) -> T:
     """The document as that struct. Raises BadFile, naming the key that is missing or not what it should
     be."""
     try:
@@ -116,20 +118,25 @@ def uneven(tool: str) -> api.BadFile:
     return api.BadFile(f"a result of {tool} was edited: its lists of requests differ in length")
 
 
-def aggregates(document: Mapping[str, Any], theirs: str, ours: str) -> dict[str, float]:
-    """Statistics of one distribution by our names, from keys such as "median_ttft_ms": theirs "ttft"."""
-    found = {}
-    for statistic, name in STATISTICS.items():
-        value = document.get(f"{statistic}_{theirs}_ms")
-        if isinstance(value, int | float):
-            found[f"{ours}_{name}"] = float(value)
-    return found
+def aggregates(document: Document, distributions: Mapping[str, str]) -> dict[str, float]:
+    """Statistics of distributions by our names, from keys such as "median_ttft_ms": {"ttft": "ttft_ms"}."""
+    return {
+        f"{ours}_{name}": float(value)
+        for theirs, ours in distributions.items()
+        for statistic, name in STATISTICS.items()
+        if isinstance(value := document.get(f"{statistic}_{theirs}_ms"), int | float)
+    }
 
 
 def ns(seconds: float) -> int:
     return round(seconds * NS_PER_S)
 
 
-def in_words(**asked: object) -> dict[str, str]:
+def in_words(asked: Mapping[str, object]) -> dict[str, str]:
     """The workload as text, what was not asked left out."""
     return {name: str(value) for name, value in asked.items() if value not in (None, "")}
+
+
+def fields(said: msgspec.Struct, *names: str) -> dict[str, str]:
+    """Those fields of what a tool said, in words."""
+    return in_words({name: getattr(said, name) for name in names})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -93,13 +92,8 @@ def _manifest(
     blocks: Sequence[Block],
 ) -> Manifest:
     first = read[0]
-    arm = Arm(
-        name=ARM,
-        engine=engine or NOT_RECORDED,
-        options=api.EngineOptions(model=first.model),
-        toggles={},
-        known=("model",),
-    )
+    options = api.EngineOptions(model=first.model)
+    arm = Arm(name=ARM, engine=engine or NOT_RECORDED, options=options, toggles={}, known=("model",))
     requests = max(len(each.requests) for each in read) or 1
     design = Design(
         name=name or first.tool,
@@ -139,15 +133,11 @@ def _manifest(
             version=first.version,
             measured=[each.measured for each in read],
             asked=dict(first.asked),
-            lacks=[*_once(each.lacks for each in read), *ALWAYS_LACKING],
-            differs=_once(each.differs for each in read),
+            lacks=[*dict.fromkeys(line for each in read for line in each.lacks), *ALWAYS_LACKING],
+            differs=[*dict.fromkeys(line for each in read for line in each.differs)],
             fresh_boots=fresh_boots,
         ),
     )
-
-
-def _once(lines: Any) -> list[str]:
-    return list(dict.fromkeys(line for each in lines for line in each))
 
 
 def _primary(design: Design, blocks: Sequence[Block]) -> str:
@@ -160,49 +150,40 @@ def _primary(design: Design, blocks: Sequence[Block]) -> str:
 
 def _tables(result: ToolResult) -> dict[str, pd.DataFrame]:
     """One block: the requests, and one round with what was told besides."""
-    rounds: dict[str, Any] = {
-        "arm": ARM,
-        "round": 0,
-        "started_ns": 0,
-        "ended_ns": round(result.seconds * NS_PER_S),
-    }
-    rounds |= {f"{TOLD}{name}": value for name, value in result.told.items()}
-    return {
-        "requests": _requests(result.requests),
-        "steps": pd.DataFrame(),
-        "rounds": pd.DataFrame([rounds]),
-        "work": pd.DataFrame(),
-    }
+    ended = round(result.seconds * NS_PER_S)
+    told = {f"{TOLD}{name}": value for name, value in result.told.items()}
+    rounds = pd.DataFrame([{"arm": ARM, "round": 0, "started_ns": 0, "ended_ns": ended, **told}])
+    nothing = pd.DataFrame()
+    return {"requests": _requests(result.requests), "steps": nothing, "rounds": rounds, "work": nothing}
 
 
 def _requests(sent: Sequence[Sent]) -> pd.DataFrame:
     """As records.requests_frame, -1 where the file does not say."""
+
+    def stamps(name: str) -> np.ndarray:
+        return np.array([getattr(each, name) for each in sent], np.int64)
+
+    def lists(name: str) -> pd.Series:
+        return pd.Series([np.array(getattr(each, name), np.int64) for each in sent], dtype=object)
+
     count = len(sent)
-    nothing = np.full(count, NOT_TOLD, dtype=np.int64)
+    nothing = np.full(count, NOT_TOLD, np.int64)
     return pd.DataFrame(
         {
             "arm": pd.Series([ARM] * count, dtype="str"),
-            "round": np.zeros(count, dtype=np.int64),
+            "round": np.zeros(count, np.int64),
             "request": np.arange(count, dtype=np.int64),
-            "scheduled_ns": _stamps([each.scheduled_ns for each in sent]),
-            "sent_ns": _stamps([each.sent_ns for each in sent]),
+            "scheduled_ns": stamps("scheduled_ns"),
+            "sent_ns": stamps("sent_ns"),
             **dict.fromkeys(("submitted_ns", "accepted_ns", "tokenized_ns", "admitted_ns"), nothing),
-            "chunk_ns": _lists([each.chunk_ns for each in sent]),
-            "chunk_tokens": _lists([each.chunk_tokens for each in sent]),
-            "token_ns": _lists([()] * count),
-            "finished_ns": _stamps([each.finished_ns for each in sent]),
+            "chunk_ns": lists("chunk_ns"),
+            "chunk_tokens": lists("chunk_tokens"),
+            "token_ns": pd.Series([np.array((), np.int64)] * count, dtype=object),
+            "finished_ns": stamps("finished_ns"),
             "reason": pd.Series(["" if each.error else NOT_RECORDED for each in sent], dtype="str"),
-            "prompt_tokens": _stamps([each.prompt_tokens for each in sent]),
-            "completion_tokens": _stamps([each.completion_tokens for each in sent]),
+            "prompt_tokens": stamps("prompt_tokens"),
+            "completion_tokens": stamps("completion_tokens"),
             "digest": pd.Series([""] * count, dtype="str"),
             "error": pd.Series([each.error for each in sent], dtype="str"),
         }
     )
-
-
-def _stamps(values: Sequence[int]) -> np.ndarray:
-    return np.array(values, dtype=np.int64)
-
-
-def _lists(values: Sequence[Sequence[int]]) -> pd.Series:
-    return pd.Series([np.array(each, dtype=np.int64) for each in values], dtype=object)

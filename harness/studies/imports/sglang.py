@@ -8,29 +8,22 @@ details the chunks can be recovered, since the shares of one gap agree to the la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports.result import (
-    NO_SCHEDULE,
-    NOT_TOLD,
-    Detailed,
-    Sent,
-    ToolResult,
-    aggregates,
-    in_words,
-    ns,
-    understood,
-)
+from harness.studies.imports import result
+from harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "sglang.bench_serving"
 SHARED_ITL = ("sglang", "sglang-native")  # backends whose gaps are shared among the tokens of a chunk
 TPOT = "tpot_ms runs to the end of the stream ([DONE]), not to the last chunk that holds a token"
-NAN = float("nan")
+ASKED = ("backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len",
+         "random_input_len", "random_output_len", "random_range_ratio", "completed")  # fmt: skip
 
 
 class Server(msgspec.Struct):
@@ -40,7 +33,7 @@ class Server(msgspec.Struct):
     model_path: str = NOT_RECORDED
 
 
-class Document(Detailed, kw_only=True):
+class Said(result.Detailed, kw_only=True):
     backend: str
     request_rate: float | str
     duration: Annotated[float, msgspec.Meta(gt=0)]
@@ -62,17 +55,17 @@ class Document(Detailed, kw_only=True):
     server_info: Server | None = None
 
 
-def recognised(document: Mapping[str, Any]) -> bool:
+def recognised(document: Document) -> bool:
     return {"backend", "output_throughput", "mean_e2e_latency_ms"} <= document.keys()
 
 
-def read(document: Mapping[str, Any]) -> ToolResult:
+def read(document: Document) -> ToolResult:
     """Raises BadFile."""
-    said = understood(document, Document, TOOL)
+    said = result.understood(document, Said, TOOL)
     server = said.server_info or Server()
-    requests = _requests(said)
+    requests = said.requests(TOOL, partial(_sent, said.backend in SHARED_ITL))
     told = _told(document, said)
-    lacks = [NO_SCHEDULE, "when each request was sent: no peak concurrency"]
+    lacks = [result.NO_SCHEDULE, result.NO_SEND]
     differs = []
     if not said.mean_itl_ms and said.mean_ttft_ms == said.mean_e2e_latency_ms:
         lacks.append("a stream (--disable-stream): no TTFT, TPOT and ITL")
@@ -81,7 +74,7 @@ def read(document: Mapping[str, Any]) -> ToolResult:
     elif requests:
         lacks.append("when each request ended: latency_ms is the file's own aggregate, as far as it has one")
         told = {name: value for name, value in told.items() if name.startswith("latency")}
-        told["peak_concurrency"] = NAN
+        told["peak_concurrency"] = float("nan")
     else:
         lacks.append("the requests one by one (--output-details): no distributions")
         differs.append(TPOT)
@@ -93,17 +86,7 @@ def read(document: Mapping[str, Any]) -> ToolResult:
         tool=TOOL,
         version=server.version and f"server {server.version}",
         model=server.model_path,
-        asked=in_words(
-            backend=said.backend,
-            dataset_name=said.dataset_name,
-            request_rate=said.request_rate,
-            max_concurrency=said.max_concurrency,
-            sharegpt_output_len=said.sharegpt_output_len,
-            random_input_len=said.random_input_len,
-            random_output_len=said.random_output_len,
-            random_range_ratio=said.random_range_ratio,
-            completed=said.completed,
-        ),
+        asked=result.fields(said, *ASKED),
         seconds=said.duration,
         requests=requests,
         told=told,
@@ -112,7 +95,7 @@ def read(document: Mapping[str, Any]) -> ToolResult:
     )
 
 
-def _told(document: Mapping[str, Any], said: Document) -> dict[str, float]:
+def _told(document: Document, said: Said) -> dict[str, float]:
     told = {"throughput_req_s": said.request_throughput, "throughput_tok_s": said.output_throughput}
     total = said.total_input_tokens + said.total_output_tokens
     told["throughput_total_tok_s"] = said.total_throughput or total / said.duration
@@ -121,29 +104,21 @@ def _told(document: Mapping[str, Any], said: Document) -> dict[str, float]:
         distributions["tpot"] = "tpot_ms"
         if said.backend not in SHARED_ITL:
             distributions["itl"] = "itl_chunk_ms"
-    for theirs, ours in distributions.items():
-        told |= aggregates(document, theirs, ours)
-    return told
+    return told | result.aggregates(document, distributions)
 
 
-def _requests(said: Document) -> list[Sent]:
-    """Empty where the file was written without details. Times count from each request's own send."""
-    found = []
-    for row in said.rows(TOOL):
-        if row.failed:
-            found.append(Sent(sent_ns=0, error=row.failed))
-            continue
-        chunks = list(_chunks(row.ttft, row.gaps, row.completion_tokens, said.backend in SHARED_ITL))
-        found.append(
-            Sent(
-                sent_ns=0,
-                chunk_ns=[at for at, _ in chunks],
-                chunk_tokens=[held for _, held in chunks],
-                prompt_tokens=row.prompt_tokens,
-                completion_tokens=row.completion_tokens,
-            )
-        )
-    return found
+def _sent(shared: bool, number: int, row: result.Row) -> Sent:
+    """Times count from the request's own send."""
+    if row.failed:
+        return Sent(sent_ns=0, error=row.failed)
+    chunks = list(_chunks(row.ttft, row.gaps, row.completion_tokens, shared))
+    return Sent(
+        sent_ns=0,
+        chunk_ns=[at for at, _ in chunks],
+        chunk_tokens=[held for _, held in chunks],
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens,
+    )
 
 
 def _chunks(ttft: float, gaps: Sequence[float], tokens: int, shared: bool) -> Iterator[tuple[int, int]]:
@@ -151,13 +126,13 @@ def _chunks(ttft: float, gaps: Sequence[float], tokens: int, shared: bool) -> It
     gaps in a row are one chunk's: two chunks' would agree to the last digit only by coincidence."""
     at = ttft
     if not shared:
-        yield ns(at), NOT_TOLD
+        yield result.ns(at), result.NOT_TOLD
         for gap in gaps:
             at += gap
-            yield ns(at), NOT_TOLD
+            yield result.ns(at), result.NOT_TOLD
         return
-    yield ns(at), tokens - len(gaps)
+    yield result.ns(at), tokens - len(gaps)
     for share, group in groupby(gaps):
         held = len(list(group))
         at += share * held
-        yield ns(at), held
+        yield result.ns(at), held

@@ -8,33 +8,25 @@ takes the send time, so none of its times counts from when a request was due.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import accumulate
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from engines import api
 from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports.result import (
-    NO_SCHEDULE,
-    NOT_TOLD,
-    Detailed,
-    Sent,
-    ToolResult,
-    aggregates,
-    in_words,
-    ns,
-    understood,
-    uneven,
-)
+from harness.studies.imports import result
+from harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "vllm bench serve"
 DISTRIBUTIONS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_chunk_ms", "e2el": "latency_ms"}
+OF_ANY_REQUEST = {"ttft": "ttft_ms", "e2el": "latency_ms"}  # of one token too
+ASKED = ("backend", "num_prompts", "request_rate", "burstiness", "max_concurrency", "ramp_up_strategy",
+         "ramp_up_start_rps", "ramp_up_end_rps")  # fmt: skip
 E2EL = "latency_ms ends with the last chunk that holds a token (E2EL), not with the end of the stream"
 
 
-class Document(Detailed, kw_only=True):
+class Said(result.Detailed, kw_only=True):
     """The keys that are looked at; the percentiles aside, whose names depend on what was asked for."""
 
     duration: Annotated[float, msgspec.Meta(gt=0)]
@@ -58,21 +50,21 @@ class Document(Detailed, kw_only=True):
     start_times: list[float] | None = None
 
 
-def recognised(document: Mapping[str, Any]) -> bool:
+def recognised(document: Document) -> bool:
     return {"num_prompts", "request_throughput", "total_token_throughput"} <= document.keys()
 
 
-def read(document: Mapping[str, Any]) -> ToolResult:
+def read(document: Document) -> ToolResult:
     """Raises BadFile."""
     if "total_output_tokens" not in document and "completed" in document:
         raise api.BadFile(f"a result of {TOOL} without output tokens: of an embedding or pooling endpoint")
-    said = understood(document, Document, TOOL)
+    said = result.understood(document, Said, TOOL)
     requests = _requests(said)
-    lacks = [NO_SCHEDULE]
+    lacks = [result.NO_SCHEDULE]
     told: dict[str, float] = {}
     if requests:
         if said.start_times is None:
-            lacks.append("when each request was sent: no peak concurrency")
+            lacks.append(result.NO_SEND)
             told["peak_concurrency"] = float("nan")
     else:
         lacks.append(
@@ -83,16 +75,7 @@ def read(document: Mapping[str, Any]) -> ToolResult:
         tool=TOOL,
         measured=said.date,
         model=said.model_id,
-        asked=in_words(
-            backend=said.backend,
-            num_prompts=said.num_prompts,
-            request_rate=said.request_rate,
-            burstiness=said.burstiness,
-            max_concurrency=said.max_concurrency,
-            ramp_up_strategy=said.ramp_up_strategy,
-            ramp_up_start_rps=said.ramp_up_start_rps,
-            ramp_up_end_rps=said.ramp_up_end_rps,
-        ),
+        asked=result.fields(said, *ASKED),
         seconds=said.duration,
         requests=requests,
         told=told,
@@ -101,7 +84,7 @@ def read(document: Mapping[str, Any]) -> ToolResult:
     )
 
 
-def _told(document: Mapping[str, Any], said: Document) -> dict[str, float]:
+def _told(document: Document, said: Said) -> dict[str, float]:
     told = {
         "throughput_req_s": said.request_throughput,
         "throughput_tok_s": said.output_throughput,
@@ -109,39 +92,29 @@ def _told(document: Mapping[str, Any], said: Document) -> dict[str, float]:
     }
     if said.failed is not None:
         told["failed_requests"] = float(said.failed)
-    one_token_each = said.total_output_tokens <= said.completed
-    for theirs, ours in DISTRIBUTIONS.items():
-        if theirs in ("tpot", "itl") and one_token_each:
-            continue  # without a sample the tool writes 0
-        told |= aggregates(document, theirs, ours)
-    return told
+    one_token_each = said.total_output_tokens <= said.completed  # without a sample the tool writes 0
+    return told | result.aggregates(document, OF_ANY_REQUEST if one_token_each else DISTRIBUTIONS)
 
 
-def _requests(said: Document) -> list[Sent]:
+def _requests(said: Said) -> list[Sent]:
     """Empty where the file was saved without details."""
-    rows = list(said.rows(TOOL))
-    if not rows:
-        return []
-    starts = said.start_times or [0.0] * len(rows)
-    if len(starts) != len(rows):
-        raise uneven(TOOL)
-    first = min(starts)
-    found = []
-    for start, row in zip(starts, rows, strict=True):
-        sent = ns(start - first)
+    starts, first = said.start_times, min(said.start_times or [0.0])
+
+    def sent(number: int, row: result.Row) -> Sent:
+        at = result.ns(starts[number] - first) if starts else 0
         if row.failed:
-            found.append(Sent(sent_ns=sent, finished_ns=sent, error=row.failed))
-            continue
-        chunks = [sent + ns(at) for at in accumulate(row.gaps, initial=row.ttft)]
+            return Sent(sent_ns=at, finished_ns=at, error=row.failed)
+        chunks = [at + result.ns(after) for after in accumulate(row.gaps, initial=row.ttft)]
         tokens = row.completion_tokens
-        found.append(
-            Sent(
-                sent_ns=sent,
-                chunk_ns=chunks,
-                chunk_tokens=[1] * tokens if tokens == len(chunks) else [NOT_TOLD] * len(chunks),
-                finished_ns=chunks[-1],
-                prompt_tokens=row.prompt_tokens,
-                completion_tokens=tokens,
-            )
+        return Sent(
+            sent_ns=at,
+            chunk_ns=chunks,
+            chunk_tokens=[1 if tokens == len(chunks) else result.NOT_TOLD] * len(chunks),
+            finished_ns=chunks[-1],
+            prompt_tokens=row.prompt_tokens,
+            completion_tokens=tokens,
         )
-    return found
+
+    if said.ttfts and starts and len(starts) != len(said.ttfts):
+        raise result.uneven(TOOL)
+    return said.requests(TOOL, sent)

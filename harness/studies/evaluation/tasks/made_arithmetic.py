@@ -8,10 +8,10 @@ from typing import Any
 SEED, QUESTIONS = 6, 200
 
 
-def questions() -> list[dict[str, Any]]:
+def questions() -> list[dict[str, object]]:
     """{"question", "choices" (four, different), "answer" (an index)}."""
     draw = random.Random(SEED)
-    made = []
+    made: list[dict[str, object]] = []
     for _ in range(QUESTIONS):
         first, second = draw.randrange(10, 100), draw.randrange(10, 100)
         if draw.random() < 0.5 or first < second:
@@ -22,13 +22,8 @@ def questions() -> list[dict[str, Any]]:
         wrong = [right + slip for slip in (-10, 10, -1, 1, 2, 11) if right + slip >= 0]
         choices = [right, *draw.sample(wrong, 3)]
         draw.shuffle(choices)
-        made.append(
-            {
-                "question": f"{text} =",
-                "choices": [str(each) for each in choices],
-                "answer": choices.index(right),
-            }
-        )
+        answer = choices.index(right)
+        made.append({"question": f"{text} =", "choices": [*map(str, choices)], "answer": answer})
     return made
 
 

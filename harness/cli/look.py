@@ -1,4 +1,4 @@
-"""Where the time goes: `bench profile`, `trace`, `explain`."""
+"""Look closely, or look around: `bench profile`, `trace`, `explain`, `report`, `variants` and the like."""
 
 from __future__ import annotations
 
@@ -9,32 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from engines import api
 from harness.cli import printing
 from harness.cli.exit_codes import say
-from harness.cli.options import (
-    OF_A_VERDICT,
-    RESULTS,
-    Debug,
-    Form,
-    Out,
-    measuring,
-    option,
-)
+from harness.cli.options import OF_A_VERDICT, OUTPUT, RESULTS, Debug, Form, Out, argument, measuring, option
 from harness.cli.printing import Format
 from harness.common.signals import interruptible
 from harness.plan.request import Request
 from harness.plan.settings import make_design
 
+PROFILE = "Profile"
+
 
 class GraphTrace(StrEnum):
     GRAPH = "graph"
     NODE = "node"
-
-
-PROFILE = "Profile"
 
 
 @partial(measuring, without=OF_A_VERDICT)
@@ -83,10 +72,9 @@ def profile(
 def trace(
     files: Annotated[
         list[Path],
-        typer.Argument(
+        argument(
+            "SQLite export of nsys, or Chrome trace (.json, .json.gz); two: before and after.",
             metavar="FILE...",
-            help="SQLite export of nsys, or Chrome trace (.json, .json.gz); two: before and after.",
-            show_default=False,
         ),
     ],
     format: Form = Format.TABLE,
@@ -113,12 +101,68 @@ def _show_traces(files: Sequence[Path], format: Format) -> None:
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", show_default=False)],
+    run: Annotated[Path, argument("Folder of a finished run.")],
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
     """Where each decode step's interval goes, what made late requests late, and what was to be expected."""
     from harness.analysis.explain import explain as explain_run
 
-    found = explain_run(run)
-    printing.show(found, format)
+    printing.show(explain_run(run), format)
+
+
+def report(
+    run: Annotated[Path, argument("Folder of a finished run.")],
+    out: Annotated[
+        Path, option(OUTPUT, "File to write: .html, or .md for a pull request (report.html).", "-o", "--out")
+    ] = Path("report.html"),
+    debug: Debug = False,
+) -> None:
+    """Write what a run found as one file: a web page that needs nothing else, or markdown."""
+    from harness.report import html as reports
+
+    reports.write(run, out)
+    sys.stdout.write(f"{out}\n")
+
+
+def variants(name: Annotated[str | None, argument("One variant, in full.")] = None) -> None:
+    """The named before/after pairs: what each changes, its source, and what to expect where."""
+    from harness.cli import listings
+    from harness.common.consoles import Console
+    from harness.plan.variants import load_variants
+
+    found, screen = load_variants(), Console()
+    if name is None:
+        screen.print(listings.variants(found, screen.width))
+    else:
+        chosen = api.pick(name, found, "variant")
+        screen.print(listings.variant(chosen, api.find_engines(), screen.width))
+
+
+def engines(name: Annotated[str | None, argument("One engine instead of all.")] = None) -> None:
+    """Every installed engine, or one, and its toggles."""
+    from harness.cli import listings
+    from harness.common.consoles import Console
+
+    found, screen = api.find_engines(), Console()
+    chosen = found if name is None else {name: api.pick(name, found, "engine")}
+    screen.print(*listings.engines(chosen, screen.width), sep="\n")
+
+
+def devices() -> None:
+    """What an engine can run on, and the profiles that --pace knows."""
+    from harness.cli import listings
+    from harness.common.consoles import Console
+
+    screen = Console()
+    screen.print(*listings.devices(api.profiles(), screen.width), sep="\n")
+
+
+def doctor() -> None:
+    """What would be measured here, and what would spoil it."""
+    from harness.cli import listings
+    from harness.common.consoles import Console
+    from harness.studies import doctor as checks
+
+    screen = Console()
+    screen.print(listings.checkup(checks.examine(), screen.width))

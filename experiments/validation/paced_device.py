@@ -1,0 +1,117 @@
+"""How well a paced device keeps its pace, what its waiting costs, and how busy it is kept.
+
+    python -m experiments.validation.paced_device
+
+micro-gpt2 at a pace of 10 ms, overlapped, closed batch of 1, 16 and 64, 128 tokens each; on the machine as it
+is, and beside a process that computes all the time and may run on any core, the device's own included. Three
+boots of each, in turn. The first and last eight steps of a round are left out. The CPU of waiting is the
+device process's, less what the same steps computed on the device without a pace, per second.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from statistics import median
+
+import numpy as np
+import psutil
+
+from engines import api
+from engines.overlap import SPEC
+from engines.overlap.engine import OverlapEngine
+from experiments.common import command_line
+from experiments.common.in_process_engine import Collected
+from experiments.common.record import write_result
+from experiments.validation.device_busy import EDGE, busy, serve
+
+PACE_MS = 10.0
+BATCHES = (1, 16, 64)
+BOOTS = 3
+SETTINGS = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"}
+
+
+@contextmanager
+def neighbour() -> Iterator[None]:
+    """A process that computes all the time."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+PLACES: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "alone": nullcontext,
+    "beside a process that computes": neighbour,
+}
+
+
+def round_of(pace: str, batch: int) -> tuple[np.ndarray, float, float, dict[str, int]]:
+    """Of one boot's second round: times of decode steps (ms), busy, CPU seconds per step, counters."""
+    options = api.EngineOptions(device="emulated", model="micro-gpt2", pace=pace)
+    engine, sink = OverlapEngine(options, SPEC.check(SETTINGS)), Collected()
+    engine.start(sink)
+    try:
+        serve(engine, sink, batch)
+        process = psutil.Process(engine._device.pid)
+        before = process.cpu_times()
+        work = serve(engine, sink, batch)
+        after = process.cpu_times()
+        counters = dict(engine._device.counters)
+    finally:
+        engine.stop()
+    programs = work[work[:, 0] == 0]
+    steps = np.unique(programs[:, 1])
+    steady = programs[(programs[:, 1] > steps[EDGE]) & (programs[:, 1] < steps[-EDGE])]
+    cpu = after.user + after.system - before.user - before.system
+    return (steady[:, 3] - steady[:, 2]) / 1e6, busy(work)[0], cpu / len(steps), counters
+
+
+def main() -> None:
+    command_line.parser(__file__, __doc__).parse_args()
+    found: dict[str, list[dict[str, float]]] = {}
+    for _ in range(BOOTS):
+        for batch in BATCHES:
+            _, _, computing, _ = round_of("", batch)
+            for place, beside in PLACES.items():
+                with beside():
+                    took, share, cpu, counters = round_of(f"{PACE_MS:g}ms", batch)
+                found.setdefault(f"batch {batch}, {place}", []).append(
+                    {
+                        "p50_ms": float(np.median(took)),
+                        "mean_ms": float(took.mean()),
+                        "p99_ms": float(np.percentile(took, 99)),
+                        "busy": share,
+                        "waiting_cpu": (cpu - computing) / (PACE_MS / 1e3),
+                        "late_us": counters["paced_late_ns"] / counters["paced_programs"] / 1e3,
+                        "overran": counters["paced_overruns"] / counters["paced_programs"],
+                    }
+                )
+
+    def cells(boots: list[dict[str, float]]) -> list[str]:
+        middle = {name: median(each[name] for each in boots) for name in boots[0]}
+        return [
+            f"{middle['p50_ms'] / PACE_MS - 1:+.2%}",
+            f"{middle['mean_ms'] / PACE_MS - 1:+.2%}",
+            f"+{middle['p99_ms'] - PACE_MS:.2f} ms",
+            f"{middle['late_us']:.0f} us",
+            f"{middle['overran']:.1%}",
+            f"{middle['waiting_cpu']:.1%}",
+            f"{middle['busy']:.1%}",
+        ]
+
+    write_result(
+        __file__,
+        title=f"A device paced at {PACE_MS:g} ms: its decode steps against the pace; median of {BOOTS} boots",
+        header=["", "p50", "mean", "p99", "ends late by", "overran", "CPU of waiting", "busy"],
+        rows=[[name, *cells(boots)] for name, boots in found.items()],
+        data=found,
+    )
+
+
+if __name__ == "__main__":
+    main()
