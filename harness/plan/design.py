@@ -18,6 +18,7 @@ from harness.stats.stopping import ALPHA, Until
 from harness.workload.workload import Workload
 
 MAX_SECONDARIES = 5
+MOST = 10_000  # blocks, or rounds of a boot: weeks
 SHARE = {"share": True}  # an option that is typed as 1% or 0.01
 
 
@@ -128,8 +129,9 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             ("--rounds", self.rounds, 1),
             ("--warmup-rounds", self.warmup_rounds, 0),
         ):
-            if count < least:
-                raise api.BadSetting(f"{flag} must be at least {least}, not {count}")
+            if not least <= count <= MOST:
+                bound = f"at least {least}" if count < least else f"at most {MOST:,}"
+                raise api.BadSetting(f"{flag} must be {bound}, not {count}")
         if any(arm.is_remote for arm in self.arms) and (self.blocks > 1 or self.until is not None):
             raise api.BadSetting(
                 "a server at a url is one boot, however often it is asked, and rounds within a boot are not "

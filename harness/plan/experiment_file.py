@@ -320,7 +320,7 @@ def read(path: Path) -> Experiment:
         return msgspec.convert(plain, type=Experiment)
     except OSError as error:
         raise api.BadFile(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise api.BadFile(f"{path} is not TOML: {error}") from error
     except (api.BadSetting, msgspec.ValidationError) as error:
         raise api.BadFile(f"{path}: {error}") from error

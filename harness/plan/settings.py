@@ -88,6 +88,8 @@ def make_arm(
     env: dict[str, str] = {}
     for key, value in changes.items():
         if key.startswith("env."):
+            if key == "env.":
+                raise api.BadSetting(f"env.NAME needs the name of a variable, not '{key}={value}'")
             if key.endswith("API_KEY"):
                 raise api.BadSetting(f"{key} would be stored with the run: export it instead")
             env[key.removeprefix("env.")] = value

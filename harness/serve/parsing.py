@@ -192,7 +192,7 @@ def _parsed(body: bytes, kind: type, model: str) -> Any:
     _check_fields(fields, [field.name for field in msgspec.structs.fields(kind)])
     try:
         parsed: Any = msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, str(error)) from error
     if parsed.model is not None and parsed.model != model:
         message = f"the model '{_shown(parsed.model)}' does not exist; there is {model}"
@@ -220,7 +220,7 @@ def _neutral(value: bytes, among: tuple[Any, ...]) -> bool:
         return False
     try:
         found = msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # 1e999 is JSON, and no number
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # 1e999 is JSON, and no number
         return False
     return found is None or any(found == each and type(found) is type(each) for each in among)
 
@@ -239,7 +239,7 @@ def _one_prompt(prompt: bytes, context: int) -> str | list[int]:
         raise too_long(context, f"more than {context}")
     try:
         found: Any = msgspec.json.decode(prompt, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"prompt: {error}") from error
     if kind in (list[str], list[TokenIds]):
         if len(found) > 1:

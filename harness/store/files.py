@@ -93,13 +93,15 @@ def read_json(path: Path, kind: type[Read], what: str) -> Read:
         raise StoreError(f"{path.parent} is not {what}: {path.name}: {reason_of(error)}") from error
     try:
         schema = msgspec.json.decode(text, type=_Versioned).schema_version
+        if schema < 1:
+            raise StoreError(f"{path} is damaged or was edited: there is no schema version {schema}")
         if schema > SCHEMA_VERSION:
             raise StoreError(
                 f"{path} has schema version {schema}, newer than {SCHEMA_VERSION}, the newest this program "
                 "knows; update it"
             )
         return msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError as error:  # ValidationError is one
+    except (msgspec.DecodeError, RecursionError) as error:
         raise StoreError(f"{path} is damaged or was edited: {error}") from error
 
 

@@ -85,7 +85,7 @@ def read(path: Path, progress: Progress) -> Trace:
         return _Columns(path, found).trace()
     except msgspec.ValidationError as error:
         raise BadFile(f"{path} is JSON, but not a Chrome trace: {error}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         what = "is cut short" if "truncated" in str(error) else "is not JSON"
         raise BadFile(f"{path} {what}: {error}") from None
 

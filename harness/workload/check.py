@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
-from engines.api import BadSetting, pick
+from engines.api import BadFile, BadSetting, pick
 from harness.workload import lengths, traces
 from harness.workload import prompts as source
 from harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp
@@ -14,6 +15,8 @@ from harness.workload.streams import stream
 from harness.workload.workload import DEFAULT, Workload
 
 AT_LEAST_1 = ("num_requests", "concurrency", "prompt_repeats")
+MOST_REQUESTS = 1_000_000
+DAY_MS = 24 * 3600e3
 ABOVE_0 = ("interval_ms", "rate", "burstiness", "trace_scale")
 # What a trace says itself, or has not got.
 NOT_WITH_TRACE = ("prompts", "prompt_repeats", "unique_prompts", "input_tokens", "max_new_tokens")
@@ -21,10 +24,14 @@ NOT_WITH_TRACE = ("prompts", "prompt_repeats", "unique_prompts", "input_tokens",
 
 def check(workload: Workload) -> None:
     """Raises BadSetting, one line, where this is no workload."""
+    for path in map(Path, workload.files):
+        if path.is_char_device() or path.is_block_device():
+            raise BadFile(f"{path} is a device, not a file of requests")
     for name in AT_LEAST_1:
         count = getattr(workload, name)
-        if count is not None and count < 1:
-            raise BadSetting(f"{name} must be at least 1, not {count}")
+        if count is not None and not 1 <= count <= MOST_REQUESTS:
+            bound = "at least 1" if count < 1 else f"at most {MOST_REQUESTS:,}"
+            raise BadSetting(f"{name} must be {bound}, not {count}")
     for name in ABOVE_0:
         value = getattr(workload, name)
         if value is not None and not (math.isfinite(value) and value > 0):
@@ -34,6 +41,7 @@ def check(workload: Workload) -> None:
         if value is not None and lengths.parse(value, name).most >= 1 << 31:
             raise BadSetting(f"{name} must fit into 32 bits, not be {value}")
     _check_timing(workload)
+    _check_length(workload)
     _check_sampling(workload)
     if "" in workload.stop:
         raise BadSetting("a stop string is empty: it would end every request at once")
@@ -78,6 +86,20 @@ def _check_timing(workload: Workload) -> None:
             )
 
 
+def _check_length(workload: Workload) -> None:
+    """Refuses a round whose last request is not due within a day: a slip of the unit, most likely. A ramp
+    starts slower than its rate, so it is bounded by that."""
+    slowest = workload.rate
+    if slowest is not None and workload.ramp_up is not None:
+        slowest = min(slowest, parse_ramp(workload.ramp_up)[0])
+    gap_ms = workload.interval_ms if slowest is None else 1e3 / slowest
+    if workload.arrival in ("closed", "burst") or (workload.arrival == "trace" and slowest is None):
+        return
+    if gap_ms * workload.num_requests > DAY_MS:
+        every = f"one every {gap_ms / 1e3:g} s"
+        raise BadSetting(f"{workload.num_requests} requests, {every}, are not all due within a day")
+
+
 def _check_prompts(workload: Workload) -> None:
     if workload.prompts is not None and workload.prompt not in (None, DEFAULT.prompt):
         raise BadSetting("prompt and prompts exclude each other: give one of them")
@@ -102,6 +124,8 @@ def _check_trace(workload: Workload) -> None:
     if not workload.pretok:
         raise BadSetting("a trace has no text, only numbers of tokens: it needs pretok")
     entries = traces.read(workload.trace, workload.num_requests).entries
+    if entries[-1].at_ms - entries[0].at_ms > DAY_MS and workload.rate is None:
+        raise BadSetting(f"the {len(entries)} requests of the trace are not all due within a day")
     if workload.rate is not None and entries[0].at_ms == entries[-1].at_ms:
         raise BadSetting(f"rate does not apply here: all {len(entries)} of the trace come at once")
 

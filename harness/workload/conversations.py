@@ -49,7 +49,7 @@ def read(path: str) -> tuple[Conversation, ...]:
         items = msgspec.json.decode(Path(path).read_bytes(), type=list[Item])
     except OSError as error:
         raise BadFile(f"cannot read prompts from {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFile(f"cannot read prompts from {path} as ShareGPT: {error}") from None
     found = tuple(each for item in items if (each := _opening(item.conversations)) is not None)
     if not found:

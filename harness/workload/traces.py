@@ -117,7 +117,7 @@ def _lines(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, object]]]:
             continue
         try:
             yield number, msgspec.json.decode(line, type=dict[str, object])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise BadFile(f"{path}, line {number} is not a JSON object: {error}") from None
 
 

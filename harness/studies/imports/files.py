@@ -77,6 +77,8 @@ def _objects(path: Path) -> list[Document]:
             cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
             what = "is cut short" if cut else "is not JSON"
             raise api.BadFile(f"{path} {what} at {where}: {error.msg}") from None
+        except RecursionError:
+            raise api.BadFile(f"{path} is not a result of {KNOWN}: its lists are too deep") from None
         if not isinstance(value, dict):
             raise api.BadFile(f"{path} is not a result of {KNOWN}")
         objects.append(value)

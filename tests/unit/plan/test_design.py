@@ -330,6 +330,30 @@ def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() ->
             "max_new_tokens needs a number, uniform",
         ),
         ({"variant": "pinned", "design": {"blocks": 0}}, "--blocks must be at least 1, not 0"),
+        (
+            {"variant": "pinned", "design": {"blocks": 10**9}},
+            "--blocks must be at most 10,000, not 1000",
+        ),
+        ({"variant": "pinned", "design": {"rounds": 10**9}}, "--rounds must be at most 10,000"),
+        (
+            {"variant": "pinned", "workload": {"num_requests": 10**10}},
+            "must be at most 1,000,000",
+        ),
+        (
+            {"variant": "pinned", "workload": {"arrival": "poisson", "rate": 1e-300}},
+            "requests, one every 1e+300 s, are not all due within a day",
+        ),
+        (
+            {"variant": "pinned", "workload": {"arrival": "poisson", "rate": 9, "ramp_up": "1e-9"}},
+            "are not all due within a day",
+        ),
+        ({"variant": "pinned", "workload": {"interval_ms": 1e9}}, "are not all due within a day"),
+        ({"variant": "pinned", "workload": {"prompts": "/dev/zero"}}, "/dev/zero is a device"),
+        (
+            {"variant": "pinned", "workload": {"arrival": "trace", "trace": "/dev/zero"}},
+            "/dev/zero is a device",
+        ),
+        ({"variant": "pinned", "both": ["env.=x"]}, "env.NAME needs the name of a variable"),
         ({"variant": "pinned", "design": {"margin": 1.5}}, "--margin must be above 0% and below 100%"),
         ({"variant": "pinned", "design": {"secondaries": tuple("abcdef")}}, "at most 5 --secondary"),
         ({"variant": "pinned", "design": {"secondaries": ("tpot_ms_p50",)}}, "named twice"),

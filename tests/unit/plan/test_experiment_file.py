@@ -187,7 +187,8 @@ def test_listing_and_showing_measure_nothing(
     assert bench(monkeypatch, "experiment", "show", "roseinfer-pinned-h2d", "--device", "emulated") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "3042.19 -> 3210.51 tokens/s (+5.5%)" in shown
-    assert "num_requests 64 → 16" in shown
+    assert "num_requests 64 → 32" in shown
+    assert "pace default → roseinfer-gpt2" in shown
 
 
 def test_only_the_emulated_device_is_scaled() -> None:
@@ -195,10 +196,10 @@ def test_only_the_emulated_device_is_scaled() -> None:
              experiment_file.DEVICE_KINDS}  # fmt: skip
     largest = {kind: planned.designs()["output"]["largest"] for kind, planned in asked.items()}
     assert largest["cuda"].workload.concurrency == 1024
-    assert largest["emulated"].workload.concurrency == 128
+    assert largest["emulated"].workload.concurrency == 256
     assert asked["cuda"].scaling() == []
     (line,) = asked["emulated"].scaling()
-    assert "largest: concurrency 1024 → 128" in line
+    assert "largest: concurrency 1024 → 256" in line
 
 
 @pytest.mark.parametrize("kind", experiment_file.DEVICE_KINDS)
@@ -206,14 +207,14 @@ def test_blocks_and_rounds_that_were_asked_for_are_said(kind: str) -> None:
     adjusted = experiment.plan("sglang-launch-done", Adjusted(device=kind, blocks=4, rounds=2))
     design = adjusted.designs()["ways"]["host-bound"]
     assert (design.blocks, design.rounds) == (4, 2)
-    files = {"emulated": "8 of 8", "cuda": "8 of 10"}[kind]
+    files = {"emulated": "8 of 3", "cuda": "8 of 10"}[kind]
     said = f"ways: 4 blocks of 2 rounds, asked for in place of the experiment's {files}"
     assert adjusted.extents() == [said]
     assert "rounds 10 →" not in "".join(adjusted.scaling())
     plain = experiment.plan("sglang-launch-done", Adjusted(device=kind))
     (line,) = plain.extents()
     assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds"
-    assert ("rounds 10 → 8" in "".join(plain.scaling())) is (kind == "emulated")
+    assert ("rounds 10 → 3" in "".join(plain.scaling())) is (kind == "emulated")
 
 
 def test_what_an_older_program_stored_is_read_without_the_keys_that_are_gone() -> None:

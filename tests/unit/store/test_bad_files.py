@@ -26,7 +26,18 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\0", b"{"], ids=["missing", "binary", "cut short"])
+DEEP = b"[" * 100_000
+CONTENTS = {
+    "missing": None,
+    "binary": b"\xff\0",
+    "cut short": b"{",
+    "deep": DEEP,
+    "deep inside": b'{"a": ' + DEEP + b"]" * len(DEEP) + b"}",
+    "deep TOML": b"a = " + DEEP,
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 @pytest.mark.parametrize("kind", READERS)
 def test_a_file_that_cannot_be_understood(tmp_path: Path, kind: str, content: bytes | None) -> None:
     path = tmp_path / "manifest.json"
