@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import typer
 
 from engines import api
+from harness.common.formatting import visible
 from harness.common.signals import Interrupted, notes
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
@@ -61,7 +62,7 @@ def _flush() -> None:
 def say(line: str) -> None:
     """A line on stderr."""
     with suppress(OSError):  # a terminal that was closed, a reader that is gone: the exit code still counts
-        sys.stderr.write(f"bench: {line}\n")
+        sys.stderr.write(f"bench: {visible(line)}\n")
 
 
 def _complain(message: str, error: BaseException, code: int) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from harness.cli.exit_codes import OUTPUTS_DIFFER
+from harness.common.formatting import visible
 
 if TYPE_CHECKING:
     from harness.report.formats import Found
@@ -46,7 +47,7 @@ def show(found: Found, format: Format) -> None:
             Format.MARKDOWN: formats.to_markdown,
         }[format]
         with readable():
-            sys.stdout.write(write(found))
+            sys.stdout.write(visible(write(found)))
         return
     screen = Console()
     if not screen.is_terminal and "COLUMNS" not in os.environ:

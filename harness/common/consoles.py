@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
 import rich.console
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from harness.common.formatting import visible
 
 
 class Console(rich.console.Console):
@@ -17,6 +21,11 @@ class Console(rich.console.Console):
 
     def __init__(self, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Nothing that is printed here can move the cursor, whatever a name in it holds."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

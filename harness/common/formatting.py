@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+# What moves a terminal's cursor or turns text around: control characters besides tab and newline, and
+# Unicode's directional overrides.
+UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """The text with each such character as its escape: names come from files of others."""
+    return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
 
 def number(value: float | None) -> str:
     """Four significant digits, an exponent only under 0.001; "–" for none."""

@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from harness.common.formatting import visible
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 NARROW = 90  # a terminal with fewer columns shows change, interval and verdict in one
 NAMES = 20  # a column no wider than this is taken for names, and stays whole
+FORMULA = re.compile(r"[=@\t\r]|[+-][^\d. ]")  # how one begins; -5.9% is a number
 SHORT = 8  # a word of no more characters is never broken: an interval's numbers have no more
 
 
@@ -47,12 +50,17 @@ class Page:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A header and a line for each row; numbers unrounded, None empty."""
+    """A header and a line for each row; numbers unrounded, None empty. Text that a spreadsheet would take for
+    a formula begins with an apostrophe there."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerows([_no_formula(cell) for cell in row] for row in rows)
     return text.getvalue()
+
+
+def _no_formula(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -108,6 +116,8 @@ def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
         yield Text(table.title, style="bold")
         yield Text(table.note + "\n", style="dim")
         return
+    rows = tuple(tuple(map(visible, row)) for row in table.rows)  # as wide as they will be seen
+    table = replace(table, rows=rows)
     shown, widths = fitted(narrowed(table) if width < NARROW else table, width)
     rich_table = RichTable(
         title=shown.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, title_style="bold"

@@ -34,8 +34,9 @@ def resolve(name: str, where: Path) -> Ref:
     if top.returncode:
         raise api.BadSetting(f"refs need a git repository around {where}, and there is none")
     repository = Path(top.stdout.strip())
-    found = _git(repository, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-    if found.returncode:
+    asked = ("--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    found = _git(repository, "rev-parse", *asked)
+    if found.returncode or found.stdout.startswith("^"):  # ^HEAD: all but that
         known = _git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
         shallow = (repository / ".git" / "shallow").exists()
         hint = "; this clone is shallow, fetch it first" if shallow else ""

@@ -70,7 +70,9 @@ def create_within(results: Path, name: str, now: datetime) -> Path:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write or replace summary.json: the object that `--format json` prints."""
+    """Write or replace summary.json, the object that `--format json` prints, in the folder of its run."""
+    if not folder.is_dir():
+        raise WriteFailed(f"can't write {folder / SUMMARY_FILE}: the folder was removed")
     write_json(folder / SUMMARY_FILE, summary)
 
 

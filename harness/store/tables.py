@@ -66,7 +66,8 @@ def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) ->
     partial = whole.with_name(whole.name + PARTIAL)
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        partial.parent.mkdir(exist_ok=True)  # its run's folder must be there: no block without a manifest
+        partial.mkdir()
         for name, table in tables.items():
             if len(table) or name in NEEDED:
                 to_parquet(partial / f"{name}.parquet", table)

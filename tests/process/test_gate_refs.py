@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from engines import api
 from experiments.common.bench_command import last_line, start
 from harness.run import worktrees
 from harness.store.manifest import read_manifest
@@ -101,6 +102,19 @@ def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: d
     refs = [each.ref for each in read_manifest(run).design.arms]
     assert [each.name for each in refs if each is not None] == ["base", "tidied"]
     assert_nothing_is_left(repository, environment)
+
+
+@pytest.mark.parametrize("name", ["^HEAD", "--all", "-v", "HEAD^{tree}", ""])
+def test_a_ref_that_is_no_commit_is_refused(repository: Path, name: str) -> None:
+    with pytest.raises(api.BadSetting) as refused:
+        worktrees.resolve(name, repository)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_branch_may_be_called_like_an_option(repository: Path) -> None:
+    head = worktrees.resolve("HEAD", repository)
+    subprocess.run(["git", "update-ref", "refs/heads/-evil", "HEAD"], cwd=repository, check=True)
+    assert worktrees.resolve("-evil", repository).commit == head.commit
 
 
 def test_a_ref_that_stands_in_the_folder_is_told_of_changes_that_are_not_committed(repository: Path) -> None:

@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from harness.cli import listings
+from harness.common import consoles
 from harness.plan.variants import load_variants
 from harness.report import formats
-from harness.report.page import Table, terminal_table
+from harness.report.page import Table, csv_text, terminal_table
 from tests.support.made_blocks import manifest, result, shown
 
 
@@ -119,3 +120,28 @@ def test_what_is_long_in_a_narrow_table_of_numbers_is_its_text() -> None:
     shown = words(Table("Kernels", names, ((name, "12,345", "1,538.25"),), "", names[1:]), 40)
     assert {"12,345", "1,538.25"} <= set(shown)
     assert name not in shown
+
+
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [
+        ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
+        ("@SUM(1)", "'@SUM(1)"),
+        ("+cmd|x", "'+cmd|x"),
+        ("-cmd|x", "'-cmd|x"),
+        ("-5.9%", "-5.9%"),
+        ("a=b", "a=b"),
+        (-5.9, "-5.9"),
+    ],
+)
+def test_no_cell_of_a_csv_is_a_formula(cell: str | float, written: str) -> None:
+    assert csv_text(("x",), [(cell,)]) == f"x\n{written}\n"
+
+
+def test_a_name_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("t\x1b[2J", ("metric", "before"), (("\x1b]0;x\x07", "1"),), "note\x1b[A")
+    screen = consoles.Console(width=80)
+    screen.print(*terminal_table(table, 80), sep="\n")
+    written = capsys.readouterr().out
+    assert "\x1b" not in written
+    assert "\\x1b]0;x\\x07" in written

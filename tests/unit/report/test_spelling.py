@@ -38,3 +38,17 @@ def test_a_difference_of_thousands_is_written_out(
 )
 def test_percents(fraction: float, text: str) -> None:
     assert formatting.percent(fraction) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("up\x1b[1A\rdown", "up\\x1b[1A\\rdown"),
+        ("\x9b2J", "\\x9b2J"),
+        ("\u202eexe.", "\\u202eexe."),
+        ("−5.9% → é\tb\n", "−5.9% → é\tb\n"),
+    ],
+)
+def test_what_would_move_a_terminal_s_cursor_is_seen(name: str, text: str) -> None:
+    assert formatting.visible(name) == text

@@ -350,3 +350,12 @@ def test_differences_are_named_up_to_four_and_counted() -> None:
     changed = differences.difference(old, dict.fromkeys("abcdef", 2))
     assert changed.startswith("a was 1, is 2; b was 1, is 2; ")
     assert changed.endswith("; and 2 more")
+
+
+def test_nothing_is_written_into_a_folder_that_was_removed(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(WriteFailed, match="No such file"):
+        write_block(gone, 0, tables())
+    with pytest.raises(WriteFailed, match="the folder was removed"):
+        write_summary(gone, {})
+    assert not gone.exists()
