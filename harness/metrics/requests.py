@@ -10,9 +10,6 @@ import pandas as pd
 from harness.metrics.arrays import Floats, Int64s
 from harness.metrics.definitions import DISTRIBUTIONS, NS_PER_MS, NS_PER_S, STATISTICS
 
-# ---------------------------------------------------------------------------------------------------------
-# Requests
-
 
 def distributions(served: pd.DataFrame) -> dict[str, Floats]:
     """Samples of each of DISTRIBUTIONS, ms: one per request (request_times), but one per gap for the ITLs and

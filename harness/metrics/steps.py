@@ -11,9 +11,6 @@ from engines.api import PHASES
 from harness.common import intervals
 from harness.metrics.definitions import NS_PER_MS, NS_PER_US, SAME_DEVICE, SAME_HOST, phase_metric
 
-# ---------------------------------------------------------------------------------------------------------
-# Steps
-
 
 def decode_intervals(steps: pd.DataFrame) -> pd.DataFrame:
     """One row per decode step that directly follows a decode step of its round: batch, interval_ns (device

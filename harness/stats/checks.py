@@ -16,10 +16,6 @@ CHECK_BLOCKS = 8  # below this a sign-flip test is too coarse to disagree with a
 DRAWS = 20_000  # sign patterns
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Checking the decision
-
-
 def sign_flip(differences: Sequence[float] | Differences) -> float:
     """Two-sided p of the sign-flip test: the share of sign patterns whose |mean| is at least the observed.
 
