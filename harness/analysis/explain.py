@@ -39,6 +39,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     share_before: float
     share_after: float | None = None
 
+    @property
+    def change(self) -> None:
+        """None: parts are told in us."""
+
 
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """The late requests of an arm, ms. `causes`: (activity, ms more than typical), the largest first."""

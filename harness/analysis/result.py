@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -18,6 +19,10 @@ class Warning(msgspec.Struct, frozen=True):
 
     kind: str
     text: str
+
+
+def texts(warnings: Sequence[Warning]) -> list[str]:
+    return [each.text for each in warnings]
 
 
 class MetricRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,18 +20,6 @@ class Ranged(Protocol):
     def ci_high(self) -> float | None: ...
 
 
-class Changed(Ranged, Protocol):
-    @property
-    def delta(self) -> float | None: ...
-    @property
-    def unit(self) -> str: ...
-
-
-class Confident(Protocol):
-    @property
-    def confidence(self) -> float: ...
-
-
 def conclusion(device: str, comparison: Comparison) -> str:
     """One sentence: the primary's change, its interval, the verdict, and whether outputs agree."""
     name = comparison.primary
@@ -61,7 +49,7 @@ def _decision(row: MetricRow, margin: float) -> str:
     return str(row.verdict or "no verdict")
 
 
-def difference(row: Changed) -> str:
+def difference(row: MetricRow) -> str:
     """The change in percent, or in the unit where the metric can be zero; "–" where one side is missing."""
     if row.change is not None:
         return percent(row.change)
@@ -94,15 +82,15 @@ def verdict(row: MetricRow, primary: bool) -> str:
     return "no verdict" if primary else "descriptive"
 
 
-def confidence(comparison: Confident) -> str:
-    """Of the intervals, in percent: "95"."""
-    return f"{100 * comparison.confidence:.4g}"
+def confidence(level: float) -> str:
+    """Of an interval, in percent: "95"."""
+    return f"{100 * level:.4g}"
 
 
-def confidences(comparisons: Sequence[Confident]) -> str:
+def confidences(comparisons: Sequence[Comparison]) -> str:
     """The same of several, "97.45 to 99.75" where runs that may stop early stopped at different looks."""
-    every = sorted(comparisons, key=lambda each: float(each.confidence))
-    return " to ".join(dict.fromkeys(map(confidence, (every[0], every[-1]))))
+    levels = [each.confidence for each in comparisons]
+    return " to ".join(dict.fromkeys(map(confidence, (min(levels), max(levels)))))
 
 
 def counts(outputs: Outputs) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jinja2
@@ -79,9 +80,7 @@ def to_html(run: Run) -> str:
     for nothing from any network."""
     result, comparison = _shown(run)
     first, *others = tables.parts(comparison)
-    said = [tables.stopped(result), *tables.remarks(comparison)]
-    if comparison.after is not None:
-        said.insert(0, _outputs(comparison.outputs))
+    outputs = [] if comparison.after is None else [_outputs(comparison.outputs)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report", "."),
         autoescape=True,
@@ -95,11 +94,11 @@ def to_html(run: Run) -> str:
         conclusion=conclusion(result.device, comparison),
         tone=_tone(comparison),
         changed=tables.changed_settings(comparison.before, comparison.after),
-        said=said,
+        said=[*outputs, tables.stopped(result), *tables.remarks(comparison)],
         first=first,
         others=[table for table in others if table.title != "Outputs"],
         about=ABOUT,
-        everything=tables.every_metric(comparison),
+        everything=tables.metric_table(comparison, every=True),
         pictures=_pictures(run, comparison),
         method=method(run),
         environment=environment_of(run),
@@ -110,11 +109,21 @@ def to_html(run: Run) -> str:
 def to_markdown(run: Run) -> str:
     """The verdict, its tables and warnings, then method and environment, folded away."""
     result, comparison = _shown(run)
-    whole = "\n".join(map(markdown_page, tables.pages(result)))
-    lines = [whole, "<details><summary>Method and environment</summary>", ""]
-    for table in (method(run), environment_of(run), settings_of(comparison)):
-        lines += markdown_table(table)
-    return "\n".join([_as_text(lines[0]), lines[1], *map(_as_text, lines[2:]), "</details>", ""])
+    folded = [
+        line
+        for table in (method(run), environment_of(run), settings_of(comparison))
+        for line in markdown_table(table)
+    ]
+    return "\n".join(
+        [
+            _as_text("\n".join(map(markdown_page, tables.pages(result)))),
+            "<details><summary>Method and environment</summary>",
+            "",
+            *map(_as_text, folded),
+            "</details>",
+            "",
+        ]
+    )
 
 
 def _shown(run: Run) -> tuple[Result, Comparison]:
@@ -140,15 +149,10 @@ def _outputs(outputs: Outputs) -> str:
 
 
 def _tone(comparison: Comparison) -> str:
-    outputs = comparison.outputs
-    if outputs.unexplained:
+    if comparison.outputs.unexplained:
         return "bad"
     row = comparison.decided
     return TONES.get((row and row.verdict) or "", "open")
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Figures
 
 
 def _pictures(run: Run, comparison: Comparison) -> list[Picture]:
@@ -158,13 +162,13 @@ def _pictures(run: Run, comparison: Comparison) -> list[Picture]:
             "Changes",
             "Each metric's change with its interval. Only filled markers are metrics that were declared to "
             "decide; the band is the margin, the largest change that counts as none.",
-            lambda width: figures.changes(comparison, width),
+            partial(figures.changes, comparison),
         ),
         _picture(
             "Block by block",
             "One point per block: a fresh boot of each arm on the same workload. Their spread is the noise "
             "that the interval is made of.",
-            lambda width: figures.block_changes(run, width=width),
+            partial(figures.block_changes, run, None),
         ),
     ]
     levels = [
@@ -172,19 +176,19 @@ def _pictures(run: Run, comparison: Comparison) -> list[Picture]:
             "Latencies",
             "All blocks and rounds pooled. Requests of one boot are not independent, so nothing can be "
             "tested by eye here.",
-            lambda width: figures.latency_cdfs(run, width),
+            partial(figures.latency_cdfs, run),
         ),
         _picture(
             "Over time",
             "For drift and disturbances: each point is a round, a line joins the rounds of one boot. The "
             "axes do not start at zero.",
-            lambda width: figures.itl_over_time(run, width),
+            partial(figures.itl_over_time, run),
         ),
         _picture(
             "Host phases",
             "Bars from zero. Phases of two threads may run at the same time, so they are not stacked; what "
             "runs while the device works costs the step nothing.",
-            lambda width: figures.phases(comparison, width),
+            partial(figures.phases, comparison),
         ),
     ]
     return levels if comparison.after is None else [*changes, *levels]
@@ -192,17 +196,10 @@ def _pictures(run: Run, comparison: Comparison) -> list[Picture]:
 
 def _picture(title: str, caption: str, draw: Callable[[float], Figure]) -> Picture:
     try:
-        wide, narrow = (
-            inline_svg(draw(width), f"{title}, {name}")
-            for width, name in ((style.WIDTH, "wide"), (PHONE, "narrow"))
-        )
+        wide, narrow = draw(style.WIDTH), draw(PHONE)
     except api.BadSetting as error:
         return Picture(title, str(error))
-    return Picture(title, caption, wide, narrow)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# How and where it was measured
+    return Picture(title, caption, inline_svg(wide, f"{title}, wide"), inline_svg(narrow, f"{title}, narrow"))
 
 
 def method(run: Run) -> Table:

@@ -114,6 +114,20 @@ def panels(
     return made, list(axes.flat)
 
 
+def margin_band(axes: Axes, margin: float, upright: bool = True) -> None:
+    """The margin, a fraction, around a line at zero: a band across a horizontal axis of percent, or a
+    vertical."""
+    span, line = (axes.axvspan, axes.axvline) if upright else (axes.axhspan, axes.axhline)
+    span(-100 * margin, 100 * margin, color=BAND, lw=0, label=f"margin, ±{100 * margin:.3g}%")
+    line(0, color=MUTED, lw=1)
+
+
+def say_beside(axes: Axes, place: float, said: str, weight: str = "normal") -> None:
+    """A text at the right of a row."""
+    where = axes.get_yaxis_transform()
+    axes.text(1.02, place, said, transform=where, va="center", weight=weight, size=8)
+
+
 def spread(row: Ranged) -> list[list[float]] | None:
     """The interval of a row's change as its error bar, in percent; None where it has none."""
     if row.change is None or row.ci_low is None or row.ci_high is None:

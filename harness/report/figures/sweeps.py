@@ -152,10 +152,8 @@ def gains(
         raise api.BadSetting(f"{result.run} has no change of {name} in percent to draw")
     with style.drawing():
         made, panels = _panels(found, width)
-        margin = 100 * first.margin
         for panel, each in zip(panels, found, strict=True):
-            panel.axhspan(-margin, margin, color=style.BAND, lw=0, label=f"margin, ±{margin:.3g}%")
-            panel.axhline(0, color=style.MUTED, lw=1)
+            style.margin_band(panel, first.margin, upright=False)
             for place, comparison in zip(each.places, each.comparisons, strict=True):
                 row = comparison.metrics.get(name)
                 if row is not None and row.change is not None:
