@@ -17,6 +17,7 @@ from scipy import optimize, stats
 
 from engines import api
 from harness.analysis.result import Settings, Warning
+from harness.stats import paired
 from harness.stats.stopping import ALPHA
 
 # How far log-likelihoods of one arm may be from the other's, in natural logarithms per token: in fp32 another
@@ -109,14 +110,8 @@ def _interval(first: np.ndarray, second: np.ndarray) -> tuple[float | None, floa
         gained, lost = (int(np.count_nonzero(second - first == sign)) for sign in (1, -1))
         low, high = tango(gained, lost, len(first))
         return low, high, mcnemar(gained, lost)
-    n = len(first)
-    if n < 2:
-        return None, None, None
-    differences = second - first
-    half = float(stats.t.ppf(1 - ALPHA / 2, n - 1) * differences.std(ddof=1) / n**0.5)
-    mean = float(differences.mean())
-    p = float(stats.ttest_1samp(differences, 0).pvalue) if differences.any() else 1.0
-    return mean - half, mean + half, p
+    effect = paired.effect(first.tolist(), second.tolist(), "difference")
+    return effect.low, effect.high, effect.p
 
 
 def tango(gained: int, lost: int, n: int) -> tuple[float, float]:

@@ -17,8 +17,8 @@ cores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -33,18 +33,19 @@ KINDS = ("prefill", "decode", "dropped")
 ACTIVITIES = (*(f"{phase} ({kind})" for phase in PHASES for kind in KINDS), "between phases")
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
-    """The tail of one metric: ms at the percentile, means of typical and late samples, and for each of
-    ACTIVITIES how much more of it the late ones hold."""
+class Tail(msgspec.Struct, frozen=True, kw_only=True):
+    """The late requests of an arm, ms: `percentile`, and means of the typical and the late samples. `causes`:
+    (one of ACTIVITIES, how much more of it the late ones hold), the largest first."""
 
+    arm: str
     metric: str
     level: int
     samples: int
+    enough: bool
     percentile: float
     typical: float
     late: float
-    more: dict[str, float]
+    causes: list[tuple[str, float]]
 
 
 def windows(requests: pd.DataFrame) -> dict[str, tuple[Int64s, Int64s]]:
@@ -92,8 +93,8 @@ def split(requests: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Int64s]:
     return found
 
 
-def late(metric: str, parts: Sequence[Int64s], level: int) -> Late | None:
-    """The tail of the pooled samples of several boots; None without a sample."""
+def late(arm: str, metric: str, parts: Sequence[Int64s], level: int) -> Tail | None:
+    """The tail of the pooled samples of an arm's boots; None without a sample."""
     pooled = np.concatenate(list(parts)) / 1e6
     if not len(pooled):
         return None
@@ -102,14 +103,17 @@ def late(metric: str, parts: Sequence[Int64s], level: int) -> Late | None:
     typical = pooled[(totals >= low) & (totals <= high)]
     tail = pooled[totals >= percentile]
     more = tail.mean(axis=0) - typical.mean(axis=0)
-    return Late(
-        metric,
-        level,
-        len(pooled),
-        float(percentile),
-        float(typical.sum(axis=1).mean()),
-        float(tail.sum(axis=1).mean()),
-        {name: float(value) for name, value in zip(ACTIVITIES, more, strict=True) if value},
+    causes = [(name, float(value)) for name, value in zip(ACTIVITIES, more, strict=True) if value]
+    return Tail(
+        arm=arm,
+        metric=metric,
+        level=level,
+        samples=len(pooled),
+        enough=len(pooled) >= NEEDED_SAMPLES[level],
+        percentile=float(percentile),
+        typical=float(typical.sum(axis=1).mean()),
+        late=float(tail.sum(axis=1).mean()),
+        causes=sorted(causes, key=lambda each: -each[1]),
     )
 
 

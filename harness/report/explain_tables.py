@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from harness.analysis.explain import SHOWN_CAUSES, Explained, Part, Tail
+from harness.analysis.explain import SHOWN_CAUSES, Explained, Part
 from harness.analysis.result import texts
+from harness.analysis.tail import Tail
 from harness.analysis.words import confidence, interval
 from harness.common.formatting import blocks_of, number
 from harness.report.page import Page, Table, csv_text, tabulated

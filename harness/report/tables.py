@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from harness.analysis import plants
+from harness.analysis import mechanism
 from harness.analysis.result import (
     Comparison,
     Counter,
@@ -94,18 +94,18 @@ def step_parts(comparison: Comparison) -> str | None:
 def planted(comparison: Comparison) -> str | None:
     """What became of a planted delay; None where none was."""
     assert comparison.after is not None
-    place, size = comparison.after.options.get("plant_at"), plants.achieved(comparison)
+    place, size = comparison.after.options.get("plant_at"), mechanism.planted_share(comparison)
     if place is None:
         return None
     if size is None:
         return f"Planted at the {place}: the engine counted no delay, so none can be seen."
     row = comparison.metrics[comparison.primary]
-    expected = plants.expected(size, row.better)
+    expected = mechanism.expected_change(size, row.better)
     change = f"{comparison.primary} changed by {percent(row.change)}"
     found = f"Planted at the {place}: {percent(size)} of a step; {change}"
     if row.ci_low is None or row.ci_high is None:
         return f"{found}; one block can't show it."
-    verdict = "seen" if plants.seen(comparison) else "not seen"
+    verdict = "seen" if mechanism.plant_seen(comparison) else "not seen"
     inside = "holds" if row.ci_low <= expected <= row.ci_high else "does not hold"
     return (
         f"{found} {interval(row)}, {row.verdict}, and the interval {inside} {percent(expected)}: {verdict}."
