@@ -1,22 +1,19 @@
 """What a toggle should give, from the before arm's records alone: the "expected reduction" of vLLM's RFC
-6913, done on each step. Removing X from a step of T gives X/T only where X is exposed, and only as far as
-nothing else takes its place.
+6913, done on each step. Removing X from a step of T gives X/T only where X is exposed, and nothing else takes
+its place.
 
-Each model turns the decode intervals of one boot of the before arm (`Before`) into what they would take with
-the toggle on (`After`). The change is mean after / mean before - 1, one value per block, with a t interval
-over blocks; the standard error of what was calibrated apart (calibration.json) widens it in quadrature. It is
-set beside the change of step_ms_matched, the mean decode interval at the before arm's batch mix.
+Each model turns the decode intervals of one boot (`Before`) into what they would take with the toggle on
+(`After`). The change is mean after / mean before - 1, one value per block, with a t interval over blocks,
+widened in quadrature by the standard error of what was calibrated apart (calibration.json); it is set beside
+that of step_ms_matched.
 
-All models assume: the same batches in both arms (in open loop a faster arm runs smaller ones; so the measured
-change is taken at the before arm's mix); a device that takes as long for a step as before, less `rested`
-where it no longer stands still before one; and nobody else on the cores. A toggle without a model has no
-prediction, and says why.
+All models assume the same batches in both arms, a device that takes as long for a step as before (less
+`rested` where it no longer stands still before one), and nobody else on the cores.
 
 The aftermath. A step that sends a message wakes the client and the sending thread, which then take the host's
-core from the phases behind it (0.05 to 0.3 ms on two cores). Which steps sent is in the requests' records:
-the last token of each chunk is the token of such a step. So the time by which the device idles longer behind
-a message than behind none, output aside, is called the message's aftermath, and goes where the message goes.
-Where every step sends (a stream interval of 1) the records can't tell, and it is calibrated apart.
+core from the phases behind it (0.05 to 0.3 ms on two cores). The last token of each chunk is the token of
+such a step. So the time by which the device idles longer behind a message than behind none, output aside, is
+the message's aftermath, and goes where the message goes. Where every step sends, it is calibrated apart.
 """
 
 from __future__ import annotations

@@ -51,6 +51,11 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there is an interval, and 0 is not in it."""
         return self.ci_low is not None and self.ci_high is not None and (self.ci_low > 0 or self.ci_high < 0)
 
+    @property
+    def within_floor(self) -> bool:
+        """Whether it changed by less than equal arms do."""
+        return self.change is not None and self.floor is not None and abs(self.change) < self.floor
+
 
 class Sides(msgspec.Struct, frozen=True, kw_only=True):
     """A number of each arm; None where there is none."""

@@ -1,16 +1,14 @@
-"""What made the late requests late: the seed's second follow-up, "trace the p95/p99 tails of submit lag and
-queue wait to the synchronization point behind them".
+"""What made the late requests late.
 
 Each sample of a metric is a window of time: submit lag from due to sent (client), queue wait from tokenized
 to admitted, TTFT from sent to the first chunk (client), ITL from one token of a request to its next (engine).
-A window is split by what the scheduler's thread was at: a phase, and the kind of the step it belonged to. A
-wait is named with its synchronization, `wait.copy_done (prefill)`: the thread stood behind a prefill.
-`between phases` is loop code, the admission of new requests, or a thread with nothing to do.
+A window is split by what the scheduler's thread was at: a phase, and the kind of the step it belonged to
+(`wait.copy_done (prefill)`: it stood behind a prefill); `between phases` is loop code, admission, or nothing
+to do.
 
-The late samples are those at the percentile and above; the typical ones lie between the quartiles. What the
-late ones hold more of each than the typical ones, on average, adds up to how much later they were. Samples of
-all blocks are pooled: this describes, and has no interval. The load generator is another process: for submit
-lag the split says what the engine did while the client was late, which is a cause only where they share
+The late samples are those at the percentile and above, the typical ones lie between the quartiles; what the
+late hold more of each, on average, adds up to how much later they were. All blocks are pooled: this
+describes, and has no interval. For submit lag, the client's, it is a cause only where client and engine share
 cores.
 """
 

@@ -88,8 +88,7 @@ def phase_times(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _phases_ns(steps: pd.DataFrame) -> pd.DataFrame:
-    """A step without the phase has 0, so that the phases of a step add up, and one that a toggle removes
-    goes to 0."""
+    """0 where a step has no such phase: so they add up, and one that a toggle removes goes to 0."""
     spent = {}
     for phase in PHASES:
         start, end = steps[f"{phase}.start"].to_numpy(), steps[f"{phase}.end"].to_numpy()
