@@ -42,11 +42,11 @@ def _decision(row: MetricRow, margin: float) -> str:
     if row.verdict == "same":
         addition = f"; a change of {percent(row.change)} was detected" if row.excludes_zero else ""
         return f"same, within ±{100 * margin:.3g}%{addition}"
-    if row.verdict == "undecided" and row.excludes_zero:
+    if row.verdict != "undecided":
+        return row.verdict or "no verdict"
+    if row.excludes_zero:
         return f"undecided, p {row.p_adjusted:.3f} among all comparisons of the run"
-    if row.verdict == "undecided":
-        return f"undecided, the interval holds 0 and reaches beyond ±{100 * margin:.3g}%"
-    return str(row.verdict or "no verdict")
+    return f"undecided, the interval holds 0 and reaches beyond ±{100 * margin:.3g}%"
 
 
 def difference(row: MetricRow) -> str:
@@ -76,7 +76,7 @@ def floor(row: MetricRow) -> str:
 def verdict(row: MetricRow, primary: bool) -> str:
     """The verdict, or what the row is in its place."""
     if row.verdict is not None:
-        return str(row.verdict)
+        return row.verdict
     if row.ci_low is None:
         return ""
     return "no verdict" if primary else "descriptive"

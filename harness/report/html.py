@@ -142,9 +142,9 @@ def _as_text(markdown: str) -> str:
 def _outputs(outputs: Outputs) -> str:
     if not outputs.compared:
         return "Outputs: none could be compared."
-    counts = f"{outputs.identical} of {outputs.compared}"
     known = outputs.distinct
     different = f"; the before arm gave {known} different one{'s' * (known != 1)}"
+    counts = f"{outputs.identical} of {outputs.compared}"
     return f"Outputs: {counts} requests have the same tokens in both arms{different}."
 
 
@@ -276,11 +276,9 @@ def environment_of(run: Run) -> Table:
         ("measured at" if manifest.imported is None else "imported at", manifest.created),
     ]
     if manifest.imported is None:
+        cores = f"{machine.cores} cores, {machine.memory_gib} GiB"
         rows += [
-            (
-                "machine",
-                f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, kernel {machine.kernel}",
-            ),
+            ("machine", f"{machine.cpu}, {cores}, kernel {machine.kernel}"),
             ("GPUs", ", ".join(machine.gpus) or "none"),
             ("commit", (code.commit or "unknown") + (" with changes on top" if code.dirty else "")),
         ]
@@ -289,8 +287,7 @@ def environment_of(run: Run) -> Table:
         ("model", [{name: each.model[name] for name in MODEL if each.model.get(name)} for each in described]),
         ("version", [manifest.versions]),
     ):
-        names = dict.fromkeys(name for each in facts for name in each)
-        for name in names:
+        for name in dict.fromkeys(name for each in facts for name in each):
             values = dict.fromkeys(_said(each[name]) for each in facts if name in each)
             rows.append((f"{what}: {name}", ", ".join(values)))  # of both arms, where they differ
     return Table("Environment", ("", ""), tuple(rows), numbers=())

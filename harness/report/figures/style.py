@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -112,6 +113,14 @@ def panels(
     shape = (1, len(heights)) if beside else (len(heights), 1)
     axes = made.subplots(*shape, squeeze=False, height_ratios=ratios)
     return made, list(axes.flat)
+
+
+def line(axes: Axes, points: Sequence[tuple[float, float]], look: Look, **more: Any) -> None:
+    """Points, joined, as an arm looks; `more` as of Axes.plot."""
+    axes.plot(
+        [x for x, _ in points], [y for _, y in points], linestyle=look.line, color=look.colour,
+        marker=look.marker, markerfacecolor=look.face, **more,
+    )  # fmt: skip
 
 
 def margin_band(axes: Axes, margin: float, upright: bool = True) -> None:

@@ -98,7 +98,11 @@ def itl_over_time(run: Run, width: float = style.WIDTH) -> Figure:
         made, axes = style.panels(width, (1.9, 1.7), beside=False)
         for panel, (name, level) in zip(axes, STATISTICS.items(), strict=True):
             _blocks(panel, rounds)
-            _lines(panel, rounds, run.arms, level)
+            for arm, look in style.looks(run.arms).items():
+                boots = rounds[rounds["arm"] == arm].groupby("block")
+                for index, (_, boot) in enumerate(boots):
+                    points = list(zip(boot["place"], boot[level], strict=True))
+                    style.line(panel, points, look, lw=0.9, markersize=3.2, label=None if index else arm)
             panel.set_ylabel(f"ITL {name} (ms)")
         axes[0].set_title("ITL of each round, in the order measured")
         axes[0].tick_params(axis="x", labelbottom=False)
@@ -117,18 +121,6 @@ def _blocks(axes: Axes, rounds: pd.DataFrame) -> None:
     axes.set_xlim(-0.5, len(rounds) - 0.5)
     axes.grid(False, axis="x")
     axes.tick_params(axis="x", length=0)
-
-
-def _lines(axes: Axes, rounds: pd.DataFrame, arms: tuple[str, ...], level: float) -> None:
-    for arm, look in style.looks(arms).items():
-        mine = rounds[rounds["arm"] == arm]
-        for index, (_, boot) in enumerate(mine.groupby("block")):
-            axes.plot(
-                boot["place"], boot[level], linestyle=look.line, color=look.colour, lw=0.9,
-                marker=look.marker, markersize=3.2,
-                markerfacecolor=look.face,
-                label=None if index else arm,
-            )  # fmt: skip
 
 
 def phases(comparison: Comparison, width: float = style.WIDTH) -> Figure:
