@@ -97,21 +97,17 @@ def row(task: str, metric: str, before: Sequence[float], after: Sequence[float] 
         return Row(task, metric, len(first), float(first.mean()))
     second = np.asarray(after, np.float64)
     differences = second - first
-    low, high, p = _interval(first, second)
-    return Row(
-        task, metric, len(first), float(first.mean()), float(second.mean()), float(differences.mean()),
-        low, high, p, int(np.count_nonzero(differences)),
-    )  # fmt: skip
-
-
-def _interval(first: np.ndarray, second: np.ndarray) -> tuple[float | None, float | None, float | None]:
-    """Interval of the mean difference at 1 - ALPHA, and p of "no difference"."""
-    if np.isin(first, (0, 1)).all() and np.isin(second, (0, 1)).all():
-        gained, lost = (int(np.count_nonzero(second - first == sign)) for sign in (1, -1))
+    low = high = p = None
+    if np.isin([first, second], (0, 1)).all():
+        gained, lost = (int(np.count_nonzero(differences == sign)) for sign in (1, -1))
         low, high = tango(gained, lost, len(first))
-        return low, high, mcnemar(gained, lost)
-    effect = paired.effect(first.tolist(), second.tolist(), "difference")
-    return effect.low, effect.high, effect.p
+        p = mcnemar(gained, lost)
+    elif np.isfinite(differences).all():
+        effect = paired.effect(before, after, "difference")
+        low, high, p = effect.low, effect.high, effect.p
+    one, other, delta = (float(each.mean()) for each in (first, second, differences))
+    differ = int(np.count_nonzero(differences))
+    return Row(task, metric, len(first), one, other, delta, low, high, p, differ)
 
 
 def tango(gained: int, lost: int, n: int) -> tuple[float, float]:
