@@ -1,4 +1,4 @@
-"""What each of several toggles contributes, as it stands in a result; the method: stats/contrasts.py."""
+"""What each of several toggles contributes, as it stands in a result; the method: stats.md."""
 
 from __future__ import annotations
 

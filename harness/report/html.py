@@ -38,25 +38,16 @@ ALWAYS = ("arrival", "num_requests", "max_new_tokens", "pretok")  # of the workl
 MODEL = ("name", "dtype", "parameters", "vocabulary", "context", "kv_bytes_per_token")  # no paths
 # Of the verdicts, how the page colours them; the word stands there too.
 TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad", "same": "calm"}
-ABOUT = {
-    "Mechanism": "What the engine counted: whether the change did what it claims to do.",
-    "Limit": (
-        "device_busy: share of the time in which programs ran on the device, copies not counted. "
-        "exposed_host_us: step interval − device time of that step: host work that overlap failed to hide, "
-        "and the device's own gap between two programs. step_ms_same_device and step_ms_same_host in the "
-        "table above split the change of the decode step into exposed host time and device time."
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One figure in two widths, as SVG; where there is none, the caption says why."""
+    """One figure in two widths, as SVG, or what it is missing for."""
 
     title: str
-    caption: str
     wide: str = ""
     narrow: str = ""
+    missing: str = ""
 
 
 def write(folder: Path, path: Path) -> None:
@@ -97,7 +88,6 @@ def to_html(run: Run) -> str:
         said=[*outputs, tables.stopped(result), *tables.remarks(comparison)],
         first=first,
         others=[table for table in others if table.title != "Outputs"],
-        about=ABOUT,
         everything=tables.metric_table(comparison, every=True),
         pictures=_pictures(run, comparison),
         method=method(run),
@@ -157,49 +147,25 @@ def _tone(comparison: Comparison) -> str:
 
 def _pictures(run: Run, comparison: Comparison) -> list[Picture]:
     """Every figure; for one arm alone without those of changes."""
-    changes = [
-        _picture(
-            "Changes",
-            "Each metric's change with its interval. Only filled markers are metrics that were declared to "
-            "decide; the band is the margin, the largest change that counts as none.",
-            partial(figures.changes, comparison),
-        ),
-        _picture(
-            "Block by block",
-            "One point per block: a fresh boot of each arm on the same workload. Their spread is the noise "
-            "that the interval is made of.",
-            partial(figures.block_changes, run, None),
-        ),
-    ]
-    levels = [
-        _picture(
-            "Latencies",
-            "All blocks and rounds pooled. Requests of one boot are not independent, so nothing can be "
-            "tested by eye here.",
-            partial(figures.latency_cdfs, run),
-        ),
-        _picture(
-            "Over time",
-            "For drift and disturbances: each point is a round, a line joins the rounds of one boot. The "
-            "axes do not start at zero.",
-            partial(figures.itl_over_time, run),
-        ),
-        _picture(
-            "Host phases",
-            "Bars from zero. Phases of two threads may run at the same time, so they are not stacked; what "
-            "runs while the device works costs the step nothing.",
-            partial(figures.phases, comparison),
-        ),
-    ]
-    return levels if comparison.after is None else [*changes, *levels]
+    changes: dict[str, Callable[[float], Figure]] = {
+        "Changes": partial(figures.changes, comparison),
+        "Block by block": partial(figures.block_changes, run, None),
+    }
+    levels: dict[str, Callable[[float], Figure]] = {
+        "Latencies": partial(figures.latency_cdfs, run),
+        "Over time": partial(figures.itl_over_time, run),
+        "Host phases": partial(figures.phases, comparison),
+    }
+    chosen = levels if comparison.after is None else {**changes, **levels}
+    return [_picture(title, draw) for title, draw in chosen.items()]
 
 
-def _picture(title: str, caption: str, draw: Callable[[float], Figure]) -> Picture:
+def _picture(title: str, draw: Callable[[float], Figure]) -> Picture:
     try:
         wide, narrow = draw(style.WIDTH), draw(PHONE)
     except api.BadSetting as error:
-        return Picture(title, str(error))
-    return Picture(title, caption, inline_svg(wide, f"{title}, wide"), inline_svg(narrow, f"{title}, narrow"))
+        return Picture(title, missing=str(error))
+    return Picture(title, inline_svg(wide, f"{title}, wide"), inline_svg(narrow, f"{title}, narrow"))
 
 
 def method(run: Run) -> Table:
