@@ -20,9 +20,9 @@ from harness.analysis import comparison, outputs, warnings
 from harness.analysis.mechanism import mechanism
 from harness.analysis.result import Comparison, MetricRow, NoPrediction, Result, Settings, Warning
 from harness.analysis.stored import check_two, finished, read_block, readable, result
-from harness.analysis.values import of_arm, scale_of, series
+from harness.analysis.values import scale_of, series
 from harness.common import differences
-from harness.metrics import definitions
+from harness.metrics import boot, definitions
 from harness.plan.design import Arm
 from harness.stats import paired
 from harness.stats.stopping import ALPHA
@@ -286,7 +286,15 @@ def _side_by_side(sides: Sequence[Sequence[Block]]) -> list[Block]:
 def _values(read: Mapping[str, Sequence[Block]], goodput: Mapping[str, float]) -> Series:
     """Like comparison.measured, but with what only one side has; the two may have different numbers of
     blocks. No metrics.MATCHED: they take two arms of one block."""
-    per_arm = {side: [of_arm(block, side, goodput) for block in blocks] for side, blocks in read.items()}
+    import pandas as pd
+
+    def of_boot(block: Block) -> dict[str, float]:
+        requests, steps, rounds, work = (
+            block.tables.get(name, pd.DataFrame()) for name in ("requests", "steps", "rounds", "work")
+        )
+        return boot.of_boot(requests, steps, rounds, work, goodput)
+
+    per_arm = {side: list(map(of_boot, blocks)) for side, blocks in read.items()}
     return series(per_arm, definitions.METRICS)
 
 

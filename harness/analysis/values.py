@@ -69,22 +69,15 @@ def series(
 
 def block_values(design: Design, block: Block) -> Values:
     """arm → metric → the value of one block; OFFERED with them."""
-    names = [arm.name for arm in design.arms]
-    matched = matched_values(block, names)
-    return {
-        arm: {
-            **of_arm(block, arm, design.goodput),
-            OFFERED: offered_rate(block.of(arm, "requests")),
-            **matched[arm],
-        }
-        for arm in names
-    }
-
-
-def of_arm(block: Block, arm: str, goodput: Mapping[str, float]) -> dict[str, float]:
-    """All metrics of one arm but metrics.MATCHED, which take several."""
-    requests, steps, rounds, work = (block.of(arm, name) for name in ("requests", "steps", "rounds", "work"))
-    return boot.of_boot(requests, steps, rounds, work, goodput)
+    found: dict[str, dict[str, float]] = {}
+    for arm in design.arms:
+        requests, steps, rounds, work = (
+            block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work")
+        )
+        found[arm.name] = boot.of_boot(requests, steps, rounds, work, design.goodput)
+        found[arm.name][OFFERED] = offered_rate(requests)
+    matched = matched_values(block, list(found))
+    return {arm: values | matched[arm] for arm, values in found.items()}
 
 
 def matched_values(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
