@@ -133,5 +133,7 @@ def drift(*arms: Sequence[float]) -> Drift | None:
     n = len(level)
     if n < 3:
         return None
+    if np.ptp(level) == 0:
+        return Drift(0.0, 1.0)
     fitted = linregress(np.arange(n), level)
     return Drift(float(np.expm1(fitted.slope * (n - 1))), float(fitted.pvalue))
