@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from harness.analysis.frames import Run
     from harness.analysis.result import Result
-    from harness.analysis.sweep_frames import Sweep
+    from harness.analysis.sweep import Sweep
     from harness.report import figures as plots
 
 __all__ = ["compare", "load", "load_sweep", "plots"]
@@ -39,11 +39,11 @@ def load(run: str | Path) -> Run:
 
 
 def load_sweep(sweep: str | Path) -> Sweep:
-    """A stored sweep, finished or not, as pandas frames; see sweep_frames.Sweep. Raises StoreError for a
+    """A stored sweep, finished or not, as pandas frames; see analysis.sweep.Sweep. Raises StoreError for a
     folder that is no sweep, is damaged, or holds no finished point."""
-    from harness.analysis import sweep_frames
+    from harness.analysis import sweep as sweeps
 
-    return sweep_frames.load(sweep)
+    return sweeps.load(sweep)
 
 
 def compare(*runs: str | Path | Run) -> Result:

@@ -31,7 +31,7 @@ from experiments.common.record import FOLDER, write_result
 from experiments.validation.predictions import bench
 from harness import analysis
 from harness.analysis import explain, prediction, stored
-from harness.analysis.calibration import Calibration, Measured
+from harness.analysis.prediction import Calibration, Measured
 from harness.common.machine import code, fingerprint
 from harness.metrics import attribution
 

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import CELLS, bench, cells, earlier, kept
-from harness.analysis import plants
+from harness.analysis import mechanism
 from harness.analysis.result import Comparison, from_plain
 
 RUN = (
@@ -30,8 +30,10 @@ def measured(share: str, place: str, seed: int) -> dict[str, Any]:
     return {
         **kept(run),
         "plant": share,
-        "achieved": plants.achieved(from_plain(comparison, Comparison)),
-        "seen": plants.seen(from_plain(comparison, Comparison)) if share != "0%" else run_slower(comparison),
+        "achieved": mechanism.planted_share(from_plain(comparison, Comparison)),
+        "seen": mechanism.plant_seen(from_plain(comparison, Comparison))
+        if share != "0%"
+        else run_slower(comparison),
     }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
-from harness.analysis import plants
+from harness.analysis import mechanism
 from harness.analysis.result import Comparison, from_plain
 from harness.metrics import definitions
 
@@ -36,7 +36,7 @@ def measured(share: str, place: str, seed: int) -> dict[str, Any]:
         **{name: run[name] for name in ("code", "seconds", "commit")},
         "plant": share,
         "place": place,
-        "achieved": plants.achieved(from_plain(comparison, Comparison)),
+        "achieved": mechanism.planted_share(from_plain(comparison, Comparison)),
         "metrics": rows,
         "noise": [line for line in comparison["warnings"] if line.startswith("noise")],
     }

@@ -17,6 +17,7 @@ from scipy import optimize, stats
 
 from engines import api
 from harness.analysis.result import Settings, Warning
+from harness.stats import paired
 from harness.stats.stopping import ALPHA
 
 # How far log-likelihoods of one arm may be from the other's, in natural logarithms per token: in fp32 another
@@ -96,27 +97,17 @@ def row(task: str, metric: str, before: Sequence[float], after: Sequence[float] 
         return Row(task, metric, len(first), float(first.mean()))
     second = np.asarray(after, np.float64)
     differences = second - first
-    low, high, p = _interval(first, second)
-    return Row(
-        task, metric, len(first), float(first.mean()), float(second.mean()), float(differences.mean()),
-        low, high, p, int(np.count_nonzero(differences)),
-    )  # fmt: skip
-
-
-def _interval(first: np.ndarray, second: np.ndarray) -> tuple[float | None, float | None, float | None]:
-    """Interval of the mean difference at 1 - ALPHA, and p of "no difference"."""
-    if np.isin(first, (0, 1)).all() and np.isin(second, (0, 1)).all():
-        gained, lost = (int(np.count_nonzero(second - first == sign)) for sign in (1, -1))
+    low = high = p = None
+    if np.isin([first, second], (0, 1)).all():
+        gained, lost = (int(np.count_nonzero(differences == sign)) for sign in (1, -1))
         low, high = tango(gained, lost, len(first))
-        return low, high, mcnemar(gained, lost)
-    n = len(first)
-    if n < 2:
-        return None, None, None
-    differences = second - first
-    half = float(stats.t.ppf(1 - ALPHA / 2, n - 1) * differences.std(ddof=1) / n**0.5)
-    mean = float(differences.mean())
-    p = float(stats.ttest_1samp(differences, 0).pvalue) if differences.any() else 1.0
-    return mean - half, mean + half, p
+        p = mcnemar(gained, lost)
+    elif np.isfinite(differences).all():
+        effect = paired.effect(before, after, "difference")
+        low, high, p = effect.low, effect.high, effect.p
+    one, other, delta = (float(each.mean()) for each in (first, second, differences))
+    differ = int(np.count_nonzero(differences))
+    return Row(task, metric, len(first), one, other, delta, low, high, p, differ)
 
 
 def tango(gained: int, lost: int, n: int) -> tuple[float, float]:

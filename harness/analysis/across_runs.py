@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from engines import api
 from harness.analysis import comparison, outputs, warnings
 from harness.analysis.mechanism import mechanism
-from harness.analysis.result import Comparison, MetricRow, NoPrediction, Result, Warning
+from harness.analysis.result import Comparison, MetricRow, NoPrediction, Result, Settings, Warning
 from harness.analysis.stored import check_two, finished, read_block, readable, result
 from harness.analysis.values import scale_of, series
-from harness.analysis.values import sides as sides_of
 from harness.common import differences
 from harness.metrics import boot, definitions
 from harness.plan.design import Arm
@@ -32,9 +30,6 @@ from harness.store.block import Block
 from harness.store.files import SCHEMA_VERSION
 from harness.store.manifest import NOT_RECORDED, Manifest, check_whole
 from harness.store.tables import TABLES, finished_blocks
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SIDES = ("before", "after")
 INSTEAD = ("tpot_ms_p50", "latency_ms_p50")  # of a primary that the two runs do not share
@@ -57,6 +52,11 @@ class Side:
     def description(self) -> api.Description:
         return self.manifest.descriptions[self.arm.name]
 
+    @property
+    def tool(self) -> str:
+        """Who measured it: "" for this program."""
+        return "" if self.manifest.imported is None else self.manifest.imported.tool
+
     def same_run(self, other: Side) -> bool:
         """However the two folders were written: a relative path and an absolute one are the same run."""
         return self.folder.resolve() == other.folder.resolve()
@@ -73,8 +73,7 @@ class Compared:
 def compare(texts: Sequence[str]) -> Compared:
     """The first arm against each of the others. Raises BadSetting where they can't be compared, and
     StoreError where a folder can't be read."""
-    sides = find_sides(texts)
-    first, *others = sides
+    first, *others = sides = find_sides(texts)
     for left, right in combinations(sides, 2):
         if not left.same_run(right):
             check_comparable(left, right)
@@ -82,7 +81,6 @@ def compare(texts: Sequence[str]) -> Compared:
         _interleaved(first, other) if first.same_run(other) else _apart(first, other) for other in others
     ]
     promised = all(side.manifest.promises_outputs for side in sides)
-    differ = any(each.outputs.fail(promised) for each in comparisons)
     result = Result(
         schema_version=SCHEMA_VERSION,
         run=", ".join(side.label for side in sides),
@@ -90,7 +88,7 @@ def compare(texts: Sequence[str]) -> Compared:
         stopped_because="stored runs were compared, nothing was measured",
         comparisons=comparisons,
     )
-    return Compared(result, differ)
+    return Compared(result, any(each.outputs.fail(promised) for each in comparisons))
 
 
 def find_sides(texts: Sequence[str]) -> list[Side]:
@@ -127,7 +125,7 @@ def _side(text: str) -> Side:
 def check_comparable(left: Side, right: Side) -> None:
     """Raises BadSetting, naming the first difference that makes a comparison of two runs meaningless. What an
     imported run did not record counts as equal to anything."""
-    same_words = _tool(left) == _tool(right)
+    same_words = left.tool == right.tool
     for what, old, new in (
         ("device", left.description.device["kind"], right.description.device["kind"]),
         ("device", left.description.device["name"], right.description.device["name"]),
@@ -140,11 +138,6 @@ def check_comparable(left: Side, right: Side) -> None:
             raise api.BadSetting(
                 f"{left.label} and {right.label} can't be compared: their {what} differs: {found.strip()}"
             )
-
-
-def _tool(side: Side) -> str:
-    """Who measured it: "" for this program."""
-    return "" if side.manifest.imported is None else side.manifest.imported.tool
 
 
 def _asked(side: Side) -> Any:
@@ -178,10 +171,6 @@ def _interleaved(left: Side, right: Side) -> Comparison:
     return msgspec.structs.replace(found, metrics=rows, warnings=[Warning("decision", said), *found.warnings])
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Arms of two runs
-
-
 def _apart(left: Side, right: Side) -> Comparison:
     sides = dict(zip(SIDES, (left, right), strict=True))
     read = {name: _own_blocks(name, side) for name, side in sides.items()}
@@ -198,36 +187,26 @@ def _apart(left: Side, right: Side) -> Comparison:
         left.manifest, design=design, descriptions={name: side.description for name, side in sides.items()}
     )
     blocks = _side_by_side(list(read.values()))
-    goods = [side.manifest.design.goodput for side in (left, right)]
-    told = _values(read, goods[0] if goods[0] == goods[1] else {})
+    limits = left.manifest.design.goodput
+    told = _values(read, limits if limits == right.manifest.design.goodput else {})
     values = {name: per_arm for name, per_arm in told.items() if SIDES[0] in per_arm}
     primary = _primary_of_both(design.primary, values)
-    same_prompts = left.manifest.design.seed == right.manifest.design.seed and not (
-        _tool(left) or _tool(right)
-    )
-    before, after = (
-        side.manifest.design.arms_with_plant(side.manifest.plant_ns)[
-            side.manifest.design.arms.index(side.arm)
-        ]
-        for side in (left, right)
-    )
+    same_seed = left.manifest.design.seed == right.manifest.design.seed
     return Comparison(
         variant=design.name,
-        before=comparison.settings(before),
-        after=comparison.settings(after),
+        before=_settings(left),
+        after=_settings(right),
         blocks=min(map(len, read.values())),
         confidence=1 - ALPHA,
         margin=design.margin,
         primary=primary,
         metrics={name: _row(name, per_arm) for name, per_arm in values.items()},
-        outputs=outputs.same(manifest, blocks) if same_prompts else outputs.NONE_COMPARED,
+        outputs=outputs.same(manifest, blocks)
+        if same_seed and not (left.tool or right.tool)
+        else outputs.NONE_COMPARED,
         failures=outputs.failures(design, blocks),
         mechanism=mechanism(design, blocks),
-        limit={
-            name: sides_of(design, {side: float(np.mean(each)) for side, each in values[name].items()})
-            for name in comparison.LIMITS
-            if name in values
-        },
+        limit=comparison.limits(design, values),
         prediction=NoPrediction(none="the arms are of different runs"),
         warnings=[
             *_warnings(left, right),
@@ -236,6 +215,11 @@ def _apart(left: Side, right: Side) -> Comparison:
             *warnings.circumstances(manifest, blocks, values),
         ],
     )
+
+
+def _settings(side: Side) -> Settings:
+    design = side.manifest.design
+    return comparison.settings(design.arms_with_plant(side.manifest.plant_ns)[design.arms.index(side.arm)])
 
 
 def _uneven(sides: Mapping[str, Side], read: Mapping[str, Sequence[Block]]) -> list[Warning]:
@@ -279,16 +263,8 @@ def _own_blocks(name: str, side: Side) -> list[Block]:
     for number in finished_blocks(side.folder):
         block = read_block(side.folder, number, side.manifest.design)
         own = {table: block.of(side.arm.name, table) for table in TABLES if table != "divergences"}
-        found.append(
-            Block(
-                number,
-                {
-                    table: frame.assign(arm=name)
-                    for table, frame in own.items()
-                    if len(frame) or table == "requests"
-                },
-            )
-        )
+        kept = {table: each for table, each in own.items() if len(each) or table == "requests"}
+        found.append(Block(number, {table: each.assign(arm=name) for table, each in kept.items()}))
     return found
 
 
@@ -298,10 +274,10 @@ def _side_by_side(sides: Sequence[Sequence[Block]]) -> list[Block]:
 
     joined = []
     for number in sorted({block.number for blocks in sides for block in blocks}):
-        parts = [block for blocks in sides for block in blocks if block.number == number]
-        tables: dict[str, pd.DataFrame] = {}
+        parts = [block.tables for blocks in sides for block in blocks if block.number == number]
+        tables = {}
         for table in TABLES:
-            frames = [block.tables[table] for block in parts if table in block.tables]
+            frames = [part[table] for part in parts if table in part]
             tables[table] = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
         joined.append(Block(number, tables))
     return joined
@@ -312,14 +288,14 @@ def _values(read: Mapping[str, Sequence[Block]], goodput: Mapping[str, float]) -
     blocks. No metrics.MATCHED: they take two arms of one block."""
     import pandas as pd
 
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in read}
-    for side, blocks in read.items():
-        for block in blocks:
-            requests, steps, rounds, work = (
-                block.tables.get(name, pd.DataFrame()) for name in ("requests", "steps", "rounds", "work")
-            )
-            found[side].append(boot.of_boot(requests, steps, rounds, work, goodput))
-    return series(found, definitions.METRICS)
+    def of_boot(block: Block) -> dict[str, float]:
+        requests, steps, rounds, work = (
+            block.tables.get(name, pd.DataFrame()) for name in ("requests", "steps", "rounds", "work")
+        )
+        return boot.of_boot(requests, steps, rounds, work, goodput)
+
+    per_arm = {side: list(map(of_boot, blocks)) for side, blocks in read.items()}
+    return series(per_arm, definitions.METRICS)
 
 
 def _row(name: str, per_arm: dict[str, list[float]]) -> MetricRow:
@@ -336,17 +312,15 @@ def _warnings(left: Side, right: Side) -> list[Warning]:
         "blocks removes it: by simulation, equal arms compared this way differ in 43% of cases where the "
         "machine wanders, not in the 5% claimed. So there is no verdict; bench run measures side by side"
     ]
+    one, other = left.manifest, right.manifest
     for what, old, new in (
-        ("machine", left.manifest.machine, right.manifest.machine),
-        ("commit", left.manifest.code, right.manifest.code),
+        ("machine", msgspec.to_builtins(one.machine), msgspec.to_builtins(other.machine)),
+        ("commit", msgspec.to_builtins(one.code), msgspec.to_builtins(other.code)),
+        ("versions", one.versions, other.versions),
     ):
-        found = differences.difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
-        if found:
+        if found := differences.difference(old, new):
             lines.append(f"different {what}: {found}")
-    found = differences.difference(left.manifest.versions, right.manifest.versions)
-    if found:
-        lines.append(f"different versions: {found}")
-    if left.manifest.design.seed != right.manifest.design.seed:
+    if one.design.seed != other.design.seed:
         lines.append("different seeds, so different prompts and arrivals: outputs are not compared")
     return [*(Warning("across-runs", line) for line in lines), *_of_imported(left, right)]
 
@@ -362,8 +336,8 @@ def _of_imported(left: Side, right: Side) -> list[Warning]:
     """What a reader must know where another tool measured a side. The lines of the left one itself come with
     the comparison's circumstances, which are made from the left manifest."""
     lines = []
-    if _tool(left) != _tool(right):
-        tools = " and ".join(_tool(side) or "this program" for side in (left, right))
+    if left.tool != right.tool:
+        tools = " and ".join(side.tool or "this program" for side in (left, right))
         by = (
             f"measured by {tools}: each client's own time is part of its numbers, and whether the workload "
             "was the same can't be known"

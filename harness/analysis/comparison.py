@@ -9,17 +9,17 @@ import numpy as np
 
 from harness.analysis import factorial, outputs, prediction, warnings
 from harness.analysis.mechanism import mechanism, planted
-from harness.analysis.result import Comparison, FactorialResult, MetricRow, Result, Settings, Warning
+from harness.analysis.result import Comparison, FactorialResult, MetricRow, Result, Settings, Sides, Warning
 from harness.analysis.rule import reason_to_stop
 from harness.analysis.values import (
     THROUGHPUTS,
     Values,
-    _matched,
     block_values,
     check_values,
     effect_of,
     kind_of,
     lacking,
+    matched_values,
     measured,
     offered_load,
     sides,
@@ -48,11 +48,11 @@ def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Valu
         comparisons=comparisons(manifest, blocks, per_block),
         factorial=None
         if design.factorial is None
-        else _effects_of(manifest, design.factorial, blocks, per_block),
+        else _factorial(manifest, design.factorial, blocks, per_block),
     )
 
 
-def _effects_of(
+def _factorial(
     manifest: Manifest, planned: Factorial, blocks: Sequence[Block], per_block: Sequence[Values]
 ) -> FactorialResult:
     design = manifest.design
@@ -118,7 +118,7 @@ def comparison(
     values = measured(design, per_block)
     effects = _effects(design, per_block)
     if adjusted is None:
-        adjusted = _adjusted(design, effects)
+        adjusted = verdicts.holm(_family(effects, design.secondaries))
     offered = offered_load(design, per_block)
     before, *after = design.arms_with_plant(manifest.plant_ns)
     did = mechanism(design, blocks)
@@ -139,11 +139,7 @@ def comparison(
         outputs=outputs.same(manifest, blocks),
         failures=outputs.failures(design, blocks),
         mechanism=did | planted(design, did, values),
-        limit={
-            name: sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
-            for name in LIMITS
-            if name in values
-        },
+        limit=limits(design, values),
         prediction=prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
         warnings=[
             *(
@@ -154,6 +150,15 @@ def comparison(
             *warnings.collect(manifest, blocks, values, effects.get(design.primary), verdict),
         ],
     )
+
+
+def limits(design: Design, values: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Sides]:
+    """How far the rest is from the limit: LIMITS of each arm, means over blocks."""
+    return {
+        name: sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
+        for name in LIMITS
+        if name in values
+    }
 
 
 def settings(arm: Arm) -> Settings:
@@ -174,7 +179,7 @@ def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[
     return [
         {arm: {**values[arm], **matched[arm]} for arm in arms}
         for block, values in zip(blocks, per_block, strict=True)
-        for matched in [_matched(block, arms)]
+        for matched in [matched_values(block, arms)]
     ]
 
 
@@ -183,11 +188,6 @@ def _effects(design: Design, per_block: Sequence[Values]) -> dict[str, paired.Ef
     values = measured(design, per_block)
     alpha = design.alpha(len(per_block))
     return {name: effect_of(name, per_arm, alpha) for name, per_arm in values.items() if len(per_arm) == 2}
-
-
-def _adjusted(design: Design, effects: Mapping[str, paired.Effect]) -> dict[str, float]:
-    """Holm-adjusted p of the declared secondaries."""
-    return verdicts.holm(_family(effects, design.secondaries))
 
 
 def _family(effects: Mapping[str, paired.Effect], names: Sequence[str]) -> dict[str, float]:

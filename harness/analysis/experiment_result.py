@@ -57,7 +57,7 @@ class Share(Measured, frozen=True, kw_only=True, tag="share"):
 
 
 class Change(Measured, frozen=True, kw_only=True, tag="change"):
-    """An effect of paired blocks (stats/paired.py), as a fraction."""
+    """An effect of paired blocks, as a fraction."""
 
 
 class Delta(Measured, frozen=True, kw_only=True, tag="delta"):
@@ -65,8 +65,6 @@ class Delta(Measured, frozen=True, kw_only=True, tag="delta"):
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True, tag_field="shown", tag="percentiles"):
-    """A cell with several values."""
-
     value: list[float]
     low: None = None
     high: None = None
@@ -212,7 +210,10 @@ def result(plan: Plan, folder: str, runs: Runs) -> ExperimentResult:
     """What `--format json` prints."""
     experiment = plan.experiment
     main = experiment.claims[0]
-    decided = _comparison(main, runs[main.boots, main.workload]) if main.change else None
+    run = runs[main.boots, main.workload]
+    decided = None
+    if main.change:
+        decided = comparison.of_pair(_deciding_by(main, run), run.blocks, main.before, main.arm)
     claims = [_claim(claim, runs[claim.boots, claim.workload], claim is main) for claim in experiment.claims]
     kinds = {each.device["kind"] for run in runs.values() for each in run.manifest.descriptions.values()}
     return ExperimentResult(
@@ -250,26 +251,23 @@ def sum_of(parts: Sequence[Outputs]) -> Outputs:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Warnings
-
-
 def _warnings(plan: Plan, decided: Comparison | None, runs: Runs) -> list[Warning]:
     """Those of the claims, the first one first, then the circumstances of each run; one that holds for every
     run is said once, others name their workloads, with their boots where others have one of that name."""
     places: dict[Warning, dict[tuple[str, str], None]] = {}
-    for claim in plan.experiment.claims:
-        where = claim.boots, claim.workload
-        if claim is not plan.experiment.claims[0]:
-            found = _of_described(claim, runs[where])
-        elif decided is None:
-            found = warnings.few_blocks(len(runs[where].blocks))
-        else:
-            found = [each for each in decided.warnings if each.kind in OF_THE_CHANGE]
-        for each in [*found, *_few_requests(claim, runs[where])]:
-            places.setdefault(each, {})[where] = None
+    first, *others = plan.experiment.claims
+    where = first.boots, first.workload
+    of_first = warnings.few_blocks(len(runs[where].blocks))
+    if decided is not None:
+        of_first = [each for each in decided.warnings if each.kind in OF_THE_CHANGE]
+    said = [(where, [*of_first, *_few_requests(first, runs[where])])]
+    for claim in others:
+        run = runs[where := (claim.boots, claim.workload)]
+        said.append((where, [*_of_described(claim, run), *_few_requests(claim, run)]))
     for where, run in runs.items():
-        for each in warnings.circumstances(run.manifest, run.blocks, run.values):
+        said.append((where, warnings.circumstances(run.manifest, run.blocks, run.values)))
+    for where, found in said:
+        for each in found:
             places.setdefault(each, {})[where] = None
     count = Counter(workload for _, workload in runs)
     return [
@@ -309,12 +307,11 @@ def _few_requests(claim: Claim, run: Finished) -> list[Warning]:
     return [Warning("requests", f"{few}: so few that single slow ones decide it")]
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Claims
-
-
 def _claim(claim: Claim, run: Finished, first: bool = False) -> ClaimResult:
     measured, effect = number(run, claim), run.effect(claim)
+    detectable = None
+    if first and effect is not None and effect.sd is not None:
+        detectable = paired.as_change(planning.smallest_detectable(effect.sd, effect.blocks), effect.scale)
     return ClaimResult(
         says=claim.says,
         workload=claim.workload,
@@ -324,9 +321,7 @@ def _claim(claim: Claim, run: Finished, first: bool = False) -> ClaimResult:
         reported=claim.reported,
         measured=measured,
         finding=_finding(claim.reported, measured),
-        detectable=None
-        if not first or effect is None or effect.sd is None
-        else paired.as_change(planning.smallest_detectable(effect.sd, effect.blocks), effect.scale),
+        detectable=detectable,
     )
 
 
@@ -361,11 +356,6 @@ def _conclusion(plan: Plan, first: ClaimResult, decided: Comparison | None, runs
     return f"{found} The source says: {main.says}{finding}."
 
 
-def _comparison(claim: Claim, run: Finished) -> Comparison:
-    """The one that a claim is about, with its verdict."""
-    return comparison.of_pair(_deciding_by(claim, run), run.blocks, claim.before, claim.arm)
-
-
 def _deciding_by(claim: Claim, run: Finished) -> Manifest:
     """The run's manifest, deciding by the claim's own metric."""
     replace, design = msgspec.structs.replace, run.manifest.design
@@ -373,17 +363,11 @@ def _deciding_by(claim: Claim, run: Finished) -> Manifest:
     return replace(run.manifest, design=replace(design, name=name, primary=claim.change))
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Tables
-
-
 def _table(layout: Layout, plan: Plan, runs: Runs) -> TableResult:
     """A row of the layout on each workload; the workload is named where there are several."""
     workloads = list(plan.experiment.boots[layout.boots].workloads)
-    heads = [
-        *(["workload"] if len(workloads) > 1 else []),
-        *([""] if any(row.label for row in layout.rows) else []),
-    ]
+    heads = ["workload"] if len(workloads) > 1 else []
+    heads += [""] if any(row.label for row in layout.rows) else []
     rows: list[list[Cell]] = []
     for workload in workloads:
         for row in layout.rows:
@@ -428,14 +412,12 @@ def number(run: Finished, quantity: Quantity) -> Number:
     values = run.shares(quantity) if quantity.share else run.of(quantity.value, quantity.arm)
     if values is None:
         return NONE
-    if quantity.share:
-        effect = paired.effect([0.0] * len(values), values, "difference")
-        low, high = _interval(effect)
-        return Share(value=effect.after, low=low, high=high)
-    scale = scale_of(quantity.value, values)
+    scale: paired.Scale = "difference" if quantity.share else scale_of(quantity.value, values)
     base = 1.0 if scale == "ratio" else 0.0
     effect = paired.effect([base] * len(values), values, scale)
     low, high = _interval(effect)
+    if quantity.share:
+        return Share(value=effect.after, low=low, high=high)
     return Level(value=effect.after, low=base + low, high=base + high, unit=unit_of(quantity.value))
 
 

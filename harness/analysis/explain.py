@@ -39,19 +39,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     share_before: float
     share_after: float | None = None
 
-
-class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """The late requests of an arm, ms. `causes`: (activity, ms more than typical), the largest first."""
-
-    arm: str
-    metric: str
-    level: int
-    samples: int
-    enough: bool
-    percentile: float
-    typical: float
-    late: float
-    causes: list[tuple[str, float]]
+    @property
+    def change(self) -> None:
+        """None: parts are told in us."""
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +57,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     intervals: dict[str, int]  # decode intervals by arm
     step_us: dict[str, Part]  # "interval", then attribution.PARTS
-    tail: list[Tail]
+    tail: list[tail.Tail]
     prediction: Prediction | NoPrediction | None
     warnings: list[Warning]
 
@@ -142,30 +132,15 @@ def _part(per_block: Sequence[Sequence[float]], whole: Sequence[Sequence[float]]
     )
 
 
-def tails(arms: Sequence[Arm], blocks: Sequence[Block]) -> list[Tail]:
+def tails(arms: Sequence[Arm], blocks: Sequence[Block]) -> list[tail.Tail]:
     """For each arm, metric and level, in that order."""
     found = []
     for arm in arms:
         boots = [tail.split(block.of(arm.name, "requests"), block.of(arm.name, "steps")) for block in blocks]
         for metric in tail.TAILS:
             for level in tail.LEVELS:
-                late = tail.late(metric, [boot[metric] for boot in boots], level)
-                if late is None:
-                    continue
-                causes = sorted(late.more.items(), key=lambda each: -each[1])
-                found.append(
-                    Tail(
-                        arm=arm.name,
-                        metric=metric,
-                        level=level,
-                        samples=late.samples,
-                        enough=late.samples >= tail.NEEDED_SAMPLES[level],
-                        percentile=late.percentile,
-                        typical=late.typical,
-                        late=late.late,
-                        causes=causes,
-                    )
-                )
+                late = tail.late(arm.name, metric, [boot[metric] for boot in boots], level)
+                found += [] if late is None else [late]
     return found
 
 

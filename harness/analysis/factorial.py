@@ -1,4 +1,4 @@
-"""What each of several toggles contributes, as it stands in a result; the method: stats/contrasts.py."""
+"""What each of several toggles contributes, as it stands in a result; the method: stats.md."""
 
 from __future__ import annotations
 
@@ -49,10 +49,6 @@ def judge(
     return TOGETHER.get(found, found) if found is not None else None
 
 
-# ---------------------------------------------------------------------------------------------------------
-# As it stands in a result
-
-
 def analyse(
     planned: Factorial,
     design: Design,
@@ -76,10 +72,9 @@ def analyse(
             better=kind.better,
             settings={arm.name: float(mean) for arm, mean in zip(design.arms, means, strict=True)},
             effects=_effects(contrasts, blocks, metric, design.margin if metric == design.primary else None),
-            alone={name: _effect([name], alone(settings, place), blocks) for place, name in enumerate(names)},
+            alone={name: _effect([name], alone(settings, at), blocks) for at, name in enumerate(names)},
             with_others={
-                name: _effect([name], with_others(settings, place), blocks)
-                for place, name in enumerate(names)
+                name: _effect([name], with_others(settings, at), blocks) for at, name in enumerate(names)
             },
             together=_effect(names, together(settings), blocks),
         )
@@ -105,13 +100,12 @@ def _effects(planned: Plan, values: Floats, metric: str, margin: float | None) -
         if margin is not None and len(term) <= JUDGED_ORDER and effect.p is not None
     }
     adjusted = verdicts.holm(family)
-    kind = definitions.METRICS[metric]
     found = []
     for each in planned.contrasts:
         row = _as_row(each.term, effects[each.term], [list(other) for other in each.assumes])
         if margin is not None and each.term in adjusted:
             p = adjusted[each.term]
-            verdict = judge(each, values, margin, kind, p)
+            verdict = judge(each, values, margin, definitions.METRICS[metric], p)
             row = msgspec.structs.replace(row, p_adjusted=p, verdict=verdict)
         found.append(row)
     return found
@@ -148,9 +142,5 @@ def rows(factorial: FactorialResult) -> Iterator[dict[str, Any]]:
         ]
         for where, row in placed:
             if row is not None:
-                yield {
-                    "metric": metric,
-                    **msgspec.structs.asdict(row),
-                    "effect": label(row.effect),
-                    "where": where,
-                }
+                told = {**msgspec.structs.asdict(row), "effect": label(row.effect), "where": where}
+                yield {"metric": metric, **told}

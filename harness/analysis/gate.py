@@ -1,25 +1,11 @@
-"""Pass, fail or undecided: whether a change costs more than it may.
+"""Pass, fail or undecided: whether a change costs more than it may. The rule with its rates: stats.md, A
+gate.
 
 Let r be how much worse the after arm is, on the log scale of stats/paired.py, and L the largest regression
-allowed. Per metric, with one-sided bounds at 95% each:
-
-- **pass** if even the worst case, the upper bound of r, is within L;
-- **fail** if even the best case, the lower bound of r, is beyond L;
-- **undecided** otherwise: more blocks, or a quieter machine, would tell.
-
-A gate that fails on "significantly above 0" would reject a harmless 1% in 35 to 100% of runs (pair SD 2 to
-0.5%, 8 blocks); this one in about none, and it finds 5% in 98% up to a pair SD of 2% (stats.md). All metrics
-must pass, which needs no correction: to pass by mistake, a gate must pass the metric that is truly beyond L,
-which happens in at most 5%. One failing metric is enough to fail, which does need a correction: the p values
-of the fails are Holm-adjusted, so that a change that is within L in every metric fails in at most 5%.
-(Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 1982, for the first;
-stats.holm for the second.)
-
-Where the run may stop early, the bounds have the levels of its looks, and hold over all of them.
-
-Whatever the metrics say, a gate fails where outputs that must be equal differ. A request that failed is in no
-metric, so the share of those has a rule of its own, over blocks like all else: the gate fails where a larger
-share failed in the after arm, beyond chance, and does not pass where it could be larger by more than L.
+allowed. Per metric, with one-sided bounds: **pass** if the upper bound of r is within L, **fail** if the
+lower bound is beyond it (by Holm-adjusted p), else **undecided**. All metrics must pass, which needs no
+correction (Berger, "Multiparameter hypothesis testing and acceptance sampling", Technometrics 1982). Where
+the run may stop early, the bounds have the levels of its looks.
 """
 
 from __future__ import annotations
@@ -87,37 +73,23 @@ def _judge(
         )
     effect = paired.effect(before, after, "ratio", 2 * one_sided)
     assert effect.change is not None
+    found = Judged(
+        before=effect.before,
+        after=effect.after,
+        change=effect.change,
+        verdict="undecided",
+        remark=OFFERED if offered else "",
+    )
     if effect.low is None or effect.high is None or effect.sd is None:
-        return Judged(
-            before=effect.before,
-            after=effect.after,
-            change=effect.change,
-            verdict="undecided",
-            remark="one block",
-        )
+        return msgspec.structs.replace(found, remark="one block")
     lower = definitions.METRICS[name].better == "lower"
     best, worst = (effect.low, effect.high) if lower else (-effect.high, -effect.low)
     shift = planning.smallest_detectable(effect.sd, effect.blocks, alpha=2 * one_sided)
     excludable = float(np.expm1(shift) if lower else -np.expm1(-shift))
-    verdict: GateVerdict = "undecided"
-    if worst <= limit:
-        verdict = "pass"
-    elif p < one_sided:
-        verdict = "fail"
-    remark = ""
-    if offered:
-        verdict, remark = "undecided", OFFERED
-    return Judged(
-        before=effect.before,
-        after=effect.after,
-        change=effect.change,
-        best=best,
-        worst=worst,
-        p=p,
-        excludable=excludable,
-        verdict=verdict,
-        remark=remark,
-    )
+    found = msgspec.structs.replace(found, best=best, worst=worst, p=p, excludable=excludable)
+    if offered or not (worst <= limit or p < one_sided):
+        return found
+    return msgspec.structs.replace(found, verdict="pass" if worst <= limit else "fail")
 
 
 def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit: float) -> float:
@@ -161,14 +133,15 @@ def result_of(
     failing: GateVerdict,
 ) -> GateResult:
     """What a gate says in the end. `failing` is what more_failed says, `promised` as in Outputs.fail."""
+    (before, old), (after, new) = comparison.failures.items()
+    failed = (
+        f"{new.failed} of {new.requests} requests failed in {after}, "
+        f"{old.failed} of {old.requests} in {before}"
+    )
     outputs = comparison.outputs
-    differ = [outputs_that_differ(outputs).rstrip(".")] if outputs.fail(promised) else []
-    faults = differ + (_failures(comparison) if failing == "fail" else [])
-    doubts = [
-        f"{each}: too few blocks to tell it from chance"
-        for each in _failures(comparison)
-        if failing == "undecided"
-    ]
+    faults = [outputs_that_differ(outputs).rstrip(".")] if outputs.fail(promised) else []
+    faults += [failed] if failing == "fail" else []
+    doubts = [f"{failed}: too few blocks to tell it from chance"] if failing == "undecided" else []
     said = overall(judged)
     return GateResult(
         verdict="fail" if faults else "undecided" if doubts and said == "pass" else said,
@@ -178,14 +151,6 @@ def result_of(
         confidence=1 - one_sided,
         metrics=dict(judged),
     )
-
-
-def _failures(comparison: Comparison) -> list[str]:
-    (before, old), (after, new) = comparison.failures.items()
-    return [
-        f"{new.failed} of {new.requests} requests failed in {after}, "
-        f"{old.failed} of {old.requests} in {before}"
-    ]
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,8 +164,8 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def benchmark(comparison: Comparison, found: GateResult, better: str) -> list[Benchmark]:
-    """For customSmallerIsBetter (`better` "lower") or customBiggerIsBetter
-    ("higher"): the after arm's value of each gated metric that is better that way."""
+    """For customSmallerIsBetter (`better` "lower") or customBiggerIsBetter ("higher"): the after arm's value
+    of each gated metric that is better that way."""
     besides = "".join(f"; {each}: {found.verdict}" for each in (*found.faults, *found.doubts))
     rows = []
     for name, each in found.metrics.items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from engines import api
-from harness.analysis.result import Counter
+from harness.analysis.result import Comparison, Counter
 from harness.analysis.values import sides
 from harness.metrics import definitions
 from harness.plan.design import Design
@@ -20,17 +20,17 @@ def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
     """What the toggles did: each counter per step (per round where an arm has no step records), the mean
     batch, steps by kind, preemptions and dropped rows per round."""
     per_step = all(len(block.of(arm.name, "steps")) for block in blocks for arm in design.arms)
-    per_arm = {arm.name: _mechanism(arm.name, blocks, per_step) for arm in design.arms}
-    names = list(dict.fromkeys(name for found in per_arm.values() for name in found))
+    per_arm = {arm.name: _of_arm(arm.name, blocks, per_step) for arm in design.arms}
+    units = {name: unit for found in per_arm.values() for name, (_, unit) in found.items()}
     counters = {}
-    for name in names:
+    for name in dict.fromkeys(name for found in per_arm.values() for name in found):
         both = sides(design, {arm: found[name][0] for arm, found in per_arm.items() if name in found})
-        unit = next(found[name][1] for found in per_arm.values() if name in found)
-        counters[name] = Counter(before=both.before, after=both.after, unit=unit)
+        counters[name] = Counter(before=both.before, after=both.after, unit=units[name])
     return counters
 
 
-def _mechanism(arm: str, blocks: Sequence[Block], per_step: bool) -> dict[str, tuple[float, str]]:
+def _of_arm(arm: str, blocks: Sequence[Block], per_step: bool) -> dict[str, tuple[float, str]]:
+    """Each counter and its unit."""
     import pandas as pd
 
     rounds = pd.concat([block.of(arm, "rounds") for block in blocks])
@@ -38,11 +38,8 @@ def _mechanism(arm: str, blocks: Sequence[Block], per_step: bool) -> dict[str, t
     found: dict[str, tuple[float, str]] = {}
     if len(steps):
         kinds = steps["kind"].value_counts()
-        decode = steps[steps["kind"] == "decode"]
-        found["mean_batch"] = (
-            float(decode["batch"].mean()) if len(decode) else 0.0,
-            "requests per decode step",
-        )
+        batch = steps.loc[steps["kind"] == "decode", "batch"]
+        found["mean_batch"] = (float(batch.mean()) if len(batch) else 0.0, "requests per decode step")
         for kind in (*api.STEP_KINDS, "dropped"):
             found[f"{kind}_steps"] = (float(kinds.get(kind, 0)) / len(rounds), "per round")
         found["dropped_rows"] = (float(steps["dropped"].sum()) / len(rounds), "per round")
@@ -70,3 +67,27 @@ def planted(
     step_ns = float(np.mean(steps)) * definitions.NS_PER_MS
     before, after = (each and each / step_ns for each in (counter.before, counter.after))
     return {"planted_share": Counter(before=before, after=after, unit="of a step of before")}
+
+
+def planted_share(comparison: Comparison) -> float | None:
+    """What was really planted (`--plant`), by the engine's counter, as a share of the before arm's mean
+    decode step. The before arm's own reading, near zero, is the hook's cost and is subtracted. None without a
+    plant."""
+    row = comparison.mechanism.get("planted_share")
+    if row is None or row.before is None or row.after is None:
+        return None
+    return row.after - row.before
+
+
+def expected_change(share: float, better: str) -> float:
+    """The change in a time, or in a rate, from a step longer by `share`, where nothing absorbs it."""
+    return share if better == "lower" else 1 / (1 + share) - 1
+
+
+def plant_seen(comparison: Comparison) -> bool:
+    """The primary got worse, and its interval holds what was planted."""
+    share, row = planted_share(comparison), comparison.metrics[comparison.primary]
+    if share is None or row.ci_low is None or row.ci_high is None:
+        return False
+    inside = row.ci_low <= expected_change(share, row.better) <= row.ci_high
+    return row.verdict in ("slower", "worse") and inside

@@ -93,14 +93,14 @@ def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
     """Of a run; the before arm speaks for both."""
     design = manifest.design
     before: Arm = design.arms[0]
-    described = manifest.descriptions[before.name]
+    device = manifest.descriptions[before.name].device
     return Circumstances(
         machine=manifest.machine,
-        device=described.device["name"],
-        kind=described.device["kind"],
+        device=device["name"],
+        kind=device["kind"],
         engine=before.engine,
         model=before.options.model,
-        options=msgspec.structs.replace(before.options, device=described.device["kind"]),  # not "auto"
+        options=msgspec.structs.replace(before.options, device=device["kind"]),  # not "auto"
         workload=design.workload,
         rounds=design.rounds,
         blocks=blocks,
@@ -109,18 +109,6 @@ def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
 
 def floor_of(manifest: Manifest, comparison: Comparison) -> Floor:
     """The floor that an A/A run has found."""
-    blocks = comparison.blocks
-    spreads = {}
-    for name, row in comparison.metrics.items():
-        if row.sd is not None:
-            scale: paired.Scale = "difference" if row.change is None else "ratio"
-            smallest = planning.smallest_detectable(row.sd, blocks)
-            spreads[name] = Spread(
-                scale=scale,
-                sd=row.sd,
-                floor=paired.as_change(paired.half_width(row.sd, blocks), scale),
-                detectable=paired.as_change(smallest, scale),
-            )
     return Floor(
         schema_version=SCHEMA_VERSION,
         run=manifest.run,
@@ -128,9 +116,23 @@ def floor_of(manifest: Manifest, comparison: Comparison) -> Floor:
         commit=manifest.code.commit,
         versions=manifest.versions,
         toggles=manifest.design.arms[0].toggles,
-        of=circumstances(manifest, blocks),
-        metrics=spreads,
+        of=circumstances(manifest, comparison.blocks),
+        metrics={
+            name: _spread(row.sd, "difference" if row.change is None else "ratio", comparison.blocks)
+            for name, row in comparison.metrics.items()
+            if row.sd is not None
+        },
         outputs=comparison.outputs,
+    )
+
+
+def _spread(sd: float, scale: paired.Scale, blocks: int) -> Spread:
+    floor, smallest = paired.half_width(sd, blocks), planning.smallest_detectable(sd, blocks)
+    return Spread(
+        scale=scale,
+        sd=sd,
+        floor=paired.as_change(floor, scale),
+        detectable=paired.as_change(smallest, scale),
     )
 
 
@@ -163,12 +165,11 @@ def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
         return Shown({}, tuple(remarks))
     newest_first = sorted(fitting, key=lambda each: each[1].created, reverse=True)
     differences, floor = min(newest_first, key=lambda each: [name in each[0] for name in WEIGHED])
-    measured_then = f"noise floor, measured on {floor.created[:10]} by {floor.run}"
+    then = f"noise floor, measured on {floor.created[:10]} by {floor.run}"
     if differences:
-        remarks.append(f"foreign {measured_then}: {'; '.join(differences.values())}")
-    age = _age(floor, manifest)
-    if age:
-        remarks.append(f"stale {measured_then}: {age}; bench aa measures a fresh one")
+        remarks.append(f"foreign {then}: {'; '.join(differences.values())}")
+    if age := _age(floor, manifest):
+        remarks.append(f"stale {then}: {age}; bench aa measures a fresh one")
     return Shown(at_level(floor, blocks, alpha), tuple(remarks), floor.outputs)
 
 
@@ -188,21 +189,13 @@ def beside(comparison: Comparison, shown: Shown) -> Comparison:
     }
     row = rows.get(comparison.primary)
     lines = list(shown.remarks)
-    if (
-        not lines
-        and row is not None
-        and row.verdict in verdicts.CHANGES
-        and row.floor is not None
-        and row.change is not None
-        and abs(row.change) < row.floor
-    ):
+    if not lines and row is not None and row.verdict in verdicts.CHANGES and row.within_floor:
         lines.append(
             f"{comparison.primary} is called {row.verdict}, and its change is smaller than what equal "
             f"arms show here (noise floor ±{row.floor:.2%})"
         )
     outputs = comparison.outputs
-    unjudged = outputs.identical < outputs.compared and outputs.near_ties is None
-    if unjudged and shown.outputs.compared:
+    if outputs.identical < outputs.compared and outputs.near_ties is None and shown.outputs.compared:
         now, then = (
             f"{each.compared - each.identical} of {each.compared}" for each in (outputs, shown.outputs)
         )
@@ -222,13 +215,9 @@ def beside_known(result: Result, manifest: Manifest, folder: Path) -> Result:
 
 def _differences(floor: Circumstances, wanted: Circumstances) -> dict[str, str]:
     """What differs, by name, the weightiest first."""
-    found = {}
-    for name in WEIGHED:
-        old, new = (msgspec.to_builtins(getattr(each, name)) for each in (floor, wanted))
-        difference = differences_.difference(old, new, name)
-        if difference:
-            found[name] = difference
-    return found
+    old, new = msgspec.to_builtins(floor), msgspec.to_builtins(wanted)
+    found = {name: differences_.difference(old[name], new[name], name) for name in WEIGHED}
+    return {name: said for name, said in found.items() if said}
 
 
 def _age(floor: Floor, manifest: Manifest) -> str:
@@ -245,7 +234,6 @@ def with_floor(result: Result, manifest: Manifest, folder: Path) -> Result:
     if design.against_itself and design.plant is None and comparison.blocks > 1:
         floor = floor_of(manifest, comparison)
         keep(folder, floor)
-        values = at_level(floor, comparison.blocks, 1 - comparison.confidence)
-        shown = Shown(values, ())
+        shown = Shown(at_level(floor, comparison.blocks, 1 - comparison.confidence), ())
         return msgspec.structs.replace(result, comparisons=[beside(comparison, shown)])
     return beside_known(result, manifest, folder)

@@ -1,28 +1,26 @@
 """What a toggle should give, from the before arm's records alone: the "expected reduction" of vLLM's RFC
-6913, done on each step. Removing X from a step of T gives X/T only where X is exposed, and only as far as
-nothing else takes its place.
+6913, done on each step. Removing X from a step of T gives X/T only where X is exposed, and nothing else takes
+its place.
 
-Each model turns the decode intervals of one boot of the before arm (`Before`) into what they would take with
-the toggle on (`After`). The change is mean after / mean before - 1, one value per block, with a t interval
-over blocks; the standard error of what was calibrated apart (calibration.py) widens it in quadrature. It is
-set beside the change of step_ms_matched, the mean decode interval at the before arm's batch mix.
+Each model turns the decode intervals of one boot (`Before`) into what they would take with the toggle on
+(`After`). The change is mean after / mean before - 1, one value per block, with a t interval over blocks,
+widened in quadrature by the standard error of what was calibrated apart (calibration.json); it is set beside
+that of step_ms_matched.
 
-All models assume: the same batches in both arms (in open loop a faster arm runs smaller ones; so the measured
-change is taken at the before arm's mix); a device that takes as long for a step as before, less `rested`
-where it no longer stands still before one; and nobody else on the cores. A toggle without a model has no
-prediction, and says why.
+All models assume the same batches in both arms, a device that takes as long for a step as before (less
+`rested` where it no longer stands still before one), and nobody else on the cores.
 
 The aftermath. A step that sends a message wakes the client and the sending thread, which then take the host's
-core from the phases behind it (0.05 to 0.3 ms on two cores). Which steps sent is in the requests' records:
-the last token of each chunk is the token of such a step. So the time by which the device idles longer behind
-a message than behind none, output aside, is called the message's aftermath, and goes where the message goes.
-Where every step sends (a stream interval of 1) the records can't tell, and it is calibrated apart.
+core from the phases behind it (0.05 to 0.3 ms on two cores). The last token of each chunk is the token of
+such a step. So the time by which the device idles longer behind a message than behind none, output aside, is
+the message's aftermath, and goes where the message goes. Where every step sends, it is calibrated apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -30,7 +28,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.calibration import Calibration, Measured, load
 from harness.analysis.result import MetricRow, NoPrediction, Prediction
 from harness.common.machine import Machine
 from harness.metrics.attribution import attribute
@@ -46,6 +43,46 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 METRIC = "step_ms_matched"
 FEWEST = 20  # with fewer decode intervals without a message, its aftermath can't be told from chance
+
+
+class Measured(msgspec.Struct, frozen=True, array_like=True):
+    """A mean over blocks and its standard error, us."""
+
+    mean: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} ± {self.error:.1f}"
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine's device, client and process boundary. Lists have one entry per batch size, ascending;
+    between sizes it is interpolated, beyond either end the value of that end holds."""
+
+    source: str
+    device: str  # its kind
+    machine: Machine
+    batches: list[int]
+    turnaround_us: list[Measured]  # device idle between two queued steps
+    rested_us: list[Measured]  # how much longer a program takes on a device that stood still before it
+    hand_over_us: list[Measured]  # giving a step's tokens to the output process
+    aftermath_us: list[Measured]  # what a message of that many chunks costs the host after sending it
+
+    def at(self, batch: float, values: list[Measured]) -> Measured:
+        """One of the lists at a batch size."""
+        mean, error = (
+            float(np.interp(batch, self.batches, [getattr(each, part) for each in values]))
+            for part in ("mean", "error")
+        )
+        return Measured(mean, error)
+
+
+def load_calibration() -> Calibration:
+    """calibration.json, made by experiments/validation/calibration.py."""
+    text = files("harness.analysis").joinpath("calibration.json").read_bytes()
+    return msgspec.json.decode(text, type=Calibration)
+
+
 NOTHING = Measured(0.0, 0.0)
 
 
@@ -170,13 +207,12 @@ def predict(
         return NoPrediction(none=model)
     if design.plant is not None:
         return NoPrediction(none="the after arm has a planted delay")
-    boots = [before_of(block, design.arms[0]) for block in blocks]
-    if any(boot is None for boot in boots):
+    known = [boot for block in blocks if (boot := before_of(block, design.arms[0])) is not None]
+    if len(known) < len(blocks):
         return NoPrediction(none="the before arm has no step records of steady decode in some block")
     described = manifest.descriptions.get(design.arms[0].name)
-    calibration = load()
+    calibration = load_calibration()
     fits = described is not None and described.device["kind"] == calibration.device
-    known = [boot for boot in boots if boot is not None]
     found = [model(boot, calibration if fits else None) for boot in known]
     alpha = design.alpha(len(blocks))
     effect = paired.effect(

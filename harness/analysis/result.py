@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -18,6 +19,10 @@ class Warning(msgspec.Struct, frozen=True):
 
     kind: str
     text: str
+
+
+def texts(warnings: Sequence[Warning]) -> list[str]:
+    return [each.text for each in warnings]
 
 
 class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +50,11 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
     def excludes_zero(self) -> bool:
         """Whether there is an interval, and 0 is not in it."""
         return self.ci_low is not None and self.ci_high is not None and (self.ci_low > 0 or self.ci_high < 0)
+
+    @property
+    def within_floor(self) -> bool:
+        """Whether it changed by less than equal arms do."""
+        return self.change is not None and self.floor is not None and abs(self.change) < self.floor
 
 
 class Sides(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,33 +40,28 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
     if done not in until.looks:
         return None
     if design.gate is not None:
-        gated = judged(design, per_block, checks.gated(design), design.gate.max_regression)
-        enough, found = _clear(gate.overall(gated), "the gate says")
+        said = gate.overall(judged(design, per_block, checks.gated(design), design.gate.max_regression))
+        enough, found = said != "undecided", f"the gate says {said}"
     else:
-        enough, found = _clear_primary(design, until, per_block)
+        enough, found = _enough_of_primary(design, until, per_block)
     if enough:
         return f"decided at {done} of at most {design.blocks} blocks: {found}"
     return f"{done} blocks, the most allowed: {found}" if done == design.blocks else None
 
 
-def _clear_primary(design: Design, until: Until, per_block: Sequence[Values]) -> tuple[bool, str]:
+def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]) -> tuple[bool, str]:
     """Whether the rule has enough of the primary, and what it found."""
     check_values(design, per_block, [design.primary], ratio=until.precision is not None)
-    per_arm = measured(design, per_block)[design.primary]
     alpha = design.alpha(len(per_block))
-    effect = effect_of(design.primary, per_arm, alpha)
+    effect = effect_of(design.primary, measured(design, per_block)[design.primary], alpha)
     if until.precision is None:
-        found = verdicts.verdict(effect, design.margin, *kind_of(design.primary), alpha=alpha)
-        return _clear(found or "undecided", f"{design.primary} is")
+        said = verdicts.verdict(effect, design.margin, *kind_of(design.primary), alpha=alpha) or "undecided"
+        return said != "undecided", f"{design.primary} is {said}"
     assert effect.low is not None
     assert effect.high is not None
     half = (effect.high - effect.low) / 2
     enough = half <= until.precision
     return enough, f"half-width {half:.2%}, {'' if enough else 'not '}within {100 * until.precision:.3g}%"
-
-
-def _clear(verdict: str, subject: str) -> tuple[bool, str]:
-    return verdict != "undecided", f"{subject} {verdict}"
 
 
 def judged(

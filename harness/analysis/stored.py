@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engines import api
 from harness.analysis import comparison, noise_floor
@@ -19,9 +18,6 @@ from harness.store import tables
 from harness.store.block import Block
 from harness.store.files import StoreError, read_summary
 from harness.store.manifest import Manifest, check_whole, read_manifest
-
-if TYPE_CHECKING:
-    pass
 
 
 def readable(folder: Path) -> Manifest:
@@ -45,10 +41,6 @@ def check_two(folder: Path, manifest: Manifest) -> None:
             f"{folder} has {1 + len(others)} arms, and this takes a before and an after; for any two of "
             f"{', '.join((first, *others))} use bench compare {' '.join(sides)}"
         )
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Two arms of one run
 
 
 def read_blocks(folder: Path, design: Design) -> Iterator[tuple[Block, Values]]:
@@ -96,9 +88,7 @@ def result(folder: Path, manifest: Manifest, read: Iterable[tuple[Block, Values]
 def read_block(folder: Path, number: int, design: Design) -> Block:
     """A block in which every arm has its rows. Raises StoreError."""
     block = Block(number, tables.read_block(folder, number))
-    aggregates = any(
-        name.startswith(definitions.TOLD) for name in block.tables["rounds"]
-    )  # an imported run's
+    aggregates = any(name.startswith(definitions.TOLD) for name in block.tables["rounds"])  # of an import
     for arm in design.arms:
         for table in tables.NEEDED:
             if not len(block.of(arm.name, table)) and not (aggregates and table == "requests"):

@@ -1,28 +1,34 @@
-"""What a sweep found, from the runs in its folder."""
+"""What a sweep found, from the runs in its folder: its result, and the sweep as one works with it in
+Python."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
+import pandas as pd
 
+from harness.analysis import frames
+from harness.analysis.frames import Run
 from harness.analysis.outputs import outputs_differ
-from harness.analysis.result import Axis, PointResult, SweepResult
+from harness.analysis.result import Axis, MetricRow, PointResult, SweepResult
 from harness.analysis.stored import result as result_of
+from harness.store import sweep
 from harness.store.files import SCHEMA_VERSION, StoreError
-from harness.store.sweep import is_done, read, run_of, runs_in
 
 
 def result(folder: Path) -> tuple[SweepResult, bool]:
     """A comparison for each finished point, and whether outputs differ that must not. Raises StoreError where
     nothing is finished."""
-    planned = read(folder)
-    stored = list(runs_in(folder))
+    planned = sweep.read(folder)
+    stored = list(sweep.runs_in(folder))
     points: list[PointResult] = []
     differ = False
     for point in planned.points:
-        found = run_of(point, stored)
-        if found is None or not is_done(found[0]):
+        found = sweep.run_of(point, stored)
+        if found is None or not sweep.is_done(found[0]):
             continue
         summary = result_of(*found)
         differ = differ or outputs_differ(found[1], summary)
@@ -48,3 +54,60 @@ def result(folder: Path) -> tuple[SweepResult, bool]:
         comparisons=points,
     )
     return found_in, differ
+
+
+@dataclass(frozen=True)  # no slots: frames are kept
+class Sweep:
+    """The finished points of a sweep. In the frames each axis is a column, of numbers where all its values
+    are numbers."""
+
+    folder: Path
+    planned: sweep.Sweep
+    result: SweepResult  # what `bench sweep --format json` prints
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.planned.axes)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The run of each finished point, in the order of `result.comparisons`."""
+        return tuple(frames.load(self.folder / each.run) for each in self.result.comparisons)
+
+    @cached_property
+    def changes(self) -> pd.DataFrame:
+        """One row per point and metric: the axes, run, kind of device, metric, unit, better, before, after,
+        change, delta, ci_low, ci_high, sd, p, p_adjusted, verdict, floor, as in a comparison."""
+        rows = [
+            {"device": each.device, **each.at, "run": each.run, "metric": name, **msgspec.structs.asdict(row)}
+            for each in self.result.comparisons
+            for name, row in each.metrics.items()
+        ]
+        return self._numbered(pd.DataFrame(rows)[[*self._about, "metric", *MetricRow.__struct_fields__]])
+
+    @cached_property
+    def values(self) -> pd.DataFrame:
+        """Run.values of every point: the axes, run, kind of device, block, arm, and a float64 column per
+        metric."""
+        parts = [
+            run.values.assign(**{"run": each.run, "device": each.device, **each.at})
+            for run, each in zip(self.runs, self.result.comparisons, strict=True)
+        ]
+        joined = pd.concat(parts, ignore_index=True)
+        others = (name for name in joined if name not in self._about)
+        return self._numbered(joined[[*self._about, *others]])
+
+    @property
+    def _about(self) -> list[str]:
+        """Columns that say which point a row is of; `device` may be an axis."""
+        return list(dict.fromkeys([*self.axes, "run", "device"]))
+
+    def _numbered(self, frame: pd.DataFrame) -> pd.DataFrame:
+        numbers = {axis: pd.to_numeric(frame[axis], errors="coerce") for axis in self.axes}
+        return frame.assign(**{axis: each for axis, each in numbers.items() if each.notna().all()})
+
+
+def load(folder: str | Path) -> Sweep:
+    """A stored sweep, finished or not. Raises StoreError."""
+    path = Path(folder)
+    return Sweep(path, sweep.read(path), result(path)[0])

@@ -1,29 +1,28 @@
-"""What made the late requests late: the seed's second follow-up, "trace the p95/p99 tails of submit lag and
-queue wait to the synchronization point behind them".
+"""What made the late requests late.
 
 Each sample of a metric is a window of time: submit lag from due to sent (client), queue wait from tokenized
 to admitted, TTFT from sent to the first chunk (client), ITL from one token of a request to its next (engine).
-A window is split by what the scheduler's thread was at: a phase, and the kind of the step it belonged to. A
-wait is named with its synchronization, `wait.copy_done (prefill)`: the thread stood behind a prefill.
-`between phases` is loop code, the admission of new requests, or a thread with nothing to do.
+A window is split by what the scheduler's thread was at: a phase, and the kind of the step it belonged to
+(`wait.copy_done (prefill)`: it stood behind a prefill); `between phases` is loop code, admission, or nothing
+to do.
 
-The late samples are those at the percentile and above; the typical ones lie between the quartiles. What the
-late ones hold more of each than the typical ones, on average, adds up to how much later they were. Samples of
-all blocks are pooled: this describes, and has no interval. The load generator is another process: for submit
-lag the split says what the engine did while the client was late, which is a cause only where they share
+The late samples are those at the percentile and above, the typical ones lie between the quartiles; what the
+late hold more of each, on average, adds up to how much later they were. All blocks are pooled: this
+describes, and has no interval. For submit lag, the client's, it is a cause only where client and engine share
 cores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pandas as pd
 
 from engines.api import PHASES
-from harness.metrics.attribution import Int64s, Painted, paint, spans
+from harness.metrics.attribution import Painted, paint, spans
+from harness.metrics.definitions import Int64s
 
 TAILS = ("submit_lag_ms", "queue_wait_ms", "ttft_ms", "itl_token_ms")
 LEVELS = (95, 99)
@@ -32,18 +31,19 @@ KINDS = ("prefill", "decode", "dropped")
 ACTIVITIES = (*(f"{phase} ({kind})" for phase in PHASES for kind in KINDS), "between phases")
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
-    """The tail of one metric: ms at the percentile, means of typical and late samples, and for each of
-    ACTIVITIES how much more of it the late ones hold."""
+class Tail(msgspec.Struct, frozen=True, kw_only=True):
+    """The late requests of an arm, ms: `percentile`, and means of the typical and the late samples. `causes`:
+    (one of ACTIVITIES, how much more of it the late ones hold), the largest first."""
 
+    arm: str
     metric: str
     level: int
     samples: int
+    enough: bool
     percentile: float
     typical: float
     late: float
-    more: dict[str, float]
+    causes: list[tuple[str, float]]
 
 
 def windows(requests: pd.DataFrame) -> dict[str, tuple[Int64s, Int64s]]:
@@ -91,8 +91,8 @@ def split(requests: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Int64s]:
     return found
 
 
-def late(metric: str, parts: Sequence[Int64s], level: int) -> Late | None:
-    """The tail of the pooled samples of several boots; None without a sample."""
+def late(arm: str, metric: str, parts: Sequence[Int64s], level: int) -> Tail | None:
+    """The tail of the pooled samples of an arm's boots; None without a sample."""
     pooled = np.concatenate(list(parts)) / 1e6
     if not len(pooled):
         return None
@@ -101,14 +101,17 @@ def late(metric: str, parts: Sequence[Int64s], level: int) -> Late | None:
     typical = pooled[(totals >= low) & (totals <= high)]
     tail = pooled[totals >= percentile]
     more = tail.mean(axis=0) - typical.mean(axis=0)
-    return Late(
-        metric,
-        level,
-        len(pooled),
-        float(percentile),
-        float(typical.sum(axis=1).mean()),
-        float(tail.sum(axis=1).mean()),
-        {name: float(value) for name, value in zip(ACTIVITIES, more, strict=True) if value},
+    causes = [(name, float(value)) for name, value in zip(ACTIVITIES, more, strict=True) if value]
+    return Tail(
+        arm=arm,
+        metric=metric,
+        level=level,
+        samples=len(pooled),
+        enough=len(pooled) >= NEEDED_SAMPLES[level],
+        percentile=float(percentile),
+        typical=float(typical.sum(axis=1).mean()),
+        late=float(tail.sum(axis=1).mean()),
+        causes=sorted(causes, key=lambda each: -each[1]),
     )
 
 

@@ -71,16 +71,16 @@ def block_values(design: Design, block: Block) -> Values:
     """arm → metric → the value of one block; OFFERED with them."""
     found: dict[str, dict[str, float]] = {}
     for arm in design.arms:
-        requests, steps_of_arm, rounds, work = (
+        requests, steps, rounds, work = (
             block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work")
         )
-        found[arm.name] = boot.of_boot(requests, steps_of_arm, rounds, work, design.goodput)
+        found[arm.name] = boot.of_boot(requests, steps, rounds, work, design.goodput)
         found[arm.name][OFFERED] = offered_rate(requests)
-    matched = _matched(block, list(found))
+    matched = matched_values(block, list(found))
     return {arm: values | matched[arm] for arm, values in found.items()}
 
 
-def _matched(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
+def matched_values(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
     """metrics.MATCHED of each of these arms, by the batches that all of them had; none where one of them has
     no step records, or is alone."""
     steps = [block.of(arm, "steps") for arm in arms]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -72,17 +72,19 @@ def _of(kind: str, texts: Iterable[str]) -> list[Warning]:
 
 def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[Warning]:
     """Those that do not depend on the change: under what conditions it was measured."""
+    imported = manifest.imported
+    requests, rounds = (_joined(blocks, table) for table in ("requests", "rounds"))
     found = [
-        *_of("noise", _noise(blocks)),
-        *_of("steadiness", _steadiness(manifest, blocks, values)),
-        *_of("client", [*_client(values), *_late_reads(values)]),
-        *_of("clock", _clock(blocks)),
-        *_of("records", _lost(blocks)),
-        *_of("tokens", _counted(blocks)),
-        *_of("failures", _failures(blocks)),
-        *_of("workload", _skipped(manifest, blocks)),
-        *(of_import(manifest.run, manifest.imported) if manifest.imported is not None else []),
-        *_of("device", _device(manifest, blocks)),
+        *_of("noise", _noise(rounds)),
+        *_of("steadiness", _steadiness(manifest, requests)),
+        *_of("client", _client(values)),
+        *_of("clock", _clock(rounds)),
+        *_of("records", _lost(rounds)),
+        *_of("tokens", _counted(rounds)),
+        *_of("failures", _failures(requests)),
+        *_of("workload", _skipped(manifest, rounds)),
+        *([] if imported is None else of_import(manifest.run, imported)),
+        *_of("device", _device(manifest, rounds)),
         *_of("outputs", _outputs(manifest, blocks)),
         *_of("records", _recorder(manifest)),
     ]
@@ -114,7 +116,7 @@ def of_decision(manifest: Manifest, primary: paired.Effect | None, verdict: str 
     if primary is None:
         return []
     design = manifest.design
-    lines = few_blocks(primary.blocks)
+    found = few_blocks(primary.blocks)
     if primary.sd is None:
         if any(arm.is_remote for arm in design.arms):
             one = (
@@ -122,8 +124,7 @@ def of_decision(manifest: Manifest, primary: paired.Effect | None, verdict: str 
                 "tell that from a change; servers that are started with cmd= give intervals and verdicts"
             )
             return [Warning("blocks", one)]
-        return lines
-    if verdict == "undecided" and primary.scale == "ratio":
+    elif verdict == "undecided" and primary.scale == "ratio":
         low, high = planning.blocks_needed(primary.sd, primary.blocks, design.margin)
         change = f"a change of {100 * design.margin:.3g}%"
         needed = (
@@ -133,8 +134,8 @@ def of_decision(manifest: Manifest, primary: paired.Effect | None, verdict: str 
             else f"undecided: judged by the spread alone, {low:,} to {high:,} blocks would detect {change} "
             "in 4 of 5 runs; that is for a fresh run, more blocks for this one would be peeking"
         )
-        lines.append(Warning("decision", needed))
-    return lines
+        found.append(Warning("decision", needed))
+    return found
 
 
 def of_order(
@@ -156,9 +157,8 @@ def of_order(
     if found is None:
         lines.append(f"{ONE_ORDER}: an effect of running second can't be told apart")
     else:
-        weakened = judged and found.weakens(design.margin)
         left = f"the orders drawn leave {percent(found.left)} of that in the change"
-        lines += _position(found, "second", left, weakened)
+        lines += _position(found, "second", left, judged and found.weakens(design.margin))
     if checks.sign_flip_disagrees(differences):
         p = checks.sign_flip(differences)
         lines.append(f"the sign-flip test (p = {p:.3f}) disagrees with the t test: look at single blocks")
@@ -199,58 +199,52 @@ def _order_of_factorial(
     return [*_of("order", lines), *_of("drift", drift)]
 
 
-def _position(found: checks.Position, ran: str, left: str, weakened: bool) -> list[str]:
+def _position(found: checks.Position, ran: str, left: str, weakened: bool) -> Iterator[str]:
     """A position effect whose interval contains 0 is not reported."""
-    if found.low is None or not found.seen:
-        return []
-    where = f"[{percent(found.low)}, {percent(found.high)}]"
-    was = f"position effect: the arm that ran {ran} was at {percent(found.change)} {where}; {left}"
-    return [f"weakened by a {was}, more than half the margin" if weakened else was]
+    if found.low is not None and found.seen:
+        where = f"[{percent(found.low)}, {percent(found.high)}]"
+        was = f"position effect: the arm that ran {ran} was at {percent(found.change)} {where}; {left}"
+        yield f"weakened by a {was}, more than half the margin" if weakened else was
 
 
-def _drift(found: checks.Drift | None, margin: float, arms: str) -> list[str]:
-    if found is None or abs(found.change) <= margin or found.p >= ALPHA:
-        return []
-    return [
-        f"drift: {arms} moved by {percent(found.change)} from the first block to the last; what "
-        "the boots of a block share of that cancels in the change between them"
-    ]
+def _drift(found: checks.Drift | None, margin: float, arms: str) -> Iterator[str]:
+    if found is not None and abs(found.change) > margin and found.p < ALPHA:
+        yield (
+            f"drift: {arms} moved by {percent(found.change)} from the first block to the last; what "
+            "the boots of a block share of that cancels in the change between them"
+        )
 
 
-def _noise(blocks: Sequence[Block]) -> list[str]:
-    rounds = _joined(blocks, "rounds")
-    lines = []
+def _noise(rounds: pd.DataFrame) -> Iterator[str]:
     steal = _largest(rounds, "steal_share")
     if steal > STEAL:
-        lines.append(f"noise: up to {steal:.1%} of the CPU time was taken by other virtual machines (steal)")
+        yield f"noise: up to {steal:.1%} of the CPU time was taken by other virtual machines (steal)"
     others = _largest(rounds, "others_share")
     if others > OTHERS:
-        lines.append(
+        yield (
             f"noise: processes that are not the run's used up to {others:.1%} of the CPU time; load average "
             f"up to {_largest(rounds, 'load_1m'):.1f}"
         )
     if "loop_us" in rounds:
         fast, slow = core_speed.spread(rounds["loop_us"].dropna().tolist())
         if slow >= core_speed.STEADY * fast:
-            lines.append(
+            yield (
                 f"noise: the same loop took {fast:.0f} us between some rounds and {slow:.0f} us between "
                 "others: a neighbour on the same physical core, or clocks that move; steal does not show it"
             )
     if _largest(rounds, "gpu_other_processes") > 0:
-        lines.append("shared GPU: other processes were on the card")
-    for bit, reason in THROTTLE.items():
-        column = rounds.get("gpu_throttle_reasons")
-        if column is not None and (column.fillna(0).astype("int64") & bit).any():
-            lines.append(f"throttling: the GPU was slowed down ({reason})")
-    return lines
+        yield "shared GPU: other processes were on the card"
+    if "gpu_throttle_reasons" in rounds:
+        reasons = rounds["gpu_throttle_reasons"].fillna(0).astype("int64")
+        for bit, reason in THROTTLE.items():
+            if (reasons & bit).any():
+                yield f"throttling: the GPU was slowed down ({reason})"
 
 
-def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[str]:
+def _steadiness(manifest: Manifest, requests: pd.DataFrame) -> Iterator[str]:
     if not manifest.design.workload.open_loop:
-        return []
-    requests = _joined(blocks, "requests")
+        return
     requests = requests[(requests["admitted_ns"] >= 0) & (requests["tokenized_ns"] >= 0)]
-    lines = []
     for arm, own in requests.groupby("arm", sort=False):
         if len(own) < 8:
             continue
@@ -259,156 +253,95 @@ def _steadiness(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries
         quarter = own["request"].rank(pct=True)
         growth = float(waited[quarter > 0.75].median() - waited[quarter <= 0.25].median())
         if growth > FALLING_BEHIND * float(latency.median()):
-            lines.append(
+            yield (
                 f"not steady: the queue wait of {arm} grew by {growth:.3g} ms over a round; arrivals outrun "
                 "the engine"
             )
-    return lines
 
 
-def _client(values: BlockSeries) -> list[str]:
-    lags = [max(series) for series in values.get("submit_lag_ms_p99", {}).values()]
-    if lags and max(lags) > SUBMIT_LAG_MS:
-        return [
-            f"late sends (submit lag): requests were sent up to {max(lags):.2f} ms late (p99); latencies "
+def _client(values: BlockSeries) -> Iterator[str]:
+    """Late reads only where they could have distorted a time: arrival stamps are the kernel's, but bytes that
+    are still unread when the next chunk comes are read together with it, and get its stamp."""
+    lag = max((max(series) for series in values.get("submit_lag_ms_p99", {}).values()), default=0.0)
+    if lag > SUBMIT_LAG_MS:
+        yield (
+            f"late sends (submit lag): requests were sent up to {lag:.2f} ms late (p99); latencies "
             "start at the send"
-        ]
-    return []
-
-
-def _late_reads(values: BlockSeries) -> list[str]:
-    """Only where it could have distorted a time: arrival stamps are the kernel's, but bytes that are still
-    unread when the next chunk comes are read together with it, and get its stamp."""
+        )
     gaps = values.get("itl_chunk_ms_p50", {})
     late = [
         max(lags)
         for arm, lags in values.get("client_lag_ms_p99", {}).items()
         if max(lags) > LATE_READ * min(gaps.get(arm, [np.inf]))
     ]
-    if not late:
-        return []
-    return [
-        f"late reads (client lag): bytes lay unread for up to {max(late):.2f} ms (p99), long enough for the "
-        "next chunk to arrive and be read as one with them; give the client more of the machine"
-    ]
+    if late:
+        yield (
+            f"late reads (client lag): bytes lay unread for up to {max(late):.2f} ms (p99), long enough for "
+            "the next chunk to arrive and be read as one with them; give the client more of the machine"
+        )
 
 
-def _clock(blocks: Sequence[Block]) -> list[str]:
+def _clock(rounds: pd.DataFrame) -> Iterator[str]:
     """Arrival stamps are of CLOCK_REALTIME, which can be set."""
-    moved_us = _largest(_joined(blocks, "rounds"), "counter.clock_moved_us")
+    moved_us = _largest(rounds, "counter.clock_moved_us")
     if moved_us > CLOCK_MOVED_US:
-        return [
+        yield (
             f"the time of day was changed by {moved_us / 1e3:.3g} ms in a round: its arrival times are wrong"
-        ]
-    return []
+        )
 
 
-def _lost(blocks: Sequence[Block]) -> list[str]:
+def _lost(rounds: pd.DataFrame) -> Iterator[str]:
     """A round that outgrew its records; each arm then lacks a different part of it."""
-    rounds = _joined(blocks, "rounds")
     lost = [f"{count:,.0f} {what}" for column, what in LOST.items() if (count := _largest(rounds, column))]
-    if not lost:
-        return []
-    return [
-        f"records lost: up to {' and '.join(lost)} in a round; step times, phases, device_busy, "
-        "exposed_host_us and the mechanism cover only what is left, a different part in each arm: ask for "
-        "shorter rounds"
-    ]
+    if lost:
+        yield (
+            f"records lost: up to {' and '.join(lost)} in a round; step times, phases, device_busy, "
+            "exposed_host_us and the mechanism cover only what is left, a different part in each arm: ask "
+            "for shorter rounds"
+        )
 
 
-def _failures(blocks: Sequence[Block]) -> list[str]:
-    requests = _joined(blocks, "requests")
+def _failures(requests: pd.DataFrame) -> Iterator[str]:
     failed = requests[requests["error"] != ""]
-    if not len(failed):
-        return []
-    return [f"{len(failed)} of {len(requests)} requests failed and are left out: {failed['error'].iloc[0]}"]
+    if len(failed):
+        first = failed["error"].iloc[0]
+        yield f"{len(failed)} of {len(requests)} requests failed and are left out: {first}"
 
 
-def _counted(blocks: Sequence[Block]) -> list[str]:
+def _counted(rounds: pd.DataFrame) -> Iterator[str]:
     """Replies that do not say how many tokens they hold: one per chunk is then a guess."""
-    rounds = _joined(blocks, "rounds")
-    by_chunks = int(rounds[BY_CHUNKS].sum()) if BY_CHUNKS in rounds.columns else 0
-    if not by_chunks:
-        return []
-    return [
-        f"tokens of {by_chunks} requests were counted as one per chunk, as the server gives no count: TPOT, "
-        "ITL and throughput are wrong where a chunk holds more; --set tokenizer=FILE counts them"
-    ]
+    by_chunks = int(rounds[BY_CHUNKS].sum()) if BY_CHUNKS in rounds else 0
+    if by_chunks:
+        yield (
+            f"tokens of {by_chunks} requests were counted as one per chunk, as the server gives no count: "
+            "TPOT, ITL and throughput are wrong where a chunk holds more; --set tokenizer=FILE counts them"
+        )
 
 
-def _skipped(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
+def _skipped(manifest: Manifest, rounds: pd.DataFrame) -> Iterator[str]:
     """What the workload's data holds but was not sent. The smallest context of all arms decides, so all skip
     the same, and one of them is counted."""
-    rounds = _joined(blocks, "rounds")
     rounds = rounds[rounds["arm"] == manifest.design.arms[0].name]
     counts = {
         what: int(rounds[f"skipped.{why}"].sum())
         for why, what in SKIPPED.items()
-        if f"skipped.{why}" in rounds.columns
+        if f"skipped.{why}" in rounds
     }
     found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return [f"skipped, over all rounds: {found}"] if found else []
+    if found:
+        yield f"skipped, over all rounds: {found}"
 
 
-def _device(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
-    lines = []
+def _device(manifest: Manifest, rounds: pd.DataFrame) -> Iterator[str]:
     if "emulated" in _kinds(manifest):
-        lines.append("emulated device: these are times of CPU cores; never compare them with a GPU's")
+        yield "emulated device: these are times of CPU cores; never compare them with a GPU's"
     for kind in sorted(kind for kind in _kinds(manifest) if kind.startswith(PACED)):
-        lines.append(
+        yield (
             f"{kind}: device times are what a profile says, host times are this machine's; never compare "
             "them with another device's"
         )
     if manifest.imported is None:
-        lines += _cards_not_read(manifest, _joined(blocks, "rounds"))
-        lines += _overran(_joined(blocks, "rounds"))
-    return lines
-
-
-def _overran(rounds: pd.DataFrame) -> list[str]:
-    """Programs of a paced device that were late for their pace: their times are a CPU core's."""
-    if "counter.paced_programs" not in rounds:
-        return []
-    counts = rounds.groupby("arm")[["counter.paced_overruns", "counter.paced_programs"]].sum()
-    shares = counts["counter.paced_overruns"] / counts["counter.paced_programs"]
-    return [
-        f"pace: {share:.1%} of the programs of {arm} computed for longer than their pace, and took as long "
-        "as they computed: give a longer pace, a smaller batch or --model micro-gpt2"
-        for arm, share in shares.items()
-        if share > OVERRAN
-    ]
-
-
-def _kinds(manifest: Manifest) -> set[str]:
-    return {description.device["kind"] for description in manifest.descriptions.values()}
-
-
-def _outputs(manifest: Manifest, blocks: Sequence[Block]) -> list[str]:
-    """When outputs that differ fail the run."""
-    lines = []
-    compared = len(manifest.design.arms) > 1
-    if "remote" in _kinds(manifest) and len(manifest.design.arms) == 2:
-        lines.append(
-            "outputs of servers are compared as text (as token ids with count=ids), and differences do not "
-            "fail this run: batching can change a token, so a server differs from itself too; bench aa "
-            "shows how often"
-        )
-    elif compared and manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
-        lines.append(_differing_outputs(manifest, blocks))
-    elif any(len(block.tables["divergences"]) for block in blocks):
-        lines.append(
-            "outputs that differ fail this run, near-ties too: its engines promise equal tokens for equal "
-            "prompts, whatever the batch"
-        )
-    return lines
-
-
-def _recorder(manifest: Manifest) -> list[str]:
-    off = [arm.name for arm in manifest.design.arms if not arm.options.recorder]
-    return [f"recorder off in {name}: it has no step records" for name in off]
-
-
-def _cards_not_read(manifest: Manifest, rounds: pd.DataFrame) -> list[str]:
+        yield from _overran(rounds)
     readings = [column for column in rounds if column.startswith("gpu_")]
     unknown = [
         arm
@@ -416,13 +349,52 @@ def _cards_not_read(manifest: Manifest, rounds: pd.DataFrame) -> list[str]:
         if description.device["kind"] == "cuda"
         and rounds.loc[rounds["arm"] == arm, readings].isna().all(axis=1).any()
     ]
-    if not unknown:
-        return []
-    arms = " and ".join(unknown)
-    return [f"NVML tells nothing of the GPU of {arms}: its clocks, throttling and other users are unknown"]
+    if unknown and manifest.imported is None:
+        arms = " and ".join(unknown)
+        yield f"NVML tells nothing of the GPU of {arms}: its clocks, throttling and other users are unknown"
 
 
-def _differing_outputs(manifest: Manifest, blocks: Sequence[Block]) -> str:
+def _overran(rounds: pd.DataFrame) -> Iterator[str]:
+    """Programs of a paced device that were late for their pace: their times are a CPU core's."""
+    if "counter.paced_programs" not in rounds:
+        return
+    counts = rounds.groupby("arm")[["counter.paced_overruns", "counter.paced_programs"]].sum()
+    for arm, share in (counts["counter.paced_overruns"] / counts["counter.paced_programs"]).items():
+        if share > OVERRAN:
+            yield (
+                f"pace: {share:.1%} of the programs of {arm} computed for longer than their pace, and took "
+                "as long as they computed: give a longer pace, a smaller batch or --model micro-gpt2"
+            )
+
+
+def _kinds(manifest: Manifest) -> set[str]:
+    return {description.device["kind"] for description in manifest.descriptions.values()}
+
+
+def _outputs(manifest: Manifest, blocks: Sequence[Block]) -> Iterator[str]:
+    """When outputs that differ fail the run."""
+    arms = len(manifest.design.arms)
+    if "remote" in _kinds(manifest) and arms == 2:
+        yield (
+            "outputs of servers are compared as text (as token ids with count=ids), and differences do not "
+            "fail this run: batching can change a token, so a server differs from itself too; bench aa "
+            "shows how often"
+        )
+    elif arms > 1 and manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
+        yield _differing_outputs(blocks)
+    elif any(len(block.tables["divergences"]) for block in blocks):
+        yield (
+            "outputs that differ fail this run, near-ties too: its engines promise equal tokens for equal "
+            "prompts, whatever the batch"
+        )
+
+
+def _recorder(manifest: Manifest) -> list[str]:
+    off = [arm.name for arm in manifest.design.arms if not arm.options.recorder]
+    return [f"recorder off in {name}: it has no step records" for name in off]
+
+
+def _differing_outputs(blocks: Sequence[Block]) -> str:
     tables = [table for block in blocks if len(table := block.tables["divergences"])]
     widest = divergences.widest_gap(tables)
     if widest is None:
@@ -447,19 +419,11 @@ def _differing_outputs(manifest: Manifest, blocks: Sequence[Block]) -> str:
 def of_import(name: str, imported: Imported) -> list[Warning]:
     """What has to be known of a run that another tool measured."""
     who = f"{imported.tool} {imported.version}".strip()
-    boots = (
-        "each file counts as a boot of its own, as stated at import"
-        if imported.fresh_boots
-        else "one file, so one boot: its numbers can't decide anything"
-    )
-    return _of(
-        "import",
-        [
-            f"{name} is imported from {who}: {boots}",
-            f"{name} lacks {'; '.join(imported.lacks)}",
-            *(f"{name}: {line}" for line in imported.differs),
-        ],
-    )
+    boots = "one file, so one boot: its numbers can't decide anything"
+    if imported.fresh_boots:
+        boots = "each file counts as a boot of its own, as stated at import"
+    lines = [f"{name} is imported from {who}: {boots}", f"{name} lacks {'; '.join(imported.lacks)}"]
+    return _of("import", [*lines, *(f"{name}: {line}" for line in imported.differs)])
 
 
 def _joined(blocks: Sequence[Block], table: str) -> pd.DataFrame:
@@ -469,4 +433,4 @@ def _joined(blocks: Sequence[Block], table: str) -> pd.DataFrame:
 
 
 def _largest(frame: pd.DataFrame, column: str) -> float:
-    return float(np.nanmax(frame[column])) if column in frame.columns and frame[column].notna().any() else 0.0
+    return float(np.nanmax(frame[column])) if column in frame and frame[column].notna().any() else 0.0

@@ -20,18 +20,6 @@ class Ranged(Protocol):
     def ci_high(self) -> float | None: ...
 
 
-class Changed(Ranged, Protocol):
-    @property
-    def delta(self) -> float | None: ...
-    @property
-    def unit(self) -> str: ...
-
-
-class Confident(Protocol):
-    @property
-    def confidence(self) -> float: ...
-
-
 def conclusion(device: str, comparison: Comparison) -> str:
     """One sentence: the primary's change, its interval, the verdict, and whether outputs agree."""
     name = comparison.primary
@@ -54,14 +42,14 @@ def _decision(row: MetricRow, margin: float) -> str:
     if row.verdict == "same":
         addition = f"; a change of {percent(row.change)} was detected" if row.excludes_zero else ""
         return f"same, within ±{100 * margin:.3g}%{addition}"
-    if row.verdict == "undecided" and row.excludes_zero:
+    if row.verdict != "undecided":
+        return row.verdict or "no verdict"
+    if row.excludes_zero:
         return f"undecided, p {row.p_adjusted:.3f} among all comparisons of the run"
-    if row.verdict == "undecided":
-        return f"undecided, the interval holds 0 and reaches beyond ±{100 * margin:.3g}%"
-    return str(row.verdict or "no verdict")
+    return f"undecided, the interval holds 0 and reaches beyond ±{100 * margin:.3g}%"
 
 
-def difference(row: Changed) -> str:
+def difference(row: MetricRow) -> str:
     """The change in percent, or in the unit where the metric can be zero; "–" where one side is missing."""
     if row.change is not None:
         return percent(row.change)
@@ -88,21 +76,21 @@ def floor(row: MetricRow) -> str:
 def verdict(row: MetricRow, primary: bool) -> str:
     """The verdict, or what the row is in its place."""
     if row.verdict is not None:
-        return str(row.verdict)
+        return row.verdict
     if row.ci_low is None:
         return ""
     return "no verdict" if primary else "descriptive"
 
 
-def confidence(comparison: Confident) -> str:
-    """Of the intervals, in percent: "95"."""
-    return f"{100 * comparison.confidence:.4g}"
+def confidence(level: float) -> str:
+    """Of an interval, in percent: "95"."""
+    return f"{100 * level:.4g}"
 
 
-def confidences(comparisons: Sequence[Confident]) -> str:
+def confidences(comparisons: Sequence[Comparison]) -> str:
     """The same of several, "97.45 to 99.75" where runs that may stop early stopped at different looks."""
-    every = sorted(comparisons, key=lambda each: float(each.confidence))
-    return " to ".join(dict.fromkeys(map(confidence, (every[0], every[-1]))))
+    levels = [each.confidence for each in comparisons]
+    return " to ".join(dict.fromkeys(map(confidence, (min(levels), max(levels)))))
 
 
 def counts(outputs: Outputs) -> str:

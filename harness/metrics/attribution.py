@@ -32,13 +32,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from engines.api import PHASES
 from harness.metrics import steps as steps_
+from harness.metrics.definitions import Int64s
 from harness.metrics.steps import decode_intervals
 
-Int64s = NDArray[np.int64]
 Spans = tuple[Int64s, Int64s]  # starts and ends, ns
 
 ON_SCHEDULER = ("append", "output", "recv", "schedule", "metadata")  # phases that name their own part

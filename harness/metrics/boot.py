@@ -1,8 +1,6 @@
-"""From records to metrics: pure functions, one number per metric for one boot of one arm.
-
-The rounds of a boot are pooled. The frames are those of run/records.py with a column `round`. A request that
-failed is counted in `failed_requests` and is in no other metric. Without a sample a metric is NaN.
-Percentiles are numpy's default (linear), as in `vllm bench serve` and roseinfer's benchmark_streaming.
+"""From records to metrics, for one boot of one arm: its rounds are pooled, a request that failed is in
+`failed_requests` and in no other metric, and without a sample a metric is NaN. Percentiles are numpy's
+default (linear), as in `vllm bench serve` and roseinfer's benchmark_streaming.
 """
 
 from __future__ import annotations
@@ -43,19 +41,15 @@ def of_boot(
     values["goodput_req_s"] = goodput(served, rounds, objectives)
     values["peak_concurrency"] = peak_concurrency(requests)
     values["failed_requests"] = float(len(requests) - len(served))
-    return values | _step_metrics(steps, device) | _told(rounds)
-
-
-def _told(rounds: pd.DataFrame) -> dict[str, float]:
-    """What the file of an imported run says of a metric, in place of what its requests would give (NaN:
-    nothing can be made of them). Such a run has one round in a block."""
-    told = [name for name in rounds if name.startswith(TOLD)]
-    return {name.removeprefix(TOLD): float(rounds[name].iloc[0]) for name in told}
+    # What the file of an imported run says of a metric stands in place of what its requests would give (NaN:
+    # nothing can be made of them). Such a run has one round in a block.
+    told = {name.removeprefix(TOLD): float(rounds[name].iloc[0]) for name in rounds if name.startswith(TOLD)}
+    return values | _step_metrics(steps, device) | told
 
 
 def _step_metrics(steps: pd.DataFrame, device: pd.DataFrame) -> dict[str, float]:
-    names = ["step_ms", "exposed_host_us", "device_busy", *map(phase_metric, PHASES)]
     if steps.empty:
+        names = ["step_ms", "exposed_host_us", "device_busy", *map(phase_metric, PHASES)]
         return dict.fromkeys(names, np.nan)
     intervals = decode_intervals(steps)
     return {

@@ -1,17 +1,15 @@
 """Where the outputs of two arms diverge, and whether at a near-tie. Pure: frames in, frames and counts out.
 
 In half precision, and on a GPU in any precision, the last digit of a logit depends on what else is in the
-batch, and can flip the choice between two tokens that the model rates equally likely. From there on the
-outputs are different texts, and what follows counts for nothing. So the first token that differs decides. The
-model is given the prompt and what both arms agreed on (run/teacher_forcing.py): where it rates neither arm's
-token less likely than its likeliest by more than rounding explains, it is a near-tie; anything else is a
-fault.
+batch, and can flip the choice between two tokens that the model rates equally likely; what follows is another
+text. So the first token that differs decides: the model is given the prompt and what both arms agreed on
+(run/teacher_forcing.py). Where it rates neither arm's token less likely than its likeliest by more than
+rounding explains, it is a near-tie; anything else is a fault.
 
-How much rounding explains depends on the model. Between two batches in bfloat16 it is up to 0.1 logits in the
-preset gpt2 and 0.6 in llama-1b (results/reference/rounding.md), so it is measured: the model is asked about
-two tokens twice, after a prompt that holds all before them (a prefill), and after tokens that were decoded
-one by one. And large logits are widely spaced, in bfloat16 by 0.5 from 64 on: the published GPT-2's are about
-there, -63 to -73 where github.com/Sciform/sciform-nano-gpt-2 prints some.
+How much rounding explains depends on the model (in bfloat16 0.1 logits in the preset gpt2, 0.6 in llama-1b:
+results/reference/rounding.md), so it is measured: the model is asked about two tokens twice, after a prefill
+of all before them, and after tokens decoded one by one. And large logits are widely spaced, in bfloat16 by
+0.5 from 64 on.
 """
 
 from __future__ import annotations

@@ -11,9 +11,6 @@ from engines.api import PHASES
 from harness.common import intervals
 from harness.metrics.definitions import NS_PER_MS, NS_PER_US, SAME_DEVICE, SAME_HOST, phase_metric
 
-# ---------------------------------------------------------------------------------------------------------
-# Steps
-
 
 def decode_intervals(steps: pd.DataFrame) -> pd.DataFrame:
     """One row per decode step that directly follows a decode step of its round: batch, interval_ns (device
@@ -91,8 +88,7 @@ def phase_times(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _phases_ns(steps: pd.DataFrame) -> pd.DataFrame:
-    """A step without the phase has 0, so that the phases of a step add up, and one that a toggle removes
-    goes to 0."""
+    """0 where a step has no such phase: so they add up, and one that a toggle removes goes to 0."""
     spent = {}
     for phase in PHASES:
         start, end = steps[f"{phase}.start"].to_numpy(), steps[f"{phase}.end"].to_numpy()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from harness.analysis.accuracy import APART, Agreement, Evaluation, Row
+from harness.analysis.result import texts
 from harness.common import formatting
 from harness.report import tables
-from harness.report.page import Page, Table, csv_text
+from harness.report.page import Page, Table, csv_text, tabulated
 
-COLUMNS = Row.__struct_fields__
 MOST_ROWS = 24
+NUMBERS = ("items", "before", "after", "difference", "differ")
 NOTE = (
     "difference = after − before, in percentage points where an item is right or wrong; interval: "
     "{confidence}% for other items of the same task (paired), while of these items the difference is exact. "
@@ -47,33 +50,24 @@ def agreed(answers: Agreement) -> str:
 
 
 def accuracies(result: Evaluation) -> Table:
-    rows = result.tasks[:MOST_ROWS]
-    left_out = len(result.tasks) - len(rows)
-    note = NOTE.format(confidence=f"{100 * result.confidence:.4g}")
-    if left_out:
-        note += f" {left_out} more rows in --format json."
-    if result.after is None:
-        cells = tuple((row.task, row.metric, str(row.items), _share(row.before)) for row in rows)
-        return Table("Accuracy", ("task", "metric", "items", "before"), cells, "", ("items", "before"))
-    return Table(
-        "Accuracy",
-        ("task", "metric", "items", "before", "after", "difference", "interval", "differ"),
-        tuple(
-            (
-                row.task,
-                row.metric,
-                str(row.items),
-                _share(row.before),
-                _share(row.after),
-                _difference(row),
-                _interval(row),
-                str(row.differ),
-            )
-            for row in rows
-        ),
-        note,
-        ("items", "before", "after", "difference", "differ"),
-    )
+    columns: dict[str, Callable[[Row], str]] = {
+        "task": lambda row: row.task,
+        "metric": lambda row: row.metric,
+        "items": lambda row: str(row.items),
+        "before": lambda row: _share(row.before),
+    }
+    note = ""
+    if result.after is not None:
+        columns |= {
+            "after": lambda row: _share(row.after),
+            "difference": _difference,
+            "interval": _interval,
+            "differ": lambda row: str(row.differ),
+        }
+        note = NOTE.format(confidence=f"{100 * result.confidence:.4g}")
+        if len(result.tasks) > MOST_ROWS:
+            note += f" {len(result.tasks) - MOST_ROWS} more rows in --format json."
+    return tabulated("Accuracy", result.tasks[:MOST_ROWS], columns, note, NUMBERS)
 
 
 def _share(value: float | None) -> str:
@@ -100,9 +94,9 @@ def to_csv(result: Evaluation) -> str:
     """One line per task and metric, unrounded."""
     about = (result.run, result.variant)
     lines = [(*about, *msgspec.structs.astuple(row)) for row in result.tasks]
-    return csv_text(("run", "variant", *COLUMNS), lines)
+    return csv_text(("run", "variant", *Row.__struct_fields__), lines)
 
 
 def page(result: Evaluation) -> Page:
     lines = (tables.changed_settings(result.before, result.after),)
-    return Page(conclusion(result), lines, (accuracies(result),), tables.texts(result.warnings))
+    return Page(conclusion(result), lines, (accuracies(result),), texts(result.warnings))

@@ -18,14 +18,13 @@ from harness.analysis.experiment_result import (
     Percentiles,
     Share,
 )
-from harness.analysis.result import MetricRow
+from harness.analysis.result import MetricRow, texts
 from harness.analysis.words import difference, interval, outputs_that_differ
 from harness.common.formatting import number
 from harness.plan.design import Design
 from harness.plan.experiment_file import Experiment, Plan
 from harness.plan.settings import spelled
 from harness.report.page import Page, Table, csv_text
-from harness.report.tables import texts
 from harness.workload.workload import DEFAULT
 
 CLAIMS_NOTE = (

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import msgspec
 
 from harness.analysis.explain import SHOWN_CAUSES, Explained, Part
-from harness.analysis.result import MetricRow
+from harness.analysis.result import texts
+from harness.analysis.tail import Tail
 from harness.analysis.words import confidence, interval
 from harness.common.formatting import blocks_of, number
-from harness.report.page import Page, Table, csv_text
-from harness.report.tables import changed_settings, prediction_line, texts
+from harness.report.page import Page, Table, csv_text, tabulated
+from harness.report.tables import changed_settings, prediction_line
 
-CSV_COLUMNS = Part.__struct_fields__
 STEP_NOTE = (
     "Means over blocks, decode steps that follow a decode step, at the before arm's batch mix; from the "
     "device's end of a step to its end of the next. A host phase counts only while the device stands still. "
@@ -29,91 +29,70 @@ TAIL_NOTE = (
 
 def conclusion(found: Explained) -> str:
     """One sentence: the change of the step, and the part with most of it."""
-    whole, parts = found.step_us["interval"], _parts(found)
-    blocks = blocks_of(found.blocks)
+    whole = found.step_us["interval"]
+    parts = {name: row for name, row in found.step_us.items() if name != "interval"}
     start = f"{found.variant}: a decode step takes {number(whole.before)} us"
+    where = f"over {blocks_of(found.blocks)} on the {found.device} device"
     if found.after is None:
-        device = parts["device"].share_before
-        return f"{start} over {blocks} on the {found.device} device, {_share(device)} of it the device's."
+        return f"{start} {where}, {_share(parts['device'].share_before)} of it the device's."
     name = max(parts, key=lambda part: abs(parts[part].delta or 0))
     return (
-        f"{start} before and {number(whole.after)} after ({_delta(whole)} us) over {blocks} on the "
-        f"{found.device} device; the largest change is in {name}, {_delta(parts[name])} us."
+        f"{start} before and {number(whole.after)} after ({_delta(whole)} us) {where}; the largest change is "
+        f"in {name}, {_delta(parts[name])} us."
     )
 
 
 def page(found: Explained) -> Page:
-    return Page(
-        conclusion(found),
-        (changed_settings(found.before, found.after),),
-        tuple(tables(found)),
-        texts(found.warnings),
-    )
-
-
-def tables(found: Explained) -> Iterator[Table]:
-    """In the order in which they are read."""
-    yield step_table(found)
-    yield tail_table(found)
+    tables = [step_table(found), tail_table(found)]
     if found.prediction is not None:
-        yield Table("Prediction", (), (), prediction_line(found.prediction))
+        tables.append(Table("Prediction", (), (), prediction_line(found.prediction)))
+    changed = changed_settings(found.before, found.after)
+    return Page(conclusion(found), (changed,), tuple(tables), texts(found.warnings))
 
 
 def step_table(found: Explained) -> Table:
     """Every part that either arm has, and the interval that they add up to."""
-    alone = found.after is None
-    note = STEP_NOTE.format(confidence=confidence(found))
-    rows = {
-        name: row
+    rows = [
+        (name, row)
         for name, row in found.step_us.items()
         if name in ("interval", "unattributed") or row.before or row.after
+    ]
+    columns: dict[str, Callable[[tuple[str, Part]], str]] = {
+        "us of a step": lambda row: row[0],
+        "before": lambda row: _us(row[1].before),
+        "share": lambda row: _share(row[1].share_before),
     }
-    if alone:
-        cells = tuple((name, _us(row.before), _share(row.share_before)) for name, row in rows.items())
-        return Table("Where a decode step goes", ("us of a step", "before", "share"), cells, note)
-    return Table(
-        "Where a decode step goes",
-        ("us of a step", "before", "share", "after", "of it", "change", "interval"),
-        tuple(
-            (
-                name,
-                _us(row.before),
-                _share(row.share_before),
-                _us(row.after),
-                _share(row.share_after),
-                _delta(row),
-                interval(MetricRow(unit="us", better="", ci_low=row.ci_low, ci_high=row.ci_high)),
-            )
-            for name, row in rows.items()
-        ),
-        note,
-        numbers=("before", "share", "after", "of it", "change"),
-    )
+    numbers: tuple[str, ...] = ("before",)
+    if found.after is not None:
+        columns |= {
+            "after": lambda row: _us(row[1].after),
+            "of it": lambda row: _share(row[1].share_after),
+            "change": lambda row: _delta(row[1]),
+            "interval": lambda row: interval(row[1]),
+        }
+        numbers = ("before", "share", "after", "of it", "change")
+    note = STEP_NOTE.format(confidence=confidence(found.confidence))
+    return tabulated("Where a decode step goes", rows, columns, note, numbers)
 
 
 def tail_table(found: Explained) -> Table:
     """One row per arm, metric and level."""
-    rows = tuple(
-        (
-            each.arm,
-            f"{each.metric.removesuffix('_ms')} p{each.level}" + ("" if each.enough else " (few)"),
-            number(each.typical),
-            number(each.late),
-            "; ".join(f"{name} {more:+.2f}" for name, more in each.causes[:SHOWN_CAUSES] if more > 0),
-        )
-        for each in found.tail
-    )
-    return Table(
-        "What made the late ones late",
-        ("arm", "ms", "typical", "late", "what the scheduler's thread did more of, ms"),
-        rows,
-        TAIL_NOTE,
-        numbers=("typical", "late"),
-    )
 
+    def causes(each: Tail) -> str:
+        largest = each.causes[:SHOWN_CAUSES]
+        return "; ".join(f"{name} {more:+.2f}" for name, more in largest if more > 0)
 
-def _parts(found: Explained) -> dict[str, Part]:
-    return {name: row for name, row in found.step_us.items() if name != "interval"}
+    columns: dict[str, Callable[[Tail], str]] = {
+        "arm": lambda each: each.arm,
+        "ms": lambda each: (
+            f"{each.metric.removesuffix('_ms')} p{each.level}" + ("" if each.enough else " (few)")
+        ),
+        "typical": lambda each: number(each.typical),
+        "late": lambda each: number(each.late),
+        "what the scheduler's thread did more of, ms": causes,
+    }
+    title = "What made the late ones late"
+    return tabulated(title, found.tail, columns, TAIL_NOTE, numbers=("typical", "late"))
 
 
 def _us(value: float | None) -> str:
@@ -132,4 +111,4 @@ def to_csv(found: Explained) -> str:
     """One line per part of the step, unrounded."""
     about = (found.run, found.device, found.variant)
     lines = [(*about, name, *msgspec.structs.astuple(row)) for name, row in found.step_us.items()]
-    return csv_text(("run", "device", "variant", "part", *CSV_COLUMNS), lines)
+    return csv_text(("run", "device", "variant", "part", *Part.__struct_fields__), lines)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.analysis.factorial import CSV_COLUMNS, rows
-from harness.analysis.result import Comparison, Effect, FactorialResult, Result
+from harness.analysis.result import Comparison, Effect, Effects, FactorialResult, Result, texts
 from harness.analysis.words import confidence, difference, interval
 from harness.common.formatting import blocks_of, percent, with_unit
-from harness.report import tables
 from harness.report.page import Page, Table, csv_text
+from harness.report.tables import stopped
 from harness.stats.contrasts import label
 
 NOTE = (
@@ -24,18 +24,15 @@ NOTE = (
 
 def conclusion(result: Result) -> str:
     """One sentence: what all toggles give together, what each gives on average, and whether outputs agree."""
-    first, found = result.comparisons[0], factorial_of(result)
-    primary = first.primary
-    effects = found.metrics[primary]
-    blocks = blocks_of(first.blocks)
+    first, effects = result.comparisons[0], effects_of(result)
     mains = [row for row in effects.effects if len(row.effect) == 1]
     each = ", ".join(f"{row.effect[0]} {_change(row)} ({row.verdict or 'no verdict'})" for row in mains)
     assumed = " and ".join(taken_for_none(mains))
     taking = f", taking {assumed} as zero" if assumed else ""
-    said = f"On average over the settings of the others{taking}, {primary} changes by: {each}"
+    said = f"On average over the settings of the others{taking}, {first.primary} changes by: {each}"
     if effects.together is not None:
         said += f"; by all together {_change(effects.together)}"
-    said += f"; over {blocks} on the {result.device} device."
+    said += f"; over {blocks_of(first.blocks)} on the {result.device} device."
     differ = [name for name, each in _by_setting(result).items() if each.outputs.unexplained > 0]
     if differ:
         said += f" OUTPUTS DIFFER in {', '.join(differ)}."
@@ -45,6 +42,16 @@ def conclusion(result: Result) -> str:
 def taken_for_none(rows: Sequence[Effect]) -> list[str]:
     """The effects that these estimates also contain, since settings were left out; taken to be zero."""
     return list(dict.fromkeys(label(each) for row in rows for each in row.assumes))
+
+
+def factorial_of(result: Result) -> FactorialResult:
+    assert result.factorial is not None
+    return result.factorial
+
+
+def effects_of(result: Result) -> Effects:
+    """On the primary."""
+    return factorial_of(result).metrics[result.comparisons[0].primary]
 
 
 def _by_setting(result: Result) -> dict[str, Comparison]:
@@ -59,13 +66,8 @@ def _change(row: Effect | None) -> str:
 
 def page(result: Result) -> Page:
     """All of it; the warnings are those of the run as a whole."""
-    warnings = tables.texts(factorial_of(result).warnings)
-    return Page(conclusion(result), (tables.stopped(result),), tuple(parts(result)), warnings)
-
-
-def factorial_of(result: Result) -> FactorialResult:
-    assert result.factorial is not None
-    return result.factorial
+    found = factorial_of(result)
+    return Page(conclusion(result), (stopped(result),), tuple(parts(result)), texts(found.warnings))
 
 
 def parts(result: Result) -> Iterator[Table]:
@@ -74,12 +76,8 @@ def parts(result: Result) -> Iterator[Table]:
     yield settings_table(result)
     found = factorial_of(result)
     if found.left_out:
-        yield Table(
-            "Left out",
-            ("setting", "why"),
-            tuple((each.name, each.reason) for each in found.left_out),
-            numbers=(),
-        )
+        left_out = tuple((each.name, each.reason) for each in found.left_out)
+        yield Table("Left out", ("setting", "why"), left_out, numbers=())
     if found.aliased:
         rows = tuple(
             (label(each.effect), ", ".join(label(other) for other in each.others) or "the mean")
@@ -91,57 +89,42 @@ def parts(result: Result) -> Iterator[Table]:
 
 def effects_table(result: Result) -> Table:
     """Each toggle's effect on the primary alone, with the others and on average, then the interactions."""
-    comparison, found = result.comparisons[0], factorial_of(result)
-    effects = found.metrics[comparison.primary]
+    comparison, effects = result.comparisons[0], effects_of(result)
     rows = []
     for row in effects.effects:
-        (name, *more) = row.effect
-        ends = (effects.alone[name], effects.with_others[name])
-        rows.append(
-            (
-                label(row.effect) + ("*" if row.assumes else ""),
-                *(("", "") if more else map(_change, ends)),
-                percent(row.change),
-                interval(row),
-                row.verdict or ("descriptive" if row.ci_low is not None else ""),
-            )
-        )
+        ends = ["", ""]
+        if len(row.effect) == 1:
+            (name,) = row.effect
+            ends = [_change(effects.alone[name]), _change(effects.with_others[name])]
+        verdict = row.verdict or ("descriptive" if row.ci_low is not None else "")
+        starred = label(row.effect) + ("*" if row.assumes else "")
+        rows.append((starred, *ends, percent(row.change), interval(row), verdict))
     if effects.together is not None:
         cells = (percent(effects.together.change), interval(effects.together), "descriptive")
         rows.append(("all, against none", "", "", *cells))
-    note = NOTE.format(margin=100 * comparison.margin, confidence=confidence(comparison))
+    note = NOTE.format(margin=100 * comparison.margin, confidence=confidence(comparison.confidence))
     if any(row.assumes for row in effects.effects):
         note += " *: as if the effects below that can't be told from it were zero."
-    return Table(
-        f"Effects on {comparison.primary}",
-        ("toggle", "alone", "with the others", "on average", "interval", "verdict"),
-        tuple(rows),
-        note,
-        numbers=("on average",),
-    )
+    columns = ("toggle", "alone", "with the others", "on average", "interval", "verdict")
+    return Table(f"Effects on {comparison.primary}", columns, tuple(rows), note, numbers=("on average",))
 
 
 def settings_table(result: Result) -> Table:
     """Each setting with its choices, the primary, and the change against the first."""
-    primary, found = result.comparisons[0].primary, factorial_of(result)
-    effects = found.metrics[primary]
+    primary, found, effects = result.comparisons[0].primary, factorial_of(result), effects_of(result)
     changes = {name: each.metrics[primary] for name, each in _by_setting(result).items()}
-    names = [each.toggle for each in found.factors]
-    rows = tuple(
-        (
-            *(choices[name] for name in names),
-            with_unit(effects.settings[arm], effects.unit),
-            difference(changes[arm]) if arm in changes else "",
-            interval(changes[arm]) if arm in changes else "",
-        )
-        for arm, choices in found.settings.items()
-    )
+    rows = []
+    for arm, choices in found.settings.items():
+        change = (difference(changes[arm]), interval(changes[arm])) if arm in changes else ("", "")
+        level = with_unit(effects.settings[arm], effects.unit)
+        rows.append((*(choices[each.toggle] for each in found.factors), level, *change))
     outputs = [each.outputs for each in result.comparisons]
     identical, compared = (sum(each.identical for each in outputs), sum(each.compared for each in outputs))
     note = f"Outputs: {identical} of {compared} requests have the tokens of the first setting."
     ties = sum(each.near_ties or 0 for each in outputs)
     note += f" {ties} others differ at near-ties." if ties else ""
-    return Table("Settings", (*names, primary, "change", "interval"), rows, note, numbers=(primary, "change"))
+    columns = (*(each.toggle for each in found.factors), primary, "change", "interval")
+    return Table("Settings", columns, tuple(rows), note, numbers=(primary, "change"))
 
 
 def to_csv(result: Result) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,6 +27,14 @@ from harness.trace.result import TraceResult
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+Form = tuple[Callable[[Any], Page | Iterable[Page]], Callable[[Any], str]]
+FORMS: dict[type, Form] = {
+    SweepResult: (sweep_tables.page, sweep_tables.to_csv),
+    Explained: (explain_tables.page, explain_tables.to_csv),
+    ExperimentResult: (experiment_tables.page, experiment_tables.to_csv),
+    Evaluation: (evaluation_tables.page, evaluation_tables.to_csv),
+    TraceResult: (trace_tables.page, trace_tables.to_csv),
+}
 Found = Result | SweepResult | Explained | ExperimentResult | Evaluation | TraceResult
 
 
@@ -36,52 +44,30 @@ def to_json(found: Found) -> str:
 
 def to_csv(found: Found) -> str:
     """One flat table, unrounded."""
-    match found:
-        case SweepResult():
-            return sweep_tables.to_csv(found)
-        case Explained():
-            return explain_tables.to_csv(found)
-        case ExperimentResult():
-            return experiment_tables.to_csv(found)
-        case Evaluation():
-            return evaluation_tables.to_csv(found)
-        case TraceResult():
-            return trace_tables.to_csv(found)
-        case Result(factorial=factorial, gate=gate):
-            if factorial is not None:
-                return factorial_tables.to_csv(found)
-            return tables.to_csv(found) if gate is None else gate_tables.to_csv(found)
+    return _form(found)[1](found)
 
 
 def to_markdown(found: Found) -> str:
     if isinstance(found, Result) and found.gate is not None:
         return gate_tables.to_markdown(found)
-    return "\n".join(map(markdown_page, pages(found)))
+    return "\n".join(map(markdown_page, _pages(found)))
 
 
 def to_terminal(found: Found, width: int) -> Iterator[RenderableType]:
     """Renderables for a rich console of that width."""
-    for page in pages(found):
+    for page in _pages(found):
         yield from terminal_page(page, width)
 
 
-def pages(found: Found) -> Iterator[Page]:
+def _pages(found: Found) -> Iterable[Page]:
     """What a person reads of it."""
-    match found:
-        case SweepResult():
-            yield sweep_tables.page(found)
-        case Explained():
-            yield explain_tables.page(found)
-        case ExperimentResult():
-            yield experiment_tables.page(found)
-        case Evaluation():
-            yield evaluation_tables.page(found)
-        case TraceResult():
-            yield trace_tables.page(found)
-        case Result(factorial=factorial, gate=gate):
-            if factorial is not None:
-                yield factorial_tables.page(found)
-            elif gate is not None:
-                yield from gate_tables.pages(found)
-            else:
-                yield from tables.pages(found)
+    pages = _form(found)[0](found)
+    return [pages] if isinstance(pages, Page) else pages
+
+
+def _form(found: Found) -> Form:
+    if not isinstance(found, Result):
+        return FORMS[type(found)]
+    if found.factorial is not None:
+        return factorial_tables.page, factorial_tables.to_csv
+    return (tables.pages, tables.to_csv) if found.gate is None else (gate_tables.pages, gate_tables.to_csv)

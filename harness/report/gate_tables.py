@@ -6,20 +6,18 @@ Input is a `Result` with its part `gate`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import astuple
 
 from harness.analysis import gate
 from harness.analysis.result import GateResult, Judged, Result
 from harness.analysis.words import outputs_that_differ
 from harness.common.formatting import blocks_of, number, percent
 from harness.report import tables
-from harness.report.page import Page, Table, csv_text, markdown_page, markdown_table
+from harness.report.page import Page, Table, csv_text, markdown_page, markdown_table, tabulated
 from harness.store.files import append_text, prepare, write_json, write_text
-
-CSV_COLUMNS = Judged.__struct_fields__
 
 
 def conclusion(result: Result) -> str:
@@ -60,30 +58,23 @@ def _undecided(rows: Mapping[str, Judged], limit: str, where: str) -> Iterator[s
 def regression_table(result: Result) -> Table:
     """What was gated: the change, the bounds of the regression, and what could be ruled out."""
     found = gate_of(result)
-    rows = tuple(
-        (
-            name,
-            number(row.before),
-            number(row.after),
-            percent(row.change),
-            percent(row.best) or "–",
-            percent(row.worst) or "–",
-            "–" if row.excludable is None else f"{100 * row.excludable:.3g}%",
-            row.verdict + (f" ({row.remark})" if row.remark else ""),
-        )
-        for name, row in found.metrics.items()
+    columns: dict[str, Callable[[tuple[str, Judged]], str]] = {
+        "metric": lambda row: row[0],
+        "base": lambda row: number(row[1].before),
+        "head": lambda row: number(row[1].after),
+        "change": lambda row: percent(row[1].change),
+        "at best": lambda row: percent(row[1].best) or "–",
+        "at worst": lambda row: percent(row[1].worst) or "–",
+        "can rule out": lambda row: "–" if (size := row[1].excludable) is None else f"{100 * size:.3g}%",
+        "gate": lambda row: row[1].verdict + (f" ({row[1].remark})" if row[1].remark else ""),
+    }
+    note = (
+        f"At best and at worst: bounds of the regression, {100 * found.confidence:.4g}% each; positive is "
+        f"worse. Pass: at worst within {100 * found.max_regression:.3g}%; fail: at best beyond it, corrected "
+        "by Holm. Can rule out: the smallest regression that this machine and so many blocks exclude in 4 of "
+        "5 runs without a change."
     )
-    sides = 100 * found.confidence
-    return Table(
-        "Gate",
-        ("metric", "base", "head", "change", "at best", "at worst", "can rule out", "gate"),
-        rows,
-        f"At best and at worst: bounds of the regression, {sides:.4g}% each; positive is worse. Pass: at "
-        f"worst within {100 * found.max_regression:.3g}%; fail: at best beyond it, corrected by Holm. Can "
-        "rule out: the smallest regression that this machine and so many blocks exclude in 4 of 5 runs "
-        "without a change.",
-        numbers=("base", "head", "change", "at best", "at worst", "can rule out"),
-    )
+    return tabulated("Gate", found.metrics.items(), columns, note, numbers=tuple(columns)[1:-1])
 
 
 def to_markdown(result: Result) -> str:
@@ -106,12 +97,11 @@ def to_csv(result: Result) -> str:
         "faults": "; ".join(found.faults),
         "doubts": "; ".join(found.doubts),
     }
-    lines = []
-    for name, row in found.metrics.items():
-        unit = comparison.metrics[name].unit
-        judged = msgspec.structs.astuple(row)
-        lines.append([*about.values(), name, unit, *judged, *all_in_all.values()])
-    return csv_text((*about, "metric", "unit", *CSV_COLUMNS, *all_in_all), lines)
+    lines = [
+        [*about.values(), name, comparison.metrics[name].unit, *astuple(row), *all_in_all.values()]
+        for name, row in found.metrics.items()
+    ]
+    return csv_text((*about, "metric", "unit", *Judged.__struct_fields__, *all_in_all), lines)
 
 
 def pages(result: Result) -> Iterator[Page]:

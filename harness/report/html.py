@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jinja2
@@ -37,25 +38,16 @@ ALWAYS = ("arrival", "num_requests", "max_new_tokens", "pretok")  # of the workl
 MODEL = ("name", "dtype", "parameters", "vocabulary", "context", "kv_bytes_per_token")  # no paths
 # Of the verdicts, how the page colours them; the word stands there too.
 TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad", "same": "calm"}
-ABOUT = {
-    "Mechanism": "What the engine counted: whether the change did what it claims to do.",
-    "Limit": (
-        "device_busy: share of the time in which programs ran on the device, copies not counted. "
-        "exposed_host_us: step interval − device time of that step: host work that overlap failed to hide, "
-        "and the device's own gap between two programs. step_ms_same_device and step_ms_same_host in the "
-        "table above split the change of the decode step into exposed host time and device time."
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One figure in two widths, as SVG; where there is none, the caption says why."""
+    """One figure in two widths, as SVG, or what it is missing for."""
 
     title: str
-    caption: str
     wide: str = ""
     narrow: str = ""
+    missing: str = ""
 
 
 def write(folder: Path, path: Path) -> None:
@@ -79,9 +71,7 @@ def to_html(run: Run) -> str:
     for nothing from any network."""
     result, comparison = _shown(run)
     first, *others = tables.parts(comparison)
-    said = [tables.stopped(result), *tables.remarks(comparison)]
-    if comparison.after is not None:
-        said.insert(0, _outputs(comparison.outputs))
+    outputs = [] if comparison.after is None else [_outputs(comparison.outputs)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report", "."),
         autoescape=True,
@@ -95,11 +85,10 @@ def to_html(run: Run) -> str:
         conclusion=conclusion(result.device, comparison),
         tone=_tone(comparison),
         changed=tables.changed_settings(comparison.before, comparison.after),
-        said=said,
+        said=[*outputs, tables.stopped(result), *tables.remarks(comparison)],
         first=first,
         others=[table for table in others if table.title != "Outputs"],
-        about=ABOUT,
-        everything=tables.every_metric(comparison),
+        everything=tables.metric_table(comparison, every=True),
         pictures=_pictures(run, comparison),
         method=method(run),
         environment=environment_of(run),
@@ -110,11 +99,21 @@ def to_html(run: Run) -> str:
 def to_markdown(run: Run) -> str:
     """The verdict, its tables and warnings, then method and environment, folded away."""
     result, comparison = _shown(run)
-    whole = "\n".join(map(markdown_page, tables.pages(result)))
-    lines = [whole, "<details><summary>Method and environment</summary>", ""]
-    for table in (method(run), environment_of(run), settings_of(comparison)):
-        lines += markdown_table(table)
-    return "\n".join([_as_text(lines[0]), lines[1], *map(_as_text, lines[2:]), "</details>", ""])
+    folded = [
+        line
+        for table in (method(run), environment_of(run), settings_of(comparison))
+        for line in markdown_table(table)
+    ]
+    return "\n".join(
+        [
+            _as_text("\n".join(map(markdown_page, tables.pages(result)))),
+            "<details><summary>Method and environment</summary>",
+            "",
+            *map(_as_text, folded),
+            "</details>",
+            "",
+        ]
+    )
 
 
 def _shown(run: Run) -> tuple[Result, Comparison]:
@@ -133,76 +132,40 @@ def _as_text(markdown: str) -> str:
 def _outputs(outputs: Outputs) -> str:
     if not outputs.compared:
         return "Outputs: none could be compared."
-    counts = f"{outputs.identical} of {outputs.compared}"
     known = outputs.distinct
     different = f"; the before arm gave {known} different one{'s' * (known != 1)}"
+    counts = f"{outputs.identical} of {outputs.compared}"
     return f"Outputs: {counts} requests have the same tokens in both arms{different}."
 
 
 def _tone(comparison: Comparison) -> str:
-    outputs = comparison.outputs
-    if outputs.unexplained:
+    if comparison.outputs.unexplained:
         return "bad"
     row = comparison.decided
     return TONES.get((row and row.verdict) or "", "open")
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Figures
-
-
 def _pictures(run: Run, comparison: Comparison) -> list[Picture]:
     """Every figure; for one arm alone without those of changes."""
-    changes = [
-        _picture(
-            "Changes",
-            "Each metric's change with its interval. Only filled markers are metrics that were declared to "
-            "decide; the band is the margin, the largest change that counts as none.",
-            lambda width: figures.changes(comparison, width),
-        ),
-        _picture(
-            "Block by block",
-            "One point per block: a fresh boot of each arm on the same workload. Their spread is the noise "
-            "that the interval is made of.",
-            lambda width: figures.block_changes(run, width=width),
-        ),
-    ]
-    levels = [
-        _picture(
-            "Latencies",
-            "All blocks and rounds pooled. Requests of one boot are not independent, so nothing can be "
-            "tested by eye here.",
-            lambda width: figures.latency_cdfs(run, width),
-        ),
-        _picture(
-            "Over time",
-            "For drift and disturbances: each point is a round, a line joins the rounds of one boot. The "
-            "axes do not start at zero.",
-            lambda width: figures.itl_over_time(run, width),
-        ),
-        _picture(
-            "Host phases",
-            "Bars from zero. Phases of two threads may run at the same time, so they are not stacked; what "
-            "runs while the device works costs the step nothing.",
-            lambda width: figures.phases(comparison, width),
-        ),
-    ]
-    return levels if comparison.after is None else [*changes, *levels]
+    changes: dict[str, Callable[[float], Figure]] = {
+        "Changes": partial(figures.changes, comparison),
+        "Block by block": partial(figures.block_changes, run, None),
+    }
+    levels: dict[str, Callable[[float], Figure]] = {
+        "Latencies": partial(figures.latency_cdfs, run),
+        "Over time": partial(figures.itl_over_time, run),
+        "Host phases": partial(figures.phases, comparison),
+    }
+    chosen = levels if comparison.after is None else {**changes, **levels}
+    return [_picture(title, draw) for title, draw in chosen.items()]
 
 
-def _picture(title: str, caption: str, draw: Callable[[float], Figure]) -> Picture:
+def _picture(title: str, draw: Callable[[float], Figure]) -> Picture:
     try:
-        wide, narrow = (
-            inline_svg(draw(width), f"{title}, {name}")
-            for width, name in ((style.WIDTH, "wide"), (PHONE, "narrow"))
-        )
+        wide, narrow = draw(style.WIDTH), draw(PHONE)
     except api.BadSetting as error:
-        return Picture(title, str(error))
-    return Picture(title, caption, wide, narrow)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# How and where it was measured
+        return Picture(title, missing=str(error))
+    return Picture(title, inline_svg(wide, f"{title}, wide"), inline_svg(narrow, f"{title}, narrow"))
 
 
 def method(run: Run) -> Table:
@@ -279,11 +242,9 @@ def environment_of(run: Run) -> Table:
         ("measured at" if manifest.imported is None else "imported at", manifest.created),
     ]
     if manifest.imported is None:
+        cores = f"{machine.cores} cores, {machine.memory_gib} GiB"
         rows += [
-            (
-                "machine",
-                f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, kernel {machine.kernel}",
-            ),
+            ("machine", f"{machine.cpu}, {cores}, kernel {machine.kernel}"),
             ("GPUs", ", ".join(machine.gpus) or "none"),
             ("commit", (code.commit or "unknown") + (" with changes on top" if code.dirty else "")),
         ]
@@ -292,8 +253,7 @@ def environment_of(run: Run) -> Table:
         ("model", [{name: each.model[name] for name in MODEL if each.model.get(name)} for each in described]),
         ("version", [manifest.versions]),
     ):
-        names = dict.fromkeys(name for each in facts for name in each)
-        for name in names:
+        for name in dict.fromkeys(name for each in facts for name in each):
             values = dict.fromkeys(_said(each[name]) for each in facts if name in each)
             rows.append((f"{what}: {name}", ", ".join(values)))  # of both arms, where they differ
     return Table("Environment", ("", ""), tuple(rows), numbers=())

@@ -6,15 +6,16 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.common.formatting import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+Row = TypeVar("Row")
 NARROW = 90  # a terminal with fewer columns shows change, interval and verdict in one
 NAMES = 20  # a column no wider than this is taken for names, and stays whole
 FORMULA = re.compile(r"[=@\t\r]|[+-][^\d. ]")  # how one begins; -5.9% is a number
@@ -49,6 +50,18 @@ class Page:
         yield from ((title, entries) for title, entries in named.items() if entries)
 
 
+def tabulated(
+    title: str,
+    rows: Iterable[Row],
+    columns: Mapping[str, Callable[[Row], str]],
+    note: str = "",
+    numbers: tuple[str, ...] = ("before", "after", "change"),
+) -> Table:
+    """A table with a line for each of `rows`; `columns`: by its name, what a column says of a row."""
+    cells = tuple(tuple(say(row) for say in columns.values()) for row in rows)
+    return Table(title, tuple(columns), cells, note, numbers)
+
+
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A header and a line for each row; numbers unrounded, None empty. Text that a spreadsheet would take for
     a formula begins with an apostrophe there."""
@@ -61,10 +74,6 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def _no_formula(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Markdown
 
 
 def markdown_page(page: Page) -> str:
@@ -81,18 +90,10 @@ def markdown_table(table: Table) -> list[str]:
     """Its lines, the title and an empty last one included; of one without rows the title and the note."""
     if not table.rows:
         return [f"### {table.title}", "", table.note, ""]
-    rulers = ("---:" if name in table.numbers else "---" for name in table.columns)
-    rows = [table.columns, tuple(rulers), *table.rows]
+    rulers = tuple("---:" if name in table.numbers else "---" for name in table.columns)
+    rows = ([cell.replace("|", "\\|") for cell in row] for row in (table.columns, rulers, *table.rows))
     note = [table.note, ""] if table.note else []
-    return [f"### {table.title}", "", *map(_markdown_row, rows), "", *note]
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-# ---------------------------------------------------------------------------------------------------------
-# A terminal
+    return [f"### {table.title}", "", *(f"| {' | '.join(row)} |" for row in rows), "", *note]
 
 
 def terminal_page(page: Page, width: int) -> Iterator[RenderableType]:
@@ -165,8 +166,8 @@ def narrowed(table: Table) -> Table:
         )
         for row in table.rows
     )
-    columns, numbers = (*table.columns[:change], header), (*table.numbers, header)
-    return Table(table.title, columns, rows, table.note, numbers)
+    columns = (*table.columns[:change], header)
+    return replace(table, columns=columns, rows=rows, numbers=(*table.numbers, header))
 
 
 def stacked(table: Table, many: int) -> Table:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
+from functools import partial
 
-import msgspec
+from msgspec.structs import astuple
 
 from harness.analysis import words
-from harness.analysis.result import Counter, MetricRow, PointResult, SweepResult
+from harness.analysis.result import Counter, MetricRow, PointResult, SweepResult, texts
 from harness.common import formatting
 from harness.plan.settings import spelled
-from harness.report import tables
-from harness.report.page import Page, Table, csv_text
+from harness.report.page import Page, Table, csv_text, tabulated
+from harness.report.tables import stopped
 
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
 NOTE = (
@@ -45,63 +46,62 @@ def kinds_of_device(result: SweepResult) -> list[str]:
 
 
 def page(result: SweepResult) -> Page:
-    return Page(conclusion(result), (tables.stopped(result),), tuple(parts(result)), warnings_of(result))
-
-
-def parts(result: SweepResult) -> Iterator[Table]:
     """The changes, where there are any, then the levels."""
+    tables = [levels_table(result)]
     if any(each.after is not None for each in result.comparisons):
-        yield changes_table(result)
-    yield levels_table(result)
+        tables.insert(0, changes_table(result))
+    return Page(conclusion(result), (stopped(result),), tuple(tables), warnings_of(result))
 
 
-def _of_points(result: SweepResult) -> list[str]:
+def _of_points(result: SweepResult) -> dict[str, Callable[[PointResult], str]]:
     """The columns that say which point a row is of: its axes, and the device where it is not the same one."""
-    axes = [axis.name for axis in result.axes]
-    return axes if len(kinds_of_device(result)) == 1 else list(dict.fromkeys([*axes, "device"]))
+    names = [axis.name for axis in result.axes]
+    if len(kinds_of_device(result)) > 1:
+        names.append("device")
+    return {name: partial(_place, name) for name in names}
 
 
-def _point(each: PointResult, names: Sequence[str]) -> Iterator[str]:
-    """A comparison's cells in these columns."""
-    return (each.at.get(name, each.device) for name in names)
+def _place(name: str, each: PointResult) -> str:
+    return each.at.get(name, each.device)
 
 
 def changes_table(result: SweepResult) -> Table:
     """Per point the primary before and after, its change, and the verdict. Where points may stop early, each
     interval says its confidence."""
-    names = _of_points(result)
     primaries = dict.fromkeys(each.primary for each in result.comparisons)
     mixed = len({each.confidence for each in result.comparisons}) > 1
-    rows = []
-    for each in result.comparisons:
-        row = each.metrics[each.primary]
-        rows.append(
-            (
-                *_point(each, names),
-                formatting.number(row.before),
-                formatting.number(row.after),
-                words.difference(row),
-                words.interval(row) + (f" at {words.confidence(each)}%" if mixed else ""),
-                words.verdict(row, primary=True),
-            )
-        )
+
+    def interval(each: PointResult) -> str:
+        own = f" at {words.confidence(each.confidence)}%" if mixed else ""
+        return words.interval(each.metrics[each.primary]) + own
+
+    columns = _of_points(result) | {
+        "before": lambda each: formatting.number(each.metrics[each.primary].before),
+        "after": lambda each: formatting.number(each.metrics[each.primary].after),
+        "change": lambda each: words.difference(each.metrics[each.primary]),
+        "interval": interval,
+        "verdict": lambda each: words.verdict(each.metrics[each.primary], primary=True),
+    }
     title = f"Change of {', '.join(primaries)}, margin ±{100 * result.comparisons[0].margin:.3g}%"
     note = NOTE.format(confidence=words.confidences(result.comparisons), own=OWN if mixed else "")
-    return Table(title, (*names, "before", "after", "change", "interval", "verdict"), tuple(rows), note)
+    return tabulated(title, result.comparisons, columns, note)
 
 
 def levels_table(result: SweepResult) -> Table:
     """Per point what was asked, the requests of a round, and what was reached: the mean batch, TPOT,
     throughput and latency, before → after."""
-    names = _of_points(result)
-    rows = []
-    for each in result.comparisons:
-        measured = [each.mechanism.get("mean_batch"), *(each.metrics.get(name) for name in LEVELS)]
-        asked = (*_point(each, names), str(each.requests))
-        rows.append((*asked, *map(_sides, measured), str(each.blocks)))
-    columns = (*names, "requests", "batch", *LEVELS, "blocks")
+    columns = _of_points(result) | {
+        "requests": lambda each: str(each.requests),
+        "batch": lambda each: _sides(each.mechanism.get("mean_batch")),
+        **{name: partial(_level, name) for name in LEVELS},
+        "blocks": lambda each: str(each.blocks),
+    }
     note = "requests: asked in each round; batch: mean over decode steps"
-    return Table("Levels, before → after", columns, tuple(rows), note, numbers=())
+    return tabulated("Levels, before → after", result.comparisons, columns, note, numbers=())
+
+
+def _level(name: str, each: PointResult) -> str:
+    return _sides(each.metrics.get(name))
 
 
 def _sides(row: MetricRow | Counter | None) -> str:
@@ -117,7 +117,7 @@ def warnings_of(result: SweepResult) -> list[str]:
     once with its points; one that only a single point has is told in full."""
     found = {spelled(each.at): each.warnings for each in result.comparisons}
     shared = [each for each in next(iter(found.values())) if all(each in every for every in found.values())]
-    common = tables.texts(shared)
+    common = texts(shared)
     devices = kinds_of_device(result)
     if len(devices) > 1:
         common.insert(0, f"points of several devices ({', '.join(devices)}): never compare their times")
@@ -140,9 +140,9 @@ def to_csv(result: SweepResult) -> str:
     """One line per point and metric, every one that was measured, unrounded; `confidence`, a fraction, is of
     the interval."""
     names = [axis.name for axis in result.axes]
-    lines = []
-    for each in result.comparisons:
-        about = [*(each.at[axis] for axis in names), each.run, each.device, each.confidence]
-        for name, row in each.metrics.items():
-            lines.append([*about, name, *msgspec.structs.astuple(row)])
+    lines = [
+        [*(each.at[axis] for axis in names), each.run, each.device, each.confidence, name, *astuple(row)]
+        for each in result.comparisons
+        for name, row in each.metrics.items()
+    ]
     return csv_text((*names, "run", "device", "confidence", "metric", *MetricRow.__struct_fields__), lines)

@@ -5,16 +5,16 @@ Input is a `Comparison` and nothing else, so that a stored one prints the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from harness.analysis import plants
+from harness.analysis import mechanism
 from harness.analysis.result import (
     Comparison,
     Counter,
+    Failures,
     MetricRow,
     NoPrediction,
     Outputs,
@@ -22,12 +22,12 @@ from harness.analysis.result import (
     Result,
     Settings,
     SweepResult,
-    Warning,
+    texts,
 )
 from harness.analysis.words import conclusion, confidence, difference, floor, interval, verdict
 from harness.common.formatting import number, percent, with_unit
 from harness.metrics import definitions
-from harness.report.page import Page, Table, csv_text
+from harness.report.page import Page, Table, csv_text, tabulated
 from harness.stats import paired, planning
 
 DESCRIPTIVE = (
@@ -52,6 +52,7 @@ CONVENTIONS = (
     "and the declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the "
     "number of metrics."
 )
+CAUSES = 3  # of failed requests, in the table
 FAMILY = " Verdicts are at 5% over all comparisons of this run together (Holm); intervals are each by itself."
 FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller change says nothing."
 
@@ -60,28 +61,30 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     """Which part of the step changed, and what a planted delay, or an arm against itself, came to."""
     if comparison.after is None:
         return
-    if (split := step_parts(comparison)) is not None:
-        yield split
-    found = planted(comparison)
-    if found is not None:
-        yield found
+    yield from filter(None, (step_parts(comparison), planted(comparison)))
     row = comparison.decided
     if comparison.after == comparison.before and row is not None and row.sd is not None:
-        blocks, alpha = comparison.blocks, 1 - comparison.confidence
+        blocks, alpha, name = comparison.blocks, 1 - comparison.confidence, comparison.primary
         smallest = paired.as_change(planning.smallest_detectable(row.sd, blocks, alpha=alpha), "ratio")
-        name = comparison.primary
-        known = "" if row.floor is None else f"Noise floor of {name} over {blocks} blocks: {floor(row)}; "
-        of_it = f"a true change of {smallest:.2%}" if known else f"A change of {name} by {smallest:.2%}"
-        yield f"{known}{of_it} would be detected in 4 of 5 such runs of {blocks} blocks."
+        if row.floor is None:
+            said = f"A change of {name} by {smallest:.2%}"
+        else:
+            known = f"Noise floor of {name} over {blocks} blocks: {floor(row)}"
+            said = f"{known}; a true change of {smallest:.2%}"
+        yield f"{said} would be detected in 4 of 5 such runs of {blocks} blocks."
 
 
 def step_parts(comparison: Comparison) -> str | None:
     """The change of the decode step, and which part of it is the host's and which the device's; None without
     step records."""
-    rows = [comparison.metrics.get(name) for name in definitions.MATCHED]
-    if any(row is None or row.change is None for row in rows):
+    rows = [
+        row
+        for name in definitions.MATCHED
+        if (row := comparison.metrics.get(name)) and row.change is not None
+    ]
+    if len(rows) < len(definitions.MATCHED):
         return None
-    step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows if row is not None)
+    step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows)
     return (
         f"Decode step {step}: exposed host time {host} of the step ({definitions.SAME_DEVICE}), "
         f"device time {device} ({definitions.SAME_HOST})."
@@ -91,22 +94,21 @@ def step_parts(comparison: Comparison) -> str | None:
 def planted(comparison: Comparison) -> str | None:
     """What became of a planted delay; None where none was."""
     assert comparison.after is not None
-    place, size = comparison.after.options.get("plant_at"), plants.achieved(comparison)
+    place, size = comparison.after.options.get("plant_at"), mechanism.planted_share(comparison)
     if place is None:
         return None
     if size is None:
         return f"Planted at the {place}: the engine counted no delay, so none can be seen."
-    name = comparison.primary
-    row = comparison.metrics[name]
-    expected = plants.expected(size, row.better)
-    found = f"{name} changed by {percent(row.change)}"
+    row = comparison.metrics[comparison.primary]
+    expected = mechanism.expected_change(size, row.better)
+    change = f"{comparison.primary} changed by {percent(row.change)}"
+    found = f"Planted at the {place}: {percent(size)} of a step; {change}"
     if row.ci_low is None or row.ci_high is None:
-        return f"Planted at the {place}: {percent(size)} of a step; {found}; one block can't show it."
-    verdict = "seen" if plants.seen(comparison) else "not seen"
+        return f"{found}; one block can't show it."
+    verdict = "seen" if mechanism.plant_seen(comparison) else "not seen"
     inside = "holds" if row.ci_low <= expected <= row.ci_high else "does not hold"
     return (
-        f"Planted at the {place}: {percent(size)} of a step; {found} {interval(row)}, {row.verdict}, and "
-        f"the interval {inside} {percent(expected)}: {verdict}."
+        f"{found} {interval(row)}, {row.verdict}, and the interval {inside} {percent(expected)}: {verdict}."
     )
 
 
@@ -134,32 +136,30 @@ def changed_settings(one: Settings, other: Settings | None) -> str:
 
 def flat(settings: Settings) -> dict[str, Any]:
     """The settings of an arm by the names of the command line."""
-    env = {f"env.{name}": value for name, value in settings.env.items()}
-    python = {"python": settings.python} if settings.python else {}
-    ref = settings.ref
-    code = {"ref": f"{ref.name} ({ref.commit[:10]})"} if ref else {}
-    plain = {"engine": settings.engine, **settings.toggles, **settings.options}
-    return {**plain, **python, **env, **code}
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Its tables
+    found = {"engine": settings.engine, **settings.toggles, **settings.options}
+    if settings.python:
+        found["python"] = settings.python
+    found |= {f"env.{name}": value for name, value in settings.env.items()}
+    if settings.ref:
+        found["ref"] = f"{settings.ref.name} ({settings.ref.commit[:10]})"
+    return found
 
 
 def parts(comparison: Comparison) -> Iterator[Table]:
     """The tables of a comparison, in the order in which they are read."""
     yield metric_table(comparison)
-    yield from _failures_table(comparison)
-    if comparison.after is not None:
+    if any(side.failed for side in comparison.failures.values()):
+        yield _failures_table(comparison.failures)
+    alone = comparison.after is None
+    if not alone:
         yield _outputs_table(comparison.outputs)
-    yield from _sides_table("Mechanism", comparison.mechanism, alone=comparison.after is None)
+    yield from _sides_table("Mechanism", comparison.mechanism, alone)
     limit = {
         name: Counter(before=each.before, after=each.after, unit=comparison.metrics[name].unit)
         for name, each in comparison.limit.items()
     }
     predicted = comparison.prediction
-    note = "" if predicted is None else prediction_line(predicted)
-    yield from _sides_table("Limit", limit, alone=comparison.after is None, note=note)
+    yield from _sides_table("Limit", limit, alone, "" if predicted is None else prediction_line(predicted))
 
 
 def _outputs_table(outputs: Outputs) -> Table:
@@ -173,35 +173,30 @@ def _outputs_table(outputs: Outputs) -> Table:
         note += (
             "; near_ties: requests that part where the model finds both tokens equally likely, up to rounding"
         )
-    return Table(
-        "Outputs", tuple(names), (tuple(str(getattr(outputs, name)) for name in names),), note, tuple(names)
-    )
+    row = tuple(str(getattr(outputs, name)) for name in names)
+    return Table("Outputs", tuple(names), (row,), note, tuple(names))
 
 
-CAUSES = 3  # of failed requests, in the table
+def _failures_table(failures: Mapping[str, Failures]) -> Table:
+    """Requests that failed, by arm, with their first causes."""
 
+    def causes(side: Failures) -> str:
+        said = [f"{count} × {' '.join(cause.split())}" for cause, count in side.causes.items()]
+        more = [f"and {len(said) - CAUSES} other causes"] if len(said) > CAUSES else []
+        return "; ".join(said[:CAUSES] + more)
 
-def _failures_table(comparison: Comparison) -> Iterator[Table]:
-    """Requests that failed, by arm, with their first causes; nothing where none did."""
-    found = comparison.failures
-    if not any(side.failed for side in found.values()):
-        return
-    rows = []
-    for arm, side in found.items():
-        causes = list(side.causes.items())
-        said = [f"{count} × {' '.join(cause.split())}" for cause, count in causes[:CAUSES]]
-        said += [f"and {len(causes) - CAUSES} other causes"] if len(causes) > CAUSES else []
-        rows.append((arm, str(side.failed), str(side.requests), "; ".join(said)))
+    rows = tuple((arm, str(side.failed), str(side.requests), causes(side)) for arm, side in failures.items())
     note = "A request that failed is in no other metric; none was sent twice."
-    yield Table("Failed requests", ("", "failed", "of", "first causes"), tuple(rows), note, ("failed", "of"))
+    return Table("Failed requests", ("", "failed", "of", "first causes"), rows, note, ("failed", "of"))
 
 
 def prediction_line(predicted: Prediction | NoPrediction) -> str:
     """What the toggle should have given by the before arm's records, beside what it gave."""
     if isinstance(predicted, NoPrediction):
         return f"No prediction: {predicted.none}."
-    name, change = predicted.metric, percent(predicted.change)
-    said = f"Predicted from the before arm alone: {name} {change} {_predicted_interval(predicted)}".rstrip()
+    said = f"Predicted from the before arm alone: {predicted.metric} {percent(predicted.change)}"
+    if predicted.ci_low is not None:
+        said += f" [{percent(predicted.ci_low)}, {percent(predicted.ci_high)}]"
     if predicted.measured is not None:
         points = percent(predicted.error).removesuffix("%")
         said += f"; measured {percent(predicted.measured)}, so the prediction is off by {points} points"
@@ -211,45 +206,30 @@ def prediction_line(predicted: Prediction | NoPrediction) -> str:
     )
 
 
-def _predicted_interval(predicted: Prediction) -> str:
-    if predicted.ci_low is None:
-        return ""
-    return f"[{percent(predicted.ci_low)}, {percent(predicted.ci_high)}]"
-
-
-def metric_table(comparison: Comparison) -> Table:
-    """Before and after of the primary, what else carries a verdict, a chosen few, and phases that differ."""
-    return _metrics_table(comparison, [name for name in chosen(comparison) if name in comparison.metrics])
-
-
-def every_metric(comparison: Comparison) -> Table:
-    """The same for all that was measured."""
-    return replace(_metrics_table(comparison, list(comparison.metrics)), title="Every metric")
-
-
-def _metrics_table(comparison: Comparison, names: Sequence[str]) -> Table:
+def metric_table(comparison: Comparison, every: bool = False) -> Table:
+    """Before and after of the primary, what else carries a verdict, a chosen few, and phases that differ; or
+    of every metric that was measured."""
     found = comparison.metrics
+    rows = [(name, found[name]) for name in (found if every else chosen(comparison)) if name in found]
+    columns: dict[str, Callable[[tuple[str, MetricRow]], str]] = {"metric": lambda row: row[0]}
     if comparison.after is None:
-        values = ((name, with_unit(found[name].before, found[name].unit)) for name in names)
-        return Table("One arm", ("metric", "before"), tuple(values), "arithmetic means over blocks")
-    known = any(found[name].floor is not None for name in names)
-    rows = tuple(
-        (
-            name,
-            number(found[name].before),
-            number(found[name].after),
-            difference(found[name]),
-            interval(found[name]),
-            *([floor(found[name])] if known else []),
-            verdict(found[name], name == comparison.primary),
-        )
-        for name in names
-    )
-    columns = ("metric", "before", "after", "change", "interval", *(["floor"] if known else []), "verdict")
-    note = CONVENTIONS.format(confidence=confidence(comparison)) + (FLOOR if known else "")
+        columns["before"] = lambda row: with_unit(row[1].before, row[1].unit)
+        title = "Every metric" if every else "One arm"
+        return tabulated(title, rows, columns, "arithmetic means over blocks")
+    columns |= {
+        "before": lambda row: number(row[1].before),
+        "after": lambda row: number(row[1].after),
+        "change": lambda row: difference(row[1]),
+        "interval": lambda row: interval(row[1]),
+    }
+    note = CONVENTIONS.format(confidence=confidence(comparison.confidence))
+    if any(row.floor is not None for _, row in rows):
+        columns["floor"] = lambda row: floor(row[1])
+        note += FLOOR
+    columns["verdict"] = lambda row: verdict(row[1], row[0] == comparison.primary)
     if comparison.decided is not None and comparison.decided.p_adjusted is not None:
         note += FAMILY
-    return Table("Before and after", columns, rows, note)
+    return tabulated("Every metric" if every else "Before and after", rows, columns, note)
 
 
 def chosen(comparison: Comparison) -> list[str]:
@@ -264,24 +244,16 @@ def chosen(comparison: Comparison) -> list[str]:
 
 
 def _sides_table(title: str, sides: Mapping[str, Counter], alone: bool, note: str = "") -> Iterator[Table]:
-    if not sides:
-        return
-    columns = ("", "before", "unit") if alone else ("", "before", "after", "unit")
-    rows = tuple(
-        (name, *(number(row.of(side)) for side in ("before", "after")[: 1 if alone else 2]), row.unit)
-        for name, row in sides.items()
-        if row.before or row.after  # a counter that stayed at zero says nothing
-    )
+    """Nothing where nothing was counted: a counter that stayed at zero says nothing."""
+    rows = [(name, row) for name, row in sides.items() if row.before or row.after]
+    columns: dict[str, Callable[[tuple[str, Counter]], str]] = {
+        "": lambda row: row[0],
+        "before": lambda row: number(row[1].before),
+        **({} if alone else {"after": lambda row: number(row[1].after)}),
+        "unit": lambda row: row[1].unit,
+    }
     if rows:
-        yield Table(title, columns, rows, note)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Where it is said
-
-
-def texts(warnings: Sequence[Warning]) -> list[str]:
-    return [each.text for each in warnings]
+        yield tabulated(title, rows, columns, note)
 
 
 def pages(result: Result) -> Iterator[Page]:

@@ -17,17 +17,15 @@ SHARES = ("share", "busy")
 
 def headline(result: TraceResult) -> str:
     """What was read, a line for each file."""
-    sides = {"before": result.before, **({} if result.after is None else {"after": result.after})}
-    return "\n".join(
-        (f"{name}: " if len(sides) > 1 else "") + _described(source) for name, source in sides.items()
-    )
+    if result.after is None:
+        return _described(result.before)
+    return f"before: {_described(result.before)}\nafter: {_described(result.after)}"
 
 
 def _described(source: Source) -> str:
     rows = ", ".join(f"{count:,} {name}" for name, count in source.rows.items())
     devices = f"{source.devices} device{'s' if source.devices != 1 else ''}"
-    span = f"{number(source.span_ms)} ms"
-    return f"{source.file} ({source.format}): {span} of {devices}; {rows}"
+    return f"{source.file} ({source.format}): {number(source.span_ms)} ms of {devices}; {rows}"
 
 
 def parts(result: TraceResult) -> Iterator[Table]:
@@ -72,11 +70,9 @@ def _change(measure: str, value: Value) -> str:
 
 
 def _cell(measure: str, value: float | None) -> str:
-    if value is not None and measure in SHARES:
-        return f"{value:.1%}"
-    if value is not None and measure == "count":
-        return f"{value:,.0f}"
-    return number(value)
+    if value is None or measure not in (*SHARES, "count"):
+        return number(value)
+    return f"{value:,.0f}" if measure == "count" else f"{value:.1%}"
 
 
 def shortened(name: str) -> str:

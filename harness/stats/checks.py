@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import permutation_test, t
+from scipy.stats import linregress, permutation_test, t
 
 from harness.stats.paired import Differences, t_test
 from harness.stats.stopping import ALPHA
@@ -14,10 +14,6 @@ from harness.stats.stopping import ALPHA
 EXACT_BLOCKS = 12  # sign flips are enumerated up to here (4,096 of them), drawn beyond
 CHECK_BLOCKS = 8  # below this a sign-flip test is too coarse to disagree with anything
 DRAWS = 20_000  # sign patterns
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Checking the decision
 
 
 def sign_flip(differences: Sequence[float] | Differences) -> float:
@@ -139,9 +135,5 @@ def drift(*arms: Sequence[float]) -> Drift | None:
         return None
     if np.ptp(level) == 0:
         return Drift(0.0, 1.0)
-    x, y = np.arange(n) - (n - 1) / 2, level - level.mean()
-    squares = float(x @ x)
-    slope = float(x @ y) / squares
-    error = (float(((y - slope * x) ** 2).sum()) / (n - 2) / squares) ** 0.5
-    p = 2 * float(t.sf(abs(slope) / error, n - 2)) if error > 0 else 0.0
-    return Drift(float(np.expm1(slope * (n - 1))), p)
+    fitted = linregress(np.arange(n), level)
+    return Drift(float(np.expm1(fitted.slope * (n - 1))), float(fitted.pvalue))

@@ -1,46 +1,8 @@
 """What each of several toggles contributes, alone and with the others, from one run of all their settings: a
-2^k factorial design. Pure functions; nothing here reads a file.
+2^k factorial design. Model, families and what a verdict on an interaction says: stats.md, Several arms.
 
-**Model.** A factor is a toggle with two choices; an arm is one setting of all factors, and boots once in each
-block. With y the metric in a block at setting s, and x_A(s) = -1 at the before of factor A, +1 at its after:
-
-    log y(s) = m + 1/2 · sum over the sets T of factors of  effect_T · (product of x_A(s) over A in T) + e(s)
-
-- The effect of {A}, the **main effect**, is the mean over the settings of the others of log(y at A's after /
-  y at A's before).
-- The effect of {A, B}, the **interaction**, is half the difference between A's effect at B's after and A's
-  effect at B's before; so A's effect is A + AB where B is at its after, and A - AB where it is not. Likewise
-  half the difference of two interactions for three factors, and so on. The whole difference, 2 AB, is by how
-  much both together differ from the sum of what each gives without the other: with two factors, log y(both) -
-  log y(A alone) - log y(B alone) + log y(none).
-
-Source: Box, Hunter & Hunter, "Statistics for Experimenters", 2nd ed. 2005, ch. 5, on the log scale, so that
-effects multiply and are shown as exp(effect) - 1.
-
-**Interval and test.** An effect is a contrast of one block's arms: m, and whatever else the arms of a block
-share, cancels. Each block gives one value, and the t interval is over blocks, as in any comparison.
-A main effect of a full design uses every boot: its variance is 4/2^k of a boot's, where a plain pair has 2.
-
-**Families.** Asking for the design declares the main effects and the interactions of two factors on the
-primary metric; they carry verdicts at Holm-adjusted levels. Higher interactions, the effect of a factor alone
-or with all others, and every other metric are descriptive.
-
-**What a verdict on an interaction says.** Not that a setting became faster or slower, but whether gains add
-up. A gain is a change in the direction that is better for the metric (what makes it worse is a gain below
-zero).
-
-- `stronger together`: both give more than the sum of what each gives without the other; `weaker together`:
-  less. Two factors of -10% each, and -12% for both, are weaker together: 0.88 / 0.90^2 = 1.086, so AB is
-  +4.2%.
-- `same together`: the interval of the whole difference, 2 AB, lies within the margin.
-- `undecided`: neither.
-
-**Settings that are left out** (they mean nothing) leave fewer equations than effects. Effects are taken in by
-their order, main effects first, each if it is linearly independent of those before it. The rest are aliased:
-they can't be told from a combination of those taken in, and are taken to be zero (effect hierarchy, op. cit.
-ch. 6). By least squares, what an estimate then contains besides its own effect is its row of the alias matrix
-(X1'X1)^-1 X1'X2 (Box & Wilson, J. R. Stat. Soc. B 1951). Where that row holds an effect of the same order,
-neither is given.
+Source: Box, Hunter & Hunter, "Statistics for Experimenters", 2nd ed. 2005, ch. 5, on the log scale; ch. 6 for
+settings that are left out.
 """
 
 from __future__ import annotations
@@ -84,7 +46,10 @@ def terms(factors: Sequence[str]) -> list[Term]:
 
 
 def plan(factors: Sequence[str], settings: Floats) -> Plan:
-    """What can be estimated from `settings`, float64 [settings, factors] of -1 and +1; see the module."""
+    """What can be estimated from `settings`, float64 [settings, factors] of -1 and +1: an effect is taken in
+    if it is linearly independent of those before it. By least squares, what an estimate then contains besides
+    its own effect is its row of the alias matrix (X1'X1)^-1 X1'X2 (Box & Wilson, J. R. Stat. Soc. B 1951);
+    where that row holds an effect of the same order, neither is given."""
     places = {factor: place for place, factor in enumerate(factors)}
     columns = {term: settings[:, [places[each] for each in term]].prod(axis=1) for term in terms(factors)}
     taken: list[Term] = []

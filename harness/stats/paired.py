@@ -1,25 +1,9 @@
-"""Paired blocks to an effect, its interval and a verdict. Pure functions; nothing here reads a file.
+"""Paired blocks to an effect and its interval. Pure functions; why it is done so, and how often it is wrong:
+stats.md.
 
-The method as a whole, with the error rates that simulations of it gave: stats.md beside this file. When a
-run may stop early is in stats/stopping.py.
-
-**Model.** A block is one boot of each arm on the same seeded workload, run next to each other, and is the
-only unit of replication: requests of a boot, and rounds within it, share the boot's luck (pooling them gives
-25-72% false alarms; stats.md). For a metric that is always positive, block i gives
-
-    d_i = log(after_i / before_i),    d_i = theta + e_i,    e_i independent, mean 0, one variance
-
-and theta is estimated by the mean of the d_i with Student's t on n-1 degrees of freedom. exp(theta) - 1 is
-the change as a fraction. For a metric that can be zero d_i = after_i - before_i, in the metric's unit.
-With d_i roughly normal the test holds its level from two blocks on; `sign_flip` checks it without
-normality. (Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM'13; Bulej et al., "Duet
-benchmarking", ICPE'20, who run the two at once.)
-
-**What an interval does not mean.** It is not the range of single blocks, not a range for one request, and
-says nothing about another machine, model or workload: it is where the mean change of *this* set-up lies,
-if blocks are exchangeable. 95% is the share of such intervals that hold the truth, not the chance for this
-one. An interval that holds 0 does not show that there is no effect; only `same` does, and only within its
-margin.
+A block gives d_i = log(after_i / before_i), or after_i - before_i for a metric that can be zero. Model: d_i =
+theta + e_i, e_i independent with mean 0 and one variance. theta is estimated by the mean of the d_i, with
+Student's t on n-1 degrees of freedom; exp(theta) - 1 is the change as a fraction.
 """
 
 from __future__ import annotations
@@ -79,51 +63,36 @@ def paired(before: Sequence[float], after: Sequence[float], scale: Scale) -> Dif
 def effect(
     before: Sequence[float], after: Sequence[float], scale: Scale = "ratio", alpha: float = ALPHA
 ) -> Effect:
-    """Mean, t interval at level 1 - alpha and two-sided t test of the paired blocks.
-
-    Interval: mean(d) ± t(1 - alpha/2; n-1) · sd(d) / sqrt(n), back-transformed by expm1 for a ratio (which
-    makes it asymmetric about the change). Source: any text on the paired t test; see the module.
-    """
+    """Mean, t interval at level 1 - alpha and two-sided t test of the paired blocks: mean(d) ± t(1 - alpha/2;
+    n-1) · sd(d) / sqrt(n), back-transformed by expm1 for a ratio (which makes it asymmetric about the
+    change)."""
     differences = paired(before, after, scale)
     n = len(differences)
     mean = float(differences.mean())
-    sd = low = high = p = None
-    if n > 1:
-        sd = float(differences.std(ddof=1))
-        half = half_width(sd, n, alpha)
-        low, high = mean - half, mean + half
-        p = t_test(mean, sd, n)
-    return _effect(before, after, scale, n, mean, low, high, sd, p)
+    if n == 1:
+        return _effect(before, after, scale, mean, None, None, None)
+    sd = float(differences.std(ddof=1))
+    half = half_width(sd, n, alpha)
+    return _effect(before, after, scale, mean, (mean - half, mean + half), sd, t_test(mean, sd, n))
 
 
 def _effect(
     before: Sequence[float],
     after: Sequence[float],
     scale: Scale,
-    n: int,
     mean: float,
-    low: float | None,
-    high: float | None,
+    interval: tuple[float, float] | None,
     sd: float | None,
     p: float | None,
 ) -> Effect:
-    """The effect of `mean`, `low` and `high` on the scale of the d_i, transformed back for a ratio."""
+    """The effect of a mean and its interval on the scale of the d_i, transformed back for a ratio."""
+    n = min(len(before), len(after))
+    low, high = (None, None) if interval is None else (as_change(end, scale) for end in interval)
     if scale == "difference":
         first, second = float(np.mean(before)), float(np.mean(after))
         return Effect(scale, n, first, second, None, mean, low, high, sd, p)
     first, second = float(np.exp(np.log(before).mean())), float(np.exp(np.log(after).mean()))
-    return Effect(
-        scale,
-        n,
-        first,
-        second,
-        float(np.expm1(mean)),
-        second - first,
-        None if low is None else float(np.expm1(low)),
-        None if high is None else float(np.expm1(high)),
-        sd,
-        p,
-    )
+    return Effect(scale, n, first, second, as_change(mean, scale), second - first, low, high, sd, p)
 
 
 def half_width(sd: float, n: int, alpha: float = ALPHA) -> float:
@@ -138,12 +107,9 @@ def as_change(value: float, scale: Scale) -> float:
 
 
 def unpaired(before: Sequence[float], after: Sequence[float], scale: Scale = "ratio") -> Effect:
-    """Change and interval of two runs that were *not* interleaved: Welch's t, one value per block.
+    """Change and interval of two runs that were *not* interleaved: Welch's t, one value per block. What the
+    machine did in between is in the change, so it carries no verdict (stats.md, Two runs).
 
-    Model: the two runs are independent samples with a mean and a variance each. What the machine did between
-    the two times is in the change, and no number of blocks takes it out: such a comparison keeps its 5% on a
-    machine that stands still, and gave 43% false alarms on one that wanders, 99% with a drift (stats.md). So
-    it is described, and carries no verdict.
     `blocks` is the smaller number of the two; `sd` is None, there being no pairs. Under two blocks on a side
     there is no interval. Source: Welch, "The generalization of 'Student's' problem", Biometrika 1947.
     """
@@ -152,17 +118,15 @@ def unpaired(before: Sequence[float], after: Sequence[float], scale: Scale = "ra
         if (first <= 0).any() or (second <= 0).any():
             raise ValueError("a ratio needs positive values; use differences")
         first, second = np.log(first), np.log(second)
-    n = min(len(first), len(second))
     mean = float(second.mean() - first.mean())
-    low = high = p = None
-    if n > 1:
-        if np.ptp(first) or np.ptp(second):
-            welch = ttest_ind(second, first, equal_var=False)
-            interval = welch.confidence_interval(1 - ALPHA)
-            low, high, p = float(interval.low), float(interval.high), float(welch.pvalue)
-        else:  # no spread at all: the limit of the formula
-            low, high, p = mean, mean, 1.0 if mean == 0 else 0.0
-    return _effect(before, after, scale, n, mean, low, high, None, p)
+    if min(len(first), len(second)) == 1:
+        return _effect(before, after, scale, mean, None, None, None)
+    if not np.ptp(first) and not np.ptp(second):  # no spread at all: the limit of the formula
+        return _effect(before, after, scale, mean, (mean, mean), None, 1.0 if mean == 0 else 0.0)
+    welch = ttest_ind(second, first, equal_var=False)
+    interval = welch.confidence_interval(1 - ALPHA)
+    ends = float(interval.low), float(interval.high)
+    return _effect(before, after, scale, mean, ends, None, float(welch.pvalue))
 
 
 def t_test(mean: float, sd: float, n: int) -> float:

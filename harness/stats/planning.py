@@ -11,10 +11,6 @@ POWER = 0.8  # of a plan: in 4 of 5 runs a change of that size is detected
 CONFIDENCE = 0.8  # of the range that a plan gives
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Planning
-
-
 def blocks_needed(sd: float, blocks: int, margin: float) -> tuple[int, int]:
     """How many blocks a fixed plan needs to detect a true change of `margin` with POWER, as a range.
 

@@ -1,28 +1,14 @@
-"""When a run may stop before its last block, declared before its first one.
+"""When a run may stop before its last block, declared before its first one: the two rules there are. Why they
+are safe, and their rates by simulation: stats.md, Stopping early.
 
-Looking at the same data again and again, and stopping once it says something, finds differences where there
-are none: a fixed run topped up until it is decided gives 9 to 18% false alarms (stats.md). A rule that is to
-look several times must pay for each look. Two are offered, and nothing else stops a run:
-
-**decided** (group-sequential). Looks at 6, 8, ... blocks. At look k, of n_k blocks, the t test is made at
-level p_k, and the run stops where its verdict is anything but undecided. The levels follow Wang and Tsiatis,
-
-    p_k = 2 · (1 - Phi(c · (n_k / n_K)^(-1/4))),
-
-little at the first looks, most at the last; c is found by simulation of the t statistics, so that the chance
-that any look ever rejects a true null is alpha. The interval at look k has level 1 - p_k. So made, the
-intervals of *all* looks hold the truth at once with chance 1 - alpha ("repeated confidence intervals"),
-whatever the run stopped for. That is why `same` needs no rule of its own: it is said where the interval of
-the look lies inside ±margin, and a true change at or beyond the margin is called the same in at most alpha/2
-of all runs. (Wang & Tsiatis, "Approximately optimal one-parameter boundaries for group sequential trials",
-Biometrics 1987; Jennison & Turnbull, "Interim analyses: the repeated confidence interval approach", JRSS B
-1989.)
+**decided** (group-sequential). Looks at 6, 8, ... blocks; at look k, of n_k blocks, the t test is made at
+level p_k = 2 · (1 - Phi(c · (n_k / n_K)^(-1/4))), and its interval has level 1 - p_k. (Wang & Tsiatis,
+"Approximately optimal one-parameter boundaries for group sequential trials", Biometrics 1987; Jennison &
+Turnbull, "Interim analyses: the repeated confidence interval approach", JRSS B 1989.)
 
 **precise**. Looks after every block from the sixth on, and stops once the half-width of the interval is small
-enough. What it looks at is the spread, which says nothing of the sign of the mean; but a spread that is by
-chance too small stops the run, so tests are made at 3%, which keeps the false alarms at 5% or less.
-
-The rates of both under normal, heavy-tailed, drifting and periodic noise are in stats.md.
+enough. A spread that is small by chance stops it too, so tests are made at 3%, which keeps the false alarms
+at 5% or less.
 """
 
 from __future__ import annotations
@@ -123,7 +109,7 @@ def as_normal(
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule that may stop a run before its last block; how it is made and why it is safe: this module."""
+    """A rule that may stop a run before its last block."""
 
     rule: Literal["decided", "precise"]
     looks: tuple[int, ...]  # numbers of blocks at which the rule looks, ascending

@@ -13,10 +13,6 @@ Verdict = Literal["same", "faster", "slower", "better", "worse", "undecided"]
 CHANGES = ("faster", "slower", "better", "worse")  # the verdicts that say there is a difference
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Deciding
-
-
 def verdict(
     estimate: Effect,
     margin: float,

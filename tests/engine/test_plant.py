@@ -16,7 +16,7 @@ from engines.devices.base import Device
 from engines.overlap import SPEC
 from engines.overlap.plant import CALIBRATION_CYCLES, TAG, SpinKernel, compute_for
 from experiments.common.in_process_engine import serve, some_requests
-from harness.analysis import plants
+from harness.analysis import mechanism
 from harness.analysis.result import Comparison, Counter, MetricRow, Settings
 from harness.plan.design import Arm, Design
 from harness.plan.request import Request
@@ -218,7 +218,7 @@ def planted_at(place: str) -> Settings:
     ],
 )
 def test_seen_is_slower_by_what_was_planted(comparison: Comparison, seen: bool) -> None:
-    assert plants.seen(comparison) is seen
+    assert mechanism.plant_seen(comparison) is seen
 
 
 def test_what_became_of_a_delay_is_said() -> None:
@@ -240,8 +240,8 @@ def test_a_delay_that_nobody_counted_is_told() -> None:
 
 
 def test_the_hooks_own_price_is_not_part_of_the_delay() -> None:
-    assert plants.achieved(found(0, 1, None)) == pytest.approx(0.03)
-    assert plants.achieved(found(0, 1, None, mechanism={})) is None
+    assert mechanism.planted_share(found(0, 1, None)) == pytest.approx(0.03)
+    assert mechanism.planted_share(found(0, 1, None, mechanism={})) is None
 
 
 def test_turns_with_another_process_on_the_card_are_not_taken_for_a_slow_clock(

@@ -201,7 +201,7 @@ def test_points_of_several_devices_are_told_apart(tmp_path: Path) -> None:
     assert result.device == "cuda, emulated"
     assert [each.device for each in result.comparisons] == ["cuda", "emulated"]
     assert "2 points on the cuda and emulated devices:" in sweep_tables.conclusion(result)
-    for table in sweep_tables.parts(result):
+    for table in sweep_tables.page(result).tables:
         assert [row[:2] for row in table.rows] == [("1", "cuda"), ("8", "emulated")]
         assert table.columns[:2] == ("concurrency", "device")
     assert sweep_tables.warnings_of(result)[0].startswith("points of several devices (cuda, emulated): never")

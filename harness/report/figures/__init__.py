@@ -11,14 +11,10 @@ function raises BadSetting, one line, where the run has not got what it draws.
 
 from __future__ import annotations
 
-from harness.report.figures.blocks import block_changes
-from harness.report.figures.changes import changes
-from harness.report.figures.drift import itl_over_time
+from harness.report.figures.changes import block_changes, changes, funnel
 from harness.report.figures.effects import effects
-from harness.report.figures.funnel import funnel
-from harness.report.figures.latencies import latency_cdfs
-from harness.report.figures.phases import phases
 from harness.report.figures.sweeps import against, frontier, gains
+from harness.report.figures.times import itl_over_time, latency_cdfs, phases
 
 __all__ = [
     "against",

@@ -1,16 +1,22 @@
-"""What changed, and how sure that is: one line per metric, with its interval and the margin."""
+"""What changed, and how sure that is: by metric, block by block, and between equal arms."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from engines import api
 from harness.analysis import words
+from harness.analysis.frames import Run
 from harness.analysis.result import Comparison, MetricRow
+from harness.analysis.stored import check_two
 from harness.report import tables
 from harness.report.figures import style
+from harness.stats import paired
+from harness.stats.stopping import ALPHA
 
 ROW = 0.25  # inches
 # How a metric is told apart: marker, and whether it is filled.
@@ -19,55 +25,56 @@ KINDS = {
     "declared secondary": ("s", True),
     "descriptive, no verdict": ("o", False),
 }
+ORDERS = {False: ("^", "before began"), True: ("v", "after began")}
 
 
 def changes(comparison: Comparison, width: float = style.WIDTH) -> Figure:
     """The metrics of tables.chosen that have a change in percent: after/before - 1, its interval, and the
     margin. What can be zero has none; it is in the tables, and host phases in plots.phases."""
-    metrics = comparison.metrics
-    names = [
-        name for name in tables.chosen(comparison) if name in metrics and metrics[name].change is not None
-    ]
-    if not names:
+    found = comparison.metrics
+    rows = {
+        name: found[name]
+        for name in tables.chosen(comparison)
+        if name in found and found[name].change is not None
+    }
+    if not rows:
         raise api.BadSetting(f"{comparison.variant} has no change to show: it has one arm")
     with style.drawing():
-        made, axes = style.figure(width, 1.15 + ROW * len(names))
-        margin = 100 * comparison.margin
-        axes.axvspan(-margin, margin, color=style.BAND, lw=0, label=f"margin, ±{margin:.3g}%")
-        axes.axvline(0, color=style.MUTED, lw=1)
+        made, axes = style.figure(width, 1.15 + ROW * len(rows))
+        style.margin_band(axes, comparison.margin)
         shown = set()
-        for place, name in enumerate(names):
-            row = metrics[name]
+        for place, (name, row) in enumerate(rows.items()):
             kind = _kind(comparison, name)
             _line(axes, place, row, kind, label=None if kind in shown else kind)
             shown.add(kind)
             if width >= style.WIDE:
-                said = f"{words.difference(row)} {words.interval(row)}"
                 weight = "bold" if kind == "primary" else "normal"
-                axes.text(
-                    1.02, place, said, transform=axes.get_yaxis_transform(), va="center", weight=weight,
-                    size=8,
-                )  # fmt: skip
-        axes.set_yticks(range(len(names)), [_label(name, metrics[name]) for name in names])
-        for label, name in zip(axes.get_yticklabels(), names, strict=True):
+                style.say_beside(axes, place, f"{words.difference(row)} {words.interval(row)}", weight)
+        higher = {name: " ↑" for name, row in rows.items() if row.better == "higher"}
+        axes.set_yticks(range(len(rows)), [name + higher.get(name, "") for name in rows])
+        for label, name in zip(axes.get_yticklabels(), rows, strict=True):
             label.set_fontweight("bold" if name == comparison.primary else "normal")
-        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
         axes.grid(False, axis="y")
         axes.set_xlabel("change, after/before − 1 (%)")
-        axes.set_title(_title(comparison))
-        if any(metrics[name].better == "higher" for name in names):
+        blocks, confidence = comparison.blocks, words.confidence(comparison.confidence)
+        axes.set_title(
+            "Change; one block, no interval"
+            if blocks == 1
+            else f"Change, {confidence}% interval, {blocks} blocks"
+        )
+        if higher:
             axes.plot([], [], " ", label="↑ higher is better")
         style.legend_below(made, axes)
     return made
 
 
-def _line(axes: Any, place: int, row: MetricRow, kind: str, label: str | None) -> None:
+def _line(axes: Axes, place: int, row: MetricRow, kind: str, label: str | None) -> None:
     marker, filled = KINDS[kind]
     assert row.change is not None
-    change = 100 * row.change
     axes.errorbar(
-        change, place, xerr=style.spread(row), label=label, capsize=2.5, lw=1.4,
+        100 * row.change, place, xerr=style.spread(row), label=label, capsize=2.5, lw=1.4,
         color=style.ARMS["after"].colour, marker=marker, linestyle="none",
         markerfacecolor=style.ARMS["after"].colour if filled else "white",
         markersize=6 if kind == "primary" else 4.5,
@@ -81,12 +88,110 @@ def _kind(comparison: Comparison, name: str) -> str:
     return "declared secondary" if judged else "descriptive, no verdict"
 
 
-def _label(name: str, row: MetricRow) -> str:
-    return f"{name} ↑" if row.better == "higher" else name
+def block_changes(run: Run, metric: str | None = None, width: float = style.WIDTH) -> Figure:
+    """The change in each block (one point: a fresh boot of each arm), its mean and interval from the result,
+    and the margin, so that the noise is seen under the mean. `metric` None: the primary. In percent, or in
+    the unit of a metric that can be zero."""
+    check_two(run.folder, run.manifest)
+    (found,) = run.result.comparisons
+    name = metric or found.primary
+    row: MetricRow = api.pick(name, found.metrics, "metric of this run")
+    if found.after is None:
+        raise api.BadSetting(f"{run.folder} has one arm, so no block has a change")
+    if row.after is None:
+        raise api.BadSetting(f"{name} was not measured in every block of both arms")
+    scale: paired.Scale = "difference" if row.change is None else "ratio"
+    factor, unit = (1, row.unit) if row.change is None else (100, "%")
+    values = run.values.pivot(index="block", columns="arm", values=name).iloc[: found.blocks]
+    before, after = (values[arm].tolist() for arm in run.arms)
+    changes = [factor * paired.as_change(each, scale) for each in paired.paired(before, after, scale)]
+    with style.drawing():
+        made, axes = style.figure(width, 2.9)
+        axes.axhline(0, color=style.MUTED, lw=1)
+        colour = style.ARMS["after"].colour
+        if row.ci_low is not None and row.ci_high is not None:
+            label = f"{words.confidence(found.confidence)}% interval of the mean"
+            axes.axhspan(
+                factor * row.ci_low, factor * row.ci_high, color=colour, alpha=0.18, lw=0, label=label
+            )
+        if row.change is not None:
+            margin = 100 * found.margin
+            for side, named in ((-margin, f"margin, ±{margin:.3g}%"), (margin, None)):
+                axes.axhline(side, color=style.MUTED, lw=1, ls=":", label=named)
+        mean = row.delta if row.change is None else row.change
+        axes.axhline(factor * (mean or 0), color=colour, lw=1.6, label=f"mean {words.difference(row)}")
+        for after_first, (marker, label) in ORDERS.items():
+            places = [
+                place for place in range(len(changes)) if run.manifest.after_first[place] == after_first
+            ]
+            axes.plot(
+                places, [changes[place] for place in places], marker, color=style.INK, label=label,
+                markersize=6, markerfacecolor="white" if after_first else style.INK,
+            )  # fmt: skip
+        axes.set_xticks(range(len(changes)))
+        axes.set_xlim(-0.5, len(changes) - 0.5)
+        axes.grid(False, axis="x")
+        axes.set_xlabel("block")
+        axes.margins(y=0.1)
+        axes.set_ylabel(f"change ({unit})" if unit else "change")
+        axes.set_title(f"{name}: change in each block")
+        style.legend_below(made, axes)
+    return made
 
 
-def _title(comparison: Comparison) -> str:
-    blocks = comparison.blocks
-    if blocks == 1:
-        return "Change; one block, no interval"
-    return f"Change, {words.confidence(comparison)}% interval, {blocks} blocks"
+def funnel(
+    comparisons: Sequence[Comparison], metric: str | None = None, width: float = style.WIDTH
+) -> Figure:
+    """The change of each A/A comparison over the half-width of its interval (as log ratios, in percent). The
+    lines are where the two are equal: an honest 95% interval leaves one point in twenty outside them, on
+    either side alike, whatever the number of blocks, if that was fixed beforehand. `metric` None: the primary
+    of each.
+
+    Raises BadSetting for runs that may stop early: they stop because of what their intervals hold, so no
+    known share is expected outside. Source of the plot: Sterne & Egger, "Funnel plots for detecting bias in
+    meta-analysis", J. Clin. Epidemiol. 2001; with t, a run's own half-width is exact where they have the
+    standard error.
+    """
+    kept = [point for each in comparisons if (point := _point(each, metric)) is not None]
+    if not kept:
+        raise api.BadSetting("there is no A/A comparison with an interval to draw")
+    outside = sum(abs(change) > half for half, change, _ in kept)
+    reach = 1.1 * max(half for half, _, _ in kept)
+    with style.drawing():
+        made, axes = style.figure(width, 3.4)
+        axes.fill_between([0, reach], [0, -reach], [0, reach], color=style.BAND, lw=0)
+        for side, name in ((1, "95% funnel: change = half-width"), (-1, None)):
+            axes.plot([0, reach], [0, side * reach], color=style.MUTED, lw=1, ls="--", label=name)
+        axes.axhline(0, color=style.MUTED, lw=1)
+        counts = sorted({count for _, _, count in kept})
+        for count, look in zip(counts, style.looks(list(map(str, counts))).values(), strict=True):
+            mine = [(half, change) for half, change, each in kept if each == count]
+            axes.plot(
+                [half for half, _ in mine], [change for _, change in mine], look.marker, color=look.colour,
+                markerfacecolor=look.face, label=f"{count} blocks",
+            )  # fmt: skip
+        axes.set_xlim(0, reach)
+        axes.set_xlabel("half-width of the 95% interval (%)")
+        axes.set_ylabel(f"change of {metric or comparisons[0].primary} (%)")
+        runs = f"{len(kept)} run{'s' if len(kept) != 1 else ''} of an arm against itself"
+        axes.set_title(f"{runs}: {outside} outside, {ALPHA * len(kept):.2g} expected")
+        style.legend_below(made, axes)
+    return made
+
+
+def _point(comparison: Comparison, metric: str | None) -> tuple[float, float, int] | None:
+    """(half-width, change, blocks) of a comparison, as log ratios in percent; None without an interval.
+    Raises BadSetting where the arms are not equal."""
+    if comparison.after is None or comparison.after != comparison.before:
+        raise api.BadSetting(f"{comparison.variant} is not an A/A: a funnel takes runs of bench aa")
+    if comparison.confidence != 1 - ALPHA:
+        raise api.BadSetting(
+            f"{comparison.variant} could stop early, its intervals are of "
+            f"{words.confidence(comparison.confidence)}%: a funnel takes runs of a fixed number of blocks, "
+            "as bench aa --blocks 8 makes"
+        )
+    row: MetricRow = api.pick(metric or comparison.primary, comparison.metrics, "metric of this run")
+    if row.change is None or row.ci_low is None or row.ci_high is None:
+        return None
+    low, high = np.log1p(row.ci_low), np.log1p(row.ci_high)
+    return 50 * float(high - low), 100 * float(np.log1p(row.change)), comparison.blocks

@@ -50,9 +50,7 @@ def effects(result: Result | SweepResult, metric: str | None = None, width: floa
         rows.append({"together": chosen.together})
     with style.drawing():
         made, axes = style.figure(width, 1.5 + sum(ROW if len(row) > 1 else 0.6 * ROW for row in rows))
-        margin = 100 * first.margin
-        axes.axvspan(-margin, margin, color=style.BAND, lw=0, label=f"margin, ±{margin:.3g}%")
-        axes.axvline(0, color=style.MUTED, lw=1)
+        style.margin_band(axes, first.margin)
         places = _places(rows)
         shown: set[str] = set()
         for place, row in zip(places, rows, strict=True):
@@ -61,7 +59,7 @@ def effects(result: Result | SweepResult, metric: str | None = None, width: floa
                 shown.add(company)
             if width >= style.WIDE:
                 _say(axes, place, next(iter(row.values())))
-        if _cut(axes, rows, margin):
+        if _cut(axes, rows, 100 * first.margin):
             axes.plot([], [], " ", label="an interval without an end goes on")
         assumed = taken_for_none(chosen.effects)
         if assumed:
@@ -74,7 +72,7 @@ def effects(result: Result | SweepResult, metric: str | None = None, width: floa
         higher = ", higher is better" if chosen.better == "higher" else ""
         axes.set_xlabel(f"change of {name} (%){higher}")
         blocks = blocks_of(first.blocks)
-        said = "no interval" if first.blocks == 1 else f"{confidence(first)}% intervals"
+        said = "no interval" if first.blocks == 1 else f"{confidence(first.confidence)}% intervals"
         axes.set_title(f"Effects on {name}" + (f", {blocks}, {said}" if width >= style.WIDE else ""))
         handles, labels = axes.get_legend_handles_labels()
         made.legend(handles, labels, loc="outside lower left", ncols=1 + (width >= style.WIDE))
@@ -119,4 +117,4 @@ def _mark(axes: Axes, place: float, company: str, row: Effect, name: str | None)
 def _say(axes: Axes, place: float, row: Effect) -> None:
     said = f"{percent(row.change)} {interval(row)}"
     said += f"\n{row.verdict}" if row.verdict else ""
-    axes.text(1.02, place, said, transform=axes.get_yaxis_transform(), va="center", size=8)
+    style.say_beside(axes, place, said)

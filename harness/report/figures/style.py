@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -112,6 +113,28 @@ def panels(
     shape = (1, len(heights)) if beside else (len(heights), 1)
     axes = made.subplots(*shape, squeeze=False, height_ratios=ratios)
     return made, list(axes.flat)
+
+
+def line(axes: Axes, points: Sequence[tuple[float, float]], look: Look, **more: Any) -> None:
+    """Points, joined, as an arm looks; `more` as of Axes.plot."""
+    axes.plot(
+        [x for x, _ in points], [y for _, y in points], linestyle=look.line, color=look.colour,
+        marker=look.marker, markerfacecolor=look.face, **more,
+    )  # fmt: skip
+
+
+def margin_band(axes: Axes, margin: float, upright: bool = True) -> None:
+    """The margin, a fraction, around a line at zero: a band across a horizontal axis of percent, or a
+    vertical."""
+    span, line = (axes.axvspan, axes.axvline) if upright else (axes.axhspan, axes.axhline)
+    span(-100 * margin, 100 * margin, color=BAND, lw=0, label=f"margin, ±{100 * margin:.3g}%")
+    line(0, color=MUTED, lw=1)
+
+
+def say_beside(axes: Axes, place: float, said: str, weight: str = "normal") -> None:
+    """A text at the right of a row."""
+    where = axes.get_yaxis_transform()
+    axes.text(1.02, place, said, transform=where, va="center", weight=weight, size=8)
 
 
 def spread(row: Ranged) -> list[list[float]] | None:

@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from engines import api
 from harness.analysis import words
-from harness.analysis.result import MetricRow, PointResult, Result, SweepResult
+from harness.analysis.result import PointResult, Result, SweepResult
 from harness.metrics import definitions
 from harness.plan.settings import spelled
 from harness.report.figures import style
@@ -40,26 +40,22 @@ def series(result: Result | SweepResult, axis: str | None = None) -> tuple[str, 
     api.pick(chosen, dict.fromkeys(numbers), "axis of numbers")
     grouped: dict[str, list[PointResult]] = {}
     for each in result.comparisons:
-        where = {name: value for name, value in each.at.items() if name != chosen}
-        if len(where) == 1:
-            (name,) = where.values()
-        else:
-            name = spelled(where)
+        others = {name: value for name, value in each.at.items() if name != chosen}
+        name = next(iter(others.values())) if len(others) == 1 else spelled(others)
         grouped.setdefault(name, []).append(each)
     found = []
     for name, points in grouped.items():
         points.sort(key=lambda each: float(each.at[chosen]))
-        places = tuple(float(each.at[chosen]) for each in points)
-        found.append(Series(name, places, tuple(points)))
+        found.append(Series(name, tuple(float(each.at[chosen]) for each in points), tuple(points)))
     return chosen, found
 
 
 def _axes_of_numbers(result: SweepResult) -> list[str]:
     names = [each.name for each in result.axes]
-    return [name for name in names if all(_number(each.at[name]) for each in result.comparisons)]
+    return [name for name in names if all(_is_number(each.at[name]) for each in result.comparisons)]
 
 
-def _number(text: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
@@ -81,12 +77,7 @@ def against(
         made, panels = _panels(found, width)
         for panel, each in zip(panels, found, strict=True):
             for side, points in _sides(each, metric).items():
-                look = style.ARMS[side]
-                panel.plot(
-                    [place for place, _ in points], [value for _, value in points], linestyle=look.line,
-                    color=look.colour, marker=look.marker, label=side,
-                    markerfacecolor=look.face,
-                )  # fmt: skip
+                style.line(panel, points, style.ARMS[side], label=side)
             _along(panel, chosen, each.places)
             panel.set_title(each.name)
         _from_zero(panels)
@@ -110,14 +101,9 @@ def frontier(
         for panel, each in zip(panels, found, strict=True):
             xs, ys = _sides(each, throughput), _sides(each, latency)
             for side in [side for side in xs if side in ys]:
-                look = style.ARMS[side]
                 places = dict(xs[side])
                 points = [(place, places[place], value) for place, value in ys[side] if place in places]
-                panel.plot(
-                    [x for _, x, _ in points], [y for _, _, y in points], linestyle=look.line,
-                    color=look.colour, marker=look.marker, label=side,
-                    markerfacecolor=look.face,
-                )  # fmt: skip
+                style.line(panel, [(x, y) for _, x, y in points], style.ARMS[side], label=side)
             before = dict(ys.get("before", ()))
             for place, x, y in points:
                 above = y > before.get(place, y)  # away from the other arm's mark
@@ -150,19 +136,21 @@ def gains(
     api.pick(name, first.metrics, "metric of this sweep")
     if all(name not in each.metrics or each.metrics[name].change is None for each in result.comparisons):
         raise api.BadSetting(f"{result.run} has no change of {name} in percent to draw")
+    colour = style.ARMS["after"].colour
     with style.drawing():
         made, panels = _panels(found, width)
-        margin = 100 * first.margin
         for panel, each in zip(panels, found, strict=True):
-            panel.axhspan(-margin, margin, color=style.BAND, lw=0, label=f"margin, ±{margin:.3g}%")
-            panel.axhline(0, color=style.MUTED, lw=1)
+            style.margin_band(panel, first.margin, upright=False)
             for place, comparison in zip(each.places, each.comparisons, strict=True):
                 row = comparison.metrics.get(name)
                 if row is not None and row.change is not None:
-                    _gain(panel, place, row)
+                    face = colour if row.verdict in verdicts.CHANGES else "white"
+                    panel.errorbar(
+                        place, 100 * row.change, yerr=style.spread(row), color=colour, marker="s",
+                        linestyle="none", capsize=2.5, markerfacecolor=face,
+                    )  # fmt: skip
             _along(panel, chosen, each.places)
             panel.set_title(each.name)
-        colour = style.ARMS["after"].colour
         for face, label in (
             ("white", f"change, {words.confidences(result.comparisons)}% interval"),
             (colour, "called a change"),
@@ -171,23 +159,13 @@ def gains(
                 [], [], yerr=[], color=colour, marker="s", linestyle="none", capsize=2.5,
                 markerfacecolor=face, label=label,
             )  # fmt: skip
-        low = min(panel.get_ylim()[0] for panel in panels)
-        high = max(panel.get_ylim()[1] for panel in panels)
+        lows, highs = zip(*(panel.get_ylim() for panel in panels), strict=True)
         for panel in panels:
-            panel.set_ylim(low, high)
+            panel.set_ylim(min(lows), max(highs))
         higher = ", higher is better" if definitions.METRICS[name].better == "higher" else ""
         _name_first(panels, f"change of {name} (%){higher}", width)
         style.legend_below(made, panels[0])
     return made
-
-
-def _gain(axes: Axes, place: float, row: MetricRow) -> None:
-    assert row.change is not None
-    change, colour = 100 * row.change, style.ARMS["after"].colour
-    axes.errorbar(
-        place, change, yerr=style.spread(row), color=colour, marker="s", linestyle="none", capsize=2.5,
-        markerfacecolor=colour if row.verdict in verdicts.CHANGES else "white",
-    )  # fmt: skip
 
 
 def _unit(metric: str) -> str:

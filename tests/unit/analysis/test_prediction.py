@@ -11,8 +11,7 @@ import pytest
 
 from engines import api
 from harness.analysis import prediction
-from harness.analysis.calibration import Calibration, Measured, load
-from harness.analysis.prediction import Before, model_of
+from harness.analysis.prediction import Before, Calibration, Measured, load_calibration, model_of
 from harness.analysis.result import Prediction
 from harness.common.machine import Machine
 from harness.plan.design import Arm
@@ -130,7 +129,7 @@ def test_a_calibration_is_interpolated_between_batches_and_held_beyond_them() ->
 
 
 def test_the_stored_calibration_can_be_read() -> None:
-    known = load()
+    known = load_calibration()
     assert known.device == "emulated"
     assert known.batches == sorted(known.batches)
     assert all(len(each) == len(known.batches) for each in (known.turnaround_us, known.aftermath_us))

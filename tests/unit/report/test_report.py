@@ -138,7 +138,7 @@ def test_failed_requests_are_on_the_page_with_their_causes(run: Run) -> None:
 def test_every_cell_is_a_cell_of_the_commands_tables(run: Run, page: str) -> None:
     (comparison,) = run.result.comparisons
     cells = texts(Page(page), "td")
-    for table in (*tables.parts(comparison), tables.every_metric(comparison)):
+    for table in (*tables.parts(comparison), tables.metric_table(comparison, every=True)):
         if table.title != "Outputs":  # a sentence, there
             assert {cell for row in table.rows for cell in row[1:] if cell} <= set(cells)
     outputs = comparison.outputs

@@ -76,12 +76,12 @@ def test_causes_add_up_to_how_late_the_late_ones_were() -> None:
     parts = np.zeros((100, len(ACTIVITIES)), np.int64)
     parts[:, output] = MS
     parts[7, prefill] = 9 * MS
-    found = late("ttft_ms", [parts[:50], parts[50:]], 99)
+    found = late("before", "ttft_ms", [parts[:50], parts[50:]], 99)
     assert found is not None
     assert (found.samples, found.typical, found.late) == (100, 1.0, 10.0)
-    assert found.more == {"wait.copy_done (prefill)": 9.0}
-    assert sum(found.more.values()) == pytest.approx(found.late - found.typical)
+    assert found.causes == [("wait.copy_done (prefill)", 9.0)]
+    assert sum(more for _, more in found.causes) == pytest.approx(found.late - found.typical)
 
 
 def test_without_a_sample_there_is_no_tail() -> None:
-    assert late(TAILS[0], [np.zeros((0, len(ACTIVITIES)), np.int64)], 95) is None
+    assert late("before", TAILS[0], [np.zeros((0, len(ACTIVITIES)), np.int64)], 95) is None
