@@ -81,12 +81,19 @@ def measure_together(
             yield (
                 manifests,
                 [
-                    fresh[place]
-                    if fresh and number not in blocks
-                    else Block(number, read_block(folder, number))
+                    fresh[place] if fresh and number not in blocks else _kept(folder, number)
                     for place, (folder, blocks) in enumerate(zip(folders, kept, strict=True))
                 ],
             )
+
+
+def _kept(folder: Path, number: int) -> Block:
+    """A block that was measured before. Raises StoreError where it can't be read any more."""
+    try:
+        return Block(number, read_block(folder, number))
+    except StoreError as error:
+        error.add_note(f"remove {folder / 'blocks' / f'{number:03d}'}, and --resume measures it again")
+        raise
 
 
 def _measured(

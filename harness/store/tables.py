@@ -95,7 +95,7 @@ def finished_blocks(folder: Path) -> list[int]:
         names = [each.name for each in (folder / "blocks").iterdir() if each.is_dir()]
     except (FileNotFoundError, NotADirectoryError):  # another error does not mean that there are none
         return []
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def read_block(folder: Path, block: int) -> dict[str, pd.DataFrame]:

@@ -26,7 +26,7 @@ from harness.run.events import Observer, Said
 from harness.run.teacher_forcing import judge
 from harness.store import folders
 from harness.store.block import Block
-from harness.store.files import write_summary
+from harness.store.files import StoreError, write_summary
 from harness.store.folders import discard_if_empty, held
 from harness.store.manifest import (
     Manifest,
@@ -117,7 +117,7 @@ def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
         write_summary(folder, to_plain(found))
     except BaseException as error:
         kept = len(finished_blocks(folder))
-        if kept:
+        if kept and not isinstance(error, StoreError):  # what lies there can't be gone on with as it is
             most = "at most " if design.until is not None else ""
             again = f"go on with {manifest.resumed_by} --resume {folder}"
             error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, {again}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -270,6 +271,25 @@ def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str],
     assert "block 1 of 2" not in stderr
     assert json.loads(stdout)["comparisons"][0]["blocks"] == 2
     assert (folder / "blocks/000/requests.parquet").read_bytes() == kept
+
+
+def test_a_damaged_block_is_named_and_measured_again_once_it_is_removed(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    code, _, stderr = start(environment, tmp_path, "run", *COMPARE, "--blocks", "2").end()
+    assert code == 0, stderr
+    folder = run_folder(tmp_path)
+    damaged = folder / "blocks" / "000"
+    (damaged / "requests.parquet").write_bytes(b"PAR1")
+    resume = ("run", "--resume", str(folder))
+    code, _, stderr = start(environment, tmp_path, *resume).end()
+    assert code == 2
+    assert "requests.parquet is damaged or was edited" in last_line(stderr)
+    assert last_line(stderr).endswith(f"remove {damaged}, and --resume measures it again")
+    assert "are kept" not in last_line(stderr)
+    shutil.rmtree(damaged)
+    code, _, stderr = start(environment, tmp_path, *resume).end()
+    assert code == 0, stderr
 
 
 def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(tmp_path: Path) -> None:

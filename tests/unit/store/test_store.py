@@ -173,6 +173,12 @@ def test_half_a_block_is_none(folder: Path) -> None:
     assert not half.exists()
 
 
+def test_a_folder_that_is_no_number_is_no_block(folder: Path) -> None:
+    for name in ("²", "٣", "-1", "notes"):
+        (folder / "blocks" / name).mkdir(parents=True)
+    assert finished_blocks(folder) == []
+
+
 def test_a_block_that_cannot_be_kept_is_no_fault_of_what_was_asked(folder: Path) -> None:
     (folder / "blocks").touch()  # so that it fails, as where the disk is full
     with pytest.raises(WriteFailed, match="can't write block 0"):
