@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 
 from engines.api import PHASES
+from harness.metrics.arrays import Int64s
 from harness.metrics.attribution import Painted, paint, spans
-from harness.metrics.definitions import Int64s
 
 TAILS = ("submit_lag_ms", "queue_wait_ms", "ttft_ms", "itl_token_ms")
 LEVELS = (95, 99)

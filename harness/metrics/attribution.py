@@ -35,7 +35,7 @@ import pandas as pd
 
 from engines.api import PHASES
 from harness.metrics import steps as steps_
-from harness.metrics.definitions import Int64s
+from harness.metrics.arrays import Int64s
 from harness.metrics.steps import decode_intervals
 
 Spans = tuple[Int64s, Int64s]  # starts and ends, ns

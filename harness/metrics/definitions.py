@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engines.api import PHASES
 
-Floats = NDArray[np.float64]  # samples
-Int64s = NDArray[np.int64]  # stamps, ns
 NS_PER_MS = 1e6
 NS_PER_US = 1e3
 NS_PER_S = 1e9

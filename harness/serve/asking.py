@@ -28,8 +28,10 @@ def serve_engine(asked: Mapping[str, Any], of_mock: Mapping[str, Any], host: str
     most, grace_s = asked.get("max_requests", MOST_REQUESTS), asked.get("grace_s", GRACE_S)
     if most < 1:
         raise api.BadSetting(f"--max-requests must be at least 1, not {most}")
-    if not 0 <= grace_s < math.inf:
-        raise api.BadSetting(f"--grace-s must be at least 0, and end, not {grace_s:g}")
+    if not math.isfinite(grace_s):
+        raise api.BadSetting(f"--grace-s must be a number of seconds, not {grace_s:g}")
+    if grace_s < 0:
+        raise api.BadSetting(f"--grace-s must be at least 0, not {grace_s:g}")
     with needs_extra():
         from harness.serve.app import Rules
         from harness.serve.server import serve

@@ -182,7 +182,8 @@ def test_a_client_that_leaves_while_a_process_starts_does_not_keep_it_from_start
             for count in range(PROCESSES):
                 asked = asyncio.create_task(tokenizing.prompt("Hello"))
                 await until(lambda count=count: len(processes()) > count)  # type: ignore[misc]
-                await cancel(asked)
+                with suppress(Refused):  # it may have met the dead one first
+                    await cancel(asked)
                 await until(lambda: not tokenizing.running)
             assert await tokenizing.prompt("Hello") == await tokenizing.prompt("Hello")
 

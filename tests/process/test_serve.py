@@ -446,6 +446,7 @@ def test_what_the_engine_refuses_is_a_400_before_any_event(tmp_path: Path) -> No
         ("serve --set h2b=packed", "unknown setting 'h2b'; did you mean h2d?"),
         ("serve --max-requests 0", "--max-requests must be at least 1, not 0"),
         ("serve --grace-s -1", "--grace-s must be at least 0, not -1"),
+        ("serve --grace-s nan", "--grace-s must be a number of seconds, not nan"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -17,7 +17,7 @@ from harness.analysis.frames import KEYS, Run
 from harness.analysis.result import Comparison, MetricRow
 from harness.common import formatting
 from harness.metrics import definitions, requests
-from harness.metrics.definitions import Floats
+from harness.metrics.arrays import Floats
 from harness.report.figures import style
 
 POINTS = 400  # drawn of each curve; every one is a sample
