@@ -94,7 +94,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     factorial: Factorial | None = None
     # In turn with the other arm's; pooled.
     rounds: Annotated[
-        int, Meta(description="Measured rounds of a boot (10 on emulated, 2 with a pace or on cuda).")
+        int, Meta(description="Measured rounds of a boot (10 on emulated, 4 with a pace, 2 on cuda).")
     ] = 2
     warmup_rounds: Annotated[int, Meta(description="Rounds of a boot thrown away (1).")] = 1
     margin: Annotated[float, Meta(description="Largest change that counts as none (1%).", extra=SHARE)] = 0.01

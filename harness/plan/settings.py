@@ -33,7 +33,7 @@ SCALED: dict[str, dict[str, object]] = {
     "cuda": {"num_requests": 64, "max_new_tokens": 128, "interval_ms": 20.0},
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
-ROUNDS = {"cuda": 2, "emulated": 10, "paced": 2}  # a paced round is longer, and steadier
+ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and steadier
 PACED_MODEL = "micro-gpt2"  # computes well before its time is up
 OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
 PLACES = ("device", "host")  # of a planted delay

@@ -136,7 +136,7 @@ def test_a_temperature_tells_both_engines_to_be_ready_for_it() -> None:
 def test_a_pace_brings_its_device_its_model_and_its_rounds() -> None:
     found = made(variant="pinned", options={"pace": "10ms"})
     assert {(arm.options.device, arm.options.model) for arm in found.arms} == {("emulated", "micro-gpt2")}
-    assert (found.rounds, made(variant="pinned").rounds) == (2, 10)
+    assert (found.rounds, made(variant="pinned").rounds) == (4, 10)
     chosen = made(variant="pinned", both=["pace=llama3-8b-h100"], options={"model": "tiny-llama"})
     assert {arm.options.model for arm in chosen.arms} == {"tiny-llama"}
 
