@@ -165,7 +165,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: str
     versions: dict[str, str]
-    device: dict[str, str]  # DEVICE_KEYS: "kind" is "cuda", "emulated", "cpu" or "remote"
+    device: dict[str, str]  # DEVICE_KEYS: "kind" is "cuda", "emulated" (", paced: NAME"), "cpu", "remote"
     # MODEL_KEYS; "tokenizer" (a tokenizer.json), "eos" (an id) if it has them; "largest_logit" (its absolute
     # value, after some tokens) if it scores: it tells how far apart the dtype spaces them.
     model: dict[str, str | int | float]

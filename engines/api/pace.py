@@ -99,8 +99,9 @@ def make_pace(text: str) -> Pace:
         )
     parts = dict.fromkeys(("decode", "prefill"), whole)
     if "=" in whole:
-        parts = dict(part.partition("=")[::2] for part in whole.split(","))
-        if parts.keys() != {"decode", "prefill"}:
+        pairs = [part.partition("=")[::2] for part in whole.split(",")]
+        parts = dict(pairs)
+        if sorted(name for name, _ in pairs) != ["decode", "prefill"]:
             raise BadSetting(f"a pace needs decode=… and prefill=…, not '{whole}'")
     return Pace(text, whole, _terms(parts["decode"], "decode"), _terms(parts["prefill"], "prefill"))
 

@@ -143,6 +143,9 @@ def test_waiting_uses_no_core(device: Device) -> None:
         device.launch("add", 2, stream=device.stream("forward"), step=step)
     device.drain()
     assert used() - before < 50  # of 100, where it looks at the clock all the time
+    before = used()
+    time.sleep(1)  # with nothing to do; the timer has rung
+    assert used() - before < 50
 
 
 def test_each_kernel_of_an_eager_program_has_its_share(device: Device) -> None:
