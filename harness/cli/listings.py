@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -59,17 +60,16 @@ def engines(found: Mapping[str, api.EngineSpec], width: int) -> Iterator[Rendera
             yield _table(("setting", "default", "meaning"), settings, width)
 
 
-def devices(profiles: Mapping[str, api.PaceProfile], width: int) -> Iterator[RenderableType]:
-    """Each device, and the emulated one's profiles."""
+def devices(profiles: Mapping[str, api.PaceProfile]) -> Iterator[RenderableType]:
+    """Each device, and the emulated one's profiles: paragraphs, as sources are sentences."""
     yield Text("cuda: a card, by torch.cuda (--device cuda, or auto where there is one)")
     yield Text("emulated: a second process that computes on a core of its own (--device emulated)")
-    yield Text("emulated, paced: the same, and its programs take as long as a profile says (--pace)")
-    rows = [
-        (name, each.summary, f"decode {each.decode}\nprefill {each.prefill}", each.source)
-        for name, each in profiles.items()
-    ]
-    yield _table(("profile", "of", "a program takes", "source"), rows, width)
-    yield Text("--pace takes a text like these too: 10ms, or decode=10ms+0.05ms*batch,prefill=80us*tokens")
+    yield Text("emulated, paced: the same, and its programs take as long as --pace says: 10ms,")
+    yield Text("decode=10ms+0.05ms*batch,prefill=80us*tokens, or one of")
+    for name, each in profiles.items():
+        yield Text(f"\n{name}", style="bold")
+        for line in (each.summary, f"decode {each.decode}, prefill {each.prefill}", each.source):
+            yield Padding(Text(line), (0, 0, 0, 2))
 
 
 def checkup(findings: Sequence[Finding], width: int) -> RenderableType:

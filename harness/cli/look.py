@@ -154,8 +154,7 @@ def devices() -> None:
     from harness.cli import listings
     from harness.common.consoles import Console
 
-    screen = Console()
-    screen.print(*listings.devices(api.profiles(), screen.width), sep="\n")
+    Console().print(*listings.devices(api.profiles()), sep="\n")
 
 
 def doctor() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.api import profiles
 from experiments.common.bench_command import BENCH, last_line, start
 from harness.cli import measure
 from tests.support.clockwork import installed
@@ -259,3 +260,14 @@ def test_the_command_is_the_one_that_is_installed() -> None:
     done = subprocess.run([*BENCH, "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "bench" in done.stdout
+
+
+def test_devices_lists_every_profile_with_its_source(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert bench(monkeypatch, "devices") == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    for name, profile in profiles().items():
+        assert f"{name} {profile.summary}" in listed
+        assert profile.source in listed

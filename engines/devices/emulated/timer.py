@@ -25,7 +25,7 @@ class Timer:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def set(self, ns: int) -> None:
-        """Readable from `ns` of time.perf_counter_ns on, and not before. 3 us."""
+        """Readable from `ns` of time.perf_counter_ns on, and not before. 1.6 us."""
         spec = _Spec(0, 0, *divmod(ns, 1_000_000_000))
         if self._libc.timerfd_settime(self.fd, _ABSOLUTE, ctypes.byref(spec), None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
