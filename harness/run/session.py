@@ -29,6 +29,7 @@ from harness.run.hosts import (
     ROLES,
     SIDE_BY_SIDE,
     RunFailed,
+    bytecode_in,
     check_description,
     check_interpreter,
     check_memory,
@@ -85,6 +86,7 @@ class Session:
     def __enter__(self) -> Session:
         self._left = ExitStack()
         self._room = self._left.enter_context(temporary.for_sockets())
+        self._bytecode = bytecode_in(self._room / "bytecode")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._from_hosts = self._bound("hosts")
         self._from_load = self._bound("load")
@@ -196,7 +198,8 @@ class Session:
         alone = ["-P"] if plain else []  # what PYTHONSAFEPATH says, to the host and not to its server
         command = [arm.python or sys.executable, *alone, "-m", "engines.host"]
         command.append(msgspec.json.encode(config).decode())
-        return self._start(role, command, environment(arm.env, worktree, plain), stem), address
+        extra = arm.env if plain else self._bytecode | arm.env
+        return self._start(role, command, environment(extra, worktree, plain), stem), address
 
     def _check_origin(self, ready: api.Ready) -> None:
         """An engine found outside its worktree is the same code in both arms: a lie of a result."""
