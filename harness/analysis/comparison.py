@@ -19,10 +19,10 @@ from harness.analysis.values import (
     effect_of,
     kind_of,
     lacking,
-    matched_values,
     measured,
     offered_load,
     sides,
+    values_between,
 )
 from harness.metrics import definitions
 from harness.plan.design import Arm, Design, Factorial
@@ -177,9 +177,9 @@ def settings(arm: Arm) -> Settings:
 def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[str]) -> list[Values]:
     """The values of two of several arms, as if the run had no others: matched by the batches of these two."""
     return [
-        {arm: {**values[arm], **matched[arm]} for arm in arms}
+        {arm: {**values[arm], **between[arm]} for arm in arms}
         for block, values in zip(blocks, per_block, strict=True)
-        for matched in [matched_values(block, arms)]
+        for between in [values_between(block, arms)]
     ]
 
 

@@ -47,6 +47,9 @@ SAME_DEVICE, SAME_HOST = "step_ms_same_device", "step_ms_same_host"
 MATCHED = ("step_ms_matched", SAME_DEVICE, SAME_HOST)
 
 
+SLICED = "step_ms_sliced"  # of several arms in turns; `metrics.slices` says what it holds
+
+
 def phase_metric(phase: str) -> str:
     """The name of a phase's metric: "wait.copy_done" is phase_wait_copy_done_us."""
     return f"phase_{phase.replace('.', '_')}_us"
@@ -67,6 +70,7 @@ METRICS: dict[str, Metric] = {
         Metric("peak_concurrency", "requests", "", False),
         Metric("failed_requests", "requests", "lower", True),
         Metric("step_ms", "ms", "lower", False),
+        Metric(SLICED, "ms", "lower", False),
         *(Metric(name, "ms", "lower", False) for name in MATCHED),
         Metric("exposed_host_us", "us", "lower", True),
         Metric("device_busy", "", "higher", False),

@@ -37,6 +37,16 @@ def workload_order(seed: int, block: int, index: int, workloads: int) -> list[in
     return sorted(range(workloads), key=lambda workload: _draw(seed, "workload", block, index, workload))
 
 
+def turn_order(lot: str, block: int, segment: int, arms: int) -> list[int]:
+    """The arms by number, in the order of their turns in one segment: each is as likely as any other."""
+    return sorted(range(arms), key=partial(_draw, lot, "turn", block, segment))
+
+
+def segment_seed(seed: int, block: int, segment: int) -> int:
+    """Seed of what a segment asks; every arm gets the same."""
+    return _draw(seed, "segment", block, segment)
+
+
 def round_seed(seed: int, block: int, index: int) -> int:
     """Seed of one round's prompts and arrivals; both arms of a block get the same. Warm-up rounds are
     numbered below zero, and block -1 is the discarded one."""

@@ -34,6 +34,10 @@ SCALED: dict[str, dict[str, object]] = {
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
 ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and steadier
+SEGMENTS = 8
+# Steps of a turn, and those of them that no interval ends with. A serial loop begins a turn with an idle
+# device, and so does every step of it; one that overlaps has its pipeline filled by the second.
+TURNS = {"serial": (4, 1), "overlapping": (8, 2)}
 PACED_MODEL = "micro-gpt2"  # computes well before its time is up
 OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
 PLACES = ("device", "host")  # of a planted delay
@@ -334,7 +338,7 @@ def complete(
     )
     if any(arm.is_remote for arm in arms):
         design = msgspec.structs.replace(design, blocks=1)
-    design = msgspec.structs.replace(design, **request.design)
+    design = with_turns(msgspec.structs.replace(design, **request.design), request, engines)
     design = with_plant(with_stopping(design, request), request, engines)
     if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
         raise api.BadSetting("tokenize_workers applies only with --no-pretok: ids need no tokenizing")
@@ -342,6 +346,27 @@ def complete(
         design = msgspec.structs.replace(design, gate=make_gate(request.max_regression, design))
     design.check()
     return design
+
+
+def with_turns(design: Design, request: Request, engines: Mapping[str, api.EngineSpec]) -> Design:
+    """The design with turns, where every arm can take them and says what its steps take."""
+    specs = [engines[arm.engine] for arm in design.arms]
+    asked = request.design.get("segments")
+    able = all(spec.takes_turns for spec in specs) and all(arm.options.recorder for arm in design.arms)
+    if len(design.arms) < 2 or not able or design.workload.most_new_tokens == 1:
+        if asked:
+            raise api.BadSetting(
+                "--segments needs arms whose engines take turns and record steps, two or more"
+            )
+        return msgspec.structs.replace(design, segments=0)
+    ahead = any(
+        arm.toggles.get(name) in choices
+        for arm, spec in zip(design.arms, specs, strict=True)
+        for name, choices in spec.overlapping.items()
+    )
+    steps, lead = TURNS["overlapping" if ahead else "serial"]
+    segments = SEGMENTS if asked is None else design.segments
+    return msgspec.structs.replace(design, segments=segments, turn_steps=steps, turn_lead=lead)
 
 
 def with_stopping(design: Design, request: Request) -> Design:

@@ -31,6 +31,7 @@ from harness.report.page import Page, Table, csv_text, tabulated
 from harness.stats import paired, planning
 
 DESCRIPTIVE = (
+    definitions.SLICED,
     "ttft_ms_p50",
     "tpot_ms_p50",
     "tpot_ms_p99",

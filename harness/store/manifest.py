@@ -68,6 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     files: dict[str, str] = {}  # of the workload: a digest of each, by its path
     descriptions: dict[str, api.Description] = {}
+    segment_batch: int | None = None  # requests of a segment, where the discarded block had to tell
     plant_ns: int | None = None  # the planted delay, sized in the discarded block
     imported: Imported | None = None  # None: this program measured it
     left_out: list[str] = []  # tables that its blocks no longer have; see check_whole

@@ -302,7 +302,7 @@ def test_ctrl_c_is_left_to_the_runner(bench: Bench) -> None:
 
 def order(count: int, concurrency: int | None = None, offset: int = 0) -> messages.RunRound:
     planned = [Planned(id, offset, "Hello", 2, False) for id in range(count)]
-    return messages.RunRound(round_id=0, target="", plan=planned, concurrency=concurrency, interval_ns=10)
+    return messages.RunRound(round_id=0, targets=[""], plan=planned, concurrency=concurrency, interval_ns=10)
 
 
 def finish(id: int) -> api.Finish:

@@ -1,0 +1,105 @@
+"""Metrics of turns: what two arms that run a few steps each, one at a time, say of each other's decode step.
+
+A slice is what was recorded of one turn. Slices of two arms are a pair where both are the same turn of the
+same segment and ran the same steps: as many, of the same batch, tokens and context. What disturbs the machine
+for longer than a turn meets both, and cancels in their ratio.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from harness.metrics.definitions import NS_PER_MS, SLICED
+
+TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
+KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased choice
+SAME = ["round", "turn", "first_step", "steps", "batch", "tokens"]
+
+
+def of_turns(steps: pd.DataFrame, turns: pd.DataFrame, lead: int) -> pd.DataFrame:
+    """One row per turn of a segment, from records.steps_frame and records.turns_frame.
+
+    turn; first_step (from the segment's first); steps; batch (of all its steps; -1 where they differ, or are
+    not all decode steps); tokens (of all); interval_ns (mean time from device end to device end, behind the
+    first `lead` steps, which fill the pipeline; -1 where there is none); device_ns (mean, of the steps that
+    these intervals end with); turn_ns (from taking the baton until all was finished, by the number of steps);
+    parked_ns and parked_cpu_ns (before it, all processes of the engine together).
+    """
+    ordered = steps.sort_values("step")
+    ends, device = ordered["device_end_ns"].to_numpy(), ordered["device_ns"].to_numpy()
+    numbers, batches, tokens = (ordered[name].to_numpy() for name in ("step", "batch", "tokens"))
+    decode = (ordered["kind"] == "decode").to_numpy()
+    rows = []
+    for turn, (taken, drained, parked, parked_cpu) in enumerate(
+        turns[["taken_ns", "drained_ns", "parked_ns", "parked_cpu_ns"]].itertuples(index=False)
+    ):
+        mine = np.flatnonzero((ends > taken) & (ends <= drained))
+        if not len(mine):
+            continue
+        inner = mine[lead:]
+        between = ends[mine[-1]] - ends[mine[lead - 1]] if len(inner) else -1
+        alike = decode[mine].all() and len(set(batches[mine])) == 1
+        rows.append(
+            {
+                "turn": turn,
+                "first_step": int(numbers[mine[0]] - numbers[0]),
+                "steps": len(mine),
+                "batch": int(batches[mine[0]]) if alike else -1,
+                "tokens": int(tokens[mine].sum()),
+                "interval_ns": round(between / max(1, len(inner))),
+                "device_ns": round(device[inner].mean()) if len(inner) else -1,
+                "turn_ns": round((drained - taken) / len(mine)),
+                "parked_ns": parked,
+                "parked_cpu_ns": parked_cpu,
+            }
+        )
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+COLUMNS = (
+    "turn", "first_step", "steps", "batch", "tokens", "interval_ns", "device_ns", "turn_ns", "parked_ns",
+    "parked_cpu_ns",
+)  # fmt: skip
+
+
+def decode_slices(slices: pd.DataFrame) -> pd.DataFrame:
+    """Those of whole turns of decode steps of one batch."""
+    whole = slices["steps"] == slices["steps"].max()
+    return slices[whole & (slices["batch"] > 0) & (slices["interval_ns"] >= 0)]
+
+
+def pair(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
+    """One row per pair of decode slices, with the columns of both, `_before` and `_after`."""
+    return decode_slices(before).merge(decode_slices(after), on=SAME, suffixes=("_before", "_after"))
+
+
+def kept(before: pd.DataFrame, after: pd.DataFrame) -> float:
+    """The share of the before arm's decode slices that have a partner; NaN where it has none."""
+    possible = len(decode_slices(before))
+    return len(pair(before, after)) / possible if possible else np.nan
+
+
+def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
+    """SLICED of each arm, ms: of the first, the trimmed mean (of logarithms) of its slices' intervals; of
+    another, that times the trimmed mean (of logarithms) of the ratios of its pairs with the first. So the
+    change between two arms is that of their pairs. NaN for all where too few pairs are left."""
+    pairs = [pair(before, each) for each in others]
+    if not all(kept(before, each) >= KEPT for each in others):
+        return tuple({SLICED: np.nan} for _ in (before, *others))
+    first = _middle(decode_slices(before)["interval_ns"])
+    ratios = (_middle(each["interval_ns_after"] / each["interval_ns_before"]) for each in pairs)
+    return tuple({SLICED: first / NS_PER_MS * ratio} for ratio in (1.0, *ratios))
+
+
+def _middle(values: pd.Series) -> float:
+    """Trimmed geometric mean."""
+    logs = np.sort(np.log(values.to_numpy()))
+    cut = int(TRIMMED * len(logs))
+    return float(np.exp(logs[cut : len(logs) - cut].mean()))
+
+
+def busy_while_parked(slices: pd.DataFrame) -> float:
+    """The share of a core that an arm used while it was parked. It slowed the other arm alone."""
+    parked = slices["parked_ns"].sum()
+    return float(slices["parked_cpu_ns"].sum() / parked) if parked else 0.0
