@@ -48,6 +48,7 @@ MATCHED = ("step_ms_matched", SAME_DEVICE, SAME_HOST)
 
 
 SLICED = "step_ms_sliced"  # of several arms in turns; `metrics.slices` says what it holds
+BETWEEN_ARMS = (*MATCHED, SLICED)  # whose value depends on the other arms of the run
 
 
 def phase_metric(phase: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 
 from engines import api
+from harness.metrics.definitions import SLICED
 from harness.plan import checks
 from harness.plan.design import Arm, Design, Factorial, Gate
 from harness.plan.request import Request
@@ -34,7 +35,8 @@ SCALED: dict[str, dict[str, object]] = {
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
 ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and steadier
-SEGMENTS = 8
+SEGMENTS = {"unpaced": 16, "paced": 3}
+ROUNDS_BESIDE_TURNS = 3
 # Steps of a turn, and those of them that no interval ends with. A serial loop begins a turn with an idle
 # device, and so does every step of it; one that overlaps has its pipeline filled by the second.
 TURNS = {"serial": (4, 1), "overlapping": (8, 2)}
@@ -273,6 +275,8 @@ def make_design(
             msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, request.refs, strict=True)
         )
     name = arms[0].engine if variant is None else variant.name
+    if variant is not None and variant.primary and not _is_changed(request):
+        request = msgspec.structs.replace(request, design={"primary": variant.primary, **request.design})
     return complete(
         request,
         engines,
@@ -284,11 +288,15 @@ def make_design(
     )
 
 
+def _is_changed(request: Request) -> bool:
+    """Whether arms were changed: a variant's metrics are about the variant as it stands."""
+    return bool(request.both or request.before or request.after)
+
+
 def _secondaries(request: Request, variant: Variant | None) -> tuple[str, ...]:
     """What a variant's claim is judged by besides the primary: as the variant stands, since a change of its
     arms can make nonsense of it. Nothing in a gate, which is about its own metrics alone."""
-    changed = request.both or request.before or request.after
-    if variant is None or changed or request.max_regression is not None:
+    if variant is None or _is_changed(request) or request.max_regression is not None:
         return ()
     return tuple(name for name in variant.secondaries if name != request.design.get("primary"))
 
@@ -349,24 +357,31 @@ def complete(
 
 
 def with_turns(design: Design, request: Request, engines: Mapping[str, api.EngineSpec]) -> Design:
-    """The design with turns, where every arm can take them and says what its steps take."""
+    """The design with turns, and decided by them, where every arm can take them and says what its steps take.
+    A metric of requests that was asked for is measured by rounds alone."""
     specs = [engines[arm.engine] for arm in design.arms]
-    asked = request.design.get("segments")
+    asked, primary = request.design.get("segments"), request.design.get("primary", SLICED)
     able = all(spec.takes_turns for spec in specs) and all(arm.options.recorder for arm in design.arms)
     if len(design.arms) < 2 or not able or design.workload.most_new_tokens == 1:
-        if asked:
+        if asked or request.design.get("primary") == SLICED:
             raise api.BadSetting(
-                "--segments needs arms whose engines take turns and record steps, two or more"
+                f"{SLICED} and --segments need two arms, or more, whose engines take turns and record steps"
             )
-        return msgspec.structs.replace(design, segments=0)
+        return design
+    if asked == 0 or (asked is None and primary != SLICED):
+        return design
     ahead = any(
         arm.toggles.get(name) in choices
         for arm, spec in zip(design.arms, specs, strict=True)
         for name, choices in spec.overlapping.items()
     )
     steps, lead = TURNS["overlapping" if ahead else "serial"]
-    segments = SEGMENTS if asked is None else design.segments
-    return msgspec.structs.replace(design, segments=segments, turn_steps=steps, turn_lead=lead)
+    by_turns: dict[str, object] = {"primary": primary, "turn_steps": steps, "turn_lead": lead}
+    if asked is None:
+        by_turns["segments"] = SEGMENTS["paced" if design.arms[0].options.pace else "unpaced"]
+    if "rounds" not in request.design:
+        by_turns["rounds"] = ROUNDS_BESIDE_TURNS
+    return msgspec.structs.replace(design, **by_turns)
 
 
 def with_stopping(design: Design, request: Request) -> Design:
