@@ -15,6 +15,7 @@ import os
 import time
 from array import array
 from collections.abc import Iterable
+from contextlib import suppress
 from time import perf_counter_ns
 
 from engines.api import TURN_COLUMNS, BeginTurns, Engine, TurnTable
@@ -31,6 +32,7 @@ class Turns:
         self.requests = 0  # that have come so far
         self.holding = False
         self._own = own
+        _empty(own)  # of a baton that was still on its way when the turns before these were ended
         self._next = os.open(order.next, os.O_WRONLY | os.O_NONBLOCK)
         self._clocks = [~pid << 3 | 2 for pid in pids]  # clock_getcpuclockid(3)
         self._rows = array("q")
@@ -90,3 +92,9 @@ class Turns:
 
     def _cpu_ns(self) -> int:
         return sum(time.clock_gettime_ns(clock) for clock in self._clocks)
+
+
+def _empty(fifo: int) -> None:
+    with suppress(BlockingIOError):
+        while True:
+            os.read(fifo, 64)

@@ -143,7 +143,7 @@ class Host:
                 self.reply(api.Waiting(self.config.name, turns.patience_s))
             if not self._deliver(engine):
                 return False
-            if self._baton in ready:
+            if self.turning and self._baton in ready:
                 turns.take()
         return True
 

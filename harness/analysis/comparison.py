@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from harness.analysis import factorial, outputs, prediction, warnings
+from harness.analysis import factorial, outputs, prediction, turns, warnings
 from harness.analysis.mechanism import mechanism, planted
 from harness.analysis.result import Comparison, FactorialResult, MetricRow, Result, Settings, Sides, Warning
 from harness.analysis.rule import reason_to_stop
@@ -126,6 +126,9 @@ def comparison(
         name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
         for name, per_arm in values.items()
     }
+    apart = turns.disagreement(design, per_block, alpha) if design.primary == definitions.SLICED else None
+    if apart is not None:
+        rows[design.primary] = msgspec.structs.replace(rows[design.primary], verdict="undecided")
     verdict = rows[design.primary].verdict if design.primary in rows else None
     return Comparison(
         variant=design.name,
@@ -142,11 +145,13 @@ def comparison(
         limit=limits(design, values),
         prediction=prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
         warnings=[
+            *([] if apart is None else [Warning("decision", f"undecided: {apart}")]),
             *(
                 Warning("decision", f"no verdict on {name}: it {where}")
                 for name in design.secondaries
                 if len(design.arms) > 1 and (where := lacking(design, per_block, name)) is not None
             ),
+            *turns.of_turns(design, blocks),
             *warnings.collect(manifest, blocks, values, effects.get(design.primary), verdict),
         ],
     )

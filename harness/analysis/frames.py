@@ -148,7 +148,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "turn": Column("int64", "", "number of the arm's turn within the segment"),
         "first_step": Column("int64", "", "of the turn, counted from the segment's first"),
         "steps": Column("int64", "", "that the turn had"),
-        "batch": Column("int64", "requests", "of all its steps; -1: they differ, or not all decode"),
+        "batch": Column("int64", "requests", "of its first step; -1: not all are decode steps"),
         "tokens": Column("int64", "tokens", "computed in all its steps"),
         "interval_ns": Column("int64", "ns", "device end to device end, mean without the leading steps"),
         "device_ns": Column("int64", "ns", "of the device in one such step, mean"),

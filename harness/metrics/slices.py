@@ -20,8 +20,8 @@ SAME = ["round", "turn", "first_step", "steps", "batch", "tokens"]
 def of_turns(steps: pd.DataFrame, turns: pd.DataFrame, lead: int) -> pd.DataFrame:
     """One row per turn of a segment, from records.steps_frame and records.turns_frame.
 
-    turn; first_step (from the segment's first); steps; batch (of all its steps; -1 where they differ, or are
-    not all decode steps); tokens (of all); interval_ns (mean time from device end to device end, behind the
+    turn; first_step (from the segment's first); steps; batch (of the first; -1 where not all are decode
+    steps); tokens (of all); interval_ns (mean time from device end to device end, behind the
     first `lead` steps, which fill the pipeline; -1 where there is none); device_ns (mean, of the steps that
     these intervals end with); turn_ns (from taking the baton until all was finished, by the number of steps);
     parked_ns and parked_cpu_ns (before it, all processes of the engine together).
@@ -39,13 +39,12 @@ def of_turns(steps: pd.DataFrame, turns: pd.DataFrame, lead: int) -> pd.DataFram
             continue
         inner = mine[lead:]
         between = ends[mine[-1]] - ends[mine[lead - 1]] if len(inner) else -1
-        alike = decode[mine].all() and len(set(batches[mine])) == 1
         rows.append(
             {
                 "turn": turn,
                 "first_step": int(numbers[mine[0]] - numbers[0]),
                 "steps": len(mine),
-                "batch": int(batches[mine[0]]) if alike else -1,
+                "batch": int(batches[mine[0]]) if decode[mine].all() else -1,
                 "tokens": int(tokens[mine].sum()),
                 "interval_ns": round(between / max(1, len(inner))),
                 "device_ns": round(device[inner].mean()) if len(inner) else -1,
@@ -64,7 +63,7 @@ COLUMNS = (
 
 
 def decode_slices(slices: pd.DataFrame) -> pd.DataFrame:
-    """Those of whole turns of decode steps of one batch."""
+    """Those of whole turns of decode steps."""
     whole = slices["steps"] == slices["steps"].max()
     return slices[whole & (slices["batch"] > 0) & (slices["interval_ns"] >= 0)]
 

@@ -1,0 +1,126 @@
+"""What is made of turns: slices, their pairs, and the step that two arms differ in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.metrics import slices
+from harness.metrics.definitions import SLICED
+
+MS = 1_000_000
+
+
+def steps_of(ends_ms: list[float], kinds: list[str] | None = None, batch: int = 4) -> pd.DataFrame:
+    """Step records whose programs end at these times and take half a ms."""
+    ends = np.array([round(end * MS) for end in ends_ms])
+    return pd.DataFrame(
+        {
+            "step": np.arange(100, 100 + len(ends)),
+            "kind": kinds or ["decode"] * len(ends),
+            "batch": batch,
+            "tokens": batch,
+            "device_end_ns": ends,
+            "device_ns": MS // 2,
+        }
+    )
+
+
+def turns_of(*spans_ms: tuple[float, float]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {
+                "parked_ns": MS,
+                "parked_cpu_ns": MS // 100,
+                "taken_ns": round(taken * MS),
+                "drained_ns": round(drained * MS),
+                "steps": 0,
+            }
+            for taken, drained in spans_ms
+        ]
+    )
+
+
+def arm(intervals_ms: list[float], batch: int = 4, segment: int = 0) -> pd.DataFrame:
+    """Slices of four steps, one a turn, with these mean intervals."""
+    rows = {
+        "round": segment,
+        "turn": np.arange(len(intervals_ms)),
+        "first_step": 4 * np.arange(len(intervals_ms)),
+        "steps": 4,
+        "batch": batch,
+        "tokens": 4 * batch,
+        "interval_ns": np.round(np.array(intervals_ms) * MS).astype(int),
+        "parked_ns": MS,
+        "parked_cpu_ns": 0,
+    }
+    return pd.DataFrame(rows)
+
+
+def test_a_slice_holds_the_steps_that_ended_in_its_turn_and_no_interval_across_turns():
+    steps = steps_of([1, 3, 5, 21, 23, 26])
+    found = slices.of_turns(steps, turns_of((0, 6), (20, 27)), lead=1)
+    assert found["steps"].tolist() == [3, 3]
+    assert found["first_step"].tolist() == [0, 3]
+    assert found["interval_ns"].tolist() == [2 * MS, 5 * MS // 2]
+    assert found["turn_ns"].tolist() == [2 * MS, round(7 / 3 * MS)]
+
+
+def test_leading_steps_end_no_interval():
+    steps = steps_of([10, 11, 13, 15])
+    found = slices.of_turns(steps, turns_of((0, 16)), lead=2)
+    assert found["interval_ns"].tolist() == [2 * MS]
+
+
+def test_a_turn_without_a_step_is_no_slice_and_one_of_too_few_has_no_interval():
+    found = slices.of_turns(steps_of([1]), turns_of((0, 2), (3, 4)), lead=1)
+    assert found["turn"].tolist() == [0]
+    assert not len(slices.decode_slices(found.assign(round=0)))
+
+
+def test_a_turn_with_a_prefill_has_no_partner():
+    steps = steps_of([1, 3, 5, 21, 23, 26], ["prefill", *["decode"] * 5])
+    found = slices.of_turns(steps, turns_of((0, 6), (20, 27)), lead=1).assign(round=0)
+    assert slices.pair(found, found)["turn"].tolist() == [1]
+
+
+def test_slices_of_other_steps_are_no_pair():
+    before, after = arm([2.0] * 10), arm([2.0] * 10)
+    after.loc[3, "tokens"] -= 1  # a request ended a step earlier
+    assert 3 not in slices.pair(before, after)["turn"].tolist()
+    assert slices.kept(before, after) == 0.9
+
+
+def test_with_too_few_pairs_left_there_is_no_value():
+    before, after = arm([2.0] * 10), arm([2.0] * 10)
+    after.loc[:1, "tokens"] -= 1
+    assert all(np.isnan(each[SLICED]) for each in slices.step_sliced(before, after))
+
+
+@given(
+    st.lists(st.floats(1.0, 5.0), min_size=5, max_size=40),
+    st.floats(0.8, 1.25),
+    st.floats(0.8, 1.25),
+)
+def test_the_change_is_that_of_the_pairs_whatever_the_machine_did_to_both(noise, change, other):
+    before, *after = slices.step_sliced(
+        arm(noise), arm([each * change for each in noise]), arm([each * other for each in noise])
+    )
+    assert after[0][SLICED] / before[SLICED] == pytest.approx(change, rel=1e-5)
+    assert after[1][SLICED] / before[SLICED] == pytest.approx(other, rel=1e-5)
+
+
+@given(st.integers(0, 9), st.floats(2.0, 1000.0))
+def test_one_stall_in_ten_pairs_does_not_decide(where, stall):
+    after = [2.0] * 10
+    after[where] *= stall
+    before, found = slices.step_sliced(arm([2.0] * 10), arm(after))
+    assert found[SLICED] == before[SLICED] == pytest.approx(2.0)
+
+
+def test_cpu_used_while_parked_is_a_share_of_a_core():
+    slices_of_arm = arm([2.0] * 4).assign(parked_cpu_ns=MS // 4)
+    assert slices.busy_while_parked(slices_of_arm) == 0.25
