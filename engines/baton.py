@@ -79,7 +79,7 @@ class Turns:
         self.holding = False
         self._parked_ns, self._parked_cpu_ns = drained, self._cpu_ns()
         self._longest_ns = max(self._longest_ns, drained - self._taken_ns)
-        self._rows.extend((self._taken_ns, drained, self._steps))
+        self._rows.extend((self._taken_ns, drained))
         os.write(self._next, bytes([1 if idle else 0]))
 
     def table(self) -> TurnTable:

@@ -80,13 +80,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     streams: dict[str, str]
 
 
-TURN_COLUMNS = ("parked_ns", "parked_cpu_ns", "taken_ns", "drained_ns", "steps")
+TURN_COLUMNS = ("parked_ns", "parked_cpu_ns", "taken_ns", "drained_ns")
 
 
 class TurnTable(msgspec.Struct, frozen=True):
     """An engine's turns with the baton, as its host saw them: int64 rows of TURN_COLUMNS. How long it was
-    parked before, and the CPU time that its processes used meanwhile; when it took the baton, when all that
-    it began was finished, and how many steps that were."""
+    parked before, and the CPU time that its processes used meanwhile; when it took the baton, and when all
+    that it began was finished."""
 
     rows: int
     data: bytes

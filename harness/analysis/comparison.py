@@ -144,6 +144,7 @@ def comparison(
         mechanism=did | planted(design, did, values),
         limit=limits(design, values),
         prediction=prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
+        sliced=turns.sliced(design, blocks) if after else None,
         warnings=[
             *([] if apart is None else [Warning("decision", f"undecided: {apart}")]),
             *(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.result import Warning
+import numpy as np
+
+from harness.analysis.result import Sliced, Warning
 from harness.analysis.values import Values
 from harness.common.formatting import percent
 from harness.metrics import slices
@@ -39,6 +41,23 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     return (
         f"slices and rounds disagree: between them lies {percent(apart.change)} "
         f"[{percent(apart.low)}, {percent(apart.high)}]; the step of the rounds is {OF_ROUNDS}"
+    )
+
+
+def sliced(design: Design, blocks: Sequence[Block]) -> Sliced | None:
+    """What two arms had to be compared by; None where they took no turns."""
+    before, after = (arm.name for arm in design.arms)
+    sides = [(block.of(before, "slices"), block.of(after, "slices")) for block in blocks]
+    sides = [(one, other) for one, other in sides if len(one) and len(other)]
+    if not sides:
+        return None
+    pairs = [slices.pair(*each) for each in sides]
+    batches = np.concatenate([each["batch"] for each in pairs])
+    return Sliced(
+        steps=design.turn_steps,
+        batch=float(batches.mean()) if len(batches) else 0.0,
+        pairs=len(batches),
+        kept=min(slices.kept(*each) for each in sides),
     )
 
 

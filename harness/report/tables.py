@@ -62,7 +62,7 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     """Which part of the step changed, and what a planted delay, or an arm against itself, came to."""
     if comparison.after is None:
         return
-    yield from filter(None, (step_parts(comparison), planted(comparison)))
+    yield from filter(None, (in_turns(comparison), step_parts(comparison), planted(comparison)))
     row = comparison.decided
     if comparison.after == comparison.before and row is not None and row.sd is not None:
         blocks, alpha, name = comparison.blocks, 1 - comparison.confidence, comparison.primary
@@ -73,6 +73,18 @@ def remarks(comparison: Comparison) -> Iterator[str]:
             known = f"Noise floor of {name} over {blocks} blocks: {floor(row)}"
             said = f"{known}; a true change of {smallest:.2%}"
         yield f"{said} would be detected in 4 of 5 such runs of {blocks} blocks."
+
+
+def in_turns(comparison: Comparison) -> str | None:
+    """What was compared by turns; None where none were taken."""
+    sliced = comparison.sliced
+    if sliced is None:
+        return None
+    return (
+        f"In turn, {sliced.steps} steps at a time, both arms ran the same decode steps at batch "
+        f"{sliced.batch:.3g}: {sliced.pairs:,} pairs of neighbours, {sliced.kept:.0%} kept. TTFT, TPOT and "
+        "the rest are of rounds with the workload's own arrivals."
+    )
 
 
 def step_parts(comparison: Comparison) -> str | None:

@@ -37,7 +37,6 @@ def turns_of(*spans_ms: tuple[float, float]) -> pd.DataFrame:
                 "parked_cpu_ns": MS // 100,
                 "taken_ns": round(taken * MS),
                 "drained_ns": round(drained * MS),
-                "steps": 0,
             }
             for taken, drained in spans_ms
         ]
