@@ -176,9 +176,9 @@ COLUMNS: dict[str, dict[str, Column]] = {
 
 @dataclass(frozen=True)  # no slots: `result` is kept
 class Run:
-    """A stored run. The columns of `requests`, `steps`, `rounds`, `work` (what the device did) and
-    `divergences` (where outputs differ) are in COLUMNS; a frame that there are no records for has no rows,
-    and one that was left out once the run was finished raises StoreError.
+    """A stored run. The columns of `requests`, `steps`, `rounds`, `work` (what the device did), `slices` (of
+    turns) and `divergences` (where outputs differ) are in COLUMNS; a frame that there are no records for has
+    no rows, and one that was left out once the run was finished raises StoreError.
 
     `values` has one row per block and arm and one float64 column per metric of metrics.METRICS, in its unit:
     what intervals and verdicts are made from. NaN where a block has no such value.
@@ -205,6 +205,10 @@ class Run:
     @property
     def work(self) -> pd.DataFrame:
         return self._frame("work")
+
+    @property
+    def slices(self) -> pd.DataFrame:
+        return self._frame("slices")
 
     @property
     def divergences(self) -> pd.DataFrame:

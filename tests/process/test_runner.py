@@ -73,7 +73,7 @@ def test_every_arm_is_asked_what_fits_into_the_smallest_context(monkeypatch: pyt
     for arm, context in zip(plan.design.arms, (1024, 512), strict=True):
         described = plan.descriptions[arm.name]
         smaller = msgspec.structs.replace(described, model={**described.model, "context": context})
-        booted[arm.name] = session.Booted(arm, (), cast(Any, None), "", smaller)
+        booted[arm.name] = session.Booted(arm, (), cast(Any, None), "", smaller, Path())
     monkeypatch.setattr(blocks_, "_round", remember)
     monkeypatch.setattr(session.Booted, "pids", {})
     _block(cast(Any, SimpleNamespace(pids={})), [plan], 0, booted, lambda happening: None)

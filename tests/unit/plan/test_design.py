@@ -136,7 +136,10 @@ def test_a_temperature_tells_both_engines_to_be_ready_for_it() -> None:
 def test_a_pace_brings_its_device_its_model_and_its_rounds() -> None:
     found = made(variant="pinned", options={"pace": "10ms"})
     assert {(arm.options.device, arm.options.model) for arm in found.arms} == {("emulated", "micro-gpt2")}
-    assert (found.rounds, made(variant="pinned").rounds) == (4, 10)
+    assert (found.rounds, found.segments, made(variant="pinned").segments) == (3, 3, 16)
+    in_rounds = {"design": {"primary": "tpot_ms_p50"}}
+    paced = made(variant="pinned", options={"pace": "10ms"}, **in_rounds)
+    assert (paced.rounds, made(variant="pinned", **in_rounds).rounds) == (4, 10)
     chosen = made(variant="pinned", both=["pace=llama3-8b-h100"], options={"model": "tiny-llama"})
     assert {arm.options.model for arm in chosen.arms} == {"tiny-llama"}
 
@@ -356,7 +359,7 @@ def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() ->
         ({"variant": "pinned", "both": ["env.=x"]}, "env.NAME needs the name of a variable"),
         ({"variant": "pinned", "design": {"margin": 1.5}}, "--margin must be above 0% and below 100%"),
         ({"variant": "pinned", "design": {"secondaries": tuple("abcdef")}}, "at most 5 --secondary"),
-        ({"variant": "pinned", "design": {"secondaries": ("tpot_ms_p50",)}}, "named twice"),
+        ({"variant": "pinned", "design": {"secondaries": ("step_ms_sliced",)}}, "named twice"),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_one_reason(asked: Mapping[str, Any], reason: str) -> None:
