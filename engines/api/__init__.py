@@ -16,8 +16,10 @@ builds, and the spec's place in its pyproject.toml,
     yours = "your_module:SPEC"
 
 Once that is installed beside `bench`, `bench engines` lists it and `bench run --engine yours` measures it. A
-complete one, with a toggle, is examples/own_engine. What an engine can't tell (step records, counters, a
-stamp that it does not have: -1) it leaves out, and the metrics made of that are absent, not zero.
+complete one, with a toggle, is examples/own_engine. Where arms take turns every few steps, small changes
+show in a minute on a noisy machine (harness/stats/stats.md, "Turns"): say `takes_turns` in the spec, call
+pump(0) once between two steps, and write `drain`. What an engine can't tell (step records, counters, a stamp
+that it does not have: -1) it leaves out, and the metrics made of that are absent, not zero.
 
 All stamps are `time.perf_counter_ns()`, CLOCK_MONOTONIC on Linux: one clock for every process of a machine.
 Everything here is plain data or a protocol, and importing it costs milliseconds: an engine's host starts

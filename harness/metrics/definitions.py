@@ -47,8 +47,10 @@ SAME_DEVICE, SAME_HOST = "step_ms_same_device", "step_ms_same_host"
 MATCHED = ("step_ms_matched", SAME_DEVICE, SAME_HOST)
 
 
-SLICED = "step_ms_sliced"  # of several arms in turns; `metrics.slices` says what it holds
-BETWEEN_ARMS = (*MATCHED, SLICED)  # whose value depends on the other arms of the run
+# Of several arms in turns, and its parts as in MATCHED; `metrics.slices` says what each holds.
+SLICED = "step_ms_sliced"
+IN_TURNS = (SLICED, "step_ms_sliced_same_device", "step_ms_sliced_same_host")
+BETWEEN_ARMS = (*MATCHED, *IN_TURNS)  # whose value depends on the other arms of the run
 
 
 def phase_metric(phase: str) -> str:
@@ -71,7 +73,7 @@ METRICS: dict[str, Metric] = {
         Metric("peak_concurrency", "requests", "", False),
         Metric("failed_requests", "requests", "lower", True),
         Metric("step_ms", "ms", "lower", False),
-        Metric(SLICED, "ms", "lower", False),
+        *(Metric(name, "ms", "lower", False) for name in IN_TURNS),
         *(Metric(name, "ms", "lower", False) for name in MATCHED),
         Metric("exposed_host_us", "us", "lower", True),
         Metric("device_busy", "", "higher", False),

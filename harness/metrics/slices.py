@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness.metrics.definitions import NS_PER_MS, SLICED
+from harness.metrics.definitions import IN_TURNS, NS_PER_MS
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
 KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased choice
@@ -80,22 +80,40 @@ def kept(before: pd.DataFrame, after: pd.DataFrame) -> float:
 
 
 def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
-    """SLICED of each arm, ms: of the first, the trimmed mean (of logarithms) of its slices' intervals; of
-    another, that times the trimmed mean (of logarithms) of the ratios of its pairs with the first. So the
-    change between two arms is that of their pairs. NaN for all where too few pairs are left."""
-    pairs = [pair(before, each) for each in others]
+    """The decode step of each arm in turns, ms: IN_TURNS. NaN for all where too few pairs are left.
+
+    step_ms_sliced              of the first arm, the trimmed mean (of logarithms) of its slices' intervals;
+                                of another, that times the trimmed mean (of logarithms) of the ratios of its
+                                pairs with the first. So the change between two arms is that of their pairs.
+    step_ms_sliced_same_device  the first arm's, and what the arm's own exposed host time (interval - device)
+                                adds to it: trimmed mean over pairs, as a share of the first arm's interval
+    step_ms_sliced_same_host    the rest of the change: as shares of the first arm's step, both add up to it
+    """
     if not all(kept(before, each) >= KEPT for each in others):
-        return tuple({SLICED: np.nan} for _ in (before, *others))
-    first = _middle(decode_slices(before)["interval_ns"])
-    ratios = (_middle(each["interval_ns_after"] / each["interval_ns_before"]) for each in pairs)
-    return tuple({SLICED: first / NS_PER_MS * ratio} for ratio in (1.0, *ratios))
+        return tuple(dict.fromkeys(IN_TURNS, np.nan) for _ in (before, *others))
+    first = _middle(decode_slices(before)["interval_ns"]) / NS_PER_MS
+    found = [dict.fromkeys(IN_TURNS, first)]
+    for each in others:
+        pairs = pair(before, each)
+        ratio = _middle(pairs["interval_ns_after"] / pairs["interval_ns_before"])
+        exposed = pairs["interval_ns_after"] - pairs["device_ns_after"]
+        more = exposed - (pairs["interval_ns_before"] - pairs["device_ns_before"])
+        host = _trimmed(more / pairs["interval_ns_before"])
+        shares = (ratio, 1 + host, ratio - host)
+        found.append({name: first * share for name, share in zip(IN_TURNS, shares, strict=True)})
+    return tuple(found)
 
 
 def _middle(values: pd.Series) -> float:
     """Trimmed geometric mean."""
-    logs = np.sort(np.log(values.to_numpy()))
-    cut = int(TRIMMED * len(logs))
-    return float(np.exp(logs[cut : len(logs) - cut].mean()))
+    return float(np.exp(_trimmed(np.log(values))))
+
+
+def _trimmed(values: pd.Series) -> float:
+    """Mean without TRIMMED of the values at each end."""
+    ordered = np.sort(values.to_numpy())
+    cut = int(TRIMMED * len(ordered))
+    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def busy_while_parked(slices: pd.DataFrame) -> float:

@@ -31,7 +31,7 @@ from harness.report.page import Page, Table, csv_text, tabulated
 from harness.stats import paired, planning
 
 DESCRIPTIVE = (
-    definitions.SLICED,
+    *definitions.IN_TURNS,
     "ttft_ms_p50",
     "tpot_ms_p50",
     "tpot_ms_p99",
@@ -90,18 +90,15 @@ def in_turns(comparison: Comparison) -> str | None:
 def step_parts(comparison: Comparison) -> str | None:
     """The change of the decode step, and which part of it is the host's and which the device's; None without
     step records."""
-    rows = [
-        row
-        for name in definitions.MATCHED
-        if (row := comparison.metrics.get(name)) and row.change is not None
-    ]
-    if len(rows) < len(definitions.MATCHED):
-        return None
-    step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows)
-    return (
-        f"Decode step {step}: exposed host time {host} of the step ({definitions.SAME_DEVICE}), "
-        f"device time {device} ({definitions.SAME_HOST})."
-    )
+    for names in (definitions.IN_TURNS, definitions.MATCHED):
+        rows = [comparison.metrics[name] for name in names if name in comparison.metrics]
+        if len(rows) == len(names) and all(row.change is not None for row in rows):
+            step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows)
+            return (
+                f"Decode step {step}: exposed host time {host} of the step ({names[1]}), device time "
+                f"{device} ({names[2]})."
+            )
+    return None
 
 
 def planted(comparison: Comparison) -> str | None:

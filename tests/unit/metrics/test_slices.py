@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.metrics import slices
+from harness.metrics import definitions, slices
 from harness.metrics.definitions import SLICED
 
 MS = 1_000_000
@@ -53,6 +53,7 @@ def arm(intervals_ms: list[float], batch: int = 4, segment: int = 0) -> pd.DataF
         "batch": batch,
         "tokens": 4 * batch,
         "interval_ns": np.round(np.array(intervals_ms) * MS).astype(int),
+        "device_ns": MS // 2,
         "parked_ns": MS,
         "parked_cpu_ns": 0,
     }
@@ -123,3 +124,21 @@ def test_one_stall_in_ten_pairs_does_not_decide(where, stall):
 def test_cpu_used_while_parked_is_a_share_of_a_core():
     slices_of_arm = arm([2.0] * 4).assign(parked_cpu_ns=MS // 4)
     assert slices.busy_while_parked(slices_of_arm) == 0.25
+
+
+def test_the_parts_of_the_step_add_up_and_are_where_the_change_is():
+    """1.5 of 2 ms are exposed host time. One arm saves a third of that, the other half of the device's."""
+    before = arm([2.0] * 10)
+    host, device = arm([1.5] * 10), arm([1.75] * 10).assign(device_ns=MS // 4)
+    _, on_host, on_device = slices.step_sliced(before, host, device)
+    step, same_device, same_host = definitions.IN_TURNS
+    assert (on_host[step], on_host[same_device], on_host[same_host]) == pytest.approx((1.5, 1.5, 2.0))
+    assert (on_device[step], on_device[same_device], on_device[same_host]) == pytest.approx((1.75, 2.0, 1.75))
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 5.0), st.floats(1.0, 5.0)), min_size=3, max_size=30))
+def test_the_shares_of_both_parts_add_up_to_the_change_whatever_the_pairs(intervals):
+    first, second = zip(*intervals, strict=True)
+    before, after = slices.step_sliced(arm(list(first)), arm(list(second)))
+    changes = [after[name] / before[name] - 1 for name in definitions.IN_TURNS]
+    assert changes[0] == pytest.approx(changes[1] + changes[2], abs=1e-9)
