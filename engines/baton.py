@@ -2,7 +2,7 @@
 
 Whoever holds the baton runs so many steps, finishes what it began, passes the baton on and sleeps.
 Neighbouring turns meet the same noise, so their difference has little of it (harness/stats/stats.md,
-"Slices"). All of this happens inside `pump`, which an engine calls between two steps; of the engine it needs
+"Turns"). All of this happens inside `pump`, which an engine calls between two steps; of the engine it needs
 `drain` alone.
 
 The baton is one byte in the holder's FIFO: how many engines in a row had nothing left to do. Once all have

@@ -147,6 +147,7 @@ def comparison(
         sliced=turns.sliced(design, blocks) if after else None,
         warnings=[
             *([] if apart is None else [Warning("decision", f"undecided: {apart}")]),
+            *(turns.of_size(design, per_block, alpha) if after and apart is None else []),
             *(
                 Warning("decision", f"no verdict on {name}: it {where}")
                 for name in design.secondaries

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness.metrics.definitions import IN_TURNS, NS_PER_MS
+from harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
 KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased choice
@@ -64,7 +64,7 @@ COLUMNS = (
 
 def decode_slices(slices: pd.DataFrame) -> pd.DataFrame:
     """Those of whole turns of decode steps."""
-    whole = slices["steps"] == slices["steps"].max()
+    whole = slices["steps"] == slices.groupby("round")["steps"].transform("max")
     return slices[whole & (slices["batch"] > 0) & (slices["interval_ns"] >= 0)]
 
 
@@ -80,7 +80,7 @@ def kept(before: pd.DataFrame, after: pd.DataFrame) -> float:
 
 
 def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
-    """The decode step of each arm in turns, ms: IN_TURNS. NaN for all where too few pairs are left.
+    """The decode step of each arm in turns, ms: IN_TURNS and DRAINED. NaN where too few pairs are left.
 
     step_ms_sliced              of the first arm, the trimmed mean (of logarithms) of its slices' intervals;
                                 of another, that times the trimmed mean (of logarithms) of the ratios of its
@@ -88,9 +88,10 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
     step_ms_sliced_same_device  the first arm's, and what the arm's own exposed host time (interval - device)
                                 adds to it: trimmed mean over pairs, as a share of the first arm's interval
     step_ms_sliced_same_host    the rest of the change: as shares of the first arm's step, both add up to it
+    step_ms_drained             see `drained`
     """
     if not all(kept(before, each) >= KEPT for each in others):
-        return tuple(dict.fromkeys(IN_TURNS, np.nan) for _ in (before, *others))
+        return tuple(dict.fromkeys((*IN_TURNS, DRAINED), np.nan) for _ in (before, *others))
     first = _middle(decode_slices(before)["interval_ns"]) / NS_PER_MS
     found = [dict.fromkeys(IN_TURNS, first)]
     for each in others:
@@ -101,7 +102,21 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
         host = _trimmed(more / pairs["interval_ns_before"])
         shares = (ratio, 1 + host, ratio - host)
         found.append({name: first * share for name, share in zip(IN_TURNS, shares, strict=True)})
+    for arm, values in zip((before, *others), found, strict=True):
+        values[DRAINED] = drained(arm)
     return tuple(found)
+
+
+def drained(slices: pd.DataFrame) -> float:
+    """What a step more takes, ms, counted until everything is finished: the difference of a long turn and a
+    short one, by the number of steps between them. What a turn costs besides, filling and draining, is in
+    both; what a step leaves to be done at the end of its turn is not. NaN without turns of two lengths."""
+    whole = decode_slices(slices)
+    took = (whole["turn_ns"] * whole["steps"]).groupby(whole["steps"]).agg(_trimmed)
+    if len(took) < 2:
+        return np.nan
+    short, long = took.index.min(), took.index.max()
+    return float((took[long] - took[short]) / (long - short)) / NS_PER_MS
 
 
 def _middle(values: pd.Series) -> float:

@@ -45,6 +45,7 @@ from harness.store.tables import TABLES, finished_blocks, read_block, whole, wri
 from harness.workload.plan import Planned, plan, skipped
 from harness.workload.workload import Workload
 
+LONGER_TURNS = 3  # one segment in so many has turns of twice as many steps
 WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
 
 
@@ -247,7 +248,7 @@ def _segment(
     observe(SegmentBegun(block, segment))
     for each in turning:
         session.begin(each)
-    done = session.take_turns(turning, asked, design.turn_steps, observe)
+    done = session.take_turns(turning, asked, steps_of_turn(design, segment), observe)
     if failed := next(filter(None, done.data.errors), ""):
         raise api.EngineError(f"an engine served a request in its rounds, and none in its turns: {failed}")
     slices = []
@@ -258,6 +259,12 @@ def _segment(
         frame.insert(1, "round", segment)
         slices.append(frame)
     return slices
+
+
+def steps_of_turn(design: Design, segment: int) -> int:
+    """Steps of a turn: twice as many in every third segment, so that what a turn costs besides is told from
+    what its steps cost (metrics.slices.drained)."""
+    return design.turn_steps * (2 if segment % LONGER_TURNS == LONGER_TURNS - 1 else 1)
 
 
 def of_segment(workload: Workload, batch: int | None) -> Workload:

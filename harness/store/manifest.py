@@ -200,7 +200,7 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
 def described_here(design: Design, run: str, now: datetime, lot: str) -> Manifest:
     """The manifest of a run that starts here and now; `lot` is what the order of its arms is drawn by."""
     arms = len(design.arms)
-    drawn = [orders(lot, block, arms) for block in range(design.blocks)]
+    drawn = [orders(lot, block, arms, design.blocks) for block in range(design.blocks)]
     return Manifest(
         schema_version=SCHEMA_VERSION,
         run=run,

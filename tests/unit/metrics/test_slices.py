@@ -43,15 +43,20 @@ def turns_of(*spans_ms: tuple[float, float]) -> pd.DataFrame:
     )
 
 
-def arm(intervals_ms: list[float], batch: int = 4, segment: int = 0) -> pd.DataFrame:
-    """Slices of four steps, one a turn, with these mean intervals."""
+def arm(
+    intervals_ms: list[float], batch: int = 4, segment: int = 0, steps: int = 4, late_ms: float = 0.0
+) -> pd.DataFrame:
+    """Slices of so many steps, one a turn, with these mean intervals; a turn costs half a ms besides, and
+    each of its steps leaves `late_ms` to its end."""
+    intervals = np.array(intervals_ms)
     rows = {
         "round": segment,
         "turn": np.arange(len(intervals_ms)),
-        "first_step": 4 * np.arange(len(intervals_ms)),
-        "steps": 4,
+        "first_step": steps * np.arange(len(intervals_ms)),
+        "steps": steps,
         "batch": batch,
-        "tokens": 4 * batch,
+        "tokens": steps * batch,
+        "turn_ns": np.round((intervals + late_ms + 0.5 / steps) * MS).astype(int),
         "interval_ns": np.round(np.array(intervals_ms) * MS).astype(int),
         "device_ns": MS // 2,
         "parked_ns": MS,
@@ -142,3 +147,12 @@ def test_the_shares_of_both_parts_add_up_to_the_change_whatever_the_pairs(interv
     before, after = slices.step_sliced(arm(list(first)), arm(list(second)))
     changes = [after[name] / before[name] - 1 for name in definitions.IN_TURNS]
     assert changes[0] == pytest.approx(changes[1] + changes[2], abs=1e-9)
+
+
+def test_what_a_step_leaves_to_the_end_of_its_turn_is_counted_as_its_own():
+    slow = pd.concat([arm([2.0] * 10), arm([2.0] * 5, segment=1, steps=8)])
+    honest = pd.concat([arm([1.8] * 10), arm([1.8] * 5, segment=1, steps=8)])
+    late = pd.concat([arm([1.8] * 10, late_ms=0.2), arm([1.8] * 5, segment=1, steps=8, late_ms=0.2)])
+    found = slices.step_sliced(slow, honest, late)
+    assert [round(each[SLICED], 3) for each in found] == [2.0, 1.8, 1.8]
+    assert [round(each[definitions.DRAINED], 3) for each in found] == [2.0, 1.8, 2.0]

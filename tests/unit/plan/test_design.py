@@ -70,6 +70,17 @@ def test_the_order_is_a_coin_that_the_lot_decides() -> None:
     assert after_first("4", 20) != tosses[:20]
 
 
+@pytest.mark.parametrize("blocks", [2, 3, 4, 5])
+def test_fewer_blocks_do_not_have_one_order_throughout_either(blocks: int) -> None:
+    for lot in map(str, range(200)):
+        drawn = {tuple(orders(lot, block, 2, blocks)) for block in range(blocks)}
+        assert drawn == {(0, 1), (1, 0)}
+
+
+def test_one_block_has_either_order() -> None:
+    assert {tuple(orders(str(lot), 0, 2, 1)) for lot in range(50)} == {(0, 1), (1, 0)}
+
+
 def test_six_blocks_have_any_orders_but_one_throughout() -> None:
     """As in the simulation of the error rates: to leave out more of them resonates with periodic noise."""
     counts = Counter(tuple(after_first(str(lot), 6)) for lot in range(6200))
