@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 
 from engines import api
-from harness.metrics.definitions import SLICED
+from harness.metrics.definitions import IN_TURNS, MATCHED, SLICED
 from harness.plan import checks
 from harness.plan.design import Arm, Design, Factorial, Gate
 from harness.plan.request import Request
@@ -377,6 +377,10 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
     )
     steps, lead = TURNS["overlapping" if ahead else "serial"]
     by_turns: dict[str, object] = {"primary": primary, "turn_steps": steps, "turn_lead": lead}
+    if "secondaries" not in request.design:  # a variant's, which are of the same step
+        of_turns = dict(zip(MATCHED, IN_TURNS, strict=True))
+        found = (of_turns.get(name, name) for name in design.secondaries)
+        by_turns["secondaries"] = tuple(name for name in found if name != primary)
     if asked is None:
         by_turns["segments"] = SEGMENTS["paced" if design.arms[0].options.pace else "unpaced"]
     if "rounds" not in request.design:
