@@ -3,8 +3,8 @@
     python -m experiments.validation.sliced_aa [SETS]    1 by default
 
 A set is six runs of `bench aa`: a serial loop and one that overlaps its steps, each as it is, with a delay
-at the host and with one on the device. Each has a seed of its own. Later calls add to the runs of earlier ones.
-A delay at the host of a loop that overlaps is hidden, so no change is expected of it there.
+at the host and with one on the device. Each has a seed of its own. Later calls add to the runs of earlier
+ones. A delay at the host of a loop that overlaps is hidden, so no change is expected of it there.
 """
 
 from __future__ import annotations

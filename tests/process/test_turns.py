@@ -39,10 +39,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(SUPPORT), str(tmp_path))))
 
 
-def arm(name: str, turn: str = "ends") -> Arm:
-    return Arm(
-        name=name, engine="turning", options=api.EngineOptions(), toggles={"turn": turn, "side": "one"}
-    )
+def arm(name: str, turn: str = "ends", patience: str = "long") -> Arm:
+    toggles = {"turn": turn, "patience": patience}
+    return Arm(name=name, engine="turning", options=api.EngineOptions(), toggles=toggles)
 
 
 @pytest.fixture
@@ -90,12 +89,12 @@ def test_an_arm_that_computes_while_it_is_parked_is_told_from_one_that_sleeps(se
         )
         for record, turns in take_turns(session, booted)
     ]
-    assert busy[0] < 0.2 < 0.3 < busy[1]
+    assert busy[1] > 2 * busy[0]
 
 
 def test_an_arm_that_keeps_its_turn_ends_the_run_by_name(session: Session) -> None:
-    booted = list(session.boot([arm("before"), arm("after", "hangs")]).values())
-    with pytest.raises(RunFailed, match=r"the engine of after hangs: it has not ended its turn in 0[.]5 s"):
+    booted = list(session.boot([arm("before", patience="short"), arm("after", "hangs")]).values())
+    with pytest.raises(RunFailed, match=r"the engine of after hangs: it has not ended its turn in \S+ s$"):
         take_turns(session, booted)
 
 

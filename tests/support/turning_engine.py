@@ -19,7 +19,7 @@ SPEC = api.EngineSpec(
     summary="sleeps a step at a time, for tests of turns",
     toggles=(
         api.Toggle("turn", ("ends", "hangs", "computes"), "what it does with its turns", "tests", {}),
-        api.Toggle("side", ("one", "other"), "which arm it is", "tests", {}),
+        api.Toggle("patience", ("long", "short"), "how long it waits for the baton", "tests", {}),
     ),
     build="turning_engine:build",
     takes_turns=True,
@@ -37,7 +37,8 @@ class Turning(api.Engine):
 
     def start(self, events: api.EventSink) -> api.Description:
         self.events = events
-        baton.PATIENCE_S = 0.5
+        if self.toggles["patience"] == "short":
+            baton.PATIENCE_S = 0.5
         if self.toggles["turn"] == "computes":
             threading.Thread(target=compute, daemon=True).start()
         return api.Description(

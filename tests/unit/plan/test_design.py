@@ -270,9 +270,9 @@ def secondaries(variant: str = "pinned", **asked: Any) -> tuple[str, ...]:
 
 
 def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_line() -> None:
-    assert secondaries() == ("step_ms_same_device",)
+    assert secondaries() == ("step_ms_sliced_same_device",)
     assert secondaries("plain") == ()
-    assert secondaries(against_itself=True) == ("step_ms_same_device",)
+    assert secondaries(against_itself=True) == ("step_ms_sliced_same_device",)
     assert secondaries(design={"secondaries": ("latency_ms_p50",)}) == ("latency_ms_p50",)
     assert secondaries(design={"primary": "ttft_ms_p50"}) == ("step_ms_same_device",)
     assert secondaries(design={"primary": "step_ms_same_device"}) == ()  # never twice
