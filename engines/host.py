@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from engines import api
+from engines.baton import Turns
 from engines.processes import die_with_parent, end_session
 
 NOTICE_S = 0.2  # how much later than the engine the kernel may report that a process has ended
@@ -53,6 +54,13 @@ class Host:
         self.poller.register(self.inbox, zmq.POLLIN)
         self.parent = os.pidfd_open(config.parent)
         self.poller.register(self.parent, zmq.POLLIN)
+        self.turns: Turns | None = None  # since the harness began them
+        self.turning = False  # until it ends them
+        self._parking = zmq.Poller()  # no wake_fd: what would wake the engine waits until it has the baton
+        if config.baton:
+            self._baton = os.open(config.baton, os.O_RDWR | os.O_NONBLOCK)
+            for each in (self.inbox, self.parent, self._baton):
+                self._parking.register(each, zmq.POLLIN)
         self.stopped = False
         self.pidfds: dict[int, int] = {}  # of the engine's other processes
         self.failed = False  # and has said so
@@ -107,13 +115,40 @@ class Host:
         self.replies.send(self._encode(message))
 
     def pump(self, engine: api.Engine, timeout: float | None) -> bool:
-        """Deliver waiting messages; False once the harness said stop. An empty inbox costs ~1 us."""
-        if timeout != 0:
+        """Deliver waiting messages; False once the harness said stop. An empty inbox costs ~1 us. Where
+        engines take turns, the caller sleeps in here until it has the baton."""
+        if self.turning:
+            assert self.turns is not None
+            self.turns.between_steps(engine, idle=timeout != 0)
+        elif timeout != 0:
             ready = dict(self.poller.poll(None if timeout is None else int(timeout * 1e3)))
             if not ready:
                 return True
             if self.parent in ready:
                 end_session()
+        if not self._deliver(engine):
+            return False
+        return self._park(engine) if self.turning else True
+
+    def _park(self, engine: api.Engine) -> bool:
+        """Sleep until this engine holds the baton, or turns are over; messages are delivered meanwhile. False
+        once the harness said stop."""
+        turns = self.turns
+        assert turns is not None
+        while self.turning and not turns.holding:
+            ready = dict(self._parking.poll(int(turns.patience_s * 1e3)))
+            if self.parent in ready:
+                end_session()
+            if not ready:
+                self.reply(api.Waiting(self.config.name, turns.patience_s))
+            if not self._deliver(engine):
+                return False
+            if self.turning and self._baton in ready:
+                turns.take()
+        return True
+
+    def _deliver(self, engine: api.Engine) -> bool:
+        """Every message that is there; False once the harness said stop."""
         while True:
             try:
                 message = self._decode(self.inbox.recv(zmq.NOBLOCK))
@@ -122,6 +157,7 @@ class Host:
             match message:
                 case api.Submit(request):
                     engine.submit(request)
+                    self._count_request()
                 case api.Cancel(request_id):
                     engine.cancel(request_id)
                 case api.BeginRound():
@@ -130,13 +166,31 @@ class Host:
                 case api.BeginProfile(steps):
                     engine.begin_profile(steps)
                     self.reply(api.Begun(self.config.name))
+                case api.BeginTurns():
+                    self.turns, self.turning = Turns(message, self._baton, {os.getpid(), *self.pidfds}), True
+                case api.EndTurns():
+                    self.turning = False
                 case api.Collect():
-                    self.reply(api.Collected(self.config.name, engine.collect()))
+                    self.reply(api.Collected(self.config.name, engine.collect(), self._taken_turns()))
                 case api.ReadGauges():
                     self.reply(api.Gauges(self.config.name, engine.gauges()))
                 case api.Stop():
                     self.stopped = True
                     return False
+
+    def _count_request(self) -> None:
+        if self.turning and self.turns is not None:
+            self.turns.requests += 1
+            if self.turns.complete:
+                self.reply(api.Parked(self.config.name))
+
+    def _taken_turns(self) -> api.TurnTable | None:
+        """What was recorded of turns that are over, once."""
+        if self.turns is None:
+            return None
+        turns, self.turns = self.turns, None
+        turns.close()
+        return turns.table()
 
     def close(self) -> None:
         self.context.destroy(linger=1000)

@@ -16,8 +16,10 @@ builds, and the spec's place in its pyproject.toml,
     yours = "your_module:SPEC"
 
 Once that is installed beside `bench`, `bench engines` lists it and `bench run --engine yours` measures it. A
-complete one, with a toggle, is examples/own_engine. What an engine can't tell (step records, counters, a
-stamp that it does not have: -1) it leaves out, and the metrics made of that are absent, not zero.
+complete one, with a toggle, is examples/own_engine. Where arms take turns every few steps, small changes
+show in a minute on a noisy machine (harness/stats/stats.md, "Turns"): say `takes_turns` in the spec, call
+pump(0) once between two steps, and write `drain`. What an engine can't tell (step records, counters, a stamp
+that it does not have: -1) it leaves out, and the metrics made of that are absent, not zero.
 
 All stamps are `time.perf_counter_ns()`, CLOCK_MONOTONIC on Linux: one clock for every process of a machine.
 Everything here is plain data or a protocol, and importing it costs milliseconds: an engine's host starts
@@ -46,30 +48,36 @@ from engines.api.records import (
     PHASES,
     STEP_COLUMNS,
     STEP_KINDS,
+    TURN_COLUMNS,
     DeviceWork,
     HostRanges,
     Profile,
     RoundRecord,
     StepTable,
+    TurnTable,
 )
 from engines.api.registry import EngineSpec, find_engines, pick
 from engines.api.toggles import Setting, Settings, Toggle
 from engines.api.wire import (
     BeginProfile,
     BeginRound,
+    BeginTurns,
     Begun,
     Cancel,
     Collect,
     Collected,
+    EndTurns,
     Failed,
     FromHost,
     Gauges,
     HostConfig,
+    Parked,
     ReadGauges,
     Ready,
     Stop,
     Submit,
     ToHost,
+    Waiting,
 )
 
 __all__ = [
@@ -78,10 +86,12 @@ __all__ = [
     "PHASES",
     "STEP_COLUMNS",
     "STEP_KINDS",
+    "TURN_COLUMNS",
     "BadFile",
     "BadSetting",
     "BeginProfile",
     "BeginRound",
+    "BeginTurns",
     "Begun",
     "Cancel",
     "Chunk",
@@ -89,6 +99,7 @@ __all__ = [
     "Collected",
     "Description",
     "DeviceWork",
+    "EndTurns",
     "Engine",
     "EngineError",
     "EngineOptions",
@@ -103,6 +114,7 @@ __all__ = [
     "HostConfig",
     "HostRanges",
     "PaceProfile",
+    "Parked",
     "Profile",
     "ReadGauges",
     "Ready",
@@ -116,6 +128,8 @@ __all__ = [
     "Submit",
     "ToHost",
     "Toggle",
+    "TurnTable",
+    "Waiting",
     "find_engines",
     "make_pace",
     "pick",

@@ -220,6 +220,11 @@ class Engine:
         of steady decode is marked, for a profiler too. Raises BadSetting where it can't."""
         raise BadSetting("this engine has nothing to profile: it records no ranges")
 
+    def drain(self) -> None:
+        """Finish all that was begun: the step in flight, its output, what another process does for it.
+        Another engine is about to have the machine for a few steps, and what is left undone would be done
+        at its cost. Called inside `pump`, of an engine whose EngineSpec says `takes_turns`."""
+
     def collect(self) -> RoundRecord:
         """What was recorded since begin_round or begin_profile. The engine is idle when this is called."""
         return RoundRecord()

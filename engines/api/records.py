@@ -80,6 +80,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     streams: dict[str, str]
 
 
+TURN_COLUMNS = ("parked_ns", "parked_cpu_ns", "taken_ns", "drained_ns")
+
+
+class TurnTable(msgspec.Struct, frozen=True):
+    """An engine's turns with the baton, as its host saw them: int64 rows of TURN_COLUMNS. How long it was
+    parked before, and the CPU time that its processes used meanwhile; when it took the baton, and when all
+    that it began was finished."""
+
+    rows: int
+    data: bytes
+
+
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     """All an engine recorded between begin_round and collect. Engines without step records leave it empty."""
 

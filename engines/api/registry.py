@@ -29,6 +29,11 @@ class EngineSpec:
     plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
     scores: bool = False  # whether EngineOptions.scoring means something to it
     samples: bool = False  # whether EngineOptions.sampling does; then `bench serve` asks for it
+    # Whether it can stop after any step and go on with the next as if nothing had been: it calls pump(0)
+    # once between two steps, pump(None) only where it has no request, and `drain` leaves nothing undone.
+    takes_turns: bool = False
+    # Choices of toggles by which a step is launched before the one before it is finished.
+    overlapping: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     settings: tuple[Setting, ...] = ()
     # This engine's own defaults for EngineOptions, where they differ.
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ import os
 import msgspec
 
 from engines.api.contract import Description, EngineOptions, Request
-from engines.api.records import RoundRecord
+from engines.api.records import RoundRecord, TurnTable
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +24,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     inbox: str
     replies: str
     events: str
+    baton: str = ""  # the FIFO that this engine is handed the baton in; "": it never is
     parent: int = msgspec.field(default_factory=os.getpid)  # whoever made the config; the host dies with it
 
 
@@ -47,6 +48,20 @@ class BeginProfile(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     steps: int
 
 
+class BeginTurns(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """From now on, run only while you hold the baton: `steps` steps, then pass it to the FIFO `next`. `arms`
+    take turns; the first turn comes once each has its `requests` requests."""
+
+    steps: int
+    requests: int
+    next: str
+    arms: int
+
+
+class EndTurns(msgspec.Struct, frozen=True, array_like=True, tag="u"):
+    pass
+
+
 class Collect(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     pass
 
@@ -59,7 +74,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     pass
 
 
-ToHost = Submit | Cancel | BeginRound | BeginProfile | Collect | ReadGauges | Stop
+ToHost = Submit | Cancel | BeginRound | BeginProfile | BeginTurns | EndTurns | Collect | ReadGauges | Stop
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -78,9 +93,23 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     name: str
 
 
+class Parked(msgspec.Struct, frozen=True, tag="parked"):
+    """All requests of its turns have come, and it waits for the baton."""
+
+    name: str
+
+
+class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
+    """It has waited for the baton far longer than a turn takes."""
+
+    name: str
+    seconds: float
+
+
 class Collected(msgspec.Struct, frozen=True, tag="collected"):
     name: str
     record: RoundRecord
+    turns: TurnTable | None = None  # since BeginTurns, where there was one
 
 
 class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
@@ -99,4 +128,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     died: list[int] = []  # of Description.pids, what had ended before the engine was stopped
 
 
-FromHost = Ready | Begun | Collected | Gauges | Failed
+FromHost = Ready | Begun | Parked | Waiting | Collected | Gauges | Failed

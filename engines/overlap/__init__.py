@@ -38,4 +38,6 @@ SPEC = EngineSpec(
     plants=("device", "host"),
     scores=True,
     samples=True,
+    takes_turns=True,
+    overlapping={"schedule": ("overlap",)},
 )

@@ -314,6 +314,10 @@ class OverlapEngine(api.Engine):
         self.counters.clear()
         self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # zero is a finding too
 
+    def drain(self) -> None:
+        self._loop.drain()
+        self._device.drain()
+
     def collect(self) -> api.RoundRecord:
         self._loop.settle()
         work = self._loop.plant.count_delays(self._device.work())

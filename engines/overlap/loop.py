@@ -172,12 +172,18 @@ class Loop:
                 self.end(stopped.id, "stop")
 
     def settle(self) -> None:
-        """Finish the step in flight before its records are taken. All its requests have ended, by EOS, a stop
-        string or a cancel, and whoever hears of the last end may ask for the records at once."""
+        """Finish the step in flight: before its records are taken (whoever hears of the last end, by EOS, a
+        stop string or a cancel, may ask for them at once), or before another engine's turn."""
         self.end_stopped()
         if self.in_flight is not None:
             self.sync(self, self.in_flight, None)
             self.in_flight = None
+
+    def drain(self) -> None:
+        """Leave nothing begun: no step in flight, no output unsent."""
+        self.settle()
+        self.output.flush()
+        self.end_stopped()
 
     def end(self, request: int, reason: str) -> None:
         """End a request in whatever state it is; one that has ended is left alone."""

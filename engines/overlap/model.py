@@ -18,17 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from engines.api import BadSetting
 from engines.api.pace import Size
 from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nbytes, program_name
+from engines.overlap.models import open_model
+from engines.overlap.models.contract import A_FEW_TOKENS, Attend
 from engines.overlap.plant import PROGRAM, delay_program
-from engines.overlap.presets import load_model
 from engines.overlap.sampler import sample, sample_greedy
 from engines.overlap.scoring import score
 
-ATTENTION = "overlap-paged"
 # How far apart logits may be, relative to the largest: each layer sums in another order. Two attention
 # kernels put llama-1b, 22 layers, 0.07 apart in bf16.
 LOGITS_APART = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.01}
@@ -98,29 +97,6 @@ def _store(pages: Pages, layer: int, slots: Tensor, key: Tensor, value: Tensor) 
         cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, flat)
 
 
-def _attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    work: Prefill | Paged,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """What transformers calls in place of its own attention; [batch, length, heads, head_dim] comes back."""
-    if softcap is not None or s_aux is not None:
-        what = "caps its attention scores" if softcap is not None else "attends to sinks"
-        raise BadSetting(f"the model {what}; this engine's attention does not")
-    return work.attend(module.layer_idx, query, key, value, scaling), None
-
-
-AttentionInterface.register(ATTENTION, _attention)
-
-
 class OverlapModule:
     """A model, its KV cache and its static buffers on one device (engines.devices.base.Module)."""
 
@@ -144,34 +120,29 @@ class OverlapModule:
     ) -> None:
         torch_dtype = getattr(torch, dtype)
         self.device = device
-        self.root = load_model(model, torch_dtype, device, seed)
-        own_logits = self._own_logits()
-        self.root.set_attn_implementation(ATTENTION)
-        config = self.root.config.get_text_config()
-        config.pad_token_id = None  # else each forward searches its ids for padding, and warns
-        heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        self.layers = config.num_hidden_layers
-        self.queries_per_head = heads // kv_heads
-        shape = (num_blocks, block_size, kv_heads, width)
-        positions = config.max_position_embeddings
-        if max_context > positions:
-            raise BadSetting(f"{model} has {positions} positions: set max_context to that or less")
-        window = getattr(config, "sliding_window", None)
-        if window and window < max_context:
-            raise BadSetting(f"{model} looks back {window} tokens only: set max_context to that or less")
-        kv_bytes_per_token = 2 * self.layers * kv_heads * width * torch_dtype.itemsize
+        self._model = open_model(model, torch_dtype, device, seed)
+        self.root = self._model.root
+        has = self._model.shape
+        self.layers = has.layers
+        self.queries_per_head = has.heads // has.kv_heads
+        shape = (num_blocks, block_size, has.kv_heads, has.width)
+        if max_context > has.positions:
+            raise BadSetting(f"{model} has {has.positions} positions: set max_context to that or less")
+        if has.window and has.window < max_context:
+            raise BadSetting(f"{model} looks back {has.window} tokens only: set max_context to that or less")
+        kv_bytes_per_token = 2 * has.layers * has.kv_heads * has.width * torch_dtype.itemsize
         _check_room(device, num_blocks, num_blocks * block_size * kv_bytes_per_token)
         keys, values = (self._zeros_per_layer(shape, torch_dtype) for _ in range(2))
         self.pages = Pages(keys, values, block_size)
+        logits = self._few_logits()
+        self._check_logits(model, logits)
         self.facts = {
-            "vocabulary": config.vocab_size,
-            "context": positions,
-            "eos": _as_list(self.root.generation_config.eos_token_id),
+            "vocabulary": has.vocabulary,
+            "context": has.positions,
+            "eos": list(has.eos),
             "parameters": sum(each.numel() for each in self.root.parameters()),
             "kv_bytes_per_token": kv_bytes_per_token,
-            "largest_logit": own_logits.abs().max().item(),
+            "largest_logit": logits.abs().max().item(),
         }
 
         # One future token per request slot; the last entry is where padding rows write.
@@ -210,7 +181,6 @@ class OverlapModule:
         self._places = torch.arange(most_blocks * block_size, device=device)
         self._no_bias = torch.zeros((), dtype=torch_dtype, device=device)
         self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
-        self._check_logits(model, own_logits)
 
     def size(self, program: str, *arguments: int) -> Size | None:
         """Rows and tokens of a step's program as it runs, padding included."""
@@ -221,28 +191,26 @@ class OverlapModule:
                 return Size("prefill", batch, batch * length, length)
         return None
 
-    def _own_logits(self) -> Tensor:
-        """The logits of the last of a few tokens, by the model as it was loaded."""
-        logits: Tensor = self.root(self._a_few_tokens(), use_cache=False).logits
-        return logits[0, -1]
-
-    def _check_logits(self, model: str, expected: Tensor) -> None:
-        """A model may do something in its attention or after its last layer that is not done here (cap or
-        scale logits, attend to a sink): its tokens would be wrong, and nothing else would tell."""
-        ids = self._a_few_tokens()
+    def _few_logits(self) -> Tensor:
+        """Behind the last of a few tokens: [vocabulary]."""
+        ids = torch.tensor([list(A_FEW_TOKENS)], device=self.device)
         nowhere = torch.full((ids.numel(),), DUMMY_SLOT, device=self.device)
         positions = torch.arange(ids.numel(), device=self.device)[None]
-        hidden = self._forward(ids, positions, Prefill(self.pages, nowhere))
-        got = self.root.get_output_embeddings()(hidden)[0, -1]
+        hidden = self._model.hidden(ids, positions, Prefill(self.pages, nowhere))
+        return self._model.logits(hidden)[0, -1]
+
+    def _check_logits(self, model: str, got: Tensor) -> None:
+        """A published model may do something in its attention or after its last layer that is not done here
+        (cap or scale logits, attend to a sink): its tokens would be wrong, and nothing else would tell."""
+        expected = self._model.reference
+        if expected is None:
+            return
         apart = ((got - expected).abs().max() / expected.abs().max()).item()
         if not apart < LOGITS_APART[got.dtype]:
             raise BadSetting(
                 f"{model}: its logits differ by {apart:.2g} from transformers' own; it does something that "
                 "this engine does not"
             )
-
-    def _a_few_tokens(self) -> Tensor:
-        return torch.arange(1, 9, device=self.device)[None]
 
     def _zeros_per_layer(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.layers)]
@@ -315,18 +283,16 @@ class OverlapModule:
             gathered=(self._gathered[0][: len(tables)], self._gathered[1][: len(tables)]),
         )
 
-    def _forward(self, input_ids: Tensor, position_ids: Tensor, work: Prefill | Paged) -> Tensor:
+    def _forward(self, input_ids: Tensor, position_ids: Tensor, work: Attend) -> Tensor:
         """Hidden states [batch, length, hidden]. An id of -1 - slot stands for that slot's future token."""
         slots = (-1 - input_ids).clamp_(min=0)
         ids = torch.where(input_ids < 0, self.future[slots], input_ids)
-        out = self.root.base_model(input_ids=ids, position_ids=position_ids, use_cache=False, work=work)
-        hidden: Tensor = out.last_hidden_state
-        return hidden
+        return self._model.hidden(ids, position_ids, work)
 
     def _sample(self, hidden: Tensor, arrays: dict[str, Tensor], family: str) -> None:
         """The next token of each row of [batch, hidden]."""
         batch = len(hidden)
-        logits = self.root.get_output_embeddings()(hidden)
+        logits = self._model.logits(hidden)
         sampled = self.sampled_ids[:batch]
         parameters = {name: arrays[name][:batch] for name in FAMILIES[family]}
         chosen = sampled
@@ -337,11 +303,6 @@ class OverlapModule:
         else:
             sample_greedy(logits, out=sampled)
         self.future.index_copy_(0, arrays["request_slots"][:batch].to(torch.int64), chosen)
-
-
-def _as_list(ids: int | list[int] | None) -> list[int]:
-    """A configuration may name one end-of-text id, several, or none."""
-    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
 def _check_room(device: torch.device, blocks: int, wanted: int) -> None:

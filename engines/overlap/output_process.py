@@ -34,16 +34,19 @@ class ToOutput(msgspec.Struct, frozen=True, array_like=True):
     produced: list[Produced] = []
     closed: list[Finish] = []
     ranges: str = ""  # KEEP: record them from now on; TELL: send what was recorded
+    flush: bool = False  # say when all of it is sent
 
 
 KEEP, TELL = "keep", "tell"
 
 
 class FromOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine is told: of stop strings, or (the answer to TELL) of ranges."""
+    """What the engine is told: of stop strings, or (the answers to TELL and to `flush`) of ranges, and that
+    everything is sent."""
 
     stopped: list[Stopped] = []
     ranges: HostRanges | None = None
+    flushed: bool = False
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +101,8 @@ def main() -> None:
             ranges.keep()
         elif handed.ranges == TELL:
             tell(FromOutput(ranges=ranges.take("output", "output")))
+        if handed.flush:
+            tell(FromOutput(flushed=True))
     context.destroy(linger=1000)
 
 

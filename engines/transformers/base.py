@@ -16,8 +16,9 @@ from transformers.utils import logging as transformers_logging
 
 from engines import api
 from engines.machine import cpu_model
+from engines.overlap.models.published import load_model
 from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
-from engines.overlap.presets import load_model, load_tokenizer, tokenizer_file
+from engines.overlap.presets import load_tokenizer, tokenizer_file
 from engines.transformers import SPEC
 
 USED = (

@@ -19,7 +19,8 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from engines import api
 from engines.machine import cpu_model
-from engines.overlap.presets import PRESETS, save, tokenizer_file
+from engines.overlap.models.published import save
+from engines.overlap.presets import PRESETS, tokenizer_file
 from engines.vllm import SPEC
 
 USED = (

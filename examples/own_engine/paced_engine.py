@@ -33,6 +33,7 @@ SPEC = api.EngineSpec(
     summary="one token a request and step, and a step takes a fixed time",
     toggles=(OUTPUT,),
     build="paced_engine:build",
+    takes_turns=True,
     asks_text=True,  # it names no tokenizer, so prompts can't come as token ids
 )
 
@@ -115,6 +116,11 @@ class PacedEngine(api.Engine):
         self.events.send(self.unwritten)
         self.unwritten = []
         return began, now()
+
+    def drain(self) -> None:
+        """The other arm's turn comes: what is not written yet would be written on its time."""
+        if self.unwritten:
+            self.write()
 
     @property
     def steps(self) -> int:

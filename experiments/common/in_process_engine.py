@@ -13,7 +13,7 @@ import torch
 from engines import api
 from engines.devices.base import Device
 from engines.overlap.engine import OverlapEngine
-from engines.overlap.presets import load_model
+from engines.overlap.models.published import load_model
 from engines.overlap.sampler import sample
 from experiments.common.bench_command import PATIENCE_S
 from harness.metrics.divergences import NEAR_TIE

@@ -27,7 +27,8 @@ from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic
 
-from engines.overlap.presets import PRESETS, save
+from engines.overlap.models.published import save
+from engines.overlap.presets import PRESETS
 from experiments.common import command_line
 from experiments.common.record import FOLDER as RECORDS
 from harness.plan import experiment_file

@@ -67,7 +67,7 @@ def time_generate(batch: int, threads: int) -> float:
     """Milliseconds per decode step."""
     import torch
 
-    from engines.overlap.presets import load_model
+    from engines.overlap.models.published import load_model
 
     cores = os.sched_getaffinity(0)
     if threads == 1:
@@ -99,7 +99,7 @@ def time_generate_batch(batch: int) -> float:
     import torch
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    from engines.overlap.presets import load_model
+    from engines.overlap.models.published import load_model
 
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     torch.set_num_threads(1)

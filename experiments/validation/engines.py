@@ -28,7 +28,8 @@ from typing import Any
 import pandas as pd
 
 from engines import api
-from engines.overlap.presets import PRESETS, Preset, save
+from engines.overlap.models.published import save
+from engines.overlap.presets import PRESETS, Preset
 from experiments.common import command_line
 from experiments.common.record import write_result
 from harness.metrics.boot import of_boot

@@ -43,7 +43,8 @@ from urllib.request import Request, urlopen
 import pandas as pd
 from prometheus_client.parser import text_string_to_metric_families
 
-from engines.overlap.presets import PRESETS, save
+from engines.overlap.models.published import save
+from engines.overlap.presets import PRESETS
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.server import serving

@@ -2,7 +2,7 @@
 
     python -m experiments.validation.main_command [RUNS]    5 by default
 
-Each is `bench run --variant pinned-h2d` with its defaults, timed whole (installation aside), about 90 s.
+Each is `bench run --variant pinned-h2d` with its defaults, timed whole (installation aside), about 75 s.
 Later calls add to the runs of earlier ones.
 """
 
@@ -16,8 +16,8 @@ from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
 from harness.metrics import definitions
 
-HEADER = ["TPOT p50, ms", "change", "verdict", "host's part", "verdict", "outputs equal", "wall", "commit"]
-SHOWN = ("tpot_ms_p50", definitions.SAME_DEVICE)
+HEADER = ["step in turns, ms", "change", "verdict", "TPOT p50, in rounds", "outputs equal", "wall", "commit"]
+SHOWN = (definitions.SLICED, "tpot_ms_p50")
 
 
 def measured(*flags: str) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def half_width(row: dict[str, Any]) -> float:
     return float(row["ci_high"] - row["ci_low"]) / 2
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    return [f"{row['change']:+.2%} [{row['ci_low']:+.2%}, {row['ci_high']:+.2%}]", row["verdict"]]
+def change(row: dict[str, Any]) -> str:
+    return f"{row['change']:+.2%} [{row['ci_low']:+.2%}, {row['ci_high']:+.2%}]"
 
 
 def repeat(script: str, description: str | None, *flags: str) -> None:
@@ -44,18 +44,20 @@ def repeat(script: str, description: str | None, *flags: str) -> None:
     runs = earlier(script)
     for _ in range(command_line.wanted(script, description, "RUNS", 5)):
         runs.append(measured(*flags))
-        tpot, host = (median(half_width(run["metrics"][name]) for run in runs) for name in SHOWN)
+        turns, tpot = (median(half_width(run["metrics"][name]) for run in runs) for name in SHOWN)
         seconds = median(run["seconds"] for run in runs)
         write_result(
             script,
             title=f"`{' '.join(('bench run --variant pinned-h2d', *flags))}`, {len(runs)} times: median "
-            f"{seconds:.0f} s, half-width ±{tpot:.2%} for TPOT p50, ±{host:.2%} for the host's part of the "
-            "step",
+            f"{seconds:.0f} s, half-width ±{turns:.2%} for the step in turns, ±{tpot:.2%} for TPOT p50 in "
+            "rounds",
             header=HEADER,
             rows=[
                 [
-                    f"{run['metrics']['tpot_ms_p50']['before']:.3f}",
-                    *(cell for name in SHOWN for cell in cells(run["metrics"][name])),
+                    f"{run['metrics'][definitions.SLICED]['before']:.3f}",
+                    change(run["metrics"][definitions.SLICED]),
+                    run["metrics"][definitions.SLICED]["verdict"],
+                    change(run["metrics"]["tpot_ms_p50"]),
                     f"{run['outputs']['identical']} of {run['outputs']['compared']}",
                     f"{run['seconds']:.0f} s",
                     run["commit"],

@@ -17,7 +17,10 @@ from experiments.common.repeated_runs import CELLS, bench, cells, earlier, kept
 from harness.analysis.result import Comparison, from_plain
 from harness.report import figures
 
-RUN = ("aa", "--variant", "overlap", "--set", "schedule=overlap", "--blocks", "8")
+RUN = (
+    *("aa", "--variant", "overlap", "--set", "schedule=overlap"),
+    *("--blocks", "8", "--primary", "tpot_ms_p50"),
+)
 
 
 def main() -> None:

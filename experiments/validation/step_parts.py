@@ -22,7 +22,10 @@ from harness.analysis import mechanism
 from harness.analysis.result import Comparison, from_plain
 from harness.metrics import definitions
 
-RUN = ("aa", "--variant", "pinned-h2d")
+RUN = (
+    *("aa", "--variant", "pinned-h2d"),
+    *("--primary", "tpot_ms_p50", "--secondary", definitions.SAME_DEVICE),
+)
 PLANTS = (("2%", "host"), ("2%", "device"), ("0%", "host"))
 HEADER = ["planted", "achieved", "TPOT p50", "host's part", "device's part", "right", "seen in", "commit"]
 PARTS = {"host": definitions.SAME_DEVICE, "device": definitions.SAME_HOST}

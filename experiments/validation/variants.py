@@ -59,6 +59,8 @@ def run(name: str, arguments: list[str]) -> list[str]:
             "harness",
             "run",
             *arguments,
+            "--primary",
+            "tpot_ms_p50",
             "--out",
             folder,
             "--format",

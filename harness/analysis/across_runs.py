@@ -32,6 +32,7 @@ from harness.store.manifest import NOT_RECORDED, Manifest, check_whole
 from harness.store.tables import TABLES, finished_blocks
 
 SIDES = ("before", "after")
+OF_BOTH_ARMS = ("divergences", "slices")  # tables whose rows mean something beside the other arm's alone
 INSTEAD = ("tpot_ms_p50", "latency_ms_p50")  # of a primary that the two runs do not share
 Series = dict[str, dict[str, list[float]]]  # metric → side → one value per block
 
@@ -245,7 +246,7 @@ def _in_place_of(primary: str, shared: str, sides: Mapping[str, Side], told: Ser
     if shared == primary:
         return []
     before, after = (side.manifest.design.goodput for side in sides.values())
-    if primary in definitions.MATCHED:
+    if primary in definitions.BETWEEN_ARMS:
         why = "it needs both arms in one block"
     elif primary == "goodput_req_s" and before != after:
         why = f"the --goodput limits differ, {differences.difference(before, after)}"
@@ -262,7 +263,7 @@ def _own_blocks(name: str, side: Side) -> list[Block]:
     found = []
     for number in finished_blocks(side.folder):
         block = read_block(side.folder, number, side.manifest.design)
-        own = {table: block.of(side.arm.name, table) for table in TABLES if table != "divergences"}
+        own = {table: block.of(side.arm.name, table) for table in TABLES if table not in OF_BOTH_ARMS}
         kept = {table: each for table, each in own.items() if len(each) or table == "requests"}
         found.append(Block(number, {table: each.assign(arm=name) for table, each in kept.items()}))
     return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from harness.analysis import factorial, outputs, prediction, warnings
+from harness.analysis import factorial, outputs, prediction, turns, warnings
 from harness.analysis.mechanism import mechanism, planted
 from harness.analysis.result import Comparison, FactorialResult, MetricRow, Result, Settings, Sides, Warning
 from harness.analysis.rule import reason_to_stop
@@ -19,10 +19,10 @@ from harness.analysis.values import (
     effect_of,
     kind_of,
     lacking,
-    matched_values,
     measured,
     offered_load,
     sides,
+    values_between,
 )
 from harness.metrics import definitions
 from harness.plan.design import Arm, Design, Factorial
@@ -126,6 +126,9 @@ def comparison(
         name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
         for name, per_arm in values.items()
     }
+    apart = turns.disagreement(design, per_block, alpha) if design.primary == definitions.SLICED else None
+    if apart is not None:
+        rows[design.primary] = msgspec.structs.replace(rows[design.primary], verdict="undecided")
     verdict = rows[design.primary].verdict if design.primary in rows else None
     return Comparison(
         variant=design.name,
@@ -141,12 +144,16 @@ def comparison(
         mechanism=did | planted(design, did, values),
         limit=limits(design, values),
         prediction=prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
+        sliced=turns.sliced(design, blocks) if after else None,
         warnings=[
+            *([] if apart is None else [Warning("decision", f"undecided: {apart}")]),
+            *(turns.of_size(design, per_block, alpha) if after and apart is None else []),
             *(
                 Warning("decision", f"no verdict on {name}: it {where}")
                 for name in design.secondaries
                 if len(design.arms) > 1 and (where := lacking(design, per_block, name)) is not None
             ),
+            *turns.of_turns(design, blocks),
             *warnings.collect(manifest, blocks, values, effects.get(design.primary), verdict),
         ],
     )
@@ -177,9 +184,9 @@ def settings(arm: Arm) -> Settings:
 def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[str]) -> list[Values]:
     """The values of two of several arms, as if the run had no others: matched by the batches of these two."""
     return [
-        {arm: {**values[arm], **matched[arm]} for arm in arms}
+        {arm: {**values[arm], **between[arm]} for arm in arms}
         for block, values in zip(blocks, per_block, strict=True)
-        for matched in [matched_values(block, arms)]
+        for between in [values_between(block, arms)]
     ]
 
 

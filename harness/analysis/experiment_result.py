@@ -154,7 +154,7 @@ class Finished:
             for arm in self.manifest.design.arms
         }
         names = dict.fromkeys(name for boots in found.values() for boot in boots for name in boot)
-        return series(found, [name for name in names if name not in definitions.MATCHED])
+        return series(found, [name for name in names if name not in definitions.BETWEEN_ARMS])
 
     def of(self, name: str, arm: str) -> list[float] | None:
         """One value per block, or None where the engine does not say, or has no sample."""

@@ -142,6 +142,20 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "start_ns": Column("int64", "ns", f"began on the device; {STAMP}"),
         "end_ns": Column("int64", "ns", "ended on the device"),
     },
+    "slices": {  # a row for each turn of a segment
+        **_KEY_COLUMNS,
+        "round": Column("int64", "", "number of the segment within the boot"),
+        "turn": Column("int64", "", "number of the arm's turn within the segment"),
+        "first_step": Column("int64", "", "of the turn, counted from the segment's first"),
+        "steps": Column("int64", "", "that the turn had"),
+        "batch": Column("int64", "requests", "of its first step; -1: not all are decode steps"),
+        "tokens": Column("int64", "tokens", "computed in all its steps"),
+        "interval_ns": Column("int64", "ns", "device end to device end, mean without the leading steps"),
+        "device_ns": Column("int64", "ns", "of the device in one such step, mean"),
+        "turn_ns": Column("int64", "ns", "from taking the baton until all was finished, by its steps"),
+        "parked_ns": Column("int64", "ns", "since its turn before"),
+        "parked_cpu_ns": Column("int64", "ns", "CPU time that all its processes used meanwhile"),
+    },
     "divergences": {  # a row for each output that is not the first arm's
         **_KEY_COLUMNS,
         "request": Column("int64", "", "number within the round"),
@@ -162,9 +176,9 @@ COLUMNS: dict[str, dict[str, Column]] = {
 
 @dataclass(frozen=True)  # no slots: `result` is kept
 class Run:
-    """A stored run. The columns of `requests`, `steps`, `rounds`, `work` (what the device did) and
-    `divergences` (where outputs differ) are in COLUMNS; a frame that there are no records for has no rows,
-    and one that was left out once the run was finished raises StoreError.
+    """A stored run. The columns of `requests`, `steps`, `rounds`, `work` (what the device did), `slices` (of
+    turns) and `divergences` (where outputs differ) are in COLUMNS; a frame that there are no records for has
+    no rows, and one that was left out once the run was finished raises StoreError.
 
     `values` has one row per block and arm and one float64 column per metric of metrics.METRICS, in its unit:
     what intervals and verdicts are made from. NaN where a block has no such value.
@@ -191,6 +205,10 @@ class Run:
     @property
     def work(self) -> pd.DataFrame:
         return self._frame("work")
+
+    @property
+    def slices(self) -> pd.DataFrame:
+        return self._frame("slices")
 
     @property
     def divergences(self) -> pd.DataFrame:

@@ -131,8 +131,10 @@ def result_of(
     comparison: Comparison,
     promised: bool,
     failing: GateVerdict,
+    apart: str | None = None,
 ) -> GateResult:
-    """What a gate says in the end. `failing` is what more_failed says, `promised` as in Outputs.fail."""
+    """What a gate says in the end. `failing` is what more_failed says, `promised` as in Outputs.fail, `apart`
+    why the metric of turns can't be believed."""
     (before, old), (after, new) = comparison.failures.items()
     failed = (
         f"{new.failed} of {new.requests} requests failed in {after}, "
@@ -142,9 +144,10 @@ def result_of(
     faults = [outputs_that_differ(outputs).rstrip(".")] if outputs.fail(promised) else []
     faults += [failed] if failing == "fail" else []
     doubts = [f"{failed}: too few blocks to tell it from chance"] if failing == "undecided" else []
+    doubts += [] if apart is None else [apart]
     said = overall(judged)
     return GateResult(
-        verdict="fail" if faults else "undecided" if doubts and said == "pass" else said,
+        verdict="fail" if faults else "undecided" if apart or (doubts and said == "pass") else said,
         faults=faults,
         doubts=doubts,
         max_regression=limit,

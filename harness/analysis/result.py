@@ -133,6 +133,15 @@ class NoPrediction(msgspec.Struct, frozen=True, kw_only=True, tag_field=TAG):
     none: str
 
 
+class Sliced(msgspec.Struct, frozen=True, kw_only=True):
+    """What was compared in turns: pairs of neighbouring slices."""
+
+    steps: int  # of a turn
+    batch: float  # requests in a step, mean over pairs
+    pairs: int
+    kept: float  # share of the before arm's slices that have a partner
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """A before and an after, or one arm alone: `after` and `prediction` are then None."""
 
@@ -149,6 +158,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     mechanism: dict[str, Counter]
     limit: dict[str, Sides]
     prediction: Prediction | NoPrediction | None
+    sliced: Sliced | None = None  # None: no turns were taken
     warnings: list[Warning]
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 from engines import api
 from harness.analysis.result import Sides
 from harness.metrics import boot, definitions
+from harness.metrics.slices import step_sliced
 from harness.metrics.steps import steps_matched
 from harness.plan.design import Design
 from harness.stats import paired
@@ -76,8 +77,22 @@ def block_values(design: Design, block: Block) -> Values:
         )
         found[arm.name] = boot.of_boot(requests, steps, rounds, work, design.goodput)
         found[arm.name][OFFERED] = offered_rate(requests)
-    matched = matched_values(block, list(found))
-    return {arm: values | matched[arm] for arm, values in found.items()}
+    between = values_between(block, list(found))
+    return {arm: values | between[arm] for arm, values in found.items()}
+
+
+def values_between(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The metrics of each of these arms that are made of all of them."""
+    matched, sliced = matched_values(block, arms), sliced_values(block, arms)
+    return {arm: matched[arm] | sliced[arm] for arm in arms}
+
+
+def sliced_values(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
+    """definitions.SLICED of each of these arms; none where they took no turns."""
+    slices = [block.of(arm, "slices") for arm in arms]
+    if len(slices) < 2 or not all(len(each) for each in slices):
+        return {arm: {} for arm in arms}
+    return dict(zip(arms, step_sliced(*slices), strict=True))
 
 
 def matched_values(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness.common.consoles import Console
 from harness.plan.design import Design
-from harness.run.events import BlockBegun, BlockDone, Event, Observer, RoundBegun, Said
+from harness.run.events import BlockBegun, BlockDone, Event, Observer, RoundBegun, Said, SegmentBegun
 from harness.run.messages import Progress
 
 Write = Callable[[str], object]
@@ -81,6 +81,9 @@ class Display:
             case RoundBegun(_, arm, index):
                 which = f"round {index + 1} of {self._design.rounds}" if index >= 0 else "warm-up"
                 self._round = f"{arm}, {which}"
+                self._show(self._round)
+            case SegmentBegun(_, index):
+                self._round = f"in turns, segment {index + 1} of {self._design.segments}"
                 self._show(self._round)
             case Progress(finished=finished, total=total, tpot_ms=tpot):
                 live = f", TPOT {tpot:.2f} ms" if tpot is not None else ""

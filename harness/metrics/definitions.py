@@ -47,6 +47,13 @@ SAME_DEVICE, SAME_HOST = "step_ms_same_device", "step_ms_same_host"
 MATCHED = ("step_ms_matched", SAME_DEVICE, SAME_HOST)
 
 
+# Of several arms in turns, and its parts as in MATCHED; `metrics.slices` says what each holds.
+SLICED = "step_ms_sliced"
+IN_TURNS = (SLICED, "step_ms_sliced_same_device", "step_ms_sliced_same_host")
+DRAINED = "step_ms_drained"  # a step more in a turn, to its very end
+BETWEEN_ARMS = (*MATCHED, *IN_TURNS, DRAINED)  # whose value depends on the other arms of the run
+
+
 def phase_metric(phase: str) -> str:
     """The name of a phase's metric: "wait.copy_done" is phase_wait_copy_done_us."""
     return f"phase_{phase.replace('.', '_')}_us"
@@ -67,6 +74,7 @@ METRICS: dict[str, Metric] = {
         Metric("peak_concurrency", "requests", "", False),
         Metric("failed_requests", "requests", "lower", True),
         Metric("step_ms", "ms", "lower", False),
+        *(Metric(name, "ms", "lower", False) for name in (*IN_TURNS, DRAINED)),
         *(Metric(name, "ms", "lower", False) for name in MATCHED),
         Metric("exposed_host_us", "us", "lower", True),
         Metric("device_busy", "", "higher", False),

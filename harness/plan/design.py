@@ -94,11 +94,20 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     factorial: Factorial | None = None
     # In turn with the other arm's; pooled.
     rounds: Annotated[
-        int, Meta(description="Measured rounds of a boot (10 on emulated, 4 with a pace, 2 on cuda).")
+        int,
+        Meta(description="Measured rounds of a boot (3; without turns 10, 4 paced, 2 on cuda)."),
     ] = 2
     warmup_rounds: Annotated[int, Meta(description="Rounds of a boot thrown away (1).")] = 1
+    segments: Annotated[
+        int,
+        Meta(description="Segments of a boot in which the arms take turns every few steps (16, 3 paced)."),
+    ] = 0
+    turn_steps: int = 0  # of a turn
+    turn_lead: int = 0  # its first steps, which fill the pipeline: no interval ends with them
     margin: Annotated[float, Meta(description="Largest change that counts as none (1%).", extra=SHARE)] = 0.01
-    primary: Annotated[str, Meta(description="Metric that decides (tpot_ms_p50).")] = "tpot_ms_p50"
+    primary: Annotated[str, Meta(description="Metric that decides (step_ms_sliced, or tpot_ms_p50).")] = (
+        "tpot_ms_p50"
+    )
     secondaries: Annotated[
         tuple[str, ...],
         Meta(
@@ -128,6 +137,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             ("--blocks", self.blocks, 1),
             ("--rounds", self.rounds, 1),
             ("--warmup-rounds", self.warmup_rounds, 0),
+            ("--segments", self.segments, 0),
         ):
             if not least <= count <= MOST:
                 bound = f"at least {least}" if count < least else f"at most {MOST:,}"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 
 from engines import api
+from harness.metrics.definitions import IN_TURNS, MATCHED, SLICED
 from harness.plan import checks
 from harness.plan.design import Arm, Design, Factorial, Gate
 from harness.plan.request import Request
@@ -34,6 +35,11 @@ SCALED: dict[str, dict[str, object]] = {
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
 ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and steadier
+SEGMENTS = {"unpaced": 16, "paced": 3}
+ROUNDS_BESIDE_TURNS = 3
+# Steps of a turn, and those of them that no interval ends with. A serial loop begins a turn with an idle
+# device, and so does every step of it; one that overlaps has its pipeline filled by the second.
+TURNS = {"serial": (4, 1), "overlapping": (8, 2)}
 PACED_MODEL = "micro-gpt2"  # computes well before its time is up
 OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
 PLACES = ("device", "host")  # of a planted delay
@@ -269,6 +275,8 @@ def make_design(
             msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, request.refs, strict=True)
         )
     name = arms[0].engine if variant is None else variant.name
+    if variant is not None and variant.primary and not _is_changed(request):
+        request = msgspec.structs.replace(request, design={"primary": variant.primary, **request.design})
     return complete(
         request,
         engines,
@@ -280,11 +288,15 @@ def make_design(
     )
 
 
+def _is_changed(request: Request) -> bool:
+    """Whether arms were changed: a variant's metrics are about the variant as it stands."""
+    return bool(request.both or request.before or request.after)
+
+
 def _secondaries(request: Request, variant: Variant | None) -> tuple[str, ...]:
     """What a variant's claim is judged by besides the primary: as the variant stands, since a change of its
     arms can make nonsense of it. Nothing in a gate, which is about its own metrics alone."""
-    changed = request.both or request.before or request.after
-    if variant is None or changed or request.max_regression is not None:
+    if variant is None or _is_changed(request) or request.max_regression is not None:
         return ()
     return tuple(name for name in variant.secondaries if name != request.design.get("primary"))
 
@@ -334,7 +346,7 @@ def complete(
     )
     if any(arm.is_remote for arm in arms):
         design = msgspec.structs.replace(design, blocks=1)
-    design = msgspec.structs.replace(design, **request.design)
+    design = with_turns(msgspec.structs.replace(design, **request.design), request, engines)
     design = with_plant(with_stopping(design, request), request, engines)
     if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
         raise api.BadSetting("tokenize_workers applies only with --no-pretok: ids need no tokenizing")
@@ -342,6 +354,38 @@ def complete(
         design = msgspec.structs.replace(design, gate=make_gate(request.max_regression, design))
     design.check()
     return design
+
+
+def with_turns(design: Design, request: Request, engines: Mapping[str, api.EngineSpec]) -> Design:
+    """The design with turns, and decided by them, where every arm can take them and says what its steps take.
+    A metric of requests that was asked for is measured by rounds alone."""
+    specs = [engines[arm.engine] for arm in design.arms]
+    asked, primary = request.design.get("segments"), request.design.get("primary", SLICED)
+    able = all(spec.takes_turns for spec in specs) and all(arm.options.recorder for arm in design.arms)
+    if len(design.arms) < 2 or not able or design.workload.most_new_tokens == 1:
+        if asked or request.design.get("primary") == SLICED:
+            raise api.BadSetting(
+                f"{SLICED} and --segments need two arms, or more, whose engines take turns and record steps"
+            )
+        return design
+    if asked == 0 or (asked is None and primary != SLICED):
+        return design
+    ahead = any(
+        arm.toggles.get(name) in choices
+        for arm, spec in zip(design.arms, specs, strict=True)
+        for name, choices in spec.overlapping.items()
+    )
+    steps, lead = TURNS["overlapping" if ahead else "serial"]
+    by_turns: dict[str, object] = {"primary": primary, "turn_steps": steps, "turn_lead": lead}
+    if "secondaries" not in request.design:  # a variant's, which are of the same step
+        of_turns = dict(zip(MATCHED, IN_TURNS, strict=True))
+        found = (of_turns.get(name, name) for name in design.secondaries)
+        by_turns["secondaries"] = tuple(name for name in found if name != primary)
+    if asked is None:
+        by_turns["segments"] = SEGMENTS["paced" if design.arms[0].options.pace else "unpaced"]
+    if "rounds" not in request.design:
+        by_turns["rounds"] = ROUNDS_BESIDE_TURNS
+    return msgspec.structs.replace(design, **by_turns)
 
 
 def with_stopping(design: Design, request: Request) -> Design:

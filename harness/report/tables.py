@@ -31,6 +31,7 @@ from harness.report.page import Page, Table, csv_text, tabulated
 from harness.stats import paired, planning
 
 DESCRIPTIVE = (
+    *definitions.IN_TURNS,
     "ttft_ms_p50",
     "tpot_ms_p50",
     "tpot_ms_p99",
@@ -61,7 +62,7 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     """Which part of the step changed, and what a planted delay, or an arm against itself, came to."""
     if comparison.after is None:
         return
-    yield from filter(None, (step_parts(comparison), planted(comparison)))
+    yield from filter(None, (in_turns(comparison), step_parts(comparison), planted(comparison)))
     row = comparison.decided
     if comparison.after == comparison.before and row is not None and row.sd is not None:
         blocks, alpha, name = comparison.blocks, 1 - comparison.confidence, comparison.primary
@@ -74,21 +75,30 @@ def remarks(comparison: Comparison) -> Iterator[str]:
         yield f"{said} would be detected in 4 of 5 such runs of {blocks} blocks."
 
 
+def in_turns(comparison: Comparison) -> str | None:
+    """What was compared by turns; None where none were taken."""
+    sliced = comparison.sliced
+    if sliced is None:
+        return None
+    return (
+        f"In turn, {sliced.steps} steps at a time, both arms ran the same decode steps at batch "
+        f"{sliced.batch:.3g}: {sliced.pairs:,} pairs of neighbours, {sliced.kept:.0%} kept. TTFT, TPOT and "
+        "the rest are of rounds with the workload's own arrivals."
+    )
+
+
 def step_parts(comparison: Comparison) -> str | None:
     """The change of the decode step, and which part of it is the host's and which the device's; None without
     step records."""
-    rows = [
-        row
-        for name in definitions.MATCHED
-        if (row := comparison.metrics.get(name)) and row.change is not None
-    ]
-    if len(rows) < len(definitions.MATCHED):
-        return None
-    step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows)
-    return (
-        f"Decode step {step}: exposed host time {host} of the step ({definitions.SAME_DEVICE}), "
-        f"device time {device} ({definitions.SAME_HOST})."
-    )
+    for names in (definitions.IN_TURNS, definitions.MATCHED):
+        rows = [comparison.metrics[name] for name in names if name in comparison.metrics]
+        if len(rows) == len(names) and all(row.change is not None for row in rows):
+            step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows)
+            return (
+                f"Decode step {step}: exposed host time {host} of the step ({names[1]}), device time "
+                f"{device} ({names[2]})."
+            )
+    return None
 
 
 def planted(comparison: Comparison) -> str | None:

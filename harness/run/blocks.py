@@ -2,7 +2,8 @@
 
     block -1    one boot per arm and a warm-up round each, thrown away: first boots are slow
     block 0...  one boot per arm, two at a time; then each arm runs its warm-up and its measured rounds while
-                the others are parked; all are stopped; the block is written
+                the others are parked; then, in segments, all serve the same requests and take turns every
+                few steps; all are stopped; the block is written
 
 The order of the arms is drawn for each block, and each of its rounds has that order: the rounds of two arms
 alternate, so that a machine whose speed changes within seconds treats both alike. Were every other round to
@@ -29,11 +30,12 @@ import pandas as pd
 from engines import api
 from harness.common import differences, processes
 from harness.metrics import divergences
+from harness.metrics.slices import of_turns
 from harness.metrics.steps import decode_intervals
 from harness.plan.design import Arm, Design, of_one_model
-from harness.plan.orders import round_seed, workload_order
+from harness.plan.orders import round_seed, segment_seed, turn_order, workload_order
 from harness.run import readings, records
-from harness.run.events import BlockBegun, BlockDone, Observer, RoundBegun, Said
+from harness.run.events import BlockBegun, BlockDone, Observer, RoundBegun, Said, SegmentBegun
 from harness.run.session import Booted, Session
 from harness.run.worktrees import checked_out
 from harness.store.block import Block
@@ -43,6 +45,7 @@ from harness.store.tables import TABLES, finished_blocks, read_block, whole, wri
 from harness.workload.plan import Planned, plan, skipped
 from harness.workload.workload import Workload
 
+LONGER_TURNS = 3  # one segment in so many has turns of twice as many steps
 WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
 
 
@@ -133,6 +136,12 @@ def _discarded(
     if design.plant is not None and manifests[0].plant_ns is None:
         size = planted_ns(design.plant, design.arms[0].name, measured[0]["steps"])
         manifests = [msgspec.structs.replace(each, plant_ns=size) for each in manifests]
+    manifests = [
+        msgspec.structs.replace(each, segment_batch=mean_batch(design.arms[0].name, tables["steps"]))
+        if needs_batch(each.design) and each.segment_batch is None
+        else each
+        for each, tables in zip(manifests, measured, strict=True)
+    ]
     for folder, manifest in zip(folders, manifests, strict=True):
         write_manifest(folder, manifest)
     _shut(session, booted, observe)
@@ -218,7 +227,62 @@ def _block(
                         table.insert(1, "round", index)
                         if index >= 0:
                             parts[number][name].append(table)
+    for segment in range(design.segments if block >= 0 else 0):
+        for number in workload_order(design.seed, block, segment, len(designs)):
+            parts[number]["slices"] += _segment(
+                session, manifests[number], block, segment, booted, context, observe
+            )
     return [_whole(one, each) for one, each in zip(designs, parts, strict=True)]
+
+
+def _segment(
+    session: Session, manifest: Manifest, block: int, segment: int, booted: Mapping[str, Booted],
+    context: int, observe: Observer,
+) -> list[pd.DataFrame]:  # fmt: skip
+    """One set of requests, served by every arm in turns: the slices of each arm."""
+    design = manifest.design
+    order = turn_order(manifest.run, block, segment, len(design.arms))
+    turning = [booted[design.arms[number].name] for number in order]
+    workload = of_segment(design.workload, manifest.segment_batch)
+    asked, _ = planned(workload, segment_seed(design.seed, block, segment), turning[0], context)
+    observe(SegmentBegun(block, segment))
+    for each in turning:
+        session.begin(each)
+    done = session.take_turns(turning, asked, steps_of_turn(design, segment), observe)
+    if failed := next(filter(None, done.data.errors), ""):
+        raise api.EngineError(f"an engine served a request in its rounds, and none in its turns: {failed}")
+    slices = []
+    for each in turning:
+        record, turns = session.collect_turns(each)
+        frame = of_turns(records.steps_frame(record), records.turns_frame(turns), design.turn_lead)
+        frame.insert(0, "arm", each.arm.name)
+        frame.insert(1, "round", segment)
+        slices.append(frame)
+    return slices
+
+
+def steps_of_turn(design: Design, segment: int) -> int:
+    """Steps of a turn: twice as many in every third segment, so that what a turn costs besides is told from
+    what its steps cost (metrics.slices.drained)."""
+    return design.turn_steps * (2 if segment % LONGER_TURNS == LONGER_TURNS - 1 else 1)
+
+
+def of_segment(workload: Workload, batch: int | None) -> Workload:
+    """What a segment asks: the same requests, a batch of them at once. `batch`: where the workload has no
+    fixed number of requests in flight."""
+    together = workload.concurrency if workload.arrival == "closed" else batch
+    assert together is not None
+    return msgspec.structs.replace(
+        workload, num_requests=together, arrival="burst", concurrency=None, rate=None, ramp_up=None
+    )
+
+
+def mean_batch(arm: str, steps: pd.DataFrame) -> int:
+    """Requests in a decode step of an arm, rounded."""
+    decodes = steps[(steps["arm"] == arm) & (steps["kind"] == "decode")] if len(steps) else steps
+    if not len(decodes):
+        raise api.BadSetting(f"{arm} ran no decode step, so there is none to measure in turns: --segments 0")
+    return max(1, round(float(decodes["batch"].mean())))
 
 
 def _whole(design: Design, parts: Mapping[str, Sequence[pd.DataFrame]]) -> dict[str, pd.DataFrame]:
@@ -241,11 +305,17 @@ def arms_in_order(manifest: Manifest, block: int) -> list[Arm]:
 def rounds_of(design: Design, block: int) -> Iterator[int]:
     """Indices of a boot's rounds: warm-ups below zero, then the measured ones. The discarded boot has one
     warm-up, since the first round after a boot pays for what the machine, not the engine, has forgotten; and,
-    where a planted delay is sized by its steps, a whole round: a shorter one would have other batches."""
+    where a planted delay or a segment is sized by its steps, a whole round: a shorter one would have other
+    batches."""
     if block == -1:
-        yield from (-1,) if design.plant is None else (-1, 0)
+        yield from (-1, 0) if design.plant is not None or needs_batch(design) else (-1,)
         return
     yield from range(-design.warmup_rounds, design.rounds)
+
+
+def needs_batch(design: Design) -> bool:
+    """Whether the discarded block has to tell how many requests a segment has."""
+    return design.segments > 0 and design.workload.arrival != "closed"
 
 
 def warmup(workload: Workload) -> Workload:

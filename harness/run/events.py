@@ -26,6 +26,14 @@ class RoundBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentBegun:
+    """All arms are about to serve one set of requests in turns."""
+
+    block: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class BlockDone:
     """A block is on disk (or, -1, thrown away); it took `seconds`, and in its worst round other virtual
     machines took the share `stolen` of the CPU time."""
@@ -42,5 +50,5 @@ class Said:
     line: str
 
 
-Event = BlockBegun | RoundBegun | BlockDone | Said | messages.Progress
+Event = BlockBegun | RoundBegun | SegmentBegun | BlockDone | Said | messages.Progress
 Observer = Callable[[Event], None]

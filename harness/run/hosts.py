@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 import psutil
@@ -114,6 +116,23 @@ def check_interpreter(arm: Arm) -> None:
     if done.stdout.strip() != "ready":
         why = (done.stderr.strip().splitlines() or ["it is not a Python that can run an engine"])[-1].strip()
         raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {why}")
+
+
+def bytecode_is_kept() -> bool:
+    """Whether what Python compiles is kept, or was compiled when torch was installed. A boot is a fresh
+    process: without it each one would compile all that it imports, for longer than all else takes."""
+    torch = find_spec("torch")
+    assert torch is not None  # this package needs it
+    assert torch.origin is not None
+    kept = not sys.dont_write_bytecode and os.access(Path(torch.origin).parent, os.W_OK)
+    return kept or Path(cache_from_source(torch.origin)).exists()
+
+
+def bytecode_in(folder: Path) -> dict[str, str]:
+    """What has the processes of a run keep their bytecode in a folder of the run, where nothing else does."""
+    if bytecode_is_kept():
+        return {}
+    return {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def environment(

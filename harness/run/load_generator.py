@@ -18,7 +18,7 @@ import traceback
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -301,7 +301,9 @@ class LoadGenerator:
     def run(self, order: messages.RunRound) -> Round:
         """One round, to its end. LoadError for an engine that is gone or silent."""
         submissions = [self._encode(submission(planned)) for planned in order.plan]
-        with collector_off(), self._connected(order.target) as target:
+        share = -(-len(order.plan) // len(order.targets))
+        with collector_off(), ExitStack() as stack:
+            targets = [stack.enter_context(self._connected(each)) for each in order.targets]
             while self._received(self.events) is not None:
                 pass  # what a round that was given up left behind
             round_ = Round(order, perf_counter_ns() + LEAD_NS)
@@ -312,7 +314,8 @@ class LoadGenerator:
                     waiting.append((perf_counter_ns(), message))
                 due = round_.due_ns()
                 if due is not None and due <= perf_counter_ns():
-                    self._send(target, submissions[len(round_.exchanges)], due, round_)
+                    number = len(round_.exchanges)
+                    self._send(targets[number // share], submissions[number], due, round_)
                 elif waiting:
                     stamp, message = waiting.popleft()  # one, then back to see what is due
                     self._take(message, stamp, round_)

@@ -41,14 +41,15 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRound(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
-    """Send `plan` to the host whose inbox is `target`, and record what comes back.
+    """Send `plan` to the hosts whose inboxes are `targets`, and record what comes back. Of several, each gets
+    an equal share of the plan, in its order: the first half of it goes to the first of two.
 
     A request without a due time (offset UNTIMED) goes out when a place is free, where `concurrency` is set;
     else `interval_ns` after the request before it was sent.
     """
 
     round_id: int
-    target: str
+    targets: list[str]
     plan: list[Planned]
     concurrency: int | None
     interval_ns: int

@@ -122,6 +122,11 @@ def steps_frame(record: api.RoundRecord) -> pd.DataFrame:
     return pd.concat([frame, device], axis=1)
 
 
+def turns_frame(turns: api.TurnTable) -> pd.DataFrame:
+    """One row per turn of an engine: the columns of api.TURN_COLUMNS."""
+    return pd.DataFrame(_matrix(turns.data, len(api.TURN_COLUMNS)), columns=api.TURN_COLUMNS)
+
+
 def device_frame(record: api.RoundRecord) -> pd.DataFrame:
     """One row per piece of work of the device: kind (DEVICE_KINDS), step, start_ns, end_ns."""
     work = record.device_work or api.DeviceWork(0, b"")

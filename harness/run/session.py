@@ -29,6 +29,7 @@ from harness.run.hosts import (
     ROLES,
     SIDE_BY_SIDE,
     RunFailed,
+    bytecode_in,
     check_description,
     check_interpreter,
     check_memory,
@@ -57,6 +58,7 @@ class Booted:
     inbox: zmq.Socket[bytes]
     address: str
     description: api.Description
+    baton: Path  # its FIFO
 
     @property
     def pids(self) -> dict[str, int]:
@@ -81,10 +83,12 @@ class Session:
         self._began_ns = 0
         self._generator: Child | None = None
         self._loaded: Booted | None = None  # the engine of the latest round
+        self._turning: set[str] = set()  # arms that take turns, and have not said that they wait too long
 
     def __enter__(self) -> Session:
         self._left = ExitStack()
         self._room = self._left.enter_context(temporary.for_sockets())
+        self._bytecode = bytecode_in(self._room / "bytecode")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._from_hosts = self._bound("hosts")
         self._from_load = self._bound("load")
@@ -176,10 +180,11 @@ class Session:
         self._raise_if_explained(0)  # left unread, such a failure would be blamed on the next boot
         return [each.arm.name for each in booted if any(child in late for child in each.children)]
 
-    def _start_host(self, arm: Arm) -> tuple[Child, str]:
+    def _start_host(self, arm: Arm) -> tuple[Child, str, Path]:
         self._boots += 1
         stem = f"host-{self._boots}"
-        address = self._endpoint(stem)
+        address, baton = self._endpoint(stem), self._room / f"baton-{self._boots}"
+        os.mkfifo(baton)
         config = api.HostConfig(
             name=arm.name,
             build=spec_of(arm).build,
@@ -188,6 +193,7 @@ class Session:
             inbox=address,
             replies=self._endpoint("hosts"),
             events=self._endpoint("events"),
+            baton=str(baton),
         )
         role = host_role(arm.name)
         worktree = self._worktrees.get(arm.name)
@@ -196,7 +202,8 @@ class Session:
         alone = ["-P"] if plain else []  # what PYTHONSAFEPATH says, to the host and not to its server
         command = [arm.python or sys.executable, *alone, "-m", "engines.host"]
         command.append(msgspec.json.encode(config).decode())
-        return self._start(role, command, environment(arm.env, worktree, plain), stem), address
+        extra = arm.env if plain else self._bytecode | arm.env
+        return self._start(role, command, environment(extra, worktree, plain), stem), address, baton
 
     def _check_origin(self, ready: api.Ready) -> None:
         """An engine found outside its worktree is the same code in both arms: a lie of a result."""
@@ -209,7 +216,9 @@ class Session:
             "--before python=... --after python=..."
         )
 
-    def _joined(self, arm: Arm, host: Child, address: str, description: api.Description) -> Booted:
+    def _joined(
+        self, arm: Arm, host: Child, address: str, baton: Path, description: api.Description
+    ) -> Booted:
         inbox = self._context.socket(zmq.PUSH)
         inbox.connect(address)
         children = [host]
@@ -222,7 +231,7 @@ class Session:
                 raise RunFailed(f"the {ROLES.get(role, role)} of {arm.name} (pid {pid}) died at once")
             self._watch(child)
             children.append(child)
-        return Booted(arm, tuple(children), inbox, address, description)
+        return Booted(arm, tuple(children), inbox, address, description, baton)
 
     def _start_load(self) -> None:
         config = messages.LoadConfig(
@@ -250,24 +259,60 @@ class Session:
         on_progress: OnProgress,
     ) -> messages.RoundDone:  # fmt: skip
         """Send one round's requests and wait for their end; meanwhile this process sleeps."""
-        self._rounds += 1
         self._loaded = booted
+        self._order([booted], plan, concurrency, interval_ns)
+        return self._load_says(messages.RoundDone, on_progress)
+
+    def _order(
+        self, booted: Sequence[Booted], plan: list[Planned], concurrency: int | None, interval_ns: int
+    ) -> None:
+        self._rounds += 1
         order = messages.RunRound(
             round_id=self._rounds,
-            target=booted.address,
+            targets=[each.address for each in booted],
             plan=plan,
             concurrency=concurrency,
             interval_ns=interval_ns,
         )
         self._to_load.send(msgspec.msgpack.encode(order))
-        return self._load_says(messages.RoundDone, on_progress)
+
+    def take_turns(
+        self, booted: Sequence[Booted], plan: Sequence[Planned], steps: int, on_progress: OnProgress
+    ) -> messages.RoundDone:
+        """Have these engines, begun, each serve `plan` (all of it due at once), `steps` steps at a time, in
+        turn and in this order; meanwhile this process sleeps. Raises RunFailed for one that keeps its turn.
+        """
+        self._loaded, self._turning = None, {each.arm.name for each in booted}
+        for each, following in zip(booted, [*booted[1:], booted[0]], strict=True):
+            order = api.BeginTurns(steps, len(plan), str(following.baton), len(booted))
+            each.inbox.send(msgspec.msgpack.encode(order))
+        copies = [
+            msgspec.structs.replace(each, id=place * len(plan) + number)
+            for place in range(len(booted))
+            for number, each in enumerate(plan)
+        ]
+        self._order(booted, copies, None, 0)
+        for _ in booted:
+            self._host_says(api.Parked, ANSWER_S, "an engine hangs: it did not get its requests for {}")
+        baton = os.open(booted[0].baton, os.O_WRONLY)
+        os.write(baton, bytes(1))
+        os.close(baton)
+        done = self._load_says(messages.RoundDone, on_progress)
+        for each in booted:
+            each.inbox.send(msgspec.msgpack.encode(api.EndTurns()))
+        return done
 
     def collect(self, booted: Booted) -> api.RoundRecord:
         """What the engine recorded since `begin`. Raises RunFailed for records that can't be."""
-        record = self._ask(booted, api.Collect(), api.Collected).record
+        return self.collect_turns(booted)[0]
+
+    def collect_turns(self, booted: Booted) -> tuple[api.RoundRecord, api.TurnTable]:
+        """The same, with the turns that it has had; none where it had none."""
+        collected = self._ask(booted, api.Collect(), api.Collected)
+        record = collected.record
         if wrong := records.broken(record, self._began_ns, perf_counter_ns()):
             raise RunFailed(f"the engine of {booted.arm.name} made impossible records: {wrong}")
-        return record
+        return record, collected.turns or api.TurnTable(0, b"")
 
     # -- without a load generator --------------------------------------------------------------------------
 
@@ -332,7 +377,18 @@ class Session:
                 message = self._heard()
                 if isinstance(message, api.Failed):
                     raise self._failure(message)
+                if isinstance(message, api.Waiting):
+                    self._raise_if_kept(message)
             self._raise_if_dead()
+
+    def _raise_if_kept(self, message: api.Waiting) -> None:
+        """All arms but the one that has the baton come to wait for it at last."""
+        self._turning.discard(message.name)
+        if len(self._turning) == 1:
+            raise RunFailed(
+                f"the engine of {next(iter(self._turning))} hangs: it has not ended its turn in "
+                f"{message.seconds:g} s"
+            )
 
     def _raise_load_failure(self, message: messages.LoadFailed) -> NoReturn:
         """Raise what the load generator says of the engine, with the last line that its host printed. The

@@ -68,6 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     files: dict[str, str] = {}  # of the workload: a digest of each, by its path
     descriptions: dict[str, api.Description] = {}
+    segment_batch: int | None = None  # requests of a segment, where the discarded block had to tell
     plant_ns: int | None = None  # the planted delay, sized in the discarded block
     imported: Imported | None = None  # None: this program measured it
     left_out: list[str] = []  # tables that its blocks no longer have; see check_whole
@@ -199,7 +200,7 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
 def described_here(design: Design, run: str, now: datetime, lot: str) -> Manifest:
     """The manifest of a run that starts here and now; `lot` is what the order of its arms is drawn by."""
     arms = len(design.arms)
-    drawn = [orders(lot, block, arms) for block in range(design.blocks)]
+    drawn = [orders(lot, block, arms, design.blocks) for block in range(design.blocks)]
     return Manifest(
         schema_version=SCHEMA_VERSION,
         run=run,

@@ -1,4 +1,4 @@
-"""The tables of a block, as parquet: blocks/000/{requests,steps,rounds,work,divergences}.parquet."""
+"""The tables of a block, as parquet: blocks/000/{requests,steps,rounds,work,divergences,slices}.parquet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # What a block may hold; a table without rows has no file.
-TABLES = ("requests", "steps", "rounds", "work", "divergences")
+TABLES = ("requests", "steps", "rounds", "work", "divergences", "slices")
 NEEDED = ("requests", "rounds")
 COLUMNS = {  # without which a table can't be what the runner wrote
     "requests": (
@@ -27,6 +27,10 @@ COLUMNS = {  # without which a table can't be what the runner wrote
     ),
     "rounds": ("started_ns", "ended_ns"),
     "work": ("kind", "step", "start_ns", "end_ns"),
+    "slices": (
+        "turn", "first_step", "steps", "batch", "tokens", "interval_ns", "device_ns", "turn_ns", "parked_ns",
+        "parked_cpu_ns",
+    ),
     "divergences": (
         "request", "before", "agreed", "before_token", "after_token", "before_gap", "after_gap", "near_tie",
     ),

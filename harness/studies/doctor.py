@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from engines.machine import cpu_model
 from engines.timers import ask_for_exact_timers, ask_for_short_slice
 from harness.common import core_speed, machine
 from harness.run import readings
+from harness.run.hosts import bytecode_is_kept
 
 CPU = Path("/sys/devices/system/cpu")
 WATCH_S = 0.5  # how long other processes are watched
@@ -195,17 +195,13 @@ def scheduler_slice() -> Finding:
 
 
 def bytecode() -> Finding:
-    """A boot is a fresh process: it compiles whatever no earlier process, and no installer, left compiled."""
-    torch = find_spec("torch")
-    assert torch is not None  # this package needs it
-    assert torch.origin is not None
-    kept = not sys.dont_write_bytecode and os.access(Path(torch.origin).parent, os.W_OK)
-    if kept or Path(cache_from_source(torch.origin)).exists():
+    """A boot is a fresh process, and a run's first boots compile what nobody left compiled."""
+    if bytecode_is_kept():
         return Finding("bytecode", True, "kept, or compiled when torch was installed")
     return Finding(
         "bytecode",
         False,
-        "torch has no bytecode, and what is compiled is not kept: each boot compiles again",
+        "torch has no bytecode, and what is compiled is not kept: each run's first boots compile it again",
         "unset PYTHONDONTWRITEBYTECODE, or compile: python -m compileall",
     )
 

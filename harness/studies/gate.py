@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 
 from engines import api
-from harness.analysis import comparison, gate, noise_floor, outputs, stored
+from harness.analysis import comparison, gate, noise_floor, outputs, stored, turns
 from harness.analysis.result import Result
 from harness.analysis.rule import judged as judged_by
 from harness.analysis.stored import finished, readable
 from harness.common.machine import guess_device
+from harness.metrics import definitions
 from harness.plan import checks
 from harness.plan.request import Request
 from harness.plan.settings import make_design
@@ -85,6 +86,7 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     before, after = outputs.failed_shares(design, blocks)
     failing = gate.more_failed(before, after, most, level)
     compared = summary.comparisons[0]
-    found = gate.result_of(judged, most, level, compared, manifest.promises_outputs, failing)
+    apart = turns.disagreement(design, per_block, 2 * level) if definitions.SLICED in wanted else None
+    found = gate.result_of(judged, most, level, compared, manifest.promises_outputs, failing, apart)
     known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
     return msgspec.structs.replace(known, gate=found)

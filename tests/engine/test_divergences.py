@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM
 
 import harness
 from engines import api
-from engines.overlap.presets import PRESETS, save
+from engines.overlap.models.published import save
+from engines.overlap.presets import PRESETS
 from experiments.common.bench_command import BENCH
 from harness.analysis import across_runs, experiment_result, frames
 from harness.analysis.comparison import of_pair

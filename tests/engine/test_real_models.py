@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, T5Config
 from engines import api
 from engines.api import BadSetting
 from engines.overlap import SPEC
-from engines.overlap.presets import PRESETS, load_model, load_tokenizer
+from engines.overlap.models.published import load_model
+from engines.overlap.presets import PRESETS, load_tokenizer
 from experiments.common.in_process_engine import near_ties, serve, some_requests
 
 VOCABULARY = 512

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import combinations
 
 import msgspec
@@ -226,3 +227,26 @@ def test_a_models_whole_context_is_served_in_blocks_that_do_not_divide_it(device
     assert tokens == generated("tiny-gpt2", requests)
     with pytest.raises(api.BadSetting, match="has 1024 positions: set max_context to that or less"):
         serve(device, settings, requests, **whole | {"max_context": 1025})
+
+
+@pytest.mark.parametrize("settings", COVER, ids=name)
+def test_an_engine_that_drains_between_two_steps_has_nothing_left_to_do_and_the_same_tokens(device, settings):
+    """As it does at the end of its turn: no step in flight, and every token that was appended is sent."""
+    requests = some_requests(8)
+    calls = itertools.count()
+
+    def drain(engine: OverlapEngine, events: list[api.Event]) -> None:
+        if next(calls) % 3:
+            return
+        engine.drain()
+        loop = engine._loop
+        assert loop.in_flight is None
+        if settings["output"] != "process":
+            sent = {each.id: 0 for each in requests}
+            for event in events:
+                if isinstance(event, api.Chunk):
+                    sent[event.id] += len(event.token_ids)
+            assert all(len(active.tokens) == sent[active.request.id] for active in loop.scheduler.running)
+
+    tokens, _, _ = serve(device, settings, requests, max_batch_size=6, stream_interval=1, meanwhile=drain)
+    assert near_ties("tiny-gpt2", requests, tokens) == 0

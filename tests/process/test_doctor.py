@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.run import readings
+from harness.run.hosts import bytecode_in
 from harness.studies import doctor
 
 
@@ -53,7 +56,7 @@ def test_a_core_that_is_late_to_return_is_told_of(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("told_not_to", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_bytecode_that_each_boot_makes_anew_is_told_of(
+def test_bytecode_that_nobody_keeps_is_told_of_and_kept_by_the_run(
     told_not_to: bool, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "torch" / "__init__.py"
@@ -67,4 +70,16 @@ def test_bytecode_that_each_boot_makes_anew_is_told_of(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch")  # which is what find_spec looks at first
     monkeypatch.setattr(sys, "dont_write_bytecode", told_not_to)
-    assert doctor.bytecode().fine == (compiled or not told_not_to)
+    kept = compiled or not told_not_to
+    assert doctor.bytecode().fine == kept
+    assert (bytecode_in(tmp_path) == {}) == kept
+
+
+def test_what_a_run_keeps_its_bytecode_in_is_filled_and_read(tmp_path: Path) -> None:
+    told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    importing = [sys.executable, "-c", "import engines.api.pace; print(engines.api.pace.__cached__)"]
+    kept = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    for environment, written in ((told, False), ({**told, **kept}, True)):
+        said = subprocess.run(importing, env=environment, capture_output=True, text=True, check=True)
+        assert said.stdout.startswith(str(tmp_path)) == written
+        assert any(tmp_path.rglob("pace.*.pyc")) == written

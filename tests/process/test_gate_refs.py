@@ -23,6 +23,7 @@ QUICK = (
     *("gate", "--engine", "paced", "--no-pretok", "--num-requests", "4", "--max-new-tokens", "8"),
     *("--interval-ms", "1", "--blocks", "3", "--rounds", "1", "--max-regression", "10%"),
 )
+SEGMENTS = ("--segments", "3")
 
 
 def git(where: Path, *arguments: str) -> str:
@@ -78,10 +79,10 @@ def assert_nothing_is_left(repository: Path, environment: dict[str, str]) -> Non
 def test_a_regression_between_two_refs_fails_and_names_the_metric(
     repository: Path, environment: dict[str, str]
 ) -> None:
-    bench = start(environment, repository, *QUICK, "--base-ref", "base", "--head-ref", "slower")
+    bench = start(environment, repository, *QUICK, *SEGMENTS, "--base-ref", "base", "--head-ref", "slower")
     code, stdout, stderr = bench.end()
     assert code == 1, stderr
-    assert "Gate: FAIL. paced: tpot_ms_p50 regressed by more than 10%" in " ".join(stdout.split())
+    assert "Gate: FAIL. paced: step_ms_sliced regressed by more than 10%" in " ".join(stdout.split())
     assert "ref=base" in stdout
     assert (repository / "results" / "gate.md").exists()
     assert_nothing_is_left(repository, environment)
@@ -94,7 +95,7 @@ def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: d
         engine.read_text() + "\n\ndef build(options, toggles):\n    raise RuntimeError(options)\n"
     )
     arguments = ("--base-ref", "base", "--head-ref", "tidied", "--format", "json", "--max-regression", "90%")
-    code, stdout, stderr = start(environment, repository, *QUICK, *arguments).end()
+    code, stdout, stderr = start(environment, repository, *QUICK, *SEGMENTS, *arguments).end()
     assert code in (0, 3), stderr
     result = json.loads(stdout)
     assert result["gate"]["verdict"] in ("pass", "undecided")

@@ -121,7 +121,7 @@ class Bench:
         self.say(
             messages.RunRound(
                 round_id=round_id,
-                target=self.address(f"host{host}"),
+                targets=[self.address(f"host{host}")],
                 plan=planned,
                 concurrency=workload.concurrency,
                 interval_ns=workload.interval_ns,
@@ -302,7 +302,7 @@ def test_ctrl_c_is_left_to_the_runner(bench: Bench) -> None:
 
 def order(count: int, concurrency: int | None = None, offset: int = 0) -> messages.RunRound:
     planned = [Planned(id, offset, "Hello", 2, False) for id in range(count)]
-    return messages.RunRound(round_id=0, target="", plan=planned, concurrency=concurrency, interval_ns=10)
+    return messages.RunRound(round_id=0, targets=[""], plan=planned, concurrency=concurrency, interval_ns=10)
 
 
 def finish(id: int) -> api.Finish:
@@ -423,7 +423,7 @@ def test_what_a_round_that_was_given_up_left_behind_is_in_no_later_round(tmp_pat
             late.send(msgspec.msgpack.encode([api.Chunk(99, [1], "", [6])]))
             assert generator.events.poll(PATIENCE_MS)
         engine.start()
-        asked = msgspec.structs.replace(order(3), target=addresses["host"])
+        asked = msgspec.structs.replace(order(3), targets=[addresses["host"]])
         round_ = generator.run(asked)
         assert round_ is not None
         assert [len(exchange.chunk_ns) for exchange in round_.exchanges] == [2, 2, 2]

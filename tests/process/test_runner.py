@@ -12,7 +12,7 @@ import tempfile
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,8 +27,9 @@ from engines.api import BadSetting
 from engines.processes import ORPHANED
 from experiments.common.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, start
 from harness.common import processes
+from harness.plan.design import Arm
 from harness.run import blocks as blocks_
-from harness.run import session
+from harness.run import hosts, session
 from harness.run.blocks import _block
 from harness.store import folders, tables
 from harness.store.files import StoreError
@@ -72,7 +73,7 @@ def test_every_arm_is_asked_what_fits_into_the_smallest_context(monkeypatch: pyt
     for arm, context in zip(plan.design.arms, (1024, 512), strict=True):
         described = plan.descriptions[arm.name]
         smaller = msgspec.structs.replace(described, model={**described.model, "context": context})
-        booted[arm.name] = session.Booted(arm, (), cast(Any, None), "", smaller)
+        booted[arm.name] = session.Booted(arm, (), cast(Any, None), "", smaller, Path())
     monkeypatch.setattr(blocks_, "_round", remember)
     monkeypatch.setattr(session.Booted, "pids", {})
     _block(cast(Any, SimpleNamespace(pids={})), [plan], 0, booted, lambda happening: None)
@@ -305,6 +306,22 @@ def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(t
         threading.Timer(0.2, lambda: os.kill(host.pid, signal.SIGKILL)).start()
         with pytest.raises(session.RunFailed, match=f"engine host of before .pid {host.pid}. was killed by"):
             run._raise_if_dead()
+
+
+def test_hosts_keep_the_bytecode_that_nobody_else_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Mapping[str, str]] = []
+    monkeypatch.setattr(hosts, "bytecode_is_kept", lambda: False)
+    monkeypatch.setattr(
+        processes, "start", lambda role, command, environment, log: started.append(environment)
+    )
+    monkeypatch.setattr(session.Session, "_watch", lambda self, child: None)
+    arm = Arm(name="before", engine="overlap", options=api.EngineOptions(), toggles={})
+    with session.Session(generator=False) as run:
+        run._start_host(arm)
+    assert Path(started[0]["PYTHONPYCACHEPREFIX"]).name == "bytecode"
+    assert not started[0]["PYTHONDONTWRITEBYTECODE"]
 
 
 def assert_death_is_told(bench: Bench, victim: psutil.Process, name: str) -> None:

@@ -7,6 +7,7 @@ file, or waits to be sent a key.
 from __future__ import annotations
 
 import http.server
+import importlib
 import json
 import multiprocessing
 import os
@@ -749,6 +750,7 @@ def test_reading_a_run_starts_and_contacts_nothing(environment: dict[str, str], 
     (tmp_path / "lookout" / "sitecustomize.py").write_text(LOOKOUT.format(log=str(log)))
     path = f"{tmp_path}/lookout{os.pathsep}{environment['PYTHONPATH']}"
     watched = {**environment, "PYTHONPATH": path}
+    importlib.import_module("matplotlib.font_manager")  # asks fc-list for fonts, once for each user
     command = [sys.executable, "-c", READ.format(reading=READING)]
     done = subprocess.run(command, cwd=tmp_path, env=watched, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -774,7 +776,7 @@ def test_no_module_of_the_current_folder_is_imported(
 @pytest.mark.parametrize(
     "load",
     [
-        "import torch; from engines.overlap.presets import load_model;"
+        "import torch; from engines.overlap.models.published import load_model;"
         "load_model('./theirs', torch.float32, torch.device('cpu'), 0)",
         "from harness.serve.prompting import load_template; load_template('./theirs')",
     ],

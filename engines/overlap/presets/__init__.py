@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.api import BadFile, BadSetting, pick
+from engines.api import BadFile, pick
 
 if TYPE_CHECKING:
-    import torch
     from tokenizers import Tokenizer
-    from transformers import PreTrainedModel
 
 TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
 END_OF_TEXT_ID = 0
@@ -98,54 +96,11 @@ PRESETS = {
 }
 
 
-def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -> PreTrainedModel:
-    """The causal LM of that name on `device`, in evaluation mode; `seed` makes a preset's weights. BadSetting
-    for one that does not exist, is incomplete, or takes no attention function."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if name in PRESETS:
-        made = _make(PRESETS[name], seed)
-        for weight in made.parameters():  # no buffers: a rotary embedding's frequencies stay float32
-            weight.data = weight.data.to(dtype)
-        return made.to(device).eval()
-
-    source = _local_folder(name) or name
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        kind = AutoModelForCausalLM._model_mapping[type(config)]
-    except KeyError:
-        raise BadSetting(f"{name} is not a causal language model but a {config.model_type}") from None
-    except (OSError, ValueError) as error:
-        raise BadFile(f"cannot load {name}: {_first_line(error)}") from error
-    if not kind._supports_attention_backend:
-        raise BadSetting(f"{name} is a {kind.__name__}, which does not support custom attention functions")
-    try:
-        model, info = kind.from_pretrained(source, dtype=dtype, output_loading_info=True)
-    except OSError as error:
-        raise BadFile(f"cannot load the weights of {name}: {_first_line(error)}") from error
-    if info["missing_keys"]:
-        raise BadFile(f"{name} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
-    return model.to(device).eval()
-
-
-def _make(preset: Preset, seed: int) -> PreTrainedModel:
-    """In float32, on the CPU."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(preset.model_type, **preset.config)
-    generator_state = torch.random.get_rng_state()
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    torch.random.set_rng_state(generator_state)
-    return model
-
-
 def tokenizer_file(name: str) -> Path:
     """The tokenizer.json that belongs to a model: what a client encodes prompts with."""
     if name in PRESETS:
         return TOKENIZER_FILE
-    folder = _local_folder(name)
+    folder = local_folder(name)
     if folder is not None:
         if not (folder / "tokenizer.json").is_file():
             raise BadFile(f"no tokenizer at {name}: there is no tokenizer.json in it")
@@ -155,7 +110,7 @@ def tokenizer_file(name: str) -> Path:
     try:
         return Path(hf_hub_download(name, "tokenizer.json"))
     except OSError as error:
-        raise BadFile(f"cannot fetch the tokenizer.json of {name}: {_first_line(error)}") from error
+        raise BadFile(f"cannot fetch the tokenizer.json of {name}: {first_line(error)}") from error
 
 
 def load_tokenizer(name: str, vocabulary: int) -> Tokenizer:
@@ -174,10 +129,10 @@ def load_tokenizer(name: str, vocabulary: int) -> Tokenizer:
                 f"vocabulary ends at {vocabulary - 1}"
             )
         return tokenizer
-    return _widened(vocabulary)
+    return widened(vocabulary)
 
 
-def _widened(vocabulary: int) -> Tokenizer:
+def widened(vocabulary: int) -> Tokenizer:
     """The presets' tokenizer, with a text for each id of a vocabulary."""
     from tokenizers import Tokenizer
 
@@ -187,22 +142,7 @@ def _widened(vocabulary: int) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
-def save(preset: Preset, folder: Path, seed: int = 0) -> None:
-    """Write one as a model's author would publish it: configuration, weights, tokenizer. For an engine that
-    takes its model from a folder, or for several that are to run on the same weights for certain."""
-    from transformers import PreTrainedTokenizerFast
-
-    model = _make(preset, seed)
-    model.save_pretrained(folder)
-    tokenizer = _widened(model.config.vocab_size)
-    end = tokenizer.id_to_token(END_OF_TEXT_ID)
-    published = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=end, eos_token=end, pad_token=end
-    )
-    published.save_pretrained(folder)
-
-
-def _local_folder(name: str) -> Path | None:
+def local_folder(name: str) -> Path | None:
     """The folder of a local model; None for what can only be a hub id. A name without a slash is taken for
     a preset: a typo must not become a download."""
     folder = Path(name).expanduser()
@@ -217,6 +157,6 @@ def _local_folder(name: str) -> Path | None:
     return folder
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Of the library's paragraphs."""
     return str(error).strip().split("\n")[0].rstrip(".")

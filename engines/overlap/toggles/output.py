@@ -65,6 +65,9 @@ class Output(Protocol):
     def stopped(self) -> Sequence[Stopped]:
         """What stop strings have ended since the last call; does not block."""
 
+    def flush(self) -> None:
+        """Return once all that was handed over is sent."""
+
     def close(self, finish: Finish) -> None:
         """A request ended without a last token; nothing more is handed over for it."""
 
@@ -118,6 +121,9 @@ class Inline(OnTheStep):
     def catch_up(self) -> None:
         pass
 
+    def flush(self) -> None:
+        pass
+
 
 class Deferred(OnTheStep):
     """After, as it landed: one step late. What it takes is hidden behind the device, so none of it counts as
@@ -135,6 +141,9 @@ class Deferred(OnTheStep):
     def catch_up(self) -> None:
         held, self._held = self._held, []
         self.processor.process(held)
+
+    def flush(self) -> None:
+        self.catch_up()
 
     def close(self, finish: Finish) -> None:
         self.catch_up()  # its last token may be among what is held
@@ -185,6 +194,7 @@ class InProcess:
         self._keep, self._tell = KEEP, TELL
         self._stopped: list[Stopped] = []
         self._listening = False  # until a request has stop strings, there is nothing to hear
+        self._flushed = False
         self._unread = b""
 
     def open(self, opening: Opening) -> None:
@@ -200,6 +210,13 @@ class InProcess:
 
     def catch_up(self) -> None:
         pass
+
+    def flush(self) -> None:
+        self._send(self._handed(flush=True))
+        while not self._flushed:
+            select.select([self._told], [], [])
+            self._hear()
+        self._flushed = False
 
     def stopped(self) -> Sequence[Stopped]:
         """One read of a pipe that is most often empty."""
@@ -240,6 +257,7 @@ class InProcess:
             told = self._decode(self._unread[size:end])
             self._unread = self._unread[end:]
             self._stopped += told.stopped
+            self._flushed |= told.flushed
             if told.ranges is not None:
                 ranges.append(told.ranges)
         return ranges

@@ -153,8 +153,7 @@ def _tables(result: ToolResult) -> dict[str, pd.DataFrame]:
     ended = round(result.seconds * NS_PER_S)
     told = {f"{TOLD}{name}": value for name, value in result.told.items()}
     rounds = pd.DataFrame([{"arm": ARM, "round": 0, "started_ns": 0, "ended_ns": ended, **told}])
-    nothing = pd.DataFrame()
-    return {"requests": _requests(result.requests), "steps": nothing, "rounds": rounds, "work": nothing}
+    return tables.whole({"requests": _requests(result.requests), "rounds": rounds})
 
 
 def _requests(sent: Sequence[Sent]) -> pd.DataFrame:

@@ -112,7 +112,7 @@ def test_steps_without_a_recorder_or_a_device() -> None:
 def test_every_metric_has_a_description_and_the_other_way_round() -> None:
     steps, device = frames(EXAMPLE)
     values = boot.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
-    assert values.keys() | set(definitions.MATCHED) == definitions.METRICS.keys()
+    assert values.keys() | set(definitions.BETWEEN_ARMS) == definitions.METRICS.keys()
     assert all(name == metric.name for name, metric in definitions.METRICS.items())
 
 

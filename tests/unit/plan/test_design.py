@@ -70,6 +70,17 @@ def test_the_order_is_a_coin_that_the_lot_decides() -> None:
     assert after_first("4", 20) != tosses[:20]
 
 
+@pytest.mark.parametrize("blocks", [2, 3, 4, 5])
+def test_fewer_blocks_do_not_have_one_order_throughout_either(blocks: int) -> None:
+    for lot in map(str, range(200)):
+        drawn = {tuple(orders(lot, block, 2, blocks)) for block in range(blocks)}
+        assert drawn == {(0, 1), (1, 0)}
+
+
+def test_one_block_has_either_order() -> None:
+    assert {tuple(orders(str(lot), 0, 2, 1)) for lot in range(50)} == {(0, 1), (1, 0)}
+
+
 def test_six_blocks_have_any_orders_but_one_throughout() -> None:
     """As in the simulation of the error rates: to leave out more of them resonates with periodic noise."""
     counts = Counter(tuple(after_first(str(lot), 6)) for lot in range(6200))
@@ -136,7 +147,10 @@ def test_a_temperature_tells_both_engines_to_be_ready_for_it() -> None:
 def test_a_pace_brings_its_device_its_model_and_its_rounds() -> None:
     found = made(variant="pinned", options={"pace": "10ms"})
     assert {(arm.options.device, arm.options.model) for arm in found.arms} == {("emulated", "micro-gpt2")}
-    assert (found.rounds, made(variant="pinned").rounds) == (4, 10)
+    assert (found.rounds, found.segments, made(variant="pinned").segments) == (3, 3, 16)
+    in_rounds = {"design": {"primary": "tpot_ms_p50"}}
+    paced = made(variant="pinned", options={"pace": "10ms"}, **in_rounds)
+    assert (paced.rounds, made(variant="pinned", **in_rounds).rounds) == (4, 10)
     chosen = made(variant="pinned", both=["pace=llama3-8b-h100"], options={"model": "tiny-llama"})
     assert {arm.options.model for arm in chosen.arms} == {"tiny-llama"}
 
@@ -256,9 +270,9 @@ def secondaries(variant: str = "pinned", **asked: Any) -> tuple[str, ...]:
 
 
 def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_line() -> None:
-    assert secondaries() == ("step_ms_same_device",)
+    assert secondaries() == ("step_ms_sliced_same_device",)
     assert secondaries("plain") == ()
-    assert secondaries(against_itself=True) == ("step_ms_same_device",)
+    assert secondaries(against_itself=True) == ("step_ms_sliced_same_device",)
     assert secondaries(design={"secondaries": ("latency_ms_p50",)}) == ("latency_ms_p50",)
     assert secondaries(design={"primary": "ttft_ms_p50"}) == ("step_ms_same_device",)
     assert secondaries(design={"primary": "step_ms_same_device"}) == ()  # never twice
@@ -356,7 +370,7 @@ def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() ->
         ({"variant": "pinned", "both": ["env.=x"]}, "env.NAME needs the name of a variable"),
         ({"variant": "pinned", "design": {"margin": 1.5}}, "--margin must be above 0% and below 100%"),
         ({"variant": "pinned", "design": {"secondaries": tuple("abcdef")}}, "at most 5 --secondary"),
-        ({"variant": "pinned", "design": {"secondaries": ("tpot_ms_p50",)}}, "named twice"),
+        ({"variant": "pinned", "design": {"secondaries": ("step_ms_sliced",)}}, "named twice"),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_one_reason(asked: Mapping[str, Any], reason: str) -> None:

@@ -1,0 +1,138 @@
+"""Any Hugging Face causal language model that takes a registered attention function, on transformers' code;
+and the presets in transformers' form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from engines.api import BadFile, BadSetting
+from engines.overlap.models.contract import A_FEW_TOKENS, Attend, Shape
+from engines.overlap.models.weights import fill
+from engines.overlap.presets import END_OF_TEXT_ID, PRESETS, Preset, first_line, local_folder, widened
+
+ATTENTION = "overlap-paged"
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    work: Attend,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in place of its own attention; [batch, length, heads, width] comes back."""
+    if softcap is not None or s_aux is not None:
+        what = "caps its attention scores" if softcap is not None else "attends to sinks"
+        raise BadSetting(f"the model {what}; this engine's attention does not")
+    return work.attend(module.layer_idx, query, key, value, scaling), None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+
+
+class Published:
+    """engines.overlap.models.contract.Model. Raises BadSetting for what can't be run here."""
+
+    def __init__(self, name: str, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self._loaded = load_model(name, dtype, device, seed)
+        self.root: torch.nn.Module = self._loaded
+        ids = torch.tensor([list(A_FEW_TOKENS)], device=device)
+        self.reference: Tensor | None = self._loaded(ids, use_cache=False).logits[0, -1]
+        self._loaded.set_attn_implementation(ATTENTION)
+        config = self._loaded.config.get_text_config()
+        config.pad_token_id = None  # else each forward searches its ids for padding, and warns
+        heads = config.num_attention_heads
+        self.shape = Shape(
+            layers=config.num_hidden_layers,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            vocabulary=config.vocab_size,
+            positions=config.max_position_embeddings,
+            eos=_as_tuple(self._loaded.generation_config.eos_token_id),
+            window=getattr(config, "sliding_window", None),
+        )
+
+    def hidden(self, input_ids: Tensor, position_ids: Tensor, work: Attend) -> Tensor:
+        out = self._loaded.base_model(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False, work=work
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self._loaded.get_output_embeddings()(hidden)
+        return out
+
+
+def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -> PreTrainedModel:
+    """The causal LM of that name on `device`, in evaluation mode; `seed` makes a preset's weights. BadSetting
+    for one that does not exist, is incomplete, or takes no attention function."""
+    if name in PRESETS:
+        made = _make(PRESETS[name], seed)
+        for weight in made.parameters():  # no buffers: a rotary embedding's frequencies stay float32
+            weight.data = weight.data.to(dtype)
+        return made.to(device).eval()
+
+    source = local_folder(name) or name
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        kind = AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError:
+        raise BadSetting(f"{name} is not a causal language model but a {config.model_type}") from None
+    except (OSError, ValueError) as error:
+        raise BadFile(f"cannot load {name}: {first_line(error)}") from error
+    if not kind._supports_attention_backend:
+        raise BadSetting(f"{name} is a {kind.__name__}, which does not support custom attention functions")
+    try:
+        model, info = kind.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    except OSError as error:
+        raise BadFile(f"cannot load the weights of {name}: {first_line(error)}") from error
+    if info["missing_keys"]:
+        raise BadFile(f"{name} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
+    return model.to(device).eval()
+
+
+def _make(preset: Preset, seed: int) -> PreTrainedModel:
+    """In float32, on the CPU, with the weights that weights.fill gives it."""
+    config = AutoConfig.for_model(preset.model_type, **preset.config)
+    state = torch.random.get_rng_state()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    torch.random.set_rng_state(state)
+    fill(model.named_parameters(), preset, seed)
+    return model
+
+
+def save(preset: Preset, folder: Path, seed: int = 0) -> None:
+    """Write one as a model's author would publish it: configuration, weights, tokenizer. For an engine that
+    takes its model from a folder, or for several that are to run on the same weights for certain."""
+    model = _make(preset, seed)
+    model.save_pretrained(folder)
+    tokenizer = widened(model.config.vocab_size)
+    end = tokenizer.id_to_token(END_OF_TEXT_ID)
+    published = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=end, eos_token=end, pad_token=end
+    )
+    published.save_pretrained(folder)
+
+
+def _as_tuple(ids: int | list[int] | None) -> tuple[int, ...]:
+    """A configuration may name one end-of-text id, several, or none."""
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)

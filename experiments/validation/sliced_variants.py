@@ -1,0 +1,99 @@
+"""Every variant that is decided by turns, on this machine and on a device whose decode step takes 10 ms.
+
+    python -m experiments.validation.sliced_variants [NAME ...]    all that are not there yet
+
+Each is one `bench run --variant NAME` with its defaults, once as it is and once with `--pace 10ms`. Later
+calls add to the runs of earlier ones; a name that is given is measured again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.common import command_line
+from experiments.common.record import write_result
+from experiments.common.repeated_runs import bench, earlier
+from experiments.validation.main_command import change, half_width
+from harness.metrics import definitions
+from harness.plan.variants import Variant, load_variants
+
+DEVICES: dict[str, tuple[str, ...]] = {"unpaced": (), "paced, 10 ms": ("--pace", "10ms")}
+OF_ROUNDS = "step_ms_matched"
+SHOWN = (definitions.SLICED, OF_ROUNDS, "tpot_ms_p50")
+
+
+def decided_by_turns(variant: Variant) -> bool:
+    """One of the built-in engine, without a metric of its own."""
+    return variant.engine == "overlap" and not variant.primary
+
+
+def measured(variant: str, device: str) -> dict[str, Any]:
+    run = bench("run", "--variant", variant, *DEVICES[device])
+    comparison = run["comparison"]
+    said = [line for line in comparison["warnings"] if line.startswith(("undecided", "noise"))]
+    return {
+        "variant": variant,
+        "device": device,
+        **{name: run[name] for name in ("code", "seconds", "commit")},
+        "metrics": {name: comparison["metrics"][name] for name in SHOWN},
+        "sliced": comparison["sliced"],
+        "outputs": comparison["outputs"],
+        "said": said,
+    }
+
+
+def row(run: dict[str, Any]) -> list[str]:
+    turns = run["metrics"][definitions.SLICED]
+    return [
+        run["variant"],
+        run["device"],
+        f"{turns['before']:.3f}",
+        change(turns),
+        f"±{half_width(turns):.2%}",
+        turns["verdict"],
+        change(run["metrics"][OF_ROUNDS]),
+        change(run["metrics"]["tpot_ms_p50"]),
+        f"{run['sliced']['pairs']:,}",
+        f"{run['outputs']['identical']} of {run['outputs']['compared']}",
+        f"{run['seconds']:.0f} s",
+        run["commit"],
+    ]
+
+
+def main() -> None:
+    names = [name for name, variant in load_variants().items() if decided_by_turns(variant)]
+    asked = command_line.chosen(__file__, __doc__, names)
+    runs = {(run["variant"], run["device"]): run for run in earlier(__file__)}
+    for device in DEVICES:
+        for name in names:
+            if name in asked or (not asked and (name, device) not in runs):
+                try:
+                    runs[name, device] = measured(name, device)
+                except SystemExit as error:  # one that can't run here, such as CUDA's own
+                    print(error)
+                    continue
+                found = [runs[each, which] for which in DEVICES for each in names if (each, which) in runs]
+                write_result(
+                    __file__,
+                    title="Every variant by turns, and the same step and TPOT p50 in rounds; 95% intervals",
+                    header=[
+                        "variant",
+                        "device",
+                        "step, ms",
+                        "change",
+                        "half-width",
+                        "verdict",
+                        "the step in rounds",
+                        "TPOT p50 in rounds",
+                        "pairs",
+                        "outputs equal",
+                        "wall",
+                        "commit",
+                    ],
+                    rows=[row(each) for each in found],
+                    data=found,
+                )
+
+
+if __name__ == "__main__":
+    main()

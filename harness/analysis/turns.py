@@ -1,0 +1,127 @@
+"""Whether what turns say of the decode step can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from harness.analysis.result import Sliced, Warning
+from harness.analysis.values import Values
+from harness.common.formatting import percent
+from harness.metrics import slices
+from harness.metrics.definitions import DRAINED, SLICED
+from harness.plan.design import Design
+from harness.stats import paired
+from harness.store.block import Block
+
+OF_ROUNDS = "step_ms_matched"  # the same step, in the rounds: at the before arm's mix of batches
+BUSY = 0.05  # of a core, while parked
+
+
+def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> str | None:
+    """Why turns decide nothing here, in words; None where nothing speaks against them, or too little was
+    measured to tell.
+
+    A step must cost as much when a turn is counted to its very end, within the margin; and rounds must not
+    decide the opposite: the other direction, or a change surely beyond the margin where turns find none. That
+    both agree on the direction and not on the size is no contradiction: `of_size` tells it.
+    """
+    if (apart := _apart(design, per_block, alpha, DRAINED)) is not None:
+        return (
+            f"work is put off past the end of a turn, and not saved: counted until all of it was done "
+            f"({DRAINED}), the change is another one, by {_said(apart)}"
+        )
+    turns, rounds = (_effect(design, per_block, alpha, name) for name in (SLICED, OF_ROUNDS))
+    if turns is None or rounds is None:
+        return None
+    opposite = _side(turns, 0.0) * _side(rounds, 0.0) < 0
+    none = -design.margin < (turns.low or 0.0) and (turns.high or 0.0) < design.margin
+    if opposite or (none and _side(rounds, design.margin)):
+        return f"slices and rounds disagree: in rounds, the step changed by {_said(rounds)} ({OF_ROUNDS})"
+    return None
+
+
+def of_size(design: Design, per_block: Sequence[Values], alpha: float) -> list[Warning]:
+    """That the step changed by surely more, or less, in rounds than in turns."""
+    apart, rounds = (
+        _apart(design, per_block, alpha, OF_ROUNDS),
+        _effect(design, per_block, alpha, OF_ROUNDS),
+    )
+    if apart is None or rounds is None:
+        return []
+    return [
+        Warning(
+            "decision",
+            f"in rounds, the step changed by {_said(rounds)} ({OF_ROUNDS}), which is {_said(apart)} beside "
+            "the change in turns: arrivals, refills and the client are in the rounds alone",
+        )
+    ]
+
+
+def _effect(
+    design: Design, per_block: Sequence[Values], alpha: float, name: str, base: str = ""
+) -> paired.Effect | None:
+    """Of a metric, or of its ratio to another one; None where a block has no value of it."""
+    before, after = (
+        [
+            values[arm.name].get(name, 0.0) / (values[arm.name].get(base, np.nan) if base else 1.0)
+            for values in per_block
+        ]
+        for arm in design.arms
+    )
+    if len(per_block) < 2 or not all(each > 0 for each in (*before, *after)):
+        return None
+    return paired.effect(before, after, "ratio", alpha)
+
+
+def _apart(design: Design, per_block: Sequence[Values], alpha: float, name: str) -> paired.Effect | None:
+    """How far the change of another metric is from that in turns, where that is surely beyond the margin."""
+    found = _effect(design, per_block, alpha, name, base=SLICED)
+    return found if found is not None and _side(found, design.margin) else None
+
+
+def _side(effect: paired.Effect, margin: float) -> int:
+    """-1 or 1 where the whole interval lies below or above ±margin, else 0."""
+    assert effect.low is not None
+    assert effect.high is not None
+    return int(effect.low > margin) - int(effect.high < -margin)
+
+
+def _said(effect: paired.Effect) -> str:
+    return f"{percent(effect.change)} [{percent(effect.low)}, {percent(effect.high)}]"
+
+
+def sliced(design: Design, blocks: Sequence[Block]) -> Sliced | None:
+    """What two arms had to be compared by; None where they took no turns."""
+    before, after = (arm.name for arm in design.arms)
+    sides = [(block.of(before, "slices"), block.of(after, "slices")) for block in blocks]
+    sides = [(one, other) for one, other in sides if len(one) and len(other)]
+    if not sides:
+        return None
+    pairs = [slices.pair(*each) for each in sides]
+    batches = np.concatenate([each["batch"] for each in pairs])
+    return Sliced(
+        steps=design.turn_steps,
+        batch=float(batches.mean()) if len(batches) else 0.0,
+        pairs=len(batches),
+        kept=min(slices.kept(*each) for each in sides),
+    )
+
+
+def of_turns(design: Design, blocks: Sequence[Block]) -> list[Warning]:
+    """What weakens a comparison by turns: an arm that computes while the other one has its turn."""
+    found = []
+    for arm in design.arms:
+        shares = [
+            slices.busy_while_parked(part) for block in blocks if len(part := block.of(arm.name, "slices"))
+        ]
+        if shares and max(shares) > BUSY:
+            found.append(
+                Warning(
+                    "noise",
+                    f"{arm.name} used up to {max(shares):.0%} of a core while it was parked, which slows the "
+                    "others alone",
+                )
+            )
+    return found

@@ -1,0 +1,137 @@
+"""Metrics of turns: what two arms that run a few steps each, one at a time, say of each other's decode step.
+
+A slice is what was recorded of one turn. Slices of two arms are a pair where both are the same turn of the
+same segment and ran the same steps: as many, of the same batch, tokens and context. What disturbs the machine
+for longer than a turn meets both, and cancels in their ratio.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS
+
+TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
+KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased choice
+SAME = ["round", "turn", "first_step", "steps", "batch", "tokens"]
+
+
+def of_turns(steps: pd.DataFrame, turns: pd.DataFrame, lead: int) -> pd.DataFrame:
+    """One row per turn of a segment, from records.steps_frame and records.turns_frame.
+
+    turn; first_step (from the segment's first); steps; batch (of the first; -1 where not all are decode
+    steps); tokens (of all); interval_ns (mean time from device end to device end, behind the
+    first `lead` steps, which fill the pipeline; -1 where there is none); device_ns (mean, of the steps that
+    these intervals end with); turn_ns (from taking the baton until all was finished, by the number of steps);
+    parked_ns and parked_cpu_ns (before it, all processes of the engine together).
+    """
+    ordered = steps.sort_values("step")
+    ends, device = ordered["device_end_ns"].to_numpy(), ordered["device_ns"].to_numpy()
+    numbers, batches, tokens = (ordered[name].to_numpy() for name in ("step", "batch", "tokens"))
+    decode = (ordered["kind"] == "decode").to_numpy()
+    rows = []
+    for turn, (taken, drained, parked, parked_cpu) in enumerate(
+        turns[["taken_ns", "drained_ns", "parked_ns", "parked_cpu_ns"]].itertuples(index=False)
+    ):
+        mine = np.flatnonzero((ends > taken) & (ends <= drained))
+        if not len(mine):
+            continue
+        inner = mine[lead:]
+        between = ends[mine[-1]] - ends[mine[lead - 1]] if len(inner) else -1
+        rows.append(
+            {
+                "turn": turn,
+                "first_step": int(numbers[mine[0]] - numbers[0]),
+                "steps": len(mine),
+                "batch": int(batches[mine[0]]) if decode[mine].all() else -1,
+                "tokens": int(tokens[mine].sum()),
+                "interval_ns": round(between / max(1, len(inner))),
+                "device_ns": round(device[inner].mean()) if len(inner) else -1,
+                "turn_ns": round((drained - taken) / len(mine)),
+                "parked_ns": parked,
+                "parked_cpu_ns": parked_cpu,
+            }
+        )
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+COLUMNS = (
+    "turn", "first_step", "steps", "batch", "tokens", "interval_ns", "device_ns", "turn_ns", "parked_ns",
+    "parked_cpu_ns",
+)  # fmt: skip
+
+
+def decode_slices(slices: pd.DataFrame) -> pd.DataFrame:
+    """Those of whole turns of decode steps."""
+    whole = slices["steps"] == slices.groupby("round")["steps"].transform("max")
+    return slices[whole & (slices["batch"] > 0) & (slices["interval_ns"] >= 0)]
+
+
+def pair(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
+    """One row per pair of decode slices, with the columns of both, `_before` and `_after`."""
+    return decode_slices(before).merge(decode_slices(after), on=SAME, suffixes=("_before", "_after"))
+
+
+def kept(before: pd.DataFrame, after: pd.DataFrame) -> float:
+    """The share of the before arm's decode slices that have a partner; NaN where it has none."""
+    possible = len(decode_slices(before))
+    return len(pair(before, after)) / possible if possible else np.nan
+
+
+def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
+    """The decode step of each arm in turns, ms: IN_TURNS and DRAINED. NaN where too few pairs are left.
+
+    step_ms_sliced              of the first arm, the trimmed mean (of logarithms) of its slices' intervals;
+                                of another, that times the trimmed mean (of logarithms) of the ratios of its
+                                pairs with the first. So the change between two arms is that of their pairs.
+    step_ms_sliced_same_device  the first arm's, and what the arm's own exposed host time (interval - device)
+                                adds to it: trimmed mean over pairs, as a share of the first arm's interval
+    step_ms_sliced_same_host    the rest of the change: as shares of the first arm's step, both add up to it
+    step_ms_drained             see `drained`
+    """
+    if not all(kept(before, each) >= KEPT for each in others):
+        return tuple(dict.fromkeys((*IN_TURNS, DRAINED), np.nan) for _ in (before, *others))
+    first = _middle(decode_slices(before)["interval_ns"]) / NS_PER_MS
+    found = [dict.fromkeys(IN_TURNS, first)]
+    for each in others:
+        pairs = pair(before, each)
+        ratio = _middle(pairs["interval_ns_after"] / pairs["interval_ns_before"])
+        exposed = pairs["interval_ns_after"] - pairs["device_ns_after"]
+        more = exposed - (pairs["interval_ns_before"] - pairs["device_ns_before"])
+        host = _trimmed(more / pairs["interval_ns_before"])
+        shares = (ratio, 1 + host, ratio - host)
+        found.append({name: first * share for name, share in zip(IN_TURNS, shares, strict=True)})
+    for arm, values in zip((before, *others), found, strict=True):
+        values[DRAINED] = drained(arm)
+    return tuple(found)
+
+
+def drained(slices: pd.DataFrame) -> float:
+    """What a step more takes, ms, counted until everything is finished: the difference of a long turn and a
+    short one, by the number of steps between them. What a turn costs besides, filling and draining, is in
+    both; what a step leaves to be done at the end of its turn is not. NaN without turns of two lengths."""
+    whole = decode_slices(slices)
+    took = (whole["turn_ns"] * whole["steps"]).groupby(whole["steps"]).agg(_trimmed)
+    if len(took) < 2:
+        return np.nan
+    short, long = took.index.min(), took.index.max()
+    return float((took[long] - took[short]) / (long - short)) / NS_PER_MS
+
+
+def _middle(values: pd.Series) -> float:
+    """Trimmed geometric mean."""
+    return float(np.exp(_trimmed(np.log(values))))
+
+
+def _trimmed(values: pd.Series) -> float:
+    """Mean without TRIMMED of the values at each end."""
+    ordered = np.sort(values.to_numpy())
+    cut = int(TRIMMED * len(ordered))
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def busy_while_parked(slices: pd.DataFrame) -> float:
+    """The share of a core that an arm used while it was parked. It slowed the other arm alone."""
+    parked = slices["parked_ns"].sum()
+    return float(slices["parked_cpu_ns"].sum() / parked) if parked else 0.0

@@ -1,0 +1,134 @@
+"""Turns, by real hosts: one arm runs at a time, one that computes while it is parked is told of, and one that
+keeps its turn, or dies in it, is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engines import api
+from engines.baton import Turns
+from harness.metrics import slices
+from harness.plan.design import Arm
+from harness.run import records
+from harness.run.session import Booted, RunFailed, Session
+from harness.workload.plan import Planned
+from tests.support.clockwork import SUPPORT
+from tests.support.places import ROOT
+
+ASKED = [Planned(number, 0, "a", 32, False) for number in range(3)]
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turning engine, as an installed distribution, here and in the hosts."""
+    information = tmp_path / "turning-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: turning\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[bench.engines]\nturning = turning_engine:SPEC\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(SUPPORT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(SUPPORT), str(tmp_path))))
+
+
+def arm(name: str, turn: str = "ends", patience: str = "long") -> Arm:
+    toggles = {"turn": turn, "patience": patience}
+    return Arm(name=name, engine="turning", options=api.EngineOptions(), toggles=toggles)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with Session() as found:
+        yield found
+
+
+def take_turns(session: Session, booted: Sequence[Booted]) -> list[tuple[api.RoundRecord, api.TurnTable]]:
+    for each in booted:
+        session.begin(each)
+    done = session.take_turns(booted, ASKED, STEPS, lambda progress: None)
+    assert not any(done.data.errors)
+    return [session.collect_turns(each) for each in booted]
+
+
+@pytest.mark.parametrize("arms", [2, 3])
+def test_one_arm_runs_at_a_time_and_each_runs_so_many_steps(session: Session, arms: int) -> None:
+    booted = list(session.boot([arm(f"arm-{number}") for number in range(arms)]).values())
+    for _ in range(3):  # what one set of turns leaves behind must not be the next one's baton
+        spans = []
+        for record, turns in take_turns(session, booted):
+            frame = records.turns_frame(turns)
+            assert record.steps is not None
+            assert record.steps.rows == 32
+            found = slices.of_turns(records.steps_frame(record), frame, lead=1)
+            assert found["steps"].tolist() == [STEPS] * 8
+            spans += list(zip(frame["taken_ns"], frame["drained_ns"], strict=True))
+        spans.sort()
+        assert all(ended <= began for (_, ended), (began, _) in pairwise(spans))
+
+
+def test_the_first_of_the_order_has_the_first_turn(session: Session) -> None:
+    booted = session.boot([arm("before"), arm("after")])
+    for names in (("before", "after"), ("after", "before")):
+        first, second = take_turns(session, [booted[name] for name in names])
+        assert records.turns_frame(first[1])["taken_ns"][0] < records.turns_frame(second[1])["taken_ns"][0]
+
+
+def test_an_arm_that_computes_while_it_is_parked_is_told_from_one_that_sleeps(session: Session) -> None:
+    booted = list(session.boot([arm("sleeps"), arm("computes", "computes")]).values())
+    busy = [
+        slices.busy_while_parked(
+            slices.of_turns(records.steps_frame(record), records.turns_frame(turns), lead=1)
+        )
+        for record, turns in take_turns(session, booted)
+    ]
+    assert busy[1] > 2 * busy[0]
+
+
+def test_an_arm_that_keeps_its_turn_ends_the_run_by_name(session: Session) -> None:
+    booted = list(session.boot([arm("before", patience="short"), arm("after", "hangs")]).values())
+    with pytest.raises(RunFailed, match=r"the engine of after hangs: it has not ended its turn in \S+ s$"):
+        take_turns(session, booted)
+
+
+def test_an_arm_that_dies_in_its_turn_or_while_it_is_parked_is_named(session: Session) -> None:
+    booted = list(session.boot([arm("before"), arm("after", "hangs")]).values())
+    victim = booted[0].children[0].pid
+    threading.Timer(0.2, lambda: os.kill(victim, signal.SIGKILL)).start()
+    with pytest.raises(RunFailed, match=rf"engine host of before .pid {victim}. was killed by SIGKILL"):
+        take_turns(session, booted)
+
+
+def test_engines_that_are_parked_stop_when_they_are_told(session: Session) -> None:
+    booted = list(session.boot([arm("before"), arm("after")]).values())
+    for each in booted:
+        session.begin(each)
+        order = api.BeginTurns(STEPS, 1, str(each.baton), 2)
+        each.inbox.send(msgspec.msgpack.encode(order))
+    assert session.shut(booted) == []
+
+
+def test_a_baton_that_finds_nobody_with_work_is_dropped(tmp_path: Path) -> None:
+    """Else idle engines would hand it to each other for as long as they are asked for nothing else."""
+    fifos = [tmp_path / "one", tmp_path / "two"]
+    for each in fifos:
+        os.mkfifo(each)
+    ends = [os.open(each, os.O_RDWR | os.O_NONBLOCK) for each in fifos]
+    turns = [
+        Turns(api.BeginTurns(STEPS, 0, str(fifos[1 - number]), 2), ends[number], [os.getpid()])
+        for number in range(2)
+    ]
+    os.write(ends[0], bytes(1))
+    for each in turns:
+        assert each.take()
+        each.between_steps(api.Engine(), idle=True)
+    assert not turns[0].take()
+    with pytest.raises(BlockingIOError):
+        turns[1].take()

@@ -1,0 +1,133 @@
+"""When a comparison by turns is believed, and when it is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.analysis import comparison, turns
+from harness.analysis.result import Comparison
+from harness.analysis.values import Values
+from harness.metrics.definitions import DRAINED, SLICED
+from harness.report import tables
+from harness.store.block import Block
+from tests.support.made_blocks import MS, manifest, side, warned
+
+DESIGN = manifest(primary=SLICED).design
+BLOCKS = 6
+
+
+def blocks(in_turns: float, drained: float, in_rounds: float, spread: float = 0.001) -> list[Values]:
+    """By block, with these changes; what scatters is the after arm."""
+    names = (SLICED, DRAINED, turns.OF_ROUNDS)
+    found: list[Values] = []
+    for number in range(BLOCKS):
+        luck = 1 + spread * (-1) ** number
+        after = [2.0 * (1 + change) * luck for change in (in_turns, drained, in_rounds)]
+        # Each metric has a luck of its own, or all would agree to the last digit.
+        after = [value * (1 + spread * ((number + place) % 3 - 1)) for place, value in enumerate(after)]
+        found.append({"before": dict.fromkeys(names, 2.0), "after": dict(zip(names, after, strict=True))})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ((-0.03, -0.03, -0.03), None),
+        ((-0.03, -0.03, -0.08), None),  # by how much is another matter
+        ((0.0, 0.0, 0.005), None),
+        ((-0.10, -0.01, -0.10), "work is put off past the end of a turn, and not saved"),
+        ((-0.03, -0.03, 0.02), "slices and rounds disagree: in rounds, the step changed by"),
+        ((0.0, 0.0, 0.05), "slices and rounds disagree: in rounds, the step changed by"),
+    ],
+)
+def test_turns_decide_nothing_where_their_end_or_the_rounds_contradict_them(
+    changes: tuple[float, float, float], why: str | None
+) -> None:
+    found = turns.disagreement(DESIGN, blocks(*changes), 0.05)
+    assert found is None if why is None else found is not None and found.startswith(why)
+
+
+def test_what_is_not_measured_contradicts_nothing() -> None:
+    without = [
+        {arm: {SLICED: values[SLICED]} for arm, values in each.items()} for each in blocks(-0.1, 0.0, 0.1)
+    ]
+    assert turns.disagreement(DESIGN, without, 0.05) is None
+    assert turns.disagreement(DESIGN, blocks(-0.1, 0.0, 0.1)[:1], 0.05) is None
+
+
+def test_a_change_of_another_size_in_rounds_is_told() -> None:
+    (told,) = turns.of_size(DESIGN, blocks(-0.03, -0.03, -0.08), 0.05)
+    assert "in rounds, the step changed by −8" in told.text
+    assert turns.of_size(DESIGN, blocks(-0.03, -0.03, -0.03), 0.05) == []
+    noisy = blocks(-0.03, -0.03, -0.08, spread=0.1)
+    assert turns.of_size(DESIGN, noisy, 0.05) == []
+
+
+def slices_of(interval_ms: float) -> pd.DataFrame:
+    """Of turns of two lengths, each with one interval throughout."""
+    parts = []
+    for segment, steps in enumerate((4, 4, 8)):
+        turns_ = np.arange(10)
+        parts.append(
+            pd.DataFrame(
+                {
+                    "round": segment,
+                    "turn": turns_,
+                    "first_step": steps * turns_,
+                    "steps": steps,
+                    "batch": 4,
+                    "tokens": 4 * steps,
+                    "interval_ns": round(interval_ms * MS),
+                    "device_ns": MS,
+                    "turn_ns": round((interval_ms + 0.5 / steps) * MS),
+                    "parked_ns": MS,
+                    "parked_cpu_ns": 0,
+                }
+            )
+        )
+    return pd.concat(parts)
+
+
+def found_by(in_turns: float, in_rounds: float) -> Comparison:
+    made = []
+    for number in range(BLOCKS):
+        luck = 1 + 0.001 * (-1) ** number
+        sides = {"before": 4.0, "after": 4.0 * luck}
+        arms = {}
+        for name, step in sides.items():
+            rounds, turns_ = (step * (1 + change * (name == "after")) for change in (in_rounds, in_turns))
+            frames = side(rounds)
+            arms[name] = {key: frame.assign(round=0) for key, frame in frames.items()}
+            arms[name]["slices"] = slices_of(turns_)
+        made.append(with_rounds(number, arms))
+    return comparison.result(manifest(primary=SLICED, turn_steps=4), made).comparisons[0]
+
+
+def with_rounds(number: int, arms: dict[str, dict[str, pd.DataFrame]]) -> Block:
+    names = arms["before"]
+    return Block(
+        number,
+        {name: pd.concat([arms[arm][name].assign(arm=arm) for arm in arms]) for name in names}
+        | {"divergences": pd.DataFrame()},
+    )
+
+
+def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> None:
+    found = found_by(-0.05, -0.05)
+    assert found.decided is not None
+    assert found.decided.verdict == "faster"
+    assert found.decided.change == pytest.approx(-0.05, abs=0.002)
+    assert found.sliced is not None
+    assert (found.sliced.pairs, found.sliced.kept, found.sliced.batch) == (30 * BLOCKS, 1.0, 4.0)
+    lines = list(tables.remarks(found))
+    assert any("pairs of neighbours, 100% kept" in line for line in lines)
+    assert any("exposed host time −5" in line and "step_ms_sliced_same_device" in line for line in lines)
+
+
+def test_a_result_that_rounds_contradict_is_undecided_and_says_why() -> None:
+    found = found_by(0.0, 0.05)
+    assert found.decided is not None
+    assert found.decided.verdict == "undecided"
+    assert any(text.startswith("undecided: slices and rounds disagree") for text in warned(found))

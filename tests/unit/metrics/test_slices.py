@@ -1,0 +1,158 @@
+"""What is made of turns: slices, their pairs, and the step that two arms differ in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.metrics import definitions, slices
+from harness.metrics.definitions import SLICED
+
+MS = 1_000_000
+
+
+def steps_of(ends_ms: list[float], kinds: list[str] | None = None, batch: int = 4) -> pd.DataFrame:
+    """Step records whose programs end at these times and take half a ms."""
+    ends = np.array([round(end * MS) for end in ends_ms])
+    return pd.DataFrame(
+        {
+            "step": np.arange(100, 100 + len(ends)),
+            "kind": kinds or ["decode"] * len(ends),
+            "batch": batch,
+            "tokens": batch,
+            "device_end_ns": ends,
+            "device_ns": MS // 2,
+        }
+    )
+
+
+def turns_of(*spans_ms: tuple[float, float]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {
+                "parked_ns": MS,
+                "parked_cpu_ns": MS // 100,
+                "taken_ns": round(taken * MS),
+                "drained_ns": round(drained * MS),
+            }
+            for taken, drained in spans_ms
+        ]
+    )
+
+
+def arm(
+    intervals_ms: list[float], batch: int = 4, segment: int = 0, steps: int = 4, late_ms: float = 0.0
+) -> pd.DataFrame:
+    """Slices of so many steps, one a turn, with these mean intervals; a turn costs half a ms besides, and
+    each of its steps leaves `late_ms` to its end."""
+    intervals = np.array(intervals_ms)
+    rows = {
+        "round": segment,
+        "turn": np.arange(len(intervals_ms)),
+        "first_step": steps * np.arange(len(intervals_ms)),
+        "steps": steps,
+        "batch": batch,
+        "tokens": steps * batch,
+        "turn_ns": np.round((intervals + late_ms + 0.5 / steps) * MS).astype(int),
+        "interval_ns": np.round(np.array(intervals_ms) * MS).astype(int),
+        "device_ns": MS // 2,
+        "parked_ns": MS,
+        "parked_cpu_ns": 0,
+    }
+    return pd.DataFrame(rows)
+
+
+def test_a_slice_holds_the_steps_that_ended_in_its_turn_and_no_interval_across_turns():
+    steps = steps_of([1, 3, 5, 21, 23, 26])
+    found = slices.of_turns(steps, turns_of((0, 6), (20, 27)), lead=1)
+    assert found["steps"].tolist() == [3, 3]
+    assert found["first_step"].tolist() == [0, 3]
+    assert found["interval_ns"].tolist() == [2 * MS, 5 * MS // 2]
+    assert found["turn_ns"].tolist() == [2 * MS, round(7 / 3 * MS)]
+
+
+def test_leading_steps_end_no_interval():
+    steps = steps_of([10, 11, 13, 15])
+    found = slices.of_turns(steps, turns_of((0, 16)), lead=2)
+    assert found["interval_ns"].tolist() == [2 * MS]
+
+
+def test_a_turn_without_a_step_is_no_slice_and_one_of_too_few_has_no_interval():
+    found = slices.of_turns(steps_of([1]), turns_of((0, 2), (3, 4)), lead=1)
+    assert found["turn"].tolist() == [0]
+    assert not len(slices.decode_slices(found.assign(round=0)))
+
+
+def test_a_turn_with_a_prefill_has_no_partner():
+    steps = steps_of([1, 3, 5, 21, 23, 26], ["prefill", *["decode"] * 5])
+    found = slices.of_turns(steps, turns_of((0, 6), (20, 27)), lead=1).assign(round=0)
+    assert slices.pair(found, found)["turn"].tolist() == [1]
+
+
+def test_slices_of_other_steps_are_no_pair():
+    before, after = arm([2.0] * 10), arm([2.0] * 10)
+    after.loc[3, "tokens"] -= 1  # a request ended a step earlier
+    assert 3 not in slices.pair(before, after)["turn"].tolist()
+    assert slices.kept(before, after) == 0.9
+
+
+def test_with_too_few_pairs_left_there_is_no_value():
+    before, after = arm([2.0] * 10), arm([2.0] * 10)
+    after.loc[:1, "tokens"] -= 1
+    assert all(np.isnan(each[SLICED]) for each in slices.step_sliced(before, after))
+
+
+@given(
+    st.lists(st.floats(1.0, 5.0), min_size=5, max_size=40),
+    st.floats(0.8, 1.25),
+    st.floats(0.8, 1.25),
+)
+def test_the_change_is_that_of_the_pairs_whatever_the_machine_did_to_both(noise, change, other):
+    before, *after = slices.step_sliced(
+        arm(noise), arm([each * change for each in noise]), arm([each * other for each in noise])
+    )
+    assert after[0][SLICED] / before[SLICED] == pytest.approx(change, rel=1e-5)
+    assert after[1][SLICED] / before[SLICED] == pytest.approx(other, rel=1e-5)
+
+
+@given(st.integers(0, 9), st.floats(2.0, 1000.0))
+def test_one_stall_in_ten_pairs_does_not_decide(where, stall):
+    after = [2.0] * 10
+    after[where] *= stall
+    before, found = slices.step_sliced(arm([2.0] * 10), arm(after))
+    assert found[SLICED] == before[SLICED] == pytest.approx(2.0)
+
+
+def test_cpu_used_while_parked_is_a_share_of_a_core():
+    slices_of_arm = arm([2.0] * 4).assign(parked_cpu_ns=MS // 4)
+    assert slices.busy_while_parked(slices_of_arm) == 0.25
+
+
+def test_the_parts_of_the_step_add_up_and_are_where_the_change_is():
+    """1.5 of 2 ms are exposed host time. One arm saves a third of that, the other half of the device's."""
+    before = arm([2.0] * 10)
+    host, device = arm([1.5] * 10), arm([1.75] * 10).assign(device_ns=MS // 4)
+    _, on_host, on_device = slices.step_sliced(before, host, device)
+    step, same_device, same_host = definitions.IN_TURNS
+    assert (on_host[step], on_host[same_device], on_host[same_host]) == pytest.approx((1.5, 1.5, 2.0))
+    assert (on_device[step], on_device[same_device], on_device[same_host]) == pytest.approx((1.75, 2.0, 1.75))
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 5.0), st.floats(1.0, 5.0)), min_size=3, max_size=30))
+def test_the_shares_of_both_parts_add_up_to_the_change_whatever_the_pairs(intervals):
+    first, second = zip(*intervals, strict=True)
+    before, after = slices.step_sliced(arm(list(first)), arm(list(second)))
+    changes = [after[name] / before[name] - 1 for name in definitions.IN_TURNS]
+    assert changes[0] == pytest.approx(changes[1] + changes[2], abs=1e-9)
+
+
+def test_what_a_step_leaves_to_the_end_of_its_turn_is_counted_as_its_own():
+    slow = pd.concat([arm([2.0] * 10), arm([2.0] * 5, segment=1, steps=8)])
+    honest = pd.concat([arm([1.8] * 10), arm([1.8] * 5, segment=1, steps=8)])
+    late = pd.concat([arm([1.8] * 10, late_ms=0.2), arm([1.8] * 5, segment=1, steps=8, late_ms=0.2)])
+    found = slices.step_sliced(slow, honest, late)
+    assert [round(each[SLICED], 3) for each in found] == [2.0, 1.8, 1.8]
+    assert [round(each[definitions.DRAINED], 3) for each in found] == [2.0, 1.8, 2.0]
