@@ -133,9 +133,11 @@ class Host:
     def _park(self, engine: api.Engine) -> bool:
         """Sleep until this engine holds the baton, or turns are over; messages are delivered meanwhile. False
         once the harness said stop."""
-        turns = self.turns
-        assert turns is not None
-        while self.turning and not turns.holding:
+        while self.turning:
+            turns = self.turns  # read anew: messages may end these and begin the next ones
+            assert turns is not None
+            if turns.holding:
+                break
             ready = dict(self._parking.poll(int(turns.patience_s * 1e3)))
             if self.parent in ready:
                 end_session()
@@ -143,7 +145,7 @@ class Host:
                 self.reply(api.Waiting(self.config.name, turns.patience_s))
             if not self._deliver(engine):
                 return False
-            if self.turning and self._baton in ready:
+            if self.turning and turns is self.turns and self._baton in ready:
                 turns.take()
         return True
 
@@ -168,6 +170,7 @@ class Host:
                     self.reply(api.Begun(self.config.name))
                 case api.BeginTurns():
                     self.turns, self.turning = Turns(message, self._baton, {os.getpid(), *self.pidfds}), True
+                    self.reply(api.Begun(self.config.name))
                 case api.EndTurns():
                     self.turning = False
                 case api.Collect():

@@ -88,7 +88,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """BeginRound or BeginProfile was carried out: the round's requests may be sent."""
+    """BeginRound, BeginProfile or BeginTurns was carried out: the requests may be sent."""
 
     name: str
 

@@ -284,8 +284,7 @@ class Session:
         """
         self._loaded, self._turning = None, {each.arm.name for each in booted}
         for each, following in zip(booted, [*booted[1:], booted[0]], strict=True):
-            order = api.BeginTurns(steps, len(plan), str(following.baton), len(booted))
-            each.inbox.send(msgspec.msgpack.encode(order))
+            self._ask(each, api.BeginTurns(steps, len(plan), str(following.baton), len(booted)), api.Begun)
         copies = [
             msgspec.structs.replace(each, id=place * len(plan) + number)
             for place in range(len(booted))
@@ -382,9 +381,12 @@ class Session:
             self._raise_if_dead()
 
     def _raise_if_kept(self, message: api.Waiting) -> None:
-        """All arms but the one that has the baton come to wait for it at last."""
+        """All arms but the one that has the baton come to wait for it at last, some a little later."""
+        again = message.name not in self._turning
         self._turning.discard(message.name)
-        if len(self._turning) == 1:
+        if not self._turning:
+            raise RunFailed(f"every engine has waited for its turn for {message.seconds:g} s: a lost baton")
+        if len(self._turning) == 1 and (again or not self._from_hosts.poll(EXPLAIN_MS)):
             raise RunFailed(
                 f"the engine of {next(iter(self._turning))} hangs: it has not ended its turn in "
                 f"{message.seconds:g} s"

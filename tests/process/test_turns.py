@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from engines import api
@@ -74,6 +73,15 @@ def test_one_arm_runs_at_a_time_and_each_runs_so_many_steps(session: Session, ar
         assert all(ended <= began for (_, ended), (began, _) in pairwise(spans))
 
 
+def test_many_sets_of_turns_follow_each_other_at_once(session: Session) -> None:
+    """The end of one set and the begin of the next may reach a host together."""
+    booted = list(session.boot([arm("before"), arm("after")]).values())
+    for number in range(15):
+        for record, _ in take_turns(session, booted[:: -1 if number % 2 else 1]):
+            assert record.steps is not None
+            assert record.steps.rows == 32
+
+
 def test_the_first_of_the_order_has_the_first_turn(session: Session) -> None:
     booted = session.boot([arm("before"), arm("after")])
     for names in (("before", "after"), ("after", "before")):
@@ -110,8 +118,7 @@ def test_engines_that_are_parked_stop_when_they_are_told(session: Session) -> No
     booted = list(session.boot([arm("before"), arm("after")]).values())
     for each in booted:
         session.begin(each)
-        order = api.BeginTurns(STEPS, 1, str(each.baton), 2)
-        each.inbox.send(msgspec.msgpack.encode(order))
+        session._ask(each, api.BeginTurns(STEPS, 1, str(each.baton), 2), api.Begun)
     assert session.shut(booted) == []
 
 
