@@ -250,7 +250,7 @@ def _segment(
         session.begin(each)
     done = session.take_turns(turning, asked, steps_of_turn(design, segment), observe)
     if failed := next(filter(None, done.data.errors), ""):
-        raise api.EngineError(f"an engine served a request in its rounds, and none in its turns: {failed}")
+        raise api.EngineError(f"a request failed while engines took turns: {failed}")
     slices = []
     for each in turning:
         record, turns = session.collect_turns(each)
