@@ -126,7 +126,7 @@ def comparison(
         name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
         for name, per_arm in values.items()
     }
-    apart = turns.disagreement(design, per_block, alpha) if design.primary == definitions.SLICED else None
+    apart = turns.disagreement(design, per_block, alpha) if design.primary in definitions.OF_PAIRS else None
     if apart is not None:
         rows[design.primary] = msgspec.structs.replace(rows[design.primary], verdict="undecided")
     verdict = rows[design.primary].verdict if design.primary in rows else None

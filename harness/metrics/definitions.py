@@ -50,8 +50,10 @@ MATCHED = ("step_ms_matched", SAME_DEVICE, SAME_HOST)
 # Of several arms in turns, and its parts as in MATCHED; `metrics.slices` says what each holds.
 SLICED = "step_ms_sliced"
 IN_TURNS = (SLICED, "step_ms_sliced_same_device", "step_ms_sliced_same_host")
+SLICED_MEAN = "step_ms_sliced_mean"  # with every rare stall in it
+OF_PAIRS = (SLICED, SLICED_MEAN)  # what can decide in turns
 DRAINED = "step_ms_drained"  # a step more in a turn, to its very end
-BETWEEN_ARMS = (*MATCHED, *IN_TURNS, DRAINED)  # whose value depends on the other arms of the run
+BETWEEN_ARMS = (*MATCHED, *IN_TURNS, SLICED_MEAN, DRAINED)  # whose value depends on the other arms of the run
 
 
 def phase_metric(phase: str) -> str:
@@ -74,7 +76,7 @@ METRICS: dict[str, Metric] = {
         Metric("peak_concurrency", "requests", "", False),
         Metric("failed_requests", "requests", "lower", True),
         Metric("step_ms", "ms", "lower", False),
-        *(Metric(name, "ms", "lower", False) for name in (*IN_TURNS, DRAINED)),
+        *(Metric(name, "ms", "lower", False) for name in (*IN_TURNS, SLICED_MEAN, DRAINED)),
         *(Metric(name, "ms", "lower", False) for name in MATCHED),
         Metric("exposed_host_us", "us", "lower", True),
         Metric("device_busy", "", "higher", False),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS
+from harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS, SLICED_MEAN
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
 KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased choice
@@ -80,7 +80,7 @@ def kept(before: pd.DataFrame, after: pd.DataFrame) -> float:
 
 
 def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
-    """The decode step of each arm in turns, ms: IN_TURNS and DRAINED. NaN where too few pairs are left.
+    """The decode step of each arm in turns, ms: IN_TURNS, SLICED_MEAN and DRAINED. NaN where too few pairs are left.
 
     step_ms_sliced              of the first arm, the trimmed mean (of logarithms) of its slices' intervals;
                                 of another, that times the trimmed mean (of logarithms) of the ratios of its
@@ -88,12 +88,15 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
     step_ms_sliced_same_device  the first arm's, and what the arm's own exposed host time (interval - device)
                                 adds to it: trimmed mean over pairs, as a share of the first arm's interval
     step_ms_sliced_same_host    the rest of the change: as shares of the first arm's step, both add up to it
+    step_ms_sliced_mean         of the first arm, the plain mean of its slices' intervals; of another, that times
+                                the ratio of both means over their pairs. A rare long step is in it
     step_ms_drained             see `drained`
     """
     if not all(kept(before, each) >= KEPT for each in others):
-        return tuple(dict.fromkeys((*IN_TURNS, DRAINED), np.nan) for _ in (before, *others))
+        return tuple(dict.fromkeys((*IN_TURNS, SLICED_MEAN, DRAINED), np.nan) for _ in (before, *others))
     first = _middle(decode_slices(before)["interval_ns"]) / NS_PER_MS
-    found = [dict.fromkeys(IN_TURNS, first)]
+    mean = float(decode_slices(before)["interval_ns"].mean()) / NS_PER_MS
+    found = [{**dict.fromkeys(IN_TURNS, first), SLICED_MEAN: mean}]
     for each in others:
         pairs = pair(before, each)
         ratio = _middle(pairs["interval_ns_after"] / pairs["interval_ns_before"])
@@ -101,7 +104,13 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
         more = exposed - (pairs["interval_ns_before"] - pairs["device_ns_before"])
         host = _trimmed(more / pairs["interval_ns_before"])
         shares = (ratio, 1 + host, ratio - host)
-        found.append({name: first * share for name, share in zip(IN_TURNS, shares, strict=True)})
+        of_mean = float(pairs["interval_ns_after"].mean() / pairs["interval_ns_before"].mean())
+        found.append(
+            {
+                **{name: first * share for name, share in zip(IN_TURNS, shares, strict=True)},
+                SLICED_MEAN: mean * of_mean,
+            }
+        )
     for arm, values in zip((before, *others), found, strict=True):
         values[DRAINED] = drained(arm)
     return tuple(found)

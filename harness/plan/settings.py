@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 
 from engines import api
-from harness.metrics.definitions import IN_TURNS, MATCHED, SLICED
+from harness.metrics.definitions import IN_TURNS, MATCHED, OF_PAIRS, SLICED
 from harness.plan import checks
 from harness.plan.design import Arm, Design, Factorial, Gate
 from harness.plan.request import Request
@@ -275,8 +275,6 @@ def make_design(
             msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, request.refs, strict=True)
         )
     name = arms[0].engine if variant is None else variant.name
-    if variant is not None and variant.primary and not _is_changed(request):
-        request = msgspec.structs.replace(request, design={"primary": variant.primary, **request.design})
     return complete(
         request,
         engines,
@@ -285,6 +283,7 @@ def make_design(
         {} if variant is None else variant.workload,
         guess_device,
         secondaries=_secondaries(request, variant),
+        usual="" if variant is None or _is_changed(request) else variant.primary,
     )
 
 
@@ -310,9 +309,11 @@ def complete(
     guess_device: Callable[[], str],
     factorial: Factorial | None = None,
     secondaries: tuple[str, ...] = (),
+    usual: str = "",
 ) -> Design:
     """The design of these arms, checked: with the workload (`of_variant`: what a variant brings), the blocks
-    and the rules that were asked for, or else `secondaries`."""
+    and the rules that were asked for, or else `secondaries` and the `usual` primary (what a variant says; ""
+    where it does not)."""
     device = arms[0].options.device
     scale = guess_device() if device == "auto" else device
     defaults = dict(SCALED[scale])
@@ -346,7 +347,10 @@ def complete(
     )
     if any(arm.is_remote for arm in arms):
         design = msgspec.structs.replace(design, blocks=1)
-    design = with_turns(msgspec.structs.replace(design, **request.design), request, engines)
+    if usual and usual not in OF_PAIRS:
+        design = msgspec.structs.replace(design, primary=usual)
+    design = msgspec.structs.replace(design, **request.design)
+    design = with_turns(design, request, engines, usual or SLICED)
     design = with_plant(with_stopping(design, request), request, engines)
     if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
         raise api.BadSetting("tokenize_workers applies only with --no-pretok: ids need no tokenizing")
@@ -356,19 +360,21 @@ def complete(
     return design
 
 
-def with_turns(design: Design, request: Request, engines: Mapping[str, api.EngineSpec]) -> Design:
+def with_turns(
+    design: Design, request: Request, engines: Mapping[str, api.EngineSpec], usual: str
+) -> Design:
     """The design with turns, and decided by them, where every arm can take them and says what its steps take.
-    A metric of requests that was asked for is measured by rounds alone."""
+    A metric of requests that was asked for, or is the `usual` one here, is measured by rounds alone."""
     specs = [engines[arm.engine] for arm in design.arms]
-    asked, primary = request.design.get("segments"), request.design.get("primary", SLICED)
+    asked, primary = request.design.get("segments"), request.design.get("primary", usual)
     able = all(spec.takes_turns for spec in specs) and all(arm.options.recorder for arm in design.arms)
     if len(design.arms) < 2 or not able or design.workload.most_new_tokens == 1:
-        if asked or request.design.get("primary") == SLICED:
+        if asked or request.design.get("primary") in OF_PAIRS:
             raise api.BadSetting(
-                f"{SLICED} and --segments need two arms, or more, whose engines take turns and record steps"
+                f"{primary} and --segments need two arms, or more, whose engines take turns and record steps"
             )
         return design
-    if asked == 0 or (asked is None and primary != SLICED):
+    if asked == 0 or (asked is None and primary not in OF_PAIRS):
         return design
     ahead = any(
         arm.toggles.get(name) in choices

@@ -32,6 +32,7 @@ from harness.stats import paired, planning
 
 DESCRIPTIVE = (
     *definitions.IN_TURNS,
+    definitions.SLICED_MEAN,
     "ttft_ms_p50",
     "tpot_ms_p50",
     "tpot_ms_p99",

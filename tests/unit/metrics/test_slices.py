@@ -126,6 +126,13 @@ def test_one_stall_in_ten_pairs_does_not_decide(where, stall):
     assert found[SLICED] == before[SLICED] == pytest.approx(2.0)
 
 
+def test_a_rare_stall_is_in_the_plain_mean_which_claims_about_stalls_are_judged_by():
+    before, after = slices.step_sliced(arm([2.0] * 9 + [22.0]), arm([2.0] * 10))
+    assert before[SLICED] == pytest.approx(after[SLICED])
+    assert before[definitions.SLICED_MEAN] == pytest.approx(4.0)
+    assert after[definitions.SLICED_MEAN] == pytest.approx(2.0)
+
+
 def test_cpu_used_while_parked_is_a_share_of_a_core():
     slices_of_arm = arm([2.0] * 4).assign(parked_cpu_ns=MS // 4)
     assert slices.busy_while_parked(slices_of_arm) == 0.25

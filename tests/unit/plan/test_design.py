@@ -279,6 +279,19 @@ def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_lin
     assert secondaries(workload={"max_new_tokens": 1}, design={"primary": "ttft_ms_p50"}) == ()
 
 
+def test_a_claim_about_rare_stalls_is_judged_by_the_plain_mean_where_turns_are_taken() -> None:
+    def primary(**asked: Any) -> str:
+        return make_design(
+            Request(variant="gc-freeze", **asked), {"overlap": SPEC}, load_variants(), lambda: "emulated"
+        ).primary
+
+    assert primary() == definitions.SLICED_MEAN
+    assert primary(design={"segments": 0}) == "tpot_ms_p50"
+    assert primary(options={"recorder": False}) == "tpot_ms_p50"
+    assert primary(design={"primary": definitions.SLICED}) == definitions.SLICED
+    assert primary(after=("gc=default",), before=("gc=frozen",)) == definitions.SLICED
+
+
 def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant() -> None:
     assert secondaries(max_regression=0.05) == ()
     for changed in ({"both": ["stream_interval=1"]}, {"before": ["graph=off"]}, {"after": ["graph=off"]}):
