@@ -24,6 +24,7 @@ from harness.analysis.values import (
     sides,
     values_between,
 )
+from harness.common.formatting import blocks_of
 from harness.metrics import definitions
 from harness.plan.design import Arm, Design, Factorial
 from harness.stats import contrasts, paired, verdicts
@@ -44,7 +45,9 @@ def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Valu
         schema_version=SCHEMA_VERSION,
         run=manifest.run,
         device=described[0].device["kind"] if described else "unknown",
-        stopped_because=reason_to_stop(design, per_block) or f"ended after {len(blocks)} blocks",
+        stopped_because=reason_to_stop(design, per_block)
+        or in_time(manifest, len(blocks))
+        or f"ended after {blocks_of(len(blocks))}",
         comparisons=comparisons(manifest, blocks, per_block),
         factorial=None
         if design.factorial is None
@@ -62,6 +65,13 @@ def _factorial(
         contrasts.label(each.term): each.weights for each in factorial.declared(planned.factors, design.arms)
     }
     return factorial.analyse(planned, design, values, warnings.of_factorial(manifest, blocks, values, judged))
+
+
+def in_time(manifest: Manifest, blocks: int) -> str | None:
+    """That time ended the run after so many blocks; None where it did not."""
+    if blocks != manifest.blocks_in_time:
+        return None
+    return f"{blocks_of(blocks)}, as many as fit into {manifest.design.max_minutes:g} minutes"
 
 
 def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> list[Comparison]:

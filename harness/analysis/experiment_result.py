@@ -257,7 +257,7 @@ def _warnings(plan: Plan, decided: Comparison | None, runs: Runs) -> list[Warnin
     places: dict[Warning, dict[tuple[str, str], None]] = {}
     first, *others = plan.experiment.claims
     where = first.boots, first.workload
-    of_first = warnings.few_blocks(len(runs[where].blocks))
+    of_first = warnings.few_blocks(runs[where].manifest.design, len(runs[where].blocks))
     if decided is not None:
         of_first = [each for each in decided.warnings if each.kind in OF_THE_CHANGE]
     said = [(where, [*of_first, *_few_requests(first, runs[where])])]

@@ -66,9 +66,9 @@ def finished(
             raise StoreError(f"{folder} lacks block {len(blocks)}; {remedy}")
         blocks.append(block)
         values.append(block_values)
-        if reason_to_stop(design, values) is not None:
+        if reason_to_stop(design, values) is not None or len(blocks) == manifest.blocks_in_time:
             return blocks, values
-    most = "at most " if design.until is not None else ""
+    most = "at most " if design.may_end_early else ""
     raise StoreError(
         f"{folder} is not finished: {len(blocks)} of {most}{design.blocks} blocks, and a verdict now would "
         f"be peeking; {remedy}"

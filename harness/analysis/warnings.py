@@ -13,6 +13,7 @@ from harness.analysis.result import Warning
 from harness.common import core_speed
 from harness.common.formatting import percent
 from harness.metrics import divergences
+from harness.plan.design import Design
 from harness.stats import checks, paired, planning
 from harness.stats.stopping import ALPHA
 from harness.store.manifest import Imported, Manifest
@@ -97,18 +98,19 @@ def of_factorial(
     """Those about a factorial as a whole, not about any one pair of its arms. `judged`: the weights of
     the arms in each effect that carries a verdict."""
     return [
-        *few_blocks(len(blocks)),
+        *few_blocks(manifest.design, len(blocks)),
         *_order_of_factorial(manifest, blocks, values, judged),
         *circumstances(manifest, blocks, values),
     ]
 
 
-def few_blocks(blocks: int) -> list[Warning]:
-    """That there are too few for a narrow interval, or for any."""
+def few_blocks(design: Design, blocks: int) -> list[Warning]:
+    """That there are too few for a narrow interval, or for any. A rule that looks at fewer has enough of
+    them."""
     if blocks == 1:
         return [Warning("blocks", "one block: numbers, no interval and no verdict; --blocks 6 gives both")]
     few = f"too few blocks: {blocks}; the interval is wide, 6 is the default"
-    return [Warning("blocks", few)] if blocks < 6 else []
+    return [Warning("blocks", few)] if blocks < 6 and design.until is None else []
 
 
 def of_decision(manifest: Manifest, primary: paired.Effect | None, verdict: str | None) -> list[Warning]:
@@ -116,7 +118,7 @@ def of_decision(manifest: Manifest, primary: paired.Effect | None, verdict: str 
     if primary is None:
         return []
     design = manifest.design
-    found = few_blocks(primary.blocks)
+    found = few_blocks(design, primary.blocks)
     if primary.sd is None:
         if any(arm.is_remote for arm in design.arms):
             one = (

@@ -111,8 +111,8 @@ def _value(field: msgspec.structs.FieldInfo, value: Any) -> Any:
 
 # Options that mean nothing to some commands. What decides a comparison: a profile decides nothing.
 OF_A_VERDICT = (
-    "blocks", "until_decided", "until_precision", "max_blocks", "plant", "plant_at", "rounds", "margin",
-    "primary", "secondaries", "goodput",
+    "blocks", "until_decided", "until_precision", "max_blocks", "max_minutes", "plant", "plant_at", "rounds",
+    "margin", "primary", "secondaries", "goodput",
 )  # fmt: skip
 # What needs a before and an after: a factorial's toggles say what differs, and its block count is fixed.
 OF_TWO_ARMS = (

@@ -73,7 +73,7 @@ class Display:
     def __call__(self, event: Event) -> None:
         match event:
             case BlockBegun(block, left):
-                most = "at most " if self._design.until is not None else ""
+                most = "at most " if self._design.may_end_early else ""
                 which = f"block {block + 1} of {most}{self._design.blocks}"
                 self._block = "first boots (discarded)" if block == -1 else which
                 self._left = left
@@ -104,5 +104,5 @@ class Display:
     def _time_left(self) -> str:
         if not self._seconds:
             return ""
-        most = "at most " if self._design.until is not None else ""
+        most = "at most " if self._design.may_end_early else ""
         return f", {most}{self._left * sum(self._seconds) / len(self._seconds):.0f} s left"

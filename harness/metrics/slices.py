@@ -80,7 +80,8 @@ def kept(before: pd.DataFrame, after: pd.DataFrame) -> float:
 
 
 def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
-    """The decode step of each arm in turns, ms: IN_TURNS, SLICED_MEAN and DRAINED. NaN where too few pairs are left.
+    """The decode step of each arm in turns, ms: IN_TURNS, SLICED_MEAN and DRAINED. NaN where
+    too few pairs are left.
 
     step_ms_sliced              of the first arm, the trimmed mean (of logarithms) of its slices' intervals;
                                 of another, that times the trimmed mean (of logarithms) of the ratios of its
@@ -88,8 +89,8 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
     step_ms_sliced_same_device  the first arm's, and what the arm's own exposed host time (interval - device)
                                 adds to it: trimmed mean over pairs, as a share of the first arm's interval
     step_ms_sliced_same_host    the rest of the change: as shares of the first arm's step, both add up to it
-    step_ms_sliced_mean         of the first arm, the plain mean of its slices' intervals; of another, that times
-                                the ratio of both means over their pairs. A rare long step is in it
+    step_ms_sliced_mean         of the first arm, the plain mean of its slices' intervals; of another, that
+                                times the ratio of both means over their pairs. A rare long step is in it
     step_ms_drained             see `drained`
     """
     if not all(kept(before, each) >= KEPT for each in others):

@@ -87,6 +87,10 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     # With `until`: at most so many.
     blocks: Annotated[int, Meta(description="Blocks, each a boot of every arm (6).")] = 6
     until: Until | None = None  # None: all the blocks, whatever they say
+    max_minutes: Annotated[
+        float | None,
+        Meta(description="As many blocks as fit into so many minutes, all boots included."),
+    ] = None
     against_itself: bool = False  # both arms are one setting: what they differ by is noise
     plant: float | None = None  # delay put into each step of the after arm, as a share of the before's step
     plant_at: str = "device"  # one of the engines' `plants`
@@ -121,6 +125,18 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Limits of a good request: ttft:200, tpot:50, latency:2000 (ms)."),
     ] = {}
 
+    @property
+    def may_end_early(self) -> bool:
+        """Whether it may end before `blocks` are done."""
+        return self.until is not None or self.max_minutes is not None
+
+    @property
+    def fewest(self) -> int:
+        """Blocks at the end of which it may first be judged: so many must not all have one order."""
+        if self.until is not None:
+            return self.until.looks[0]
+        return min(self.blocks, 3) if self.max_minutes is not None else self.blocks
+
     def alpha(self, blocks: int) -> float:
         """The two-sided level of intervals and verdicts made of the first `blocks` blocks: that of the last
         look that they have reached, or of the first look before that."""
@@ -142,7 +158,9 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             if not least <= count <= MOST:
                 bound = f"at least {least}" if count < least else f"at most {MOST:,}"
                 raise api.BadSetting(f"{flag} must be {bound}, not {count}")
-        if any(arm.is_remote for arm in self.arms) and (self.blocks > 1 or self.until is not None):
+        if self.max_minutes is not None and not 0 < self.max_minutes < float("inf"):
+            raise api.BadSetting(f"--max-minutes must be above 0, not {self.max_minutes:g}")
+        if any(arm.is_remote for arm in self.arms) and (self.blocks > 1 or self.may_end_early):
             raise api.BadSetting(
                 "a server at a url is one boot, however often it is asked, and rounds within a boot are not "
                 "blocks; leave --blocks out, or start a server per boot with cmd="

@@ -8,19 +8,19 @@ from hashlib import blake2b
 DRAWN_TOGETHER = 6  # blocks whose orders are drawn together, so that both are among them
 
 
-def orders(lot: str, block: int, arms: int, blocks: int = DRAWN_TOGETHER) -> list[int]:
+def orders(lot: str, block: int, arms: int, fewest: int = DRAWN_TOGETHER) -> list[int]:
     """The arms of `block` by number, in the order in which they run: each order is as likely as any other,
     and independent of other blocks and of runs with another lot.
 
-    With one exception: six blocks (0 to 5, 6 to 11, ...; of two arms all of the run's `blocks`, where they
-    are two to five) in which some arm always ran before the first arm, or always after it, are drawn again.
-    With two arms, one run in 32 would draw that, and could not tell a
-    position effect from the change. The first of many arms then runs at an end more often than in the middle,
-    at both ends alike: with four arms by 1%, with sixteen by 11%. Orders that are balanced further resonate
-    with periodic noise: one of each order in every two blocks gives 14% false alarms, where this gives 5 to
-    6% (stats.md).
+    With one exception: six blocks (0 to 5, 6 to 11, ...) in which some arm always ran before the first arm,
+    or always after it, are drawn again; of two arms so are the `fewest` blocks that the run may be judged by,
+    where they are two to five. With two arms, one run in 32 would draw that in six blocks, and could not tell
+    a position effect from the change. The first of many arms then runs at an end more often than in the
+    middle, at both ends alike: with four arms by 1%, with sixteen by 11%. Orders that are balanced further
+    resonate with periodic noise: one of each order in every two blocks gives 14% false alarms, where this
+    gives 5 to 6% (stats.md).
     """
-    together = min(DRAWN_TOGETHER, blocks) if arms == 2 else DRAWN_TOGETHER
+    together = min(DRAWN_TOGETHER, fewest) if arms == 2 else DRAWN_TOGETHER
     place, attempt = block % together, 0
     while True:
         group = [

@@ -37,6 +37,7 @@ SCALED: dict[str, dict[str, object]] = {
 ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and steadier
 SEGMENTS = {"unpaced": 16, "paced": 3}
 ROUNDS_BESIDE_TURNS = 3
+MOST_IN_TIME = 100  # blocks, where minutes end the run
 # Steps of a turn, and those of them that no interval ends with. A serial loop begins a turn with an idle
 # device, and so does every step of it; one that overlaps has its pipeline filled by the second.
 TURNS = {"serial": (4, 1), "overlapping": (8, 2)}
@@ -360,9 +361,7 @@ def complete(
     return design
 
 
-def with_turns(
-    design: Design, request: Request, engines: Mapping[str, api.EngineSpec], usual: str
-) -> Design:
+def with_turns(design: Design, request: Request, engines: Mapping[str, api.EngineSpec], usual: str) -> Design:
     """The design with turns, and decided by them, where every arm can take them and says what its steps take.
     A metric of requests that was asked for, or is the `usual` one here, is measured by rounds alone."""
     specs = [engines[arm.engine] for arm in design.arms]
@@ -402,7 +401,7 @@ def with_stopping(design: Design, request: Request) -> Design:
                 "--max-blocks applies only with --until-decided or --until-precision; "
                 "a fixed run takes --blocks"
             )
-        return design
+        return _with_usual_stop(design, request)
     flag = "--until-decided" if request.until_decided else "--until-precision"
     if request.until_decided and request.until_precision is not None:
         raise api.BadSetting("--until-decided and --until-precision exclude each other: give one of them")
@@ -417,6 +416,20 @@ def with_stopping(design: Design, request: Request) -> Design:
     else:
         until = stopping.until_precise(request.until_precision, most)
     return msgspec.structs.replace(design, blocks=most, until=until)
+
+
+def _with_usual_stop(design: Design, request: Request) -> Design:
+    """Where nothing was said of when to stop: a gate stops once it is clear; with --max-minutes, time is what
+    ends the run."""
+    if "blocks" in request.design or any(arm.is_remote for arm in design.arms):
+        return design
+    if request.max_regression is not None and len(design.arms) == 2:
+        from harness.stats import stopping
+
+        return msgspec.structs.replace(design, until=stopping.until_clear())
+    if design.max_minutes is not None:
+        return msgspec.structs.replace(design, blocks=MOST_IN_TIME)
+    return design
 
 
 def with_plant(design: Design, request: Request, engines: Mapping[str, api.EngineSpec]) -> Design:

@@ -225,6 +225,8 @@ def _asked(workload: Workload) -> Iterator[tuple[str, str]]:
 
 
 def _stops(design: Design) -> str:
+    if design.max_minutes is not None:
+        return f"after as many blocks as fit into {design.max_minutes:g} minutes"
     if design.until is None:
         return f"after {blocks_of(design.blocks)}, whatever they say"
     looks = ", ".join(map(str, design.until.looks))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ALPHA = 0.05  # two-sided, of each interval and verdict of a fixed number of blocks
 FIRST_LOOK = 6
 BETWEEN_LOOKS = 2
+LOOKS_OF_GATE = (3, 4, 5, 6)
 MOST_BLOCKS = 100  # that a plan may allow: calibrating it takes seconds, and a longer run days
 DEFAULT_MOST = 20
 SHAPE = -0.25  # Delta - 1/2 of Wang and Tsiatis
@@ -39,6 +40,12 @@ def until_decided(most: int, alpha: float = ALPHA) -> Until:
     _check(most, "--until-decided")
     places = looks(most)
     return Until(rule="decided", looks=places, levels=levels(places, alpha))
+
+
+def until_clear() -> Until:
+    """A gate's usual plan. Its limit is often many times what the pairs scatter by, and then three blocks
+    show it; where it is not, it has the six of a fixed run."""
+    return Until(rule="decided", looks=LOOKS_OF_GATE, levels=levels(LOOKS_OF_GATE, ALPHA))
 
 
 def until_precise(precision: float, most: int) -> Until:

@@ -70,6 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     descriptions: dict[str, api.Description] = {}
     segment_batch: int | None = None  # requests of a segment, where the discarded block had to tell
     plant_ns: int | None = None  # the planted delay, sized in the discarded block
+    blocks_in_time: int | None = None  # how many there are, where --max-minutes left no time for another
     imported: Imported | None = None  # None: this program measured it
     left_out: list[str] = []  # tables that its blocks no longer have; see check_whole
     signature: str = ""  # that its design was asked for on this machine; see store/trust.py
@@ -200,7 +201,7 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
 def described_here(design: Design, run: str, now: datetime, lot: str) -> Manifest:
     """The manifest of a run that starts here and now; `lot` is what the order of its arms is drawn by."""
     arms = len(design.arms)
-    drawn = [orders(lot, block, arms, design.blocks) for block in range(design.blocks)]
+    drawn = [orders(lot, block, arms, design.fewest) for block in range(design.blocks)]
     return Manifest(
         schema_version=SCHEMA_VERSION,
         run=run,

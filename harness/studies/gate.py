@@ -86,7 +86,8 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     before, after = outputs.failed_shares(design, blocks)
     failing = gate.more_failed(before, after, most, level)
     compared = summary.comparisons[0]
-    apart = turns.disagreement(design, per_block, 2 * level) if set(definitions.OF_PAIRS) & set(wanted) else None
+    by_turns = any(name in definitions.OF_PAIRS for name in wanted)
+    apart = turns.disagreement(design, per_block, 2 * level) if by_turns else None
     found = gate.result_of(judged, most, level, compared, manifest.promises_outputs, failing, apart)
     known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
     return msgspec.structs.replace(known, gate=found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
@@ -103,14 +104,20 @@ def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
     design = manifest.design
     blocks: list[Block] = []
     values: list[Values] = []
+    clock = _Clock()
     try:
         with display(folder, design) as observe:
             with closing(measure_blocks(folder, manifest, observe)) as measured:
                 for described, block in measured:
-                    manifest = described
+                    manifest = msgspec.structs.replace(described, blocks_in_time=manifest.blocks_in_time)
                     blocks.append(block)
                     values.append(block_values(design, block))
-                    if enough(design, values):
+                    clock.block_done()
+                    if enough(design, values) or len(blocks) == manifest.blocks_in_time:
+                        break
+                    if manifest.blocks_in_time is None and clock.is_up(design.max_minutes):
+                        manifest = msgspec.structs.replace(manifest, blocks_in_time=len(blocks))
+                        write_manifest(folder, manifest)
                         break
             blocks = judge(folder, manifest, blocks, lambda line: observe(Said(line)))
         found = with_floor(result(manifest, blocks, values), manifest, noise_floor.folder_of(folder))
@@ -118,13 +125,31 @@ def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
     except BaseException as error:
         kept = len(finished_blocks(folder))
         if kept and not isinstance(error, StoreError):  # what lies there can't be gone on with as it is
-            most = "at most " if design.until is not None else ""
+            most = "at most " if design.may_end_early else ""
             again = f"go on with {manifest.resumed_by} --resume {folder}"
             error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, {again}")
         elif isinstance(error, KeyboardInterrupt):
             error.add_note("no block was done, so nothing is kept")
         raise
     return Outcome(found, outputs_differ(manifest, found), folder)
+
+
+class _Clock:
+    """When a run has no time for another block: as long as the longest one so far. What the blocks found
+    has no part in it, so this is no peeking."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self._longest = 0.0
+
+    def block_done(self) -> None:
+        """The first one counts with the boots that were thrown away."""
+        now = time.monotonic()
+        self._longest = max(self._longest, now - self._last)
+        self._last = now
+
+    def is_up(self, minutes: float | None) -> bool:
+        return minutes is not None and self._last - self._began + self._longest > 60 * minutes
 
 
 def differences_from(manifest: Manifest) -> list[str]:

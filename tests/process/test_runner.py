@@ -141,6 +141,23 @@ def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
     assert (code, json.loads(stdout)) == (0, result)
 
 
+def test_a_run_that_has_only_so_long_ends_when_no_other_block_fits_and_is_whole(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    short = ("--max-minutes", "0.001", "--rounds", "1", "--segments", "0")
+    code, stdout, stderr = start(environment, tmp_path, "run", *COMPARE, *short, "--format", "json").end()
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    assert result["stopped_because"] == "1 block, as many as fit into 0.001 minutes"
+    folder = run_folder(tmp_path)
+    assert tables.finished_blocks(folder) == [0]
+    again = ("run", "--resume", str(folder), "--format", "json")  # there is nothing left to do
+    code, stdout, stderr = start(environment, tmp_path, *again).end()
+    assert (code, json.loads(stdout)) == (0, result), stderr
+    code, _, stderr = start(environment, tmp_path, "compare", str(folder)).end()
+    assert code == 0, stderr
+
+
 def test_a_run_is_repeated_from_its_manifest(environment: dict[str, str], tmp_path: Path) -> None:
     few = ("--blocks", "1", "--rounds", "1", "--seed", "5", "--margin", "3%")
     code, _, stderr = start(environment, tmp_path, "run", *COMPARE, *few).end()

@@ -292,6 +292,24 @@ def test_a_claim_about_rare_stalls_is_judged_by_the_plain_mean_where_turns_are_t
     assert primary(after=("gc=default",), before=("gc=frozen",)) == definitions.SLICED
 
 
+def test_a_gate_stops_once_it_is_clear_unless_it_is_told_how_many_blocks() -> None:
+    gate = made(variant="pinned", max_regression=0.02)
+    assert gate.until is not None
+    assert gate.until.looks == (3, 4, 5, 6)
+    assert gate.gate is not None
+    assert len(gate.gate.levels) == 4
+    assert gate.fewest == 3
+    assert made(variant="pinned", max_regression=0.02, design={"blocks": 6}).until is None
+
+
+def test_a_run_of_so_many_minutes_has_no_number_of_blocks_of_its_own() -> None:
+    assert made(variant="pinned", design={"max_minutes": 3.0}).blocks == settings.MOST_IN_TIME
+    assert made(variant="pinned", design={"max_minutes": 3.0, "blocks": 4}).blocks == 4
+    assert made(variant="pinned", design={"max_minutes": 3.0}).fewest == 3
+    with pytest.raises(api.BadSetting, match="--max-minutes must be above 0"):
+        made(variant="pinned", design={"max_minutes": 0.0})
+
+
 def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant() -> None:
     assert secondaries(max_regression=0.05) == ()
     for changed in ({"both": ["stream_interval=1"]}, {"before": ["graph=off"]}, {"after": ["graph=off"]}):
