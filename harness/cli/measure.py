@@ -131,6 +131,9 @@ def gate(
         list[str] | None, option(GATE, "Metric that must not regress; up to five (tpot_ms_p50).")
     ] = None,
     max_regression: Annotated[str | None, option(GATE, "How much worse each may get (2%).")] = None,
+    calibrate: Annotated[
+        bool, option(GATE, "Measure the base against itself, and say what gates this machine can hold.")
+    ] = False,
     on_undecided: Annotated[
         OnUndecided | None, option(GATE, "What undecided counts as; else it exits with 3.")
     ] = None,
@@ -146,10 +149,16 @@ def gate(
     if run is not None and (not request.nothing or base_ref or head_ref):
         raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
 
+    if calibrate and (run is not None or base_ref or head_ref or on_undecided):
+        raise api.BadSetting("--calibrate measures the base that is installed: no run, no refs, no verdict")
+
     from harness.cli.progress import on_stderr
     from harness.report import gate_tables
     from harness.studies import gate as gate_
 
+    if calibrate:
+        printing.show(gate_.calibrate(request, names, limit, out, on_stderr), format)
+        return
     if run is None:
         run = gate_.measure(request, base_ref, head_ref, names, limit, out, say, on_stderr)
     result = gate_.judge(run, names, limit)

@@ -10,12 +10,14 @@ import msgspec
 from harness.analysis.accuracy import Evaluation
 from harness.analysis.experiment_result import ExperimentResult
 from harness.analysis.explain import Explained
+from harness.analysis.gate_plans import GatePlans
 from harness.analysis.result import Result, SweepResult, to_plain
 from harness.report import (
     evaluation_tables,
     experiment_tables,
     explain_tables,
     factorial_tables,
+    gate_plan_tables,
     gate_tables,
     sweep_tables,
     tables,
@@ -33,9 +35,10 @@ FORMS: dict[type, Form] = {
     Explained: (explain_tables.page, explain_tables.to_csv),
     ExperimentResult: (experiment_tables.page, experiment_tables.to_csv),
     Evaluation: (evaluation_tables.page, evaluation_tables.to_csv),
+    GatePlans: (gate_plan_tables.page, gate_plan_tables.to_csv),
     TraceResult: (trace_tables.page, trace_tables.to_csv),
 }
-Found = Result | SweepResult | Explained | ExperimentResult | Evaluation | TraceResult
+Found = Result | SweepResult | Explained | ExperimentResult | Evaluation | GatePlans | TraceResult
 
 
 def to_json(found: Found) -> str:

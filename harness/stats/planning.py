@@ -23,13 +23,22 @@ def blocks_needed(sd: float, blocks: int, margin: float) -> tuple[int, int]:
     if blocks < 2:
         raise ValueError("the SD of one block is not known")
     tail = (1 - CONFIDENCE) / 2
-    freedom = blocks - 1
-    low, high = (sd * (freedom / float(chi2.ppf(quantile, freedom))) ** 0.5 for quantile in (1 - tail, tail))
+    low, high = (_possible_sd(sd, blocks, quantile) for quantile in (1 - tail, tail))
     return fixed_plan(low, margin), fixed_plan(high, margin)
 
 
-def fixed_plan(sd: float, margin: float) -> int:
-    """The smallest n at which the two-sided t test at ALPHA detects a mean of `margin` with POWER.
+def highest_sd(sd: float, blocks: int) -> float:
+    """The upper end of what the SD may be, at CONFIDENCE."""
+    return _possible_sd(sd, blocks, (1 - CONFIDENCE) / 2)
+
+
+def _possible_sd(sd: float, blocks: int, quantile: float) -> float:
+    freedom = blocks - 1
+    return float(sd * (freedom / chi2.ppf(quantile, freedom)) ** 0.5)
+
+
+def fixed_plan(sd: float, margin: float, alpha: float = ALPHA) -> int:
+    """The smallest n at which the two-sided t test at `alpha` detects a mean of `margin` with POWER.
 
     Power of the noncentral t with n-1 degrees of freedom and noncentrality margin · sqrt(n) / sd (on the
     log scale a small margin and log(1 + margin) are one). An SD of 0.5 / 1 / 2 / 3% at a margin of 1% needs
@@ -39,11 +48,11 @@ def fixed_plan(sd: float, margin: float) -> int:
         return 2
     target = margin / sd
     low, high = 1, 2  # the power at `low` is too small; double `high` until its power is enough, then bisect
-    while detection_power(target, high) < POWER:
+    while detection_power(target, high, alpha) < POWER:
         low, high = high, high * 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if detection_power(target, middle) >= POWER else (middle, high)
+        low, high = (low, middle) if detection_power(target, middle, alpha) >= POWER else (middle, high)
     return high
 
 

@@ -3,13 +3,16 @@ written of that for people and for continuous integration."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from engines import api
-from harness.analysis import comparison, gate, noise_floor, outputs, stored, turns
+from harness.analysis import comparison, gate, gate_plans, noise_floor, outputs, stored, turns
+from harness.analysis.gate_plans import GatePlans
 from harness.analysis.result import Result
 from harness.analysis.rule import judged as judged_by
 from harness.analysis.stored import finished, readable
@@ -65,6 +68,24 @@ def measure(
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             say(f"{ref.name} is measured as it was committed, without your changes to {changed[0]}{more}")
     return measure_.measure(design, out, display).folder
+
+
+def calibrate(
+    request: Request, names: Sequence[str], limit: float | None, out: Path, display: Display
+) -> GatePlans:
+    """What a gate on the before arm can decide here, from that arm measured against itself. Raises as
+    measure.measure does, and BadSetting for metrics or a limit that can't be gated."""
+    checks.check(names, checks.DEFAULT_LIMIT if limit is None else limit)
+    minutes = request.design.get("max_minutes")
+    asked = {name: value for name, value in request.design.items() if name != "max_minutes"}
+    request = msgspec.structs.replace(request, design=asked, after=(), against_itself=True)
+    design = make_design(request, api.find_engines(), load_variants(), guess_device)
+    if design.blocks < 2:
+        raise api.BadSetting("one block has no SD: leave --blocks out, or give six")
+    began = time.monotonic()
+    found = measure_.measure(design, out, display).result
+    seconds = time.monotonic() - began
+    return gate_plans.of_equal_arms(found, seconds, cast("float | None", minutes), names, limit)
 
 
 def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:

@@ -1,0 +1,83 @@
+"""What a gate can decide on this machine, and in how many minutes: from an arm measured against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from harness.analysis.result import Result
+from harness.metrics import definitions
+from harness.plan.checks import ONE_SIDED
+from harness.stats import planning
+
+METRICS = (definitions.SLICED, "tpot_ms_p50", "itl_token_ms_p99", "ttft_ms_p50", "throughput_tok_s")
+LIMITS = (0.005, 0.01, 0.02, 0.05, 0.1)
+FEWEST = 3  # blocks: a gate looks at no fewer
+MOST = 100  # blocks of a plan that anybody would wait for
+MINUTES = 3.0  # a gate may take, unless it is said
+
+
+class GatePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gate on one metric needs to pass an unchanged head in 4 of 5 runs, or more."""
+
+    metric: str
+    limit: float  # the largest regression allowed, a fraction
+    blocks: int
+    minutes: float  # its first boots included
+
+
+class GatePlans(msgspec.Struct, frozen=True, kw_only=True):
+    """`sd`: by metric, of the log ratio of equal arms over the blocks that were measured. `plans`: every
+    limit that can be held, by metric, the smallest first. `recommended`: the smallest limit within the
+    minutes."""
+
+    schema_version: int
+    run: str
+    device: str
+    blocks: int
+    seconds_per_block: float
+    max_minutes: float
+    sd: dict[str, float]
+    plans: list[GatePlan]
+    recommended: GatePlan | None
+
+
+def of_equal_arms(
+    found: Result, seconds: float, minutes: float | None, metrics: Sequence[str], limit: float | None
+) -> GatePlans:
+    """From the result of an A/A that took so many `seconds`. `metrics`, `limit`: those that a gate is wanted
+    for, where that is known; else METRICS and LIMITS.
+
+    Blocks are those of a fixed gate, for the upper end of what the SD may be (planning.blocks_needed): few
+    blocks know their own SD badly, and a gate that cannot decide is worth less than one that takes longer.
+    """
+    comparison = found.comparisons[0]
+    each = seconds / (comparison.blocks + 1)  # the first boots, which are thrown away, are nearly a block
+    rows = {name: comparison.metrics[name] for name in metrics or METRICS if name in comparison.metrics}
+    sds = {name: row.sd for name, row in rows.items() if row.sd is not None and row.change is not None}
+    plans = []
+    for name, sd in sds.items():
+        for most in LIMITS if limit is None else (limit,):
+            lower = definitions.METRICS[name].better == "lower"
+            margin = float(np.log1p(most) if lower else -np.log1p(-most))
+            worst = planning.highest_sd(sd, comparison.blocks)
+            blocks = max(FEWEST, planning.fixed_plan(worst, margin, alpha=2 * ONE_SIDED))
+            if blocks <= MOST:
+                plans.append(
+                    GatePlan(metric=name, limit=most, blocks=blocks, minutes=(blocks + 1) * each / 60)
+                )
+    within = MINUTES if minutes is None else minutes
+    fitting = [plan for plan in plans if plan.minutes <= within]
+    return GatePlans(
+        schema_version=found.schema_version,
+        run=found.run,
+        device=found.device,
+        blocks=comparison.blocks,
+        seconds_per_block=each,
+        max_minutes=within,
+        sd=sds,
+        plans=plans,
+        recommended=min(fitting, key=lambda plan: (plan.limit, plan.blocks), default=None),
+    )

@@ -1,0 +1,69 @@
+"""What `bench gate --calibrate` found, as a person reads it. Input is a `GatePlans`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import astuple
+
+from harness.analysis.gate_plans import MOST, GatePlan, GatePlans
+from harness.common.formatting import blocks_of
+from harness.report.page import Page, Table, csv_text, tabulated
+
+
+def conclusion(found: GatePlans) -> str:
+    """One sentence: the gate to use here."""
+    plan, within = found.recommended, f"{found.max_minutes:.3g} minutes"
+    if plan is None:
+        return (
+            f"No limit that was tried can be held on this {found.device} device within {within}: allow more "
+            "with --max-minutes, or use a quieter machine."
+        )
+    return (
+        f"On this machine, within {within}: --metric {plan.metric} --max-regression {_share(plan.limit)} "
+        f"--blocks {plan.blocks}, {_minutes(plan)} a gate."
+    )
+
+
+def page(found: GatePlans) -> Page:
+    return Page(conclusion(found), (), (plan_table(found),), ())
+
+
+def plan_table(found: GatePlans) -> Table:
+    """Each metric, with what every limit costs."""
+    limits = sorted({plan.limit for plan in found.plans})
+    by_place = {(plan.metric, plan.limit): plan for plan in found.plans}
+
+    def cost(name: str, limit: float) -> str:
+        plan = by_place.get((name, limit))
+        return "–" if plan is None else f"{plan.blocks}, {_minutes(plan)}"
+
+    columns: dict[str, Callable[[str], str]] = {
+        "metric": str,
+        "SD of a block": lambda name: f"{found.sd[name]:.2%}",
+    }
+    columns |= {f"limit {_share(limit)}": partial(cost, limit=limit) for limit in limits}
+    note = (
+        f"Blocks of a fixed gate (--blocks), and its time, that pass an unchanged head in 4 of 5 runs: from "
+        f"{blocks_of(found.blocks)} of the base against itself, of {found.seconds_per_block:.0f} s each, for "
+        f"the most that their SD may be (90%). –: more than {MOST} blocks. Without --blocks a gate looks at "
+        "3, 4, 5 and 6 blocks, and ends with the first that is clear."
+    )
+    return tabulated("Gates that this machine can hold", found.sd, columns, note, numbers=tuple(columns)[1:])
+
+
+def to_csv(found: GatePlans) -> str:
+    """One line per plan, unrounded."""
+    about = (found.run, found.device)
+    return csv_text(
+        ("run", "device", *GatePlan.__struct_fields__), [(*about, *astuple(plan)) for plan in found.plans]
+    )
+
+
+def _share(limit: float) -> str:
+    return f"{100 * limit:.3g}%"
+
+
+def _minutes(plan: GatePlan) -> str:
+    return f"{60 * plan.minutes:.0f} s" if plan.minutes < 1.5 else f"{plan.minutes:.0f} min"

@@ -1,0 +1,64 @@
+"""What a gate can hold on a machine, from equal arms."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from harness.analysis import comparison, gate_plans
+from harness.analysis.gate_plans import GatePlans
+from harness.report import formats, gate_plan_tables
+from harness.stats import planning
+from tests.support.made_blocks import blocks, manifest
+
+
+def plans(**asked: object) -> GatePlans:
+    """Of six blocks of equal arms in 70 s: ten a block, with the boots that were thrown away."""
+    usual = {"minutes": None, "metrics": (), "limit": None}
+    found = comparison.result(manifest(), blocks(1.0, 6))
+    return gate_plans.of_equal_arms(found, seconds=70.0, **{**usual, **asked})  # type: ignore[arg-type]
+
+
+def test_a_plan_passes_an_unchanged_head_in_four_of_five_runs_even_where_the_sd_is_as_high_as_may_be() -> (
+    None
+):
+    found = plans()
+    (sd,) = {found.sd[plan.metric] for plan in found.plans if plan.metric == "tpot_ms_p50"}
+    for plan in (plan for plan in found.plans if plan.metric == "tpot_ms_p50" and plan.blocks > 3):
+        target = plan.limit / planning.highest_sd(sd, 6)
+        assert planning.detection_power(target, plan.blocks, alpha=0.1) >= 0.79
+        assert planning.detection_power(target, plan.blocks - 1, alpha=0.1) < 0.81
+
+
+def test_a_tighter_limit_takes_longer_and_minutes_count_the_boots_that_are_thrown_away() -> None:
+    found = [plan for plan in plans().plans if plan.metric == "tpot_ms_p50"]
+    assert [plan.blocks for plan in found] == sorted((plan.blocks for plan in found), reverse=True)
+    assert all(plan.minutes == pytest.approx((plan.blocks + 1) * 10 / 60) for plan in found)
+
+
+def test_the_smallest_limit_within_the_minutes_is_recommended_and_none_where_none_fits() -> None:
+    found = plans(minutes=2.0)
+    assert found.recommended is not None
+    assert found.recommended.minutes <= 2.0
+    assert not [plan for plan in found.plans if plan.minutes <= 2.0 and plan.limit < found.recommended.limit]
+    assert plans(minutes=0.1).recommended is None
+    assert "No limit that was tried can be held" in gate_plan_tables.conclusion(plans(minutes=0.1))
+
+
+def test_what_a_gate_is_wanted_for_is_all_that_is_planned() -> None:
+    found = plans(metrics=("ttft_ms_p50",), limit=0.03)
+    assert {(plan.metric, plan.limit) for plan in found.plans} <= {("ttft_ms_p50", 0.03)}
+    assert set(found.sd) == {"ttft_ms_p50"}
+
+
+def test_every_form_has_all_plans() -> None:
+    found = plans()
+    rows = list(csv.DictReader(io.StringIO(formats.to_csv(found))))
+    assert [(row["metric"], float(row["limit"])) for row in rows] == [
+        (plan.metric, plan.limit) for plan in found.plans
+    ]
+    text = formats.to_markdown(found)
+    assert all(name in text for name in found.sd)
+    assert "--max-regression" in text
