@@ -10,9 +10,11 @@ from engines import api
 from harness.analysis.result import Comparison, Counter
 from harness.analysis.values import sides
 from harness.metrics import definitions
+from harness.metrics.steps import decode_intervals, matched_share
 from harness.plan.design import Design
 from harness.store.block import Block
 
+MATCHED_UNIT = "of the decode steps, at a batch that both arms had"
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
 
 
@@ -26,6 +28,11 @@ def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
     for name in dict.fromkeys(name for found in per_arm.values() for name in found):
         both = sides(design, {arm: found[name][0] for arm, found in per_arm.items() if name in found})
         counters[name] = Counter(before=both.before, after=both.after, unit=units[name])
+    if per_step and len(design.arms) == 2:
+        arms = [[decode_intervals(block.of(arm.name, "steps")) for arm in design.arms] for block in blocks]
+        before, after = map(float, np.mean([matched_share(each) for each in arms], axis=0))
+        if np.isfinite(before) and np.isfinite(after):
+            counters["matched_steps"] = Counter(before=before, after=after, unit=MATCHED_UNIT)
     return counters
 
 

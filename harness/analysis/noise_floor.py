@@ -30,11 +30,11 @@ from harness.workload.workload import Workload
 
 FOLDER = "floors"  # beside the run folders
 STALE_DAYS = 30
-NEEDED = ("engine", "model", "kind")  # a floor that differs in one of these says nothing of a run
+NEEDED = ("engine", "model", "kind", "method")  # a floor that differs in one of these says nothing of a run
 # A floor does not know the toggles, and these depend on little else: 0.04% where all host time is hidden, 1%
 # where none is.
 OF_ONE_SETTING = (definitions.SAME_DEVICE, definitions.SAME_HOST)
-WEIGHED = ("machine", "device", "workload", "options", "rounds", "blocks")  # the weightiest first
+WEIGHED = ("machine", "device", "workload", "options", "rounds", "segments", "blocks")  # the weightiest first
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +60,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
     rounds: int
     blocks: int
+    method: str = "rounds"  # or "slices", where arms took turns; a floor is of one
+    segments: int = 0
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +106,8 @@ def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
         workload=design.workload,
         rounds=design.rounds,
         blocks=blocks,
+        method="slices" if design.segments else "rounds",
+        segments=design.segments,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from harness.metrics.definitions import DRAINED, SLICED
 from harness.plan.design import Design
 from harness.stats import paired
 from harness.store.block import Block
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OF_ROUNDS = "step_ms_matched"  # the same step, in the rounds: at the before arm's mix of batches
 BUSY = 0.05  # of a core, while parked
@@ -101,12 +105,27 @@ def sliced(design: Design, blocks: Sequence[Block]) -> Sliced | None:
         return None
     pairs = [slices.pair(*each) for each in sides]
     batches = np.concatenate([each["batch"] for each in pairs])
+    within, between = _components(sides)
     return Sliced(
         steps=design.turn_steps,
         batch=float(batches.mean()) if len(batches) else 0.0,
         pairs=len(batches),
         kept=min(slices.kept(*each) for each in sides),
+        within=within,
+        between=between,
     )
+
+
+def _components(sides: Sequence[tuple[pd.DataFrame, pd.DataFrame]]) -> tuple[float | None, float | None]:
+    """What the change of a block scatters by: from its pairs, and from the boots."""
+    within = float(np.sqrt(np.mean([slices.error_of_pairs(*each) ** 2 for each in sides])))
+    if not np.isfinite(within):
+        return None, None
+    if len(sides) < 2:
+        return within, None
+    found = [slices.step_sliced(*each) for each in sides]
+    changes = np.log([after[SLICED] / before[SLICED] for before, after in found])
+    return within, float(np.sqrt(max(0.0, changes.var(ddof=1) - within**2)))
 
 
 def of_turns(design: Design, blocks: Sequence[Block]) -> list[Warning]:

@@ -87,9 +87,20 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
         *([] if imported is None else of_import(manifest.run, imported)),
         *_of("device", _device(manifest, rounds)),
         *_of("outputs", _outputs(manifest, blocks)),
+        *_of("blocks", _resumed(manifest)),
         *_of("records", _recorder(manifest)),
     ]
     return list(dict.fromkeys(found))
+
+
+def _resumed(manifest: Manifest) -> Iterator[str]:
+    """A block that is ended and measured again may be one that somebody did not like."""
+    if manifest.resumed_after:
+        times = ", ".join(map(str, manifest.resumed_after))
+        yield (
+            f"interrupted and gone on with after {times} blocks: what had been measured of the next one was "
+            "dropped, and measured again in the same order"
+        )
 
 
 def of_factorial(

@@ -117,6 +117,18 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
     return tuple(found)
 
 
+def error_of_pairs(before: pd.DataFrame, after: pd.DataFrame) -> float:
+    """The standard error of one block's change, from the scatter of its pairs: that of a trimmed mean, by the
+    winsorized SD (Tukey & McLaughlin, Sankhya 1963). Neighbouring pairs are taken as independent."""
+    pairs = pair(before, after)
+    ordered = np.sort(np.log(pairs["interval_ns_after"] / pairs["interval_ns_before"]).to_numpy())
+    cut = int(TRIMMED * len(ordered))
+    if len(ordered) - 2 * cut < 2:
+        return np.nan
+    winsorized = np.clip(ordered, ordered[cut], ordered[len(ordered) - cut - 1])
+    return float(winsorized.std(ddof=1) / ((1 - 2 * cut / len(ordered)) * len(ordered) ** 0.5))
+
+
 def drained(slices: pd.DataFrame) -> float:
     """What a step more takes, ms, counted until everything is finished: the difference of a long turn and a
     short one, by the number of steps between them. What a turn costs besides, filling and draining, is in

@@ -143,6 +143,13 @@ def matched_means(arms: Sequence[pd.DataFrame], columns: list[str]) -> list[pd.S
     return [pd.Series(np.average(mean.loc[shared], axis=0, weights=weights), index=columns) for mean in means]
 
 
+def matched_share(arms: Sequence[pd.DataFrame]) -> list[float]:
+    """The share of each arm's steps (frames as of `matched_means`) whose batch every arm had: what the
+    matched means are made of. NaN for an arm without steps."""
+    shared = set.intersection(*(set(arm["batch"].unique()) for arm in arms))
+    return [_mean(arm["batch"].isin(shared)) for arm in arms]
+
+
 def _mean(values: pd.Series) -> float:
     """NaN, without a warning, where there are none."""
     return float(values.mean()) if len(values) else np.nan

@@ -70,6 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     descriptions: dict[str, api.Description] = {}
     segment_batch: int | None = None  # requests of a segment, where the discarded block had to tell
     plant_ns: int | None = None  # the planted delay, sized in the discarded block
+    resumed_after: list[int] = []  # blocks that there were each time it was gone on with
     blocks_in_time: int | None = None  # how many there are, where --max-minutes left no time for another
     imported: Imported | None = None  # None: this program measured it
     left_out: list[str] = []  # tables that its blocks no longer have; see check_whole

@@ -27,7 +27,7 @@ from harness.run.events import Observer, Said
 from harness.run.teacher_forcing import judge
 from harness.store import folders
 from harness.store.block import Block
-from harness.store.files import StoreError, write_summary
+from harness.store.files import SUMMARY_FILE, StoreError, write_summary
 from harness.store.folders import discard_if_empty, held
 from harness.store.manifest import (
     Manifest,
@@ -86,6 +86,10 @@ def resume(folder: Path, design: Design | None, display: Display, admit: Admit) 
     now = described_here(design or stored.design, stored.run, datetime.now().astimezone(), stored.run)
     check_resume(stored, now)
     with held(folder):
+        if not (folder / SUMMARY_FILE).exists():
+            kept = [*stored.resumed_after, len(finished_blocks(folder))]
+            stored = msgspec.structs.replace(stored, resumed_after=kept)
+            write_manifest(folder, stored)
         return _measure(folder, stored, display)
 
 

@@ -137,6 +137,7 @@ def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
     assert result["stopped_because"].startswith((f"decided at {blocks} of at most 8 blocks", "8 blocks, the"))
     assert tables.finished_blocks(run_folder(tmp_path)) == list(range(blocks))
     assert result["comparisons"][0]["confidence"] > 0.95
+    assert any("gone on with after 2 blocks" in each for each in result["comparisons"][0]["warnings"])
     code, stdout, _ = start(environment, tmp_path, *again).end()  # nothing is left to measure
     assert (code, json.loads(stdout)) == (0, result)
 

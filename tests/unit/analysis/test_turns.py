@@ -121,7 +121,10 @@ def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> N
     assert found.decided.change == pytest.approx(-0.05, abs=0.002)
     assert found.sliced is not None
     assert (found.sliced.pairs, found.sliced.kept, found.sliced.batch) == (30 * BLOCKS, 1.0, 4.0)
+    assert found.sliced.within == pytest.approx(0.0, abs=1e-6)  # all pairs of a block are one
+    assert found.sliced.between == pytest.approx(0.0011, rel=0.1)
     lines = list(tables.remarks(found))
+    assert any("0.11% for its boots (--blocks)" in line for line in lines)
     assert any("pairs of neighbours, 100% kept" in line for line in lines)
     assert any("exposed host time −5" in line and "step_ms_sliced_same_device" in line for line in lines)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engines.api import STEP_COLUMNS
 from harness.metrics.attribution import PARTS, attribute, matched_means, paint
+from harness.metrics.steps import matched_share
 from harness.metrics.steps import decode_intervals, exposed_host_us
 
 Phases = Mapping[str, tuple[int, int]]
@@ -184,6 +185,11 @@ def test_parts_are_compared_at_the_before_arm_s_batch_mix() -> None:
     before, after = matched_means([arm([1, 1, 2]), arm([1, 2, 2, 2, 3])])
     assert before["device"] == after["device"] == pytest.approx(4 / 3)
     assert np.isnan(matched_means([arm([1]), arm([2])])[0]["device"])
+
+
+def test_how_much_of_each_arm_the_shared_batches_are():
+    one, other = (pd.DataFrame({"batch": batches}) for batches in ([1, 1, 2, 4], [2, 3]))
+    assert matched_share([one, other]) == [0.25, 0.5]
 
 
 # -- for any stamps ---------------------------------------------------------------------------------------

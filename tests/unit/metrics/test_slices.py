@@ -133,6 +133,21 @@ def test_a_rare_stall_is_in_the_plain_mean_which_claims_about_stalls_are_judged_
     assert after[definitions.SLICED_MEAN] == pytest.approx(2.0)
 
 
+def test_the_error_of_a_block_is_what_its_value_scatters_by_when_pairs_are_drawn_again():
+    random = np.random.default_rng(3)
+
+    def block() -> tuple[pd.DataFrame, pd.DataFrame]:
+        return arm([2.0] * 200), arm(list(2.0 * np.exp(0.1 * random.standard_t(3, 200))))
+
+    values, errors = [], []
+    for _ in range(60):
+        before, after = block()
+        first, second = slices.step_sliced(before, after)
+        values.append(np.log(second[SLICED] / first[SLICED]))
+        errors.append(slices.error_of_pairs(before, after))
+    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.25)
+
+
 def test_cpu_used_while_parked_is_a_share_of_a_core():
     slices_of_arm = arm([2.0] * 4).assign(parked_cpu_ns=MS // 4)
     assert slices.busy_while_parked(slices_of_arm) == 0.25
