@@ -58,8 +58,8 @@ CONVENTIONS = (
 CAUSES = 3  # of failed requests, in the table
 FAMILY = " Verdicts are at 5% over all comparisons of this run together (Holm); intervals are each by itself."
 BOTH = (
-    " The primary is wrong in at most 5% of runs, and any of the secondaries in 5%: up to 10% of runs without "
-    "a change call one."
+    " The primary is wrong in at most 5% of runs, and any of the secondaries in 5%: of runs without a "
+    "change, up to 10% call one."
 )
 FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller change says nothing."
 

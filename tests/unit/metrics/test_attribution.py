@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from engines.api import STEP_COLUMNS
 from harness.metrics.attribution import PARTS, attribute, matched_means, paint
-from harness.metrics.steps import matched_share
-from harness.metrics.steps import decode_intervals, exposed_host_us
+from harness.metrics.steps import decode_intervals, exposed_host_us, matched_share
 
 Phases = Mapping[str, tuple[int, int]]
 
