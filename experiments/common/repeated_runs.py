@@ -10,12 +10,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from experiments.common.record import FOLDER
+from harness.common import core_speed
 from harness.common.machine import code
 
 
 def bench(*arguments: str, where: Path | None = None) -> dict[str, Any]:
     """One measuring command: its exit code, its wall time, and its first comparison."""
+    loop = loop_sd()
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "harness", *arguments, "--out", folder, "--format", "json"]
         began = perf_counter()
@@ -28,9 +32,22 @@ def bench(*arguments: str, where: Path | None = None) -> dict[str, Any]:
         "code": done.returncode,
         "seconds": seconds,
         "commit": code().commit[:7],
+        "loop_sd": loop,
         "gate": result.get("gate"),
         "comparison": result["comparisons"][0],
     }
+
+
+def loop_sd() -> float:
+    """How noisy the machine is just now: the SD of the log of one fixed loop of 0.1 ms, between calls, with
+    every core busy for a second."""
+    cores = core_speed.cores()
+    command = [sys.executable, "-I", core_speed.__file__]
+    running = [
+        subprocess.Popen([*command, str(core), "1"], stdout=subprocess.PIPE, text=True) for core in cores
+    ]
+    loops = [np.log([float(each) for each in process.communicate()[0].split()]) for process in running]
+    return float(np.sqrt(np.mean([each.var() for each in loops])))
 
 
 def earlier(script: str) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ def main() -> None:
                 )
                 write_result(
                     __file__,
-                    title=f"Gate at 2% on two refs of examples/own_engine, 6 blocks; {counts}",
+                    title=f"Gate at 2% on two refs of examples/own_engine; {counts}",
                     header=["head", "exit", "gate", "at best", "at worst", *CELLS],
                     rows=[
                         [

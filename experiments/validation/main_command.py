@@ -16,7 +16,18 @@ from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
 from harness.metrics import definitions
 
-HEADER = ["step in turns, ms", "change", "verdict", "TPOT p50, in rounds", "outputs equal", "wall", "commit"]
+HEADER = [
+    "step in turns, ms",
+    "change",
+    "half-width",
+    "verdict",
+    "scatter of pairs, of boots",
+    "TPOT p50, in rounds",
+    "outputs equal",
+    "wall",
+    "SD of a loop",
+    "commit",
+]
 SHOWN = (definitions.SLICED, "tpot_ms_p50")
 
 
@@ -24,7 +35,8 @@ def measured(*flags: str) -> dict[str, Any]:
     run = bench("run", "--variant", "pinned-h2d", *flags)
     comparison = run["comparison"]
     return {
-        **{name: run[name] for name in ("code", "seconds", "commit")},
+        **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
+        "sliced": comparison["sliced"],
         "metrics": {name: comparison["metrics"][name] for name in SHOWN},
         "outputs": comparison["outputs"],
         "noise": [line for line in comparison["warnings"] if line.startswith("noise")],
@@ -33,6 +45,11 @@ def measured(*flags: str) -> dict[str, Any]:
 
 def half_width(row: dict[str, Any]) -> float:
     return float(row["ci_high"] - row["ci_low"]) / 2
+
+
+def scatter(sliced: dict[str, Any]) -> str:
+    """What a block's change scatters by: for its pairs, and for its boots."""
+    return f"{sliced['within']:.2%}, {sliced['between']:.2%}"
 
 
 def change(row: dict[str, Any]) -> str:
@@ -56,10 +73,13 @@ def repeat(script: str, description: str | None, *flags: str) -> None:
                 [
                     f"{run['metrics'][definitions.SLICED]['before']:.3f}",
                     change(run["metrics"][definitions.SLICED]),
+                    f"±{half_width(run['metrics'][definitions.SLICED]):.2%}",
                     run["metrics"][definitions.SLICED]["verdict"],
+                    scatter(run["sliced"]),
                     change(run["metrics"]["tpot_ms_p50"]),
                     f"{run['outputs']['identical']} of {run['outputs']['compared']}",
                     f"{run['seconds']:.0f} s",
+                    f"{run['loop_sd']:.1%}",
                     run["commit"],
                 ]
                 for run in runs

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
-from experiments.validation.main_command import change, half_width
+from experiments.validation.main_command import change, half_width, scatter
 from harness.analysis import mechanism
 from harness.analysis.result import Comparison, from_plain
 from harness.metrics import definitions
@@ -26,7 +26,19 @@ LOOPS = {
 }
 PLANTS = ("none", "host", "device")
 SHARE = "2%"
-HEADER = ["loop", "planted at", "achieved", "change", "half-width", "verdict", "TPOT p50", "wall", "commit"]
+HEADER = [
+    "loop",
+    "planted at",
+    "achieved",
+    "change",
+    "half-width",
+    "verdict",
+    "scatter of pairs, of boots",
+    "TPOT p50",
+    "wall",
+    "SD of a loop",
+    "commit",
+]
 
 
 def measured(loop: str, place: str, seed: int) -> dict[str, Any]:
@@ -38,7 +50,8 @@ def measured(loop: str, place: str, seed: int) -> dict[str, Any]:
         "loop": loop,
         "place": place,
         "achieved": achieved,
-        **{name: run[name] for name in ("code", "seconds", "commit")},
+        **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
+        "sliced": comparison["sliced"],
         "metrics": {name: comparison["metrics"][name] for name in (definitions.SLICED, "tpot_ms_p50")},
     }
 
@@ -52,8 +65,10 @@ def row(run: dict[str, Any]) -> list[str]:
         change(turns),
         f"±{half_width(turns):.2%}",
         turns["verdict"],
+        scatter(run["sliced"]),
         change(run["metrics"]["tpot_ms_p50"]),
         f"{run['seconds']:.0f} s",
+        f"{run['loop_sd']:.1%}",
         run["commit"],
     ]
 

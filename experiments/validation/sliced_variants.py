@@ -13,18 +13,18 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
-from experiments.validation.main_command import change, half_width
+from experiments.validation.main_command import change, half_width, scatter
 from harness.metrics import definitions
 from harness.plan.variants import Variant, load_variants
 
 DEVICES: dict[str, tuple[str, ...]] = {"unpaced": (), "paced, 10 ms": ("--pace", "10ms")}
 OF_ROUNDS = "step_ms_matched"
-SHOWN = (definitions.SLICED, OF_ROUNDS, "tpot_ms_p50")
+SHOWN = (*definitions.OF_PAIRS, OF_ROUNDS, "tpot_ms_p50")
 
 
 def decided_by_turns(variant: Variant) -> bool:
-    """One of the built-in engine, without a metric of its own."""
-    return variant.engine == "overlap" and not variant.primary
+    """One of the built-in engine, without a metric of rounds."""
+    return variant.engine == "overlap" and variant.primary in ("", *definitions.OF_PAIRS)
 
 
 def measured(variant: str, device: str) -> dict[str, Any]:
@@ -34,7 +34,8 @@ def measured(variant: str, device: str) -> dict[str, Any]:
     return {
         "variant": variant,
         "device": device,
-        **{name: run[name] for name in ("code", "seconds", "commit")},
+        **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
+        "primary": comparison["primary"],
         "metrics": {name: comparison["metrics"][name] for name in SHOWN},
         "sliced": comparison["sliced"],
         "outputs": comparison["outputs"],
@@ -43,7 +44,7 @@ def measured(variant: str, device: str) -> dict[str, Any]:
 
 
 def row(run: dict[str, Any]) -> list[str]:
-    turns = run["metrics"][definitions.SLICED]
+    turns = run["metrics"][run["primary"]]
     return [
         run["variant"],
         run["device"],
@@ -54,8 +55,10 @@ def row(run: dict[str, Any]) -> list[str]:
         change(run["metrics"][OF_ROUNDS]),
         change(run["metrics"]["tpot_ms_p50"]),
         f"{run['sliced']['pairs']:,}",
+        scatter(run["sliced"]),
         f"{run['outputs']['identical']} of {run['outputs']['compared']}",
         f"{run['seconds']:.0f} s",
+        f"{run['loop_sd']:.1%}",
         run["commit"],
     ]
 
@@ -86,8 +89,10 @@ def main() -> None:
                         "the step in rounds",
                         "TPOT p50 in rounds",
                         "pairs",
+                        "scatter of pairs, of boots",
                         "outputs equal",
                         "wall",
+                        "SD of a loop",
                         "commit",
                     ],
                     rows=[row(each) for each in found],

@@ -1,0 +1,108 @@
+"""What boots differ by: equal arms in turns, as they are and with one thing after the other held still.
+
+    python -m experiments.validation.boots [NAME ...]    all that are not there yet
+
+Each is one `bench aa` of BLOCKS blocks. How much the change of a block scatters for its boots is what its
+pairs do not explain. A name that is given is measured again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import chi2
+
+from experiments.common import command_line
+from experiments.common.record import write_result
+from experiments.common.repeated_runs import bench, earlier
+from experiments.validation.main_command import change
+from harness.metrics import definitions
+
+BLOCKS = 16
+CONFIDENCE = 0.8
+SERIAL = ("--variant", "pinned-h2d")
+OVERLAPPED = ("--variant", "overlap", "--set", "schedule=overlap")
+WRAPPED = {  # starts an interpreter that is otherwise the same: {python} is this one
+    "no random addresses": "setarch -R {python}",
+    "on one core": "taskset -c 1 {python}",
+}
+CELLS: dict[str, tuple[str, ...]] = {
+    "serial": SERIAL,
+    "serial, one hash seed": (*SERIAL, "--set", "env.PYTHONHASHSEED=0"),
+    "serial, no random addresses": SERIAL,
+    "serial, huge pages": (*SERIAL, "--set", "env.GLIBC_TUNABLES=glibc.malloc.hugetlb=1"),
+    "serial, on one core": SERIAL,
+    "overlapped": OVERLAPPED,
+    "overlapped, no random addresses": OVERLAPPED,
+    "overlapped, huge pages": (*OVERLAPPED, "--set", "env.GLIBC_TUNABLES=glibc.malloc.hugetlb=1"),
+}
+HEADER = ["loop", "change", "SD of a block", "of its pairs", "of its boots", "wall", "SD of a loop", "commit"]
+
+
+def wrapper(folder: Path, command: str) -> Path:
+    """An interpreter that starts this one by `command`."""
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nexec {command.format(python=sys.executable)} "$@"\n')
+    os.chmod(path, 0o755)
+    return path
+
+
+def measured(name: str) -> dict[str, Any]:
+    flags = [*CELLS[name], "--blocks", str(BLOCKS), "--rounds", "1", "--seed", str(list(CELLS).index(name))]
+    with tempfile.TemporaryDirectory() as folder:
+        for what, command in WRAPPED.items():
+            if name.endswith(what):
+                flags += ["--set", f"python={wrapper(Path(folder), command)}"]
+        run = bench("aa", *flags)
+    return {
+        "loop": name,
+        **{each: run[each] for each in ("code", "seconds", "commit", "loop_sd")},
+        "turns": run["comparison"]["metrics"][definitions.SLICED],
+        "sliced": run["comparison"]["sliced"],
+    }
+
+
+def between(run: dict[str, Any]) -> str:
+    """What boots add, from the ends of the interval of the SD of a block."""
+    sd, within = run["turns"]["sd"], run["sliced"]["within"]
+    tail = (1 - CONFIDENCE) / 2
+    ends = (sd * ((BLOCKS - 1) / chi2.ppf(each, BLOCKS - 1)) ** 0.5 for each in (1 - tail, tail))
+    low, high = (max(0.0, each**2 - within**2) ** 0.5 for each in ends)
+    return f"{run['sliced']['between']:.2%} [{low:.2%}, {high:.2%}]"
+
+
+def main() -> None:
+    asked = command_line.chosen(__file__, __doc__, list(CELLS))
+    runs = {run["loop"]: run for run in earlier(__file__)}
+    for name in CELLS:
+        if name in asked or (not asked and name not in runs):
+            runs[name] = measured(name)
+            found = [runs[each] for each in CELLS if each in runs]
+            write_result(
+                __file__,
+                title=f"Equal arms in turns, {BLOCKS} blocks each: what a block's change scatters by "
+                f"(boots with their {CONFIDENCE:.0%} interval)",
+                header=HEADER,
+                rows=[
+                    [
+                        run["loop"],
+                        change(run["turns"]),
+                        f"{run['turns']['sd']:.2%}",
+                        f"{run['sliced']['within']:.2%}",
+                        between(run),
+                        f"{run['seconds']:.0f} s",
+                        f"{run['loop_sd']:.1%}",
+                        run["commit"],
+                    ]
+                    for run in found
+                ],
+                data=found,
+            )
+
+
+if __name__ == "__main__":
+    main()
