@@ -308,30 +308,29 @@ def savings(runs: int, random: np.random.Generator) -> list[list[str]]:
 
 
 def gates(runs: int, random: np.random.Generator) -> list[list[str]]:
-    """Rows by pair SD and true change: how often a gate at 2% passes and fails, after 8 blocks and until it
-    is decided; as gate.judge does for one metric."""
-    limit = 0.02
-    until = stopping.until_decided(MOST)
-    levels = stopping.levels(until.looks, 0.10)  # two-sided 10%: 5% on the side that counts
+    """Rows by pair SD and true change: how often a gate at 2% passes and fails, and after how many blocks, by
+    its usual plan and until it is decided; as gate.judge does for one metric."""
+    bar = np.log1p(0.02)
+    plans = [
+        (looks, stopping.levels(looks, 0.10))  # two-sided 10%: 5% on the side that counts
+        for looks in (stopping.LOOKS_OF_GATE, stopping.looks(MOST))
+    ]
     rows = []
     for sd in (0.005, 0.01, 0.02):
         for truth in (0.0, 0.01, 0.02, 0.05):
             pairs = differences(normal, random, runs, MOST) * (sd / SD) + np.log1p(truth)
-            low, high = intervals(pairs, 8, 0.10)
-            passes, fails = high <= np.log1p(limit), low > np.log1p(limit)
-            running, passed, failed = np.ones(runs, bool), np.zeros(runs, bool), np.zeros(runs, bool)
-            blocks = np.full(runs, until.looks[-1])
-            for look, level in zip(until.looks, levels, strict=True):
-                low, high = intervals(pairs, look, level)
-                now = running & ((high <= np.log1p(limit)) | (low > np.log1p(limit)))
-                passed |= now & (high <= np.log1p(limit))
-                failed |= now & (low > np.log1p(limit))
-                blocks[now] = look
-                running &= ~now
-            found = [passes.mean(), fails.mean(), passed.mean(), failed.mean()]
-            rows.append(
-                [f"{sd:.1%}", f"{truth:.0%}", *(f"{each:.1%}" for each in found), f"{blocks.mean():.1f}"]
-            )
+            found = []
+            for looks, levels in plans:
+                running, passed, failed = np.ones(runs, bool), np.zeros(runs, bool), np.zeros(runs, bool)
+                blocks = np.full(runs, looks[-1])
+                for look, level in zip(looks, levels, strict=True):
+                    low, high = intervals(pairs, look, level)
+                    passed |= running & (high <= bar)
+                    failed |= running & (low > bar)
+                    blocks[running & (passed | failed)] = look
+                    running &= ~(passed | failed)
+                found += [f"{passed.mean():.1%}", f"{failed.mean():.1%}", f"{blocks.mean():.1f}"]
+            rows.append([f"{sd:.1%}", f"{truth:.0%}", *found])
     return rows
 
 
