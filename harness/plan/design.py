@@ -99,12 +99,12 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     # In turn with the other arm's; pooled.
     rounds: Annotated[
         int,
-        Meta(description="Measured rounds of a boot (3; without turns 10, 4 paced, 2 on cuda)."),
+        Meta(description="Measured rounds of a boot (3, 2 paced; without turns 10, 4, 2 on cuda)."),
     ] = 2
     warmup_rounds: Annotated[int, Meta(description="Rounds of a boot thrown away (1).")] = 1
     segments: Annotated[
         int,
-        Meta(description="Segments of a boot in which the arms take turns every few steps (16, 3 paced)."),
+        Meta(description="Segments of a boot in which the arms take turns every few steps (16, 5 paced)."),
     ] = 0
     turn_steps: int = 0  # of a turn
     turn_lead: int = 0  # its first steps, which fill the pipeline: no interval ends with them

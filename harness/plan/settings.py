@@ -35,9 +35,9 @@ SCALED: dict[str, dict[str, object]] = {
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
 ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and steadier
-SEGMENTS = {"unpaced": 16, "paced": 3, "coarse": 8}
+SEGMENTS = {"unpaced": 16, "paced": 5, "coarse": 8}
 COARSE = 0.02  # a gate of that limit, or a higher one, decides with less
-ROUNDS_BESIDE_TURNS = 3
+ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2}
 MOST_IN_TIME = 100  # blocks, where minutes end the run
 # Steps of a turn, and those of them that no interval ends with. A serial loop begins a turn with an idle
 # device, and so does every step of it; one that overlaps has its pipeline filled by the second.
@@ -387,12 +387,12 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
         of_turns = dict(zip(MATCHED, IN_TURNS, strict=True))
         found = (of_turns.get(name, name) for name in design.secondaries)
         by_turns["secondaries"] = tuple(name for name in found if name != primary)
+    speed = "paced" if design.arms[0].options.pace else "unpaced"
+    coarse = speed == "unpaced" and (request.max_regression or 0) >= COARSE
     if asked is None:
-        paced = bool(design.arms[0].options.pace)
-        coarse = (request.max_regression or 0) >= COARSE and not paced
-        by_turns["segments"] = SEGMENTS["coarse" if coarse else "paced" if paced else "unpaced"]
+        by_turns["segments"] = SEGMENTS["coarse" if coarse else speed]
     if "rounds" not in request.design:
-        by_turns["rounds"] = ROUNDS_BESIDE_TURNS
+        by_turns["rounds"] = ROUNDS_BESIDE_TURNS[speed]
     return msgspec.structs.replace(design, **by_turns)
 
 

@@ -147,7 +147,7 @@ def test_a_temperature_tells_both_engines_to_be_ready_for_it() -> None:
 def test_a_pace_brings_its_device_its_model_and_its_rounds() -> None:
     found = made(variant="pinned", options={"pace": "10ms"})
     assert {(arm.options.device, arm.options.model) for arm in found.arms} == {("emulated", "micro-gpt2")}
-    assert (found.rounds, found.segments, made(variant="pinned").segments) == (3, 3, 16)
+    assert (found.rounds, found.segments, made(variant="pinned").segments) == (2, 5, 16)
     in_rounds = {"design": {"primary": "tpot_ms_p50"}}
     paced = made(variant="pinned", options={"pace": "10ms"}, **in_rounds)
     assert (paced.rounds, made(variant="pinned", **in_rounds).rounds) == (4, 10)
