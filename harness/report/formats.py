@@ -22,7 +22,7 @@ from harness.report import (
     trace_tables,
 )
 from harness.report.page import Page, markdown_page, terminal_page
-from harness.trace.result import TraceResult
+from harness.trace.result import Brief, TraceResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,8 +34,9 @@ FORMS: dict[type, Form] = {
     ExperimentResult: (experiment_tables.page, experiment_tables.to_csv),
     Evaluation: (evaluation_tables.page, evaluation_tables.to_csv),
     TraceResult: (trace_tables.page, trace_tables.to_csv),
+    Brief: (trace_tables.brief_page, lambda brief: trace_tables.to_csv(brief.whole)),
 }
-Found = Result | SweepResult | Explained | ExperimentResult | Evaluation | TraceResult
+Found = Result | SweepResult | Explained | ExperimentResult | Evaluation | TraceResult | Brief
 
 
 def to_json(found: Found) -> str:

@@ -92,7 +92,7 @@ def test_our_timeline_is_read_in_every_form(tmp_path: Path, name: str, wrapped: 
         ("HtoD", "pinned", "to 4 KiB"),
         ("DtoH", "pinned", "to 4 KiB"),
     }
-    assert [row.key for row in part(trace, "kernels").rows] == [("decode.1.6",)]
+    assert [row.key for row in part(trace, "kernels").rows] == [("0", "decode.1.6")]
     assert values(part(trace, "launches"), "program", "idle")["p50_us"] == pytest.approx(8)
     row = values(part(trace, "devices"), "0")
     assert row["busy_ms"] == pytest.approx(0.04)
