@@ -11,90 +11,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from engines.api import BadSetting
 from engines.api.pace import Size
+from engines.overlap.attention import Paged, Pages, Prefill
 from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nbytes, program_name
+from engines.overlap.model_check import A_FEW_TOKENS, check_model
 from engines.overlap.models import open_model
-from engines.overlap.models.contract import A_FEW_TOKENS, Attend
+from engines.overlap.models.contract import Attend, rescaling
 from engines.overlap.plant import PROGRAM, delay_program
 from engines.overlap.sampler import sample, sample_greedy
 from engines.overlap.scoring import score
-
-# How far apart logits may be, relative to the largest: each layer sums in another order. Two attention
-# kernels put llama-1b, 22 layers, 0.07 apart in bf16.
-LOGITS_APART = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.01}
-
-
-@dataclass(slots=True)
-class Pages:
-    """The KV cache: per layer keys and values [blocks, block_size, kv_heads, head_dim]."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-    block_size: int
-
-
-@dataclass(slots=True)
-class Prefill:
-    """What attention needs of a prefill: where to put each token, int64 [batch * length]."""
-
-    pages: Pages
-    slots: Tensor
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Causal attention over the prompt itself. Right padding is never looked at by a real token."""
-        _store(self.pages, layer, self.slots, key, value)
-        grouped = query.shape[1] != key.shape[1]
-        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
-        return out.transpose(1, 2)
-
-
-@dataclass(slots=True)
-class Paged:
-    """What attention needs of a step with a past: of decode, where `length` is 1, and of extend.
-
-    slots: int64 [batch * length]; tables: int32 [batch * blocks]; gathered: two buffers [batch * blocks,
-    block_size, kv_heads, head_dim], static, since a fresh allocation of that size in each layer costs more
-    than the gather. bias: [batch, 1, length * queries per KV head, blocks * block_size], the queries of one
-    head one after another, 0 where a query looks and -inf where not; a single row where all look at the same.
-    """
-
-    pages: Pages
-    slots: Tensor
-    tables: Tensor
-    bias: Tensor
-    gathered: tuple[Tensor, Tensor]
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Queries over their request's blocks. Query heads that share a KV head become rows of one matrix,
-        which keeps SDPA off its slow path for masked grouped-query attention."""
-        _store(self.pages, layer, self.slots, key, value)
-        batch, heads, length, width = query.shape
-        kv_heads = key.shape[1]
-        keys, values = (
-            torch.index_select(cache[layer], 0, self.tables, out=buffer)
-            .view(batch, -1, kv_heads, width)
-            .transpose(1, 2)
-            for cache, buffer in zip((self.pages.keys, self.pages.values), self.gathered, strict=True)
-        )
-        grouped = query.reshape(batch, kv_heads, heads // kv_heads * length, width)
-        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self.bias, scale=scale)
-        return out.reshape(batch, heads, length, width).transpose(1, 2)
-
-
-def _store(pages: Pages, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-    """Write keys and values [batch, kv_heads, length, head_dim] to their slots."""
-    for cache, new in ((pages.keys[layer], key), (pages.values[layer], value)):
-        flat = new.transpose(1, 2).reshape(-1, *cache.shape[2:])
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, flat)
 
 
 class OverlapModule:
@@ -130,19 +62,20 @@ class OverlapModule:
             raise BadSetting(f"{model} has {has.positions} positions: set max_context to that or less")
         if has.window and has.window < max_context:
             raise BadSetting(f"{model} looks back {has.window} tokens only: set max_context to that or less")
+        if has.rescaled and has.rescaled < max_context:
+            raise BadSetting(rescaling(model, has.rescaled))
+        check_model(model, self._model, torch_dtype, device, max_context)
         kv_bytes_per_token = 2 * has.layers * has.kv_heads * has.width * torch_dtype.itemsize
         _check_room(device, num_blocks, num_blocks * block_size * kv_bytes_per_token)
         keys, values = (self._zeros_per_layer(shape, torch_dtype) for _ in range(2))
         self.pages = Pages(keys, values, block_size)
-        logits = self._few_logits()
-        self._check_logits(model, logits)
         self.facts = {
             "vocabulary": has.vocabulary,
             "context": has.positions,
             "eos": list(has.eos),
             "parameters": sum(each.numel() for each in self.root.parameters()),
             "kv_bytes_per_token": kv_bytes_per_token,
-            "largest_logit": logits.abs().max().item(),
+            "largest_logit": self._few_logits().abs().max().item(),
         }
 
         # One future token per request slot; the last entry is where padding rows write.
@@ -198,19 +131,6 @@ class OverlapModule:
         positions = torch.arange(ids.numel(), device=self.device)[None]
         hidden = self._model.hidden(ids, positions, Prefill(self.pages, nowhere))
         return self._model.logits(hidden)[0, -1]
-
-    def _check_logits(self, model: str, got: Tensor) -> None:
-        """A published model may do something in its attention or after its last layer that is not done here
-        (cap or scale logits, attend to a sink): its tokens would be wrong, and nothing else would tell."""
-        expected = self._model.reference
-        if expected is None:
-            return
-        apart = ((got - expected).abs().max() / expected.abs().max()).item()
-        if not apart < LOGITS_APART[got.dtype]:
-            raise BadSetting(
-                f"{model}: its logits differ by {apart:.2g} from transformers' own; it does something that "
-                "this engine does not"
-            )
 
     def _zeros_per_layer(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.layers)]

@@ -16,7 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from engines import api
 from engines.machine import cpu_model
-from engines.overlap.models.published import load_model
+from engines.overlap.models.contract import rescaling
+from engines.overlap.models.published import load_model, rescaled_after
 from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
 from engines.overlap.presets import load_tokenizer, tokenizer_file
 from engines.transformers import SPEC
@@ -89,6 +90,9 @@ class TransformersEngine(api.Engine):
                 f"{options.model} has {config.max_position_embeddings} positions: set max_context to that or "
                 "less"
             )
+        rescaled = rescaled_after(config)
+        if rescaled and rescaled < options.max_context:
+            raise api.BadSetting(rescaling(options.model, rescaled))
         self.eos = _as_set(self.model.generation_config.eos_token_id)
         # Greedy and nothing else: a published generation config has temperatures and penalties of its own.
         self.model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)

@@ -24,7 +24,7 @@ from harness.cli.options import (
 from harness.cli.printing import Format
 from harness.common.signals import interruptible
 from harness.plan.request import Request
-from harness.plan.settings import make_design
+from harness.plan.settings import make_design, parse_goodput
 
 
 def import_(
@@ -40,6 +40,10 @@ def import_(
     fresh_boots: Annotated[
         bool, option(DESIGN, "Each file is from a fresh server: a block each.", "--fresh-boots")
     ] = False,
+    goodput: Annotated[
+        list[str] | None,
+        option(DESIGN, "Limits of a good request: ttft:200, tpot:50, latency:2000, ms (the file's count)."),
+    ] = None,
     out: Out = RESULTS,
     format: Form = Format.TABLE,
     debug: Debug = False,
@@ -47,7 +51,14 @@ def import_(
     """Turn another tool's result file into a run, for compare and report; what it lacks is named."""
     from harness.studies.imports import run as importing
 
-    folder, result = importing.bring(files, out, name=name, engine=engine_name, fresh_boots=fresh_boots)
+    folder, result = importing.bring(
+        files,
+        out,
+        name=name,
+        engine=engine_name,
+        fresh_boots=fresh_boots,
+        goodput=parse_goodput(goodput or ()),
+    )
     say(f"written to {folder}")
     printing.show(result, format)
 

@@ -77,27 +77,32 @@ def trace(
             metavar="FILE...",
         ),
     ],
+    all_tables: Annotated[
+        bool, option(OUTPUT, "Print every table, behind the summary (json and csv have all).", "--all")
+    ] = False,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
-    """Where the time goes in a trace: busy and idle, ranges, copies, synchronizations, kernels, launches."""
+    """Where the time goes in a trace: what takes most or changed most; with --all: busy and idle, ranges, API
+    calls, copies, synchronizations, kernels, launches, gaps."""
     if len(files) > 2:
         raise api.BadSetting(f"trace takes one file, or two as before and after, not {len(files)}")
-    _show_traces(files, format)
+    _show_traces(files, format, brief=not all_tables and format in (Format.TABLE, Format.MARKDOWN))
 
 
-def _show_traces(files: Sequence[Path], format: Format) -> None:
+def _show_traces(files: Sequence[Path], format: Format, brief: bool = False) -> None:
     """What is in the trace of one arm, or of a before and an after."""
     from harness.cli.progress import of_reading
     from harness.trace import analysis, trace_file
-    from harness.trace.result import Analysed, result
+    from harness.trace.result import Analysed, Brief, result
 
     analysed: list[Analysed] = []
     with interruptible(), of_reading() as progress:
         for file in files:
             found = trace_file.read(file, progress)
             analysed.append((found, analysis.analyse(found, progress)))
-    printing.show(result(analysed[0], analysed[1] if len(files) == 2 else None), format)
+    found_all = result(analysed[0], analysed[1] if len(files) == 2 else None)
+    printing.show(Brief(found_all) if brief else found_all, format)
 
 
 def explain(

@@ -8,10 +8,10 @@ import msgspec
 
 from harness.common.formatting import number, percent
 from harness.report.page import Page, Table, csv_text
-from harness.trace.result import PartResult, RowResult, Source, TraceResult, Value
+from harness.report.trace_summary import gap_table, shortened, summary
+from harness.trace.result import Brief, PartResult, RowResult, Source, TraceResult, Value
 
 SHOWN = 15  # rows of a ranked table; all of them are in json and csv
-NAME_WIDTH = 70  # of a name in a table, longer ones lose their middle
 SHARES = ("share", "busy")
 
 
@@ -75,16 +75,15 @@ def _cell(measure: str, value: float | None) -> str:
     return f"{value:,.0f}" if measure == "count" else f"{value:.1%}"
 
 
-def shortened(name: str) -> str:
-    """A name that fits: its beginning and its end."""
-    if len(name) <= NAME_WIDTH:
-        return name
-    half = (NAME_WIDTH - 1) // 2
-    return f"{name[:half]}…{name[-half:]}"
-
-
 def page(result: TraceResult) -> Page:
-    return Page(headline(result), (), tuple(parts(result)), result.warnings)
+    """A summary, and all tables behind it."""
+    tables = (summary(result), *parts(result), gap_table(result))
+    return Page(headline(result), (), tables, result.warnings)
+
+
+def brief_page(brief: Brief) -> Page:
+    result = brief.whole
+    return Page(headline(result), (), (summary(result),), result.warnings)
 
 
 def to_csv(result: TraceResult) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +13,18 @@ from numpy.typing import NDArray
 
 from harness.common import intervals
 from harness.trace import events
-from harness.trace.events import NONE, Codes, Flags, Times, Trace
+from harness.trace.events import NONE, Coder, Flags, Times, Trace
 
 KIB, MIB = 2**10, 2**20
 # Upper bounds. Up to 64 KiB, a copy from pageable memory may return before it is done.
 SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB)
 SIZE_NAMES = ("to 4 KiB", "to 64 KiB", "to 1 MiB", "to 16 MiB", "to 256 MiB", "larger")
 UNKNOWN_SIZE = "unknown"
+NUMBERED = re.compile(r"(?i)((?:step|iteration|iter)[ #_:-]*)\d+$")
 OUTSIDE, NO_CALL = "(no range)", "(call not in the trace)"
 MS, US = 1e6, 1e3  # ns
 TIMES = (("count", ""), ("total_ms", "ms"))
+SHARED = (*TIMES, ("p50_us", "us"), ("p95_us", "us"), ("share", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Group:
 def analyse(trace: Trace, progress: Callable[[str], None] = lambda line: None) -> tuple[Part, ...]:
     """Every part, in the order in which to read them."""
     parts = []
-    for function in (devices, ranges, synchronizations, copies, kernels, launches):
+    for function in (devices, ranges, synchronizations, calls, copies, kernels, launches):
         progress(f"analysing {function.__name__}")
         parts.append(function(trace))
     return tuple(parts)
@@ -71,32 +74,44 @@ def analyse(trace: Trace, progress: Callable[[str], None] = lambda line: None) -
 
 def ranges(trace: Trace) -> Part:
     found, (first, last) = trace.ranges, trace.span()
-    heads = ("ranges", "Ranges", "range")
-    note = "Share: of the trace's length. Nested ranges count each, and so do those of several threads."
-    return _by_name(trace, heads, found.name, found.end - found.start, last - first, note)
+    names = Coder()
+    alike = np.array([names.code(NUMBERED.sub(r"\1N", each)) for each in trace.names], np.int32)
+    rows = [
+        Row((names.values[group.key],), (*_times(group), _share(group.total, last - first)))
+        for group in grouped(alike[found.name], found.end - found.start, (50, 95))
+    ]
+    note = (
+        "Share: of the trace's length. Nested ranges count each, and so do those of several threads. "
+        "Numbered steps are one range."
+    )
+    return Part("ranges", "Ranges", ("range",), SHARED, tuple(rows), note, ranked_by="total_ms")
+
+
+def calls(trace: Trace) -> Part:
+    found = trace.calls
+    rows = [
+        Row((trace.names[group.key],), _times(group))
+        for group in grouped(found.name, found.end - found.start, (50, 95, 99, 100))
+    ]
+    measures = (*TIMES, *((f"{name}_us", "us") for name in ("p50", "p95", "p99", "max")))
+    note = "What the host asked of the driver; a call that waits takes as long as it waits."
+    return Part("calls", "API calls", ("call",), measures, tuple(rows), note, ranked_by="total_ms")
 
 
 def kernels(trace: Trace) -> Part:
+    """By device: of a collective, one device's part may grow and another's shrink."""
     work = trace.work
     chosen = np.isin(work.kind, events.PROGRAMS)
-    lengths = (work.end - work.start)[chosen]
-    note = "Kernels, graph launches and programs. Share: of the time of all of them together."
-    heads = ("kernels", "Kernels", "kernel")
-    return _by_name(trace, heads, work.name[chosen], lengths, int(lengths.sum()), note)
-
-
-def _by_name(
-    trace: Trace, heads: tuple[str, str, str], codes: Codes, lengths: Times, whole: int, note: str
-) -> Part:
-    """Events of each name, longest total first, with their share of `whole` ns. `heads`: the part's name and
-    title, and what its rows are."""
-    rows = [
-        Row((trace.names[group.key],), (*_times(group), _share(group.total, whole)))
-        for group in grouped(codes, lengths, (50, 95))
-    ]
-    name, title, key = heads
-    measures = (*TIMES, ("p50_us", "us"), ("p95_us", "us"), ("share", ""))
-    return Part(name, title, (key,), measures, tuple(rows), note, ranked_by="total_ms")
+    lengths, names = (work.end - work.start)[chosen], len(trace.names)
+    whole = np.bincount(work.device[chosen], lengths, len(trace.devices))
+    rows = []
+    for group in grouped(work.device[chosen].astype(np.int64) * names + work.name[chosen], lengths, (50, 95)):
+        device, name = divmod(group.key, names)
+        share = _share(group.total, int(whole[device]))
+        rows.append(Row((trace.devices[device], trace.names[name]), (*_times(group), share)))
+    note = "Kernels, graph launches and programs. Share: of the time of all of a device's together."
+    keys = ("device", "kernel")
+    return Part("kernels", "Kernels", keys, SHARED, tuple(rows), note, ranked_by="total_ms")
 
 
 def _times(group: Group) -> tuple[float, ...]:

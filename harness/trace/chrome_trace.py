@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from engines.api import BadFile
 from harness.common import intervals
-from harness.trace import events
+from harness.trace import chrome_events, events
+from harness.trace.chrome_events import Event
 from harness.trace.events import NONE, Calls, Coder, Copies, Ranges, Synchronizations, Trace, Work
 
-GZIP = b"\x1f\x8b"
 RANGES = ("phase", "cpu_op", "user_annotation")
 CALLS = ("cuda_runtime", "cuda_driver")
 WORK = {
@@ -26,6 +24,14 @@ WORK = {
     "gpu_memset": events.MEMSET,
     "device": events.PROGRAM,
 }
+FLOWS = "flows"
+CATEGORIES = {
+    **dict.fromkeys(WORK, "work"),
+    **dict.fromkeys(RANGES, "ranges"),
+    **dict.fromkeys(CALLS, "called"),
+    "cuda_sync": "waits",
+}
+SAID_EVERY = 500_000  # events between two lines of progress
 WAIT = "wait."  # in front of the name of a phase that waits
 DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH"}
 SYNCHRONIZATIONS = {"Event Sync": events.EVENT, "Stream Wait Event": events.STREAM_WAITS,
@@ -34,7 +40,7 @@ SYNCHRONIZATIONS = {"Event Sync": events.EVENT, "Stream Wait Event": events.STRE
 Progress = Callable[[str], None]
 
 
-class Args(msgspec.Struct):
+class Args(msgspec.Struct, gc=False):
     """What is read of an event's own arguments."""
 
     correlation: int = NONE
@@ -44,45 +50,21 @@ class Args(msgspec.Struct):
     memory: str = "unknown"
 
 
-class Event(msgspec.Struct):
-    """One event. `args` stays text until somebody asks: for most, nobody does."""
-
-    ph: str = ""
-    name: str | None = ""
-    cat: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
-    pid: int | str = 0
-    tid: int | str = 0
-    id: int | str | None = None
-    args: msgspec.Raw = msgspec.Raw(b"{}")
-
-    def read_args(self) -> Args:
-        return msgspec.json.decode(self.args, type=Args)
-
-    @property
-    def track(self) -> tuple[int | str, int | str]:
-        return self.pid, self.tid
-
-
-class Document(msgspec.Struct, rename="camel"):
-    """The form that is an object."""
-
-    trace_events: list[Event]
+read_args = msgspec.json.Decoder(Args).decode
 
 
 def read(path: Path, progress: Progress) -> Trace:
     """The whole trace. Raises BadFile, one line, where it is cut short, is no Chrome trace, or holds
     nothing that a device did."""
-    content = _text(path)
-    progress(f"{path.name}: {len(content):,} bytes of JSON")
+    columns, count, said = _Columns(path), 0, 0
     try:
-        if content.lstrip()[:1] == b"[":
-            found = msgspec.json.decode(content, type=list[Event])
-        else:
-            found = msgspec.json.decode(content, type=Document).trace_events
-        progress(f"{path.name}: {len(found):,} events")
-        return _Columns(path, found).trace()
+        for found in chrome_events.batches(path):
+            columns.add(found)
+            count += len(found)
+            if count >= said + SAID_EVERY:
+                said = count
+                progress(f"{path.name}: {count:,} events")
+        return columns.trace()
     except msgspec.ValidationError as error:
         raise BadFile(f"{path} is JSON, but not a Chrome trace: {error}") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -90,198 +72,268 @@ def read(path: Path, progress: Progress) -> Trace:
         raise BadFile(f"{path} {what}: {error}") from None
 
 
-def _text(path: Path) -> bytes:
-    content = path.read_bytes()
-    if not content.startswith(GZIP):
-        return content
-    try:
-        return gzip.decompress(content)
-    except EOFError:
-        raise BadFile(f"{path} is cut short: the compressed data ends too early") from None
-    except (OSError, zlib.error) as error:
-        raise BadFile(f"cannot read {path}, its compressed data is damaged: {error}") from None
+class _Rows:
+    """Columns that grow by some rows at a time; each is taken once, as one array."""
+
+    def __init__(self, **kinds: type) -> None:
+        self._kinds = kinds
+        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in kinds}
+        self.count = 0
+
+    def add(self, count: int, **columns: Iterable[Any]) -> None:
+        for name, values in columns.items():
+            self._parts[name].append(np.fromiter(values, self._kinds[name], count))
+        self.count += count
+
+    def take(self, name: str) -> NDArray[Any]:
+        return np.concatenate([np.empty(0, self._kinds[name]), *self._parts.pop(name)])
+
+
+Times, Code, Id, Flag = np.float64, np.int32, np.int64, np.bool_  # us as the file has them
 
 
 class _Columns:
     """The events of one file on their way into arrays."""
 
-    def __init__(self, path: Path, found: Sequence[Event]) -> None:
-        complete = [each for each in found if each.ph == "X"]
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.flows = [each for each in found if each.ph in "sf"]
-        self.work = [each for each in complete if each.cat in WORK]
-        self.ranges = [each for each in complete if each.cat in RANGES]
-        self.called = [each for each in complete if each.cat in CALLS]
-        self.waits = [each for each in complete if each.cat == "cuda_sync"]
-        if not self.work:
-            raise BadFile(
-                f"{path} has no GPU rows: none of its {len(complete):,} complete events has the category "
-                f"{', '.join(list(WORK)[:-1])} or {list(WORK)[-1]}"
-            )
+        self.complete = 0
         # us; times count from here, for an epoch's digits would leave none for nanoseconds
-        self.base = min(each.ts for each in complete)
-        self.names, self.threads, self.devices = Coder(), Coder(), Coder()
+        self.base = np.inf
+        self.names, self.tracks, self.devices = Coder(), Coder(), Coder()
+        times = {"start": Times, "end": Times}
+        self.flows = _Rows(at=Times, track=Code, name=Code, key=Id, starts=Flag)
+        self.work = _Rows(**times, track=Code, name=Code, kind=Code, device=Code, correlation=Id, ours=Flag)
+        self.copies = _Rows(**times, direction=Code, memory=Code, bytes=Id)
+        self.ranges = _Rows(**times, track=Code, name=Code, waits=Flag, kind=Code)
+        self.called = _Rows(**times, track=Code, name=Code, correlation=Id)
+        self.waits = _Rows(**times, kind=Code, blocks=Flag, correlation=Id)
+
+    def add(self, found: Sequence[Event]) -> None:
+        """Take in the next events of the file."""
+        chosen: dict[str, list[Event]] = {name: [] for name in (*set(CATEGORIES.values()), FLOWS)}
+        for each in found:
+            if each.ph == "X":
+                self.complete += 1
+                if each.ts < self.base:
+                    self.base = each.ts
+                kind = CATEGORIES.get(each.cat)
+                if kind is not None:
+                    chosen[kind].append(each)
+            elif each.ph in ("s", "f"):
+                chosen[FLOWS].append(each)
+        self._add_flows(chosen[FLOWS])
+        self._add_work(chosen["work"])
+        self._add_ranges(chosen["ranges"])
+        self._add_calls(chosen["called"])
+        self._add_waits(chosen["waits"])
 
     def trace(self) -> Trace:
-        arrows = self._launches()
-        phases = self._ranges()
-        calls = self._calls(arrows, phases)
-        ours = any(each.cat == "device" for each in self.work)
+        """What the file said, once all of it is taken in. Raises BadFile where no device did anything."""
+        if not self.work.count:
+            raise BadFile(
+                f"{self.path} has no GPU rows: none of its {self.complete:,} complete events has the "
+                f"category {', '.join(list(WORK)[:-1])} or {list(WORK)[-1]}"
+            )
+        phases = Ranges(
+            *self._times(self.ranges),
+            self.ranges.take("name"),
+            self.ranges.take("track"),
+            np.ones(self.ranges.count, bool),
+        )
+        correlation = self.called.take("correlation")
+        known = Calls(*self._times(self.called), self.called.take("track"), self.called.take("name"))
+        synchronizations = self._synchronizations(known, correlation, phases)
+        ours = self.work.take("ours")
+        work, arrows = self._work(correlation, ours)
         return Trace(
             file=str(self.path),
-            format="Chrome trace" if ours else "Chrome trace of torch.profiler",
+            format="Chrome trace" if ours.any() else "Chrome trace of torch.profiler",
             ranges=phases,
-            calls=calls,
-            work=self._work(arrows),
-            copies=self._copies(),
-            synchronizations=self._synchronizations(calls, phases),
+            calls=known.joined(_as_calls(arrows, phases)),
+            work=work,
+            copies=Copies(
+                *self._times(self.copies),
+                self.copies.take("direction"),
+                self.copies.take("memory"),
+                self.copies.take("bytes"),
+            ),
+            synchronizations=synchronizations,
             names=tuple(self.names.values),
             devices=tuple(str(each) for each in self.devices.values),
             warnings=(),
         )
 
     # -----------------------------------------------------------------------------------------------------
-    # Cells
+    # Events into rows
 
-    def _times(self, times: Iterable[float]) -> events.Times:
-        """us of the file as ns."""
-        counted = np.fromiter((each - self.base for each in times), np.float64)
-        return np.rint(counted * 1e3).astype(np.int64)
+    def _placed(self, chosen: Sequence[Event]) -> dict[str, Iterable[Any]]:
+        """Times, track and name."""
+        return {**_timed(chosen), "track": self._tracks(chosen), "name": self._named(chosen)}
 
-    def _starts(self, chosen: Sequence[Event]) -> events.Times:
-        return self._times(each.ts for each in chosen)
+    def _named(self, chosen: Sequence[Event]) -> Iterable[int]:
+        return (self.names.code(each.name or "") for each in chosen)
 
-    def _ends(self, chosen: Sequence[Event]) -> events.Times:
-        return self._times(each.ts + each.dur for each in chosen)
+    def _tracks(self, chosen: Sequence[Event]) -> Iterable[int]:
+        return (self.tracks.code(each.track) for each in chosen)
 
-    def _codes(self, coder: Coder, values: Iterable[Any]) -> events.Codes:
-        return np.fromiter((coder.code(each) for each in values), np.int32)
+    def _add_flows(self, chosen: Sequence[Event]) -> None:
+        self.flows.add(
+            len(chosen),
+            at=(each.ts for each in chosen),
+            track=self._tracks(chosen),
+            name=self._named(chosen),
+            key=(hash((each.cat, each.name, each.id)) for each in chosen),
+            starts=(each.ph == "s" for each in chosen),
+        )
 
-    def _named(self, chosen: Sequence[Event]) -> events.Codes:
-        return self._codes(self.names, (each.name or "" for each in chosen))
+    def _add_work(self, chosen: Sequence[Event]) -> None:
+        args = [read_args(each.args) for each in chosen]
+        directions = [_direction(each) for each in chosen]
+        places = (
+            each.pid if own.device is None else own.device for each, own in zip(chosen, args, strict=True)
+        )
+        kinds = (
+            events.COPY if found else WORK[each.cat] for each, found in zip(chosen, directions, strict=True)
+        )
+        self.work.add(
+            len(chosen),
+            **self._placed(chosen),
+            kind=kinds,
+            device=(self.devices.code(each) for each in places),
+            correlation=(each.correlation for each in args),
+            ours=(each.cat == "device" for each in chosen),
+        )
+        copies = [
+            (each, own, found) for each, own, found in zip(chosen, args, directions, strict=True) if found
+        ]
+        memories = (
+            _memory(each.name or "", found) if each.cat == "gpu_memcpy" else own.memory
+            for each, own, found in copies
+        )
+        self.copies.add(
+            len(copies),
+            **_timed([each for each, _, _ in copies]),
+            direction=(self.names.code(found) for _, _, found in copies),
+            memory=(self.names.code(each) for each in memories),
+            bytes=(own.bytes for _, own, _ in copies),
+        )
 
-    def _tracks(self, chosen: Sequence[Event]) -> events.Codes:
-        return self._codes(self.threads, (each.track for each in chosen))
+    def _add_ranges(self, chosen: Sequence[Event]) -> None:
+        waits = [each.cat == "phase" and (each.name or "").startswith(WAIT) for each in chosen]
+        self.ranges.add(
+            len(chosen),
+            **self._placed(chosen),
+            waits=waits,
+            kind=(
+                self.names.code((each.name or "").removeprefix(WAIT)) if wait else NONE
+                for each, wait in zip(chosen, waits, strict=True)
+            ),
+        )
 
-    def _called_by(self, args: Iterable[Args]) -> events.Times:
-        """The call that each of them came from, by its correlation id; NONE without one."""
-        wanted = np.fromiter((each.correlation for each in args), np.int64)
-        known = np.fromiter((each.read_args().correlation for each in self.called), np.int64)
-        return np.where(wanted == NONE, NONE, events.match(wanted, known))
+    def _add_calls(self, chosen: Sequence[Event]) -> None:
+        correlations = (read_args(each.args).correlation for each in chosen)
+        self.called.add(len(chosen), **self._placed(chosen), correlation=correlations)
+
+    def _add_waits(self, chosen: Sequence[Event]) -> None:
+        kinds = [SYNCHRONIZATIONS.get(each.name or "", each.name or "unknown") for each in chosen]
+        self.waits.add(
+            len(chosen),
+            **_timed(chosen),
+            kind=(self.names.code(each) for each in kinds),
+            blocks=(each != events.STREAM_WAITS for each in kinds),
+            correlation=(read_args(each.args).correlation for each in chosen),
+        )
 
     # -----------------------------------------------------------------------------------------------------
-    # Tables
+    # Rows into tables
 
-    def _ranges(self) -> Ranges:
-        nests = np.ones(len(self.ranges), bool)
-        times = self._starts(self.ranges), self._ends(self.ranges)
-        return Ranges(*times, self._named(self.ranges), self._tracks(self.ranges), nests)
+    def _ns(self, times: NDArray[np.float64]) -> events.Times:
+        """us of the file as ns."""
+        times -= self.base
+        times *= 1e3
+        return np.rint(times, out=times).astype(np.int64)
 
-    def _calls(self, arrows: Sequence[tuple[Event, int]], phases: Ranges) -> Calls:
-        """API calls, then a call for each arrow: from its start to the end of the innermost range around that
-        start, for the thread is at the launch until then; of length 0 where no range is."""
-        launches = [start for start, _ in arrows]
-        starts = self._starts(launches)
-        threads = self._tracks(launches)
-        ends = starts.copy()
-        for thread in np.unique(threads):
-            own, rows = np.flatnonzero(threads == thread), np.flatnonzero(phases.thread == thread)
-            around = intervals.innermost(phases.start[rows], phases.end[rows], starts[own])
-            ends[own] = np.where(around == NONE, starts[own], events.take(phases.end[rows], around, NONE))
-        known = Calls(self._starts(self.called), self._ends(self.called), self._tracks(self.called))
-        return known.joined(Calls(starts, ends, threads))
+    def _times(self, rows: _Rows) -> tuple[events.Times, events.Times]:
+        return self._ns(rows.take("start")), self._ns(rows.take("end"))
 
-    def _launches(self) -> list[tuple[Event, int]]:
-        """The start of each arrow that ends on device work without a correlation id, and the row of that."""
-        starts = {(each.cat, each.name, each.id): each for each in self.flows if each.ph == "s"}
-        rows: dict[tuple[Any, Any], list[int]] = defaultdict(list)
-        for row, each in enumerate(self.work):
-            if each.cat == "device":
-                rows[each.track].append(row)
-        arrows = []
-        ends = [each for each in self.flows if each.ph == "f" and each.track in rows]
-        for track in {each.track for each in ends}:
-            here = [each for each in ends if each.track == track]
-            order = np.array(sorted(rows[track], key=lambda row: self.work[row].ts))
-            begin, end = (times([self.work[row] for row in order]) for times in (self._starts, self._ends))
-            at = self._starts(here)
-            places = np.searchsorted(begin, at, side="right") - 1
-            for each, place, time in zip(here, places.tolist(), at.tolist(), strict=True):
-                start = starts.get((each.cat, each.name, each.id))
-                if start is not None and place >= 0 and time <= end[place]:
-                    arrows.append((start, int(order[place])))
-        return arrows
+    def _work(self, correlation: events.Times, ours: events.Flags) -> tuple[Work, Calls]:
+        """What devices did, and the launches among it that arrows tell of; these come after all calls."""
+        start, end = self._times(self.work)
+        track = self.work.take("track")
+        call = _called_by(self.work.take("correlation"), correlation)
+        rows, arrows = self._launches(start, end, track, ours)
+        call[rows] = len(correlation) + np.arange(len(rows))
+        columns = {name: self.work.take(name) for name in ("device", "kind", "name")}
+        return Work(start=start, end=end, stream=track, call=call, **columns), arrows
 
-    def _work(self, arrows: Sequence[tuple[Event, int]]) -> Work:
-        work = self.work
-        args = [each.read_args() for each in work]
-        call = self._called_by(args)
-        for number, (_, row) in enumerate(arrows):
-            call[row] = len(self.called) + number
-        places = [
-            each.pid if own.device is None else own.device for each, own in zip(work, args, strict=True)
-        ]
-        kinds = [events.COPY if _direction(each) else WORK[each.cat] for each in work]
-        return Work(
-            start=self._starts(work),
-            end=self._ends(work),
-            device=self._codes(self.devices, places),
-            stream=self._codes(Coder(), (each.track for each in work)),
-            kind=np.array(kinds, np.int32),
-            name=self._named(work),
-            call=call,
-        )
+    def _launches(
+        self, start: events.Times, end: events.Times, track: events.Codes, ours: events.Flags
+    ) -> tuple[events.Times, Calls]:
+        """The rows of device work without a correlation id that arrows end on, and where those begin."""
+        at, key, starts = self._ns(self.flows.take("at")), self.flows.take("key"), self.flows.take("starts")
+        tracks, names = self.flows.take("track"), self.flows.take("name")
+        begins = np.flatnonzero(starts)[::-1]  # of several the last
+        found_rows, found_begins = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for each in np.unique(track[ours]):
+            rows = np.flatnonzero(ours & (track == each))
+            rows = rows[np.argsort(start[rows], kind="stable")]
+            ends = np.flatnonzero(~starts & (tracks == each))
+            begin = events.take(begins, events.match(key[ends], key[begins]), NONE)
+            place = np.searchsorted(start[rows], at[ends], side="right") - 1
+            on_work = (place >= 0) & (begin != NONE) & (at[ends] <= end[rows[place]])
+            found_rows.append(rows[place[on_work]])
+            found_begins.append(begin[on_work])
+        chosen = np.concatenate(found_begins)
+        return np.concatenate(found_rows), Calls(at[chosen], at[chosen], tracks[chosen], names[chosen])
 
-    def _copies(self) -> Copies:
-        copies = [(each, found) for each in self.work if (found := _direction(each))]
-        args = [each.read_args() for each, _ in copies]
-        memories = [
-            _memory(each.name or "", found) if each.cat == "gpu_memcpy" else own.memory
-            for (each, found), own in zip(copies, args, strict=True)
-        ]
-        chosen = [each for each, _ in copies]
-        return Copies(
-            self._starts(chosen),
-            self._ends(chosen),
-            self._codes(self.names, (found for _, found in copies)),
-            self._codes(self.names, memories),
-            np.fromiter((each.bytes for each in args), np.int64),
-        )
-
-    def _synchronizations(self, calls: Calls, phases: Ranges) -> Synchronizations:
-        names = [each.name or "" for each in self.ranges]
-        waits = [
-            row for row, each in enumerate(self.ranges) if each.cat == "phase" and names[row].startswith(WAIT)
-        ]
-        own = np.array(waits, np.int64)
-        of_calls = self._of_calls(calls)
+    def _synchronizations(self, calls: Calls, correlation: events.Times, phases: Ranges) -> Synchronizations:
+        own = np.flatnonzero(self.ranges.take("waits"))
         own_waits = Synchronizations(
             start=phases.start[own],
             end=phases.end[own],
-            kind=self._codes(self.names, (names[row].removeprefix(WAIT) for row in waits)),
+            kind=self.ranges.take("kind")[own],
             blocks=np.ones(len(own), bool),
             called=phases.start[own],
             thread=phases.thread[own],
             own=own,
         )
-        return own_waits.joined(of_calls)
+        return own_waits.joined(self._of_calls(calls, correlation))
 
-    def _of_calls(self, calls: Calls) -> Synchronizations:
-        if not self.waits:
-            count = len(self.called)  # behind them are arrows, which wait for nothing
-            own_calls = Calls(calls.start[:count], calls.end[:count], calls.thread[:count])
-            return events.synchronizing(own_calls, self._named(self.called), self.names)
-        kinds = [SYNCHRONIZATIONS.get(each.name or "", each.name or "unknown") for each in self.waits]
-        starts, call = self._starts(self.waits), self._called_by(each.read_args() for each in self.waits)
+    def _of_calls(self, calls: Calls, correlation: events.Times) -> Synchronizations:
+        if not self.waits.count:
+            return events.synchronizing(calls, self.names)
+        start, end = self._times(self.waits)
+        call = _called_by(self.waits.take("correlation"), correlation)
         return Synchronizations(
-            start=starts,
-            end=self._ends(self.waits),
-            kind=self._codes(self.names, kinds),
-            blocks=np.array([kind != events.STREAM_WAITS for kind in kinds], bool),
-            called=np.where(call == NONE, starts, events.take(calls.start, call, NONE)),
+            start=start,
+            end=end,
+            kind=self.waits.take("kind"),
+            blocks=self.waits.take("blocks"),
+            called=np.where(call == NONE, start, events.take(calls.start, call, NONE)),
             thread=events.take(calls.thread, call, NONE),
-            own=np.full(len(self.waits), NONE, np.int64),
+            own=np.full(len(start), NONE, np.int64),
         )
+
+
+def _timed(chosen: Sequence[Event]) -> dict[str, Iterable[Any]]:
+    return {"start": (each.ts for each in chosen), "end": (each.ts + each.dur for each in chosen)}
+
+
+def _called_by(wanted: events.Times, known: events.Times) -> events.Times:
+    """The call that each of them came from, by its correlation id; NONE without one."""
+    return np.where(wanted == NONE, NONE, events.match(wanted, known))
+
+
+def _as_calls(arrows: Calls, phases: Ranges) -> Calls:
+    """A call for each arrow: from its start to the end of the innermost range around that start, for the
+    thread is at the launch until then; of length 0 where no range is."""
+    ends = arrows.start.copy()
+    for thread in np.unique(arrows.thread):
+        own, rows = np.flatnonzero(arrows.thread == thread), np.flatnonzero(phases.thread == thread)
+        around = intervals.innermost(phases.start[rows], phases.end[rows], arrows.start[own])
+        ends[own] = np.where(around == NONE, arrows.start[own], events.take(phases.end[rows], around, NONE))
+    return Calls(arrows.start, ends, arrows.thread, arrows.name)
 
 
 def _direction(event: Event) -> str:

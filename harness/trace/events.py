@@ -56,6 +56,7 @@ class Calls(Table):
     """API calls of the host that devices' work can come from."""
 
     thread: Codes
+    name: Codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +160,11 @@ def take(column: NDArray[Any], rows: Times, otherwise: int) -> NDArray[Any]:
     return np.where(rows == NONE, otherwise, column[rows])
 
 
-def synchronizing(calls: Calls, call_names: Codes, names: Coder) -> Synchronizations:
+def synchronizing(calls: Calls, names: Coder) -> Synchronizations:
     """Waits as the names of the calls tell of them, where a trace has no rows for waits."""
     kinds = [kind_of_call(name) for name in names.values]
     kind_of = np.array([NONE if kind is None else names.code(kind) for kind in kinds], np.int32)
-    kind = take(kind_of, call_names.astype(np.int64), NONE)
+    kind = take(kind_of, calls.name.astype(np.int64), NONE)
     rows = np.flatnonzero(kind != NONE)
     return Synchronizations(
         start=calls.start[rows],

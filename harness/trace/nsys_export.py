@@ -83,9 +83,9 @@ class _Export:
             found = self.database.execute(f'SELECT name FROM pragma_table_info("{table}")')
             self.tables[table] = frozenset(name for (name,) in found)
         self._check_gpu()
-        calls, call_keys, call_names = self._calls()
+        calls, call_keys = self._calls()
         work, copies = self._work(call_keys)
-        synchronizations = self._synchronizations(calls, call_keys, call_names)
+        synchronizations = self._synchronizations(calls, call_keys)
         ranges = self._ranges()
         self._warn_of_lost_rows()
         return Trace(
@@ -257,8 +257,8 @@ class _Export:
         found = self._value(f"SELECT id FROM ENUM_NSYS_EVENT_TYPE WHERE name = '{name}'")
         return otherwise if found is None else int(found)
 
-    def _calls(self) -> tuple[Calls, events.Times, events.Codes]:
-        """The calls, what joins each to its work, and their names."""
+    def _calls(self) -> tuple[Calls, events.Times]:
+        """The calls, and what joins each to its work."""
         table = PREFIX + "RUNTIME"
         rows = self._select(
             table,
@@ -271,7 +271,8 @@ class _Export:
             names=self._string(table, "nameId"),
         )
         keys = self._keys(rows["thread"] >> PROCESS_BITS, rows["correlation"])
-        return Calls(rows["start"], rows["end"], self.threads.encode(rows["thread"])), keys, rows["name"]
+        threads = self.threads.encode(rows["thread"])
+        return Calls(rows["start"], rows["end"], threads, rows["name"]), keys
 
     def _work(self, call_keys: events.Times) -> tuple[Work, Copies]:
         parts = [
@@ -368,12 +369,10 @@ class _Export:
             )
         return devices
 
-    def _synchronizations(
-        self, calls: Calls, call_keys: events.Times, call_names: events.Codes
-    ) -> Synchronizations:
+    def _synchronizations(self, calls: Calls, call_keys: events.Times) -> Synchronizations:
         table = PREFIX + "SYNCHRONIZATION"
         if not self._has_rows(table):
-            return events.synchronizing(calls, call_names, self.names)
+            return events.synchronizing(calls, self.names)
         rows = self._select(
             table,
             {

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from harness.common.formatting import number
+from harness.trace import gaps
 from harness.trace.analysis import Part
 from harness.trace.events import Trace
+from harness.trace.gaps import Gap
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LENGTH_MARGIN = 0.02  # by which two traces may differ in length before totals mislead
 ADDITIVE = ("count", "total_ms", "MiB")  # 0 where there is none
 TRACED = "these are times of a traced run: they show where time goes, not how much of it there is untraced"
@@ -33,6 +35,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     span_ms: float
     devices: int
     rows: dict[str, int]
+    steps: int | None  # that its ranges mark
+    gaps: list[Gap]
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +69,12 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str]
 
 
+class Brief(msgspec.Struct, frozen=True):
+    """One of which a summary is enough."""
+
+    whole: TraceResult
+
+
 def result(before: Analysed, after: Analysed | None) -> TraceResult:
     """All that the traces say."""
     others = {part.name: part for part in after[1]} if after else {}
@@ -72,11 +82,15 @@ def result(before: Analysed, after: Analysed | None) -> TraceResult:
     if after is not None:
         warnings = [f"before: {line}" for line in warnings] + [f"after: {line}" for line in after[0].warnings]
         warnings += [TWO_TRACES, *_other_length(before[0], after[0])]
+    sources = [_source(each[0]) for each in (before, after) if each is not None]
+    if after is not None:
+        warnings += _other_work(*sources)
+    per = [each.steps or 1 for each in sources] if all(each.steps for each in sources) else [1, 1]
     return TraceResult(
         schema_version=SCHEMA_VERSION,
-        before=_source(before[0]),
-        after=None if after is None else _source(after[0]),
-        parts={part.name: _part(part, others.get(part.name)) for part in before[1]},
+        before=sources[0],
+        after=sources[1] if after is not None else None,
+        parts={part.name: _part(part, others.get(part.name), per) for part in before[1]},
         warnings=[*warnings, TRACED],
     )
 
@@ -89,6 +103,22 @@ def _other_length(before: Trace, after: Trace) -> Iterator[str]:
         yield f"the traces are of different length, {lengths}: compare shares and percentiles, not totals"
 
 
+def _other_work(before: Source, after: Source) -> Iterator[str]:
+    """Windows of unequal work."""
+    if before.steps and after.steps and before.steps != after.steps:
+        yield (
+            f"the traces hold unequal work, {before.steps} steps before and {after.steps} after: the summary "
+            "is per step; totals and counts are not"
+        )
+    elif not (before.steps and after.steps):
+        counts = [each.rows["work"] for each in (before, after)]
+        if max(counts) > min(counts) * (1 + LENGTH_MARGIN):
+            yield (
+                f"the traces hold unequal work, {counts[0]:,} pieces before and {counts[1]:,} after, and no "
+                "steps are marked in both (ProfilerStep#N, or a range step N): totals are of unequal work"
+            )
+
+
 def _source(trace: Trace) -> Source:
     first, last = trace.span()
     return Source(
@@ -97,17 +127,19 @@ def _source(trace: Trace) -> Source:
         span_ms=(last - first) / 1e6,
         devices=len(trace.devices),
         rows=trace.rows(),
+        steps=gaps.steps(trace),
+        gaps=gaps.gaps(trace),
     )
 
 
-def _part(before: Part, after: Part | None) -> PartResult:
+def _part(before: Part, after: Part | None, per: Sequence[float]) -> PartResult:
     sides = [{row.key: row.values for row in part.rows} for part in (before, after) if part is not None]
     rows = [
         RowResult(key=list(key), values=_values(before.measures, [side.get(key) for side in sides]))
         for key in dict.fromkeys(key for side in sides for key in side)
     ]
     if before.ranked_by:
-        rows.sort(key=lambda row: _largest(row, before.ranked_by), reverse=True)
+        rows.sort(key=lambda row: _weight(row.values[before.ranked_by], after is not None, per), reverse=True)
     return PartResult(
         title=before.title,
         keys=list(before.keys),
@@ -130,6 +162,7 @@ def _values(
     return found
 
 
-def _largest(row: RowResult, measure: str) -> float:
-    value = row.values[measure]
-    return max(value.before or 0.0, value.after or 0.0)
+def _weight(value: Value, compared: bool, per: Sequence[float]) -> tuple[float, float]:
+    """What is ordered by: the change per step between two traces, the size in one."""
+    before, after = (value.before or 0.0) / per[0], (value.after or 0.0) / per[-1]
+    return (abs(after - before) if compared else 0.0), max(before, after)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engines.api import BadFile
-from harness.trace import chrome_trace, nsys_export
+from harness.trace import chrome_events, chrome_trace, nsys_export
 from harness.trace.events import Trace
 
 REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
@@ -25,7 +25,7 @@ def read(path: Path, progress: Progress = lambda line: None) -> Trace:
             raise BadFile(f"{path} is empty")
         if nsys_export.MAGIC.startswith(start[: len(nsys_export.MAGIC)]):
             return nsys_export.read(path, progress)
-        if start.startswith(chrome_trace.GZIP) or start.lstrip()[:1] in (b"{", b"["):
+        if start.startswith(chrome_events.GZIP) or start.lstrip()[:1] in (b"{", b"["):
             return chrome_trace.read(path, progress)
     except OSError as error:
         raise BadFile(f"cannot read the trace {path}: {error.strerror}") from None

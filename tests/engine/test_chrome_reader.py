@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.trace import trace_file
+from harness.analysis.result import to_plain
+from harness.trace import analysis, chrome_events, trace_file
 from tests.support.traces import part, refused, values
 
 
@@ -91,7 +92,7 @@ def test_our_timeline_is_read_in_every_form(tmp_path: Path, name: str, wrapped: 
         ("HtoD", "pinned", "to 4 KiB"),
         ("DtoH", "pinned", "to 4 KiB"),
     }
-    assert [row.key for row in part(trace, "kernels").rows] == [("decode.1.6",)]
+    assert [row.key for row in part(trace, "kernels").rows] == [("0", "decode.1.6")]
     assert values(part(trace, "launches"), "program", "idle")["p50_us"] == pytest.approx(8)
     row = values(part(trace, "devices"), "0")
     assert row["busy_ms"] == pytest.approx(0.04)
@@ -180,3 +181,43 @@ def test_a_trace_of_the_host_alone_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
     profiler.export_chrome_trace(str(path))
     assert "has no GPU rows" in refused(path)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Files that are larger than what is read at a time
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_file_is_read_in_pieces_as_it_is_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, wrapped: bool
+) -> None:
+    tricky = complete("}, {", "cpu_op", 1.0, 2.0, THREAD, frames=[{"at": 1}, {"at": 2}], text='"}, {"')
+    found = [*OURS, *TORCH, tricky]
+    head = {"properties": [{"id": 0}, {"id": 1}], "note": '"traceEvents": ['}
+    content = {**head, "traceEvents": found, "tail": [{"a": 1}, {"a": 2}]} if wrapped else found
+    path = written(tmp_path / name, content)
+    whole = to_plain(analysis.analyse(trace_file.read(path)))
+    for size in (7, 150, 1000):
+        monkeypatch.setattr(chrome_events, "CHUNK", size)
+        assert sum(map(len, chrome_events.batches(path))) == len(found)
+        assert len(list(chrome_events.batches(path))) > 2
+        assert to_plain(analysis.analyse(trace_file.read(path))) == whole
+
+
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(chrome_events, "NEVER_TOO_LARGE", 1 << 20)
+    text = json.dumps(OURS[:-1]).encode()
+    for name, content in (("a", text[:-1] + b" " * (9 << 20) + b"]"), ("b", b"[" + text[1:-1] * 5000)):
+        path = tmp_path / f"{name}.json.gz"
+        path.write_bytes(gzip.compress(content))
+        assert "unpacks to more than 100 times its size" in refused(path)
+
+
+def test_text_without_an_event_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(chrome_events, "CHUNK", 100)
+    monkeypatch.setattr(chrome_events, "LARGEST", 1000)
+    path = written(tmp_path / "a.json", {"traceEvents": [{"name": "x" * 5000}]})
+    assert "of it without an event" in refused(path)

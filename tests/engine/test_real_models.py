@@ -16,9 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, T5Config
 from engines import api
 from engines.api import BadSetting
 from engines.overlap import SPEC
+from engines.overlap.model_check import check_model
+from engines.overlap.models import published
 from engines.overlap.models.published import load_model
 from engines.overlap.presets import PRESETS, load_tokenizer
-from experiments.common.in_process_engine import near_ties, serve, some_requests
+from engines.transformers.base import TransformersEngine
+from experiments.common.in_process_engine import Collected, near_ties, serve, some_requests
 
 VOCABULARY = 512
 SETTINGS = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})
@@ -210,10 +213,28 @@ def test_a_folder_without_a_tokenizer(make, tmp_path):
     assert refusal(str(folder)) == f"no tokenizer at {folder}: there is no tokenizer.json in it"
 
 
+LONGROPE = GROUPED | {
+    "original_max_position_embeddings": 128,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "original_max_position_embeddings": 128,
+        "short_factor": [1.0] * 8,
+        "long_factor": [float(4 + number) for number in range(8)],
+    },
+}
+LLAMA4 = GROUPED | {"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96}
+MLA = {"num_key_value_heads": 4, "n_routed_experts": 8, "moe_intermediate_size": 32, "intermediate_size": 96}
 DIFFERENT = {
     "granite": ("its logits differ by", {"logits_scaling": 8.0, "tie_word_embeddings": False}),
     "gemma2": ("the model caps its attention scores", {"head_dim": 16}),
     "mistral": ("looks back 64 tokens only: set max_context to that", GROUPED | {"sliding_window": 64}),
+    "phi3": ("after 128 tokens, for whole batches (longrope): set max_context to that or less", LONGROPE),
+    # A state besides keys and values: a prompt comes out right, and every token behind it wrong.
+    "minimax": ("its logits differ by", GROUPED | {"head_dim": 16, "num_local_experts": 4}),
+    "deepseek_v3": ("its keys are 4 heads of 192, where its configuration", MLA),
+    "llama4_text": ("is a Llama4ForCausalLM, whose layers this engine can't find", LLAMA4),
+    "roberta": ("does not run on this engine: TypeError: ", {"intermediate_size": 96}),
 }
 
 
@@ -225,6 +246,37 @@ def test_a_model_that_does_something_else_is_refused_by_name(device, tmp_path, t
     with pytest.raises(BadSetting) as caught:
         serve(device, SETTINGS, [api.Request(0, [1, 2], 3)], model=folder)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "tokens"),
+    [("phi3", LONGROPE, 136), ("mistral", GROUPED | {"sliding_window": 64}, 72)],
+)
+def test_the_check_at_load_goes_beyond_what_a_configuration_hints_at(
+    monkeypatch, tmp_path, tokenizer, model_type, changes, tokens
+):
+    """Where nothing here knows the hint: other code may read it under another name."""
+    folder = save(tmp_path / model_type, tokenizer, model_type, **changes)
+    known = published.Shape
+    monkeypatch.setattr(published, "Shape", lambda **has: known(**(has | {"window": None, "rescaled": None})))
+    loaded = published.Published(folder, torch.float32, torch.device("cpu"), seed=0)
+    with torch.no_grad():
+        check_model(folder, loaded, torch.float32, torch.device("cpu"), max_context=64)
+        with pytest.raises(BadSetting, match=rf"transformers' own behind (8|{tokens}) tokens"):
+            check_model(folder, loaded, torch.float32, torch.device("cpu"), max_context=512)
+
+
+def test_below_its_threshold_longrope_gives_the_tokens_of_generate(device, tmp_path, tokenizer):
+    folder = save(tmp_path / "phi3", tokenizer, "phi3", **LONGROPE)
+    requests = [*requests_of(VOCABULARY), api.Request(8, list(range(1, 101)), 28)]
+    tokens, _, _ = serve(device, SETTINGS, requests, model=folder, max_batch_size=4, max_context=128)
+    assert near_ties(folder, requests, tokens) == 0
+
+
+def test_the_engine_transformers_refuses_the_same_rows_beside_longer_ones(tmp_path, tokenizer):
+    folder = save(tmp_path / "phi3", tokenizer, "phi3", **LONGROPE)
+    with pytest.raises(BadSetting, match="after 128 tokens, for whole batches"):
+        TransformersEngine(api.EngineOptions(model=folder), {"batching": "static"}).start(Collected())
 
 
 def test_a_kv_cache_that_no_memory_holds_is_refused_with_its_size(device):

@@ -94,6 +94,45 @@ def test_vllm_counts_those_in_flight_from_their_own_start_times(tmp_path: Path) 
     assert "when each request was sent" in "\n".join(warned(result.comparisons[0]))
 
 
+def with_goodput(folder: Path, path: Path, goodput: object) -> Path:
+    """The file as the tool saves it with `--goodput`."""
+    key = "goodput" if path == AIPERF else "request_goodput"
+    changed = folder / path.name
+    changed.write_text(json.dumps({**document(path), key: goodput}))
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("path", "goodput"), [(VLLM, 3.5), (VLLM_DETAILED, 0.0), (AIPERF, {"unit": "requests/sec", "avg": 9.1})]
+)
+def test_a_tools_own_goodput_is_kept_and_its_limits_are_said_to_be_unknown(
+    tmp_path: Path, path: Path, goodput: object
+) -> None:
+    _, result = bring(with_goodput(tmp_path, path, goodput), to=tmp_path)
+    told = goodput["avg"] if isinstance(goodput, dict) else goodput
+    assert values(result)["goodput_req_s"] == told
+    assert "the limits that its goodput was counted by" in "\n".join(warned(result.comparisons[0]))
+    _, result = bring(path, to=tmp_path)
+    assert "goodput_req_s" not in values(result)
+
+
+def test_goodput_is_counted_by_given_limits_where_a_file_has_its_requests(tmp_path: Path) -> None:
+    said = document(VLLM_DETAILED)
+    served = sorted(ttft for ttft, error in zip(said["ttfts"], said["errors"], strict=True) if not error)
+    limit = 1e3 * (served[4] + served[5]) / 2  # five are good
+    path = with_goodput(tmp_path, VLLM_DETAILED, 99.0)
+    folder, result = bring(path, to=tmp_path, goodput={"ttft": limit, "tpot": 1e3})
+    assert values(result)["goodput_req_s"] == pytest.approx(5 / said["duration"])
+    assert "its goodput was counted by" not in "\n".join(warned(result.comparisons[0]))
+    assert harness.load(folder).manifest.design.goodput == {"ttft": limit, "tpot": 1e3}
+
+
+def test_goodput_of_a_file_without_requests_is_refused(monkeypatch, capsys, tmp_path: Path) -> None:
+    code = bench(monkeypatch, "import", str(VLLM), "--goodput", "ttft:20", "--out", str(tmp_path))
+    assert code == 2
+    assert "does not say its requests one by one: leave --goodput out" in last_line(capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("line", [1, 2], ids=["its own endpoint", "OpenAI's"])
 def test_sglang_says_what_it_said(tmp_path: Path, line: int) -> None:
     said = document(SGLANG, line - 1)

@@ -26,11 +26,11 @@ def test_the_command_prints_before_and_after_as_json(tmp_path: Path) -> None:
 
 def test_the_command_prints_tables_that_fit_a_pipe(tmp_path: Path) -> None:
     made.write(tmp_path / "one.sqlite", SPLIT, ("a_very_long_kernel_name" * 10,))
-    code, stdout, stderr = trace_command(tmp_path, "one.sqlite")
+    code, stdout, stderr = trace_command(tmp_path, "one.sqlite", "--all")
     assert code == 0, stderr  # which says how far reading is where it takes seconds
     # Tables keep to 120 columns; notes are lines of their own length.
     assert max(len(line) for line in stdout.splitlines() if line.startswith(" ")) <= 120
-    for title in ("Devices", "Ranges", "Synchronizations", "Copies", "Kernels", "Launch to execution"):
+    for title in ("Devices", "Ranges", "Synchronizations", "Copies", "Kernels", "API calls", "Longest gaps"):
         assert title in stdout
 
 

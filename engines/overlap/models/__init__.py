@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from engines.overlap.models.contract import Model
+from engines.overlap.models.contract import Model, refusing
 from engines.overlap.models.gpt2 import GPT2
 from engines.overlap.models.llama import Llama
 from engines.overlap.models.weights import fill
@@ -24,7 +24,8 @@ def open_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
         return make(PRESETS[name], dtype, device, seed)
     from engines.overlap.models.published import Published
 
-    return Published(name, dtype, device, seed)
+    with refusing(name):
+        return Published(name, dtype, device, seed)
 
 
 def make(preset: Preset, dtype: torch.dtype, device: torch.device, seed: int) -> Model:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
-A_FEW_TOKENS = range(1, 9)
+from engines.api import BadSetting
+from engines.devices.loading import one_line
 
 
 class Attend(Protocol):
@@ -30,6 +34,28 @@ class Shape:
     positions: int
     eos: tuple[int, ...]
     window: int | None = None  # tokens that a layer looks back at most
+    rescaled: int | None = None  # tokens after which a whole batch is given other rotary frequencies
+    thresholds: tuple[int, ...] = ()  # numbers of tokens after which its code may do something else
+
+
+def rescaling(name: str, tokens: int) -> str:
+    """Why contexts beyond `rescaled` are refused: keys from before it would be of other frequencies, and so
+    would all of a row beside a longer one."""
+    return (
+        f"{name} changes its rotary frequencies after {tokens} tokens, for whole batches (longrope): set "
+        "max_context to that or less"
+    )
+
+
+@contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """What a published model's own code trips over is a reason not to run it; a device that fails is none."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise BadSetting(f"{name} does not run on this engine: {one_line(error)}") from error
 
 
 class Model(Protocol):
@@ -37,7 +63,10 @@ class Model(Protocol):
 
     root: nn.Module  # its weights, and the modules whose calls an eager program is counted by
     shape: Shape
-    reference: Tensor | None  # [vocabulary]: its author's code's logits behind A_FEW_TOKENS, where it is used
+
+    def reference(self, input_ids: Tensor) -> Tensor | None:
+        """Its author's code's logits behind the last two of int64 [1, length], where it runs on that code:
+        [2, vocabulary]."""
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, work: Attend) -> Tensor:
         """int64 [batch, length] each; [batch, length, hidden] comes back."""

@@ -3,6 +3,7 @@ and the presets in transformers' form."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
 from engines.api import BadFile, BadSetting
-from engines.overlap.models.contract import A_FEW_TOKENS, Attend, Shape
+from engines.overlap.models.contract import Attend, Shape
 from engines.overlap.models.weights import fill
 from engines.overlap.presets import END_OF_TEXT_ID, PRESETS, Preset, first_line, local_folder, widened
 
 ATTENTION = "overlap-paged"
+_TELLING = ("window", "chunk", "local_attention", "original_max")  # in the names of numbers of tokens
 
 
 def _attention(
@@ -53,8 +56,10 @@ class Published:
     def __init__(self, name: str, dtype: torch.dtype, device: torch.device, seed: int) -> None:
         self._loaded = load_model(name, dtype, device, seed)
         self.root: torch.nn.Module = self._loaded
-        ids = torch.tensor([list(A_FEW_TOKENS)], device=device)
-        self.reference: Tensor | None = self._loaded(ids, use_cache=False).logits[0, -1]
+        if self._loaded.base_model is self._loaded:
+            kind = type(self._loaded).__name__
+            raise BadSetting(f"{name} is a {kind}, whose layers this engine can't find: it has no base_model")
+        self._own_attention = self._loaded.config._attn_implementation
         self._loaded.set_attn_implementation(ATTENTION)
         config = self._loaded.config.get_text_config()
         config.pad_token_id = None  # else each forward searches its ids for padding, and warns
@@ -68,7 +73,17 @@ class Published:
             positions=config.max_position_embeddings,
             eos=_as_tuple(self._loaded.generation_config.eos_token_id),
             window=getattr(config, "sliding_window", None),
+            rescaled=rescaled_after(config),
+            thresholds=tuple(_thresholds(config.to_dict())),
         )
+
+    def reference(self, input_ids: Tensor) -> Tensor:
+        self._loaded.set_attn_implementation(self._own_attention)
+        try:
+            out: Tensor = self._loaded(input_ids, use_cache=False, logits_to_keep=2).logits[0, -2:]
+        finally:
+            self._loaded.set_attn_implementation(ATTENTION)
+        return out
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, work: Attend) -> Tensor:
         out = self._loaded.base_model(
@@ -108,6 +123,31 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
     if info["missing_keys"]:
         raise BadFile(f"{name} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
     return model.to(device).eval()
+
+
+def rescaled_after(config: PreTrainedConfig) -> int | None:
+    """Tokens after which transformers takes a batch's longest row to choose all rows' rotary frequencies."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    per_kind = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
+    return min(
+        (
+            each["original_max_position_embeddings"]
+            for each in per_kind
+            if each.get("rope_type") == "longrope"
+        ),
+        default=None,
+    )
+
+
+def _thresholds(values: dict[str, Any]) -> Iterator[int]:
+    """The numbers of tokens in a configuration that sound as if something changed behind them."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _thresholds(value)
+        elif type(value) is int and any(
+            word in key for word in ("window", "chunk", "local_att", "original_")
+        ):
+            yield value
 
 
 def _make(preset: Preset, seed: int) -> PreTrainedModel:

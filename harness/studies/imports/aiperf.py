@@ -27,6 +27,7 @@ DISTRIBUTIONS = {
     "request_latency": "latency_ms",
 }
 TOTALS = {
+    "goodput": "goodput_req_s",
     "request_throughput": "throughput_req_s",
     "output_token_throughput": "throughput_tok_s",
     "total_token_throughput": "throughput_total_tok_s",
@@ -71,6 +72,7 @@ class Aggregates(msgspec.Struct):
     error_request_count: Summary | None = None
     output_token_throughput: Summary | None = None
     total_token_throughput: Summary | None = None
+    goodput: Summary | None = None
     time_to_first_token: Summary | None = None
     inter_token_latency: Summary | None = None
     inter_chunk_latency: Summary | None = None
@@ -138,6 +140,7 @@ def read(document: Document) -> ToolResult:
         lacks=[
             result.NO_SCHEDULE,
             f"the requests one by one (they stand in {RECORDS}): no distributions, no peak concurrency",
+            *([result.NO_LIMITS] if "goodput_req_s" in told else []),
         ],
         differs=[LATENCY, RATES, TOKENS],
     )

@@ -16,6 +16,7 @@ from harness.store.manifest import NOT_RECORDED
 NOT_TOLD = -1
 STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}  # theirs: ours
 NO_SCHEDULE = "when each request was due: no submit lag, no TTFT from schedule"
+NO_LIMITS = "the limits that its goodput was counted by: goodput_req_s is as the file has it"
 NO_SEND = "when each request was sent: no peak concurrency"
 
 Document = Mapping[str, Any]  # a tool's JSON, as it stands

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ from harness.common import differences
 from harness.common.machine import Code, Machine
 from harness.metrics import definitions
 from harness.metrics.definitions import NS_PER_S, TOLD
+from harness.metrics.requests import request_times
 from harness.plan.design import Arm, Design
 from harness.store import tables
 from harness.store.block import Block
@@ -25,7 +28,7 @@ from harness.store.files import SCHEMA_VERSION, digest, write_summary
 from harness.store.folders import create, discard
 from harness.store.manifest import NOT_RECORDED, Imported, Manifest, write_manifest
 from harness.studies.imports import files
-from harness.studies.imports.result import NOT_TOLD, Sent, ToolResult
+from harness.studies.imports.result import NO_LIMITS, NOT_TOLD, Sent, ToolResult
 from harness.workload.workload import Workload
 
 ARM = "before"
@@ -39,10 +42,17 @@ ALWAYS_LACKING = (
 
 
 def bring(
-    names: Sequence[str], results: Path, *, name: str | None, engine: str | None, fresh_boots: bool
+    names: Sequence[str],
+    results: Path,
+    *,
+    name: str | None,
+    engine: str | None,
+    fresh_boots: bool,
+    goodput: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Path, Result]:
-    """A new run folder under `results` with a block for each of the files, and its result. Raises BadFile
-    where one can't be read, BadSetting where they do not belong together, and WriteFailed."""
+    """A new run folder under `results` with a block for each of the files, and its result. `goodput` is
+    Design.goodput. Raises BadFile where a file can't be read, BadSetting where they do not belong together or
+    do not say what goodput needs, and WriteFailed."""
     if len(names) > 1 and not fresh_boots:
         raise api.BadSetting(
             f"{len(names)} files are blocks of one arm only if each is from a freshly started server: "
@@ -51,11 +61,13 @@ def bring(
     read = [files.read(each) for each in names]
     for other, file in zip(read[1:], names[1:], strict=True):
         _check_alike(read[0], other, names[0], file)
+    if goodput:
+        read = [_counted_here(each, goodput, file) for each, file in zip(read, names, strict=True)]
     now = datetime.now().astimezone()
     blocks = [Block(number, _tables(each)) for number, each in enumerate(read)]
     folder = create(results, name or read[0].tool.replace(" ", "-"), now)
     try:
-        manifest = _manifest(folder.name, now, read, names, name, engine, fresh_boots, blocks)
+        manifest = _manifest(folder.name, now, read, names, name, engine, fresh_boots, goodput, blocks)
         for block in blocks:
             tables.write_block(folder, block.number, block.tables)
         write_manifest(folder, manifest)
@@ -66,6 +78,25 @@ def bring(
         discard(folder)
         raise
     return folder, summary
+
+
+def _counted_here(read: ToolResult, goodput: Mapping[str, float], file: str) -> ToolResult:
+    """Without the goodput that the file gives, since its requests are counted by other limits."""
+    requests = _requests(read.requests)
+    served = requests[requests["error"] == ""]
+    times = request_times(served)
+    several = served["completion_tokens"] > 1
+    for metric in ("ttft", *goodput):
+        unknown = times[f"{metric}_ms"].isna() & (several if metric == "tpot" else True)
+        if not read.requests or unknown.any():
+            what = "its requests one by one" if not read.requests else f"every request's {metric}"
+            raise api.BadSetting(
+                f"--goodput is counted from requests, and {file} does not say {what}: leave --goodput out, "
+                "or import a file that was saved with its requests"
+            )
+    told = {name: value for name, value in read.told.items() if name != "goodput_req_s"}
+    lacks = [line for line in read.lacks if line != NO_LIMITS]
+    return replace(read, told=told, lacks=lacks)
 
 
 def _check_alike(first: ToolResult, other: ToolResult, name: str, file: str) -> None:
@@ -89,6 +120,7 @@ def _manifest(
     name: str | None,
     engine: str | None,
     fresh_boots: bool,
+    goodput: Mapping[str, float],
     blocks: Sequence[Block],
 ) -> Manifest:
     first = read[0]
@@ -104,6 +136,7 @@ def _manifest(
         blocks=len(read),
         rounds=1,
         warmup_rounds=0,
+        goodput=dict(goodput),
     )
     design = msgspec.structs.replace(design, primary=_primary(design, blocks))
     version = first.version or NOT_RECORDED

@@ -47,6 +47,7 @@ class Said(result.Detailed, kw_only=True):
     ramp_up_start_rps: float | None = None
     ramp_up_end_rps: float | None = None
     failed: int | None = None
+    request_goodput: float | None = None
     start_times: list[float] | None = None
 
 
@@ -71,6 +72,9 @@ def read(document: Document) -> ToolResult:
             "the requests one by one (--save-detailed): no distributions, percentiles as the file has them"
         )
         told = _told(document, said)
+    if said.request_goodput is not None:
+        told["goodput_req_s"] = said.request_goodput
+        lacks.append(result.NO_LIMITS)
     return ToolResult(
         tool=TOOL,
         measured=said.date,

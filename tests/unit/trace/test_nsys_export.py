@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.trace import analysis, trace_file
+from harness.trace import analysis, gaps, trace_file
 from harness.trace.analysis import Part
 from harness.trace.events import Trace
 from tests.support import nsys_export as made
@@ -75,8 +75,12 @@ LATENCIES = """
         ON calls.correlationId = kernels.correlationId AND calls.globalTid >> 24 = kernels.globalPid >> 24
 """
 BY_KERNEL = """
-    SELECT value, count(*), sum(end - start) FROM CUPTI_ACTIVITY_KIND_KERNEL
-    JOIN StringIds ON StringIds.id = demangledName GROUP BY demangledName
+    SELECT deviceId, value, count(*), sum(end - start) FROM CUPTI_ACTIVITY_KIND_KERNEL
+    JOIN StringIds ON StringIds.id = demangledName GROUP BY deviceId, demangledName
+"""
+BY_CALL = """
+    SELECT value, count(*), sum(end - start) FROM CUPTI_ACTIVITY_KIND_RUNTIME
+    JOIN StringIds ON StringIds.id = nameId GROUP BY nameId
 """
 
 
@@ -136,9 +140,11 @@ def test_the_engines_own_export_without_a_gpu_has_its_ranges_as_sql_says_and_one
     }
     (warning,) = trace.warnings
     assert warning.startswith("the export has no GPU rows")
+    assert (gaps.steps(trace), gaps.gaps(trace)) == (24, [])
     assert {each.name: len(each.rows) for each in analysis.analyse(trace) if each.name != "ranges"} == {
         "devices": 0,
         "synchronizations": 0,
+        "calls": 0,
         "copies": 0,
         "kernels": 0,
         "launches": 0,
@@ -205,8 +211,13 @@ def test_synchronizations_of_an_export_are_what_sql_says(checked: Checked) -> No
 
 
 def test_kernels_of_an_export_are_what_sql_says(checked: Checked) -> None:
-    asked = {(name,): (count, total) for name, count, total in ask(checked.path, BY_KERNEL)}
-    assert sums(part(checked.trace, "kernels")) == asked
+    asked = {(str(device), name): found for device, name, *found in ask(checked.path, BY_KERNEL)}
+    assert {key: [*found] for key, found in sums(part(checked.trace, "kernels")).items()} == asked
+
+
+def test_calls_of_an_export_are_what_sql_says(checked: Checked) -> None:
+    asked = {(name,): (count, total) for name, count, total in ask(checked.path, BY_CALL)}
+    assert sums(part(checked.trace, "calls")) == asked
 
 
 def test_latencies_of_an_export_are_what_sql_says(checked: Checked) -> None:

@@ -1,0 +1,133 @@
+"""A trace, or two, in ten lines: what takes longest or changed most, device by device and per step, and where
+the devices stood still. Input is a `TraceResult`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.common.formatting import number, percent, signed
+from harness.report.page import Table
+from harness.trace.gaps import Gap
+from harness.trace.result import Source, TraceResult
+
+NAME_WIDTH = 70  # of a name in a table, longer ones lose their middle
+# Lines of each kind, ten in all.
+OF_DEVICES, OF_KERNELS, OF_CALLS, OF_GAPS = 3, 3, 2, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`before` and `after`: us, of a step where both traces mark their steps, else in all."""
+
+    what: str
+    device: str
+    before: float | None
+    after: float | None
+
+    @property
+    def weight(self) -> float:
+        """What the most important line has most of."""
+        return abs((self.after or 0.0) - (self.before or 0.0))
+
+
+def summary(result: TraceResult) -> Table:
+    sources = [each for each in (result.before, result.after) if each is not None]
+    steps = [each.steps for each in sources if each.steps]
+    per_step = len(steps) == len(sources)
+    lines = [
+        *_largest(_of_devices(result, per_step), OF_DEVICES),
+        *_largest(_of_part(result, "kernels", per_step), OF_KERNELS),
+        *_largest(_of_part(result, "calls", per_step), OF_CALLS),
+        *_largest(_of_gaps(result), OF_GAPS),
+    ]
+    counted = " and ".join(f"{count:,}" for count in steps)
+    whole = f"us per step, of {counted} steps" if per_step else "us in all, for no steps are marked"
+    compared = result.after is not None
+    title = f"What {'changed' if compared else 'takes'} most, {whole}"
+    columns = ("", "device", "before", "after", "change") if compared else ("", "device", "us")
+    rows = tuple(_cells(each, compared) for each in lines)
+    note = "A gap is one, not per step. All tables: bench trace --all; every row: --format json."
+    return Table(title, columns, rows, note, numbers=columns[2:])
+
+
+def gap_table(result: TraceResult) -> Table:
+    """Every gap that was kept."""
+    sides = {"before": result.before, "after": result.after}
+    rows = tuple(
+        (*((side,) if result.after else ()), gap.device, number(gap.at_ms), number(gap.length_us), gap.host)
+        for side, source in sides.items()
+        if source is not None
+        for gap in source.gaps
+    )
+    columns = (*(("trace",) if result.after else ()), "device", "at_ms", "us", "host")
+    note = "When a device had nothing to do, longest first, and what the thread did that launched next."
+    return Table("Longest gaps", columns, rows, note, numbers=("at_ms", "us"))
+
+
+def _largest(lines: Iterator[Line], most: int) -> list[Line]:
+    return sorted(lines, key=lambda line: line.weight, reverse=True)[:most]
+
+
+def _cells(line: Line, compared: bool) -> tuple[str, ...]:
+    what = shortened(line.what)
+    if not compared:
+        return what, line.device, number(line.before)
+    change = ""
+    if line.before is not None and line.after is not None:
+        share = f", {percent(line.after / line.before - 1)}" if line.before else ""
+        change = signed(line.after - line.before) + share
+    return what, line.device, number(line.before), number(line.after), change
+
+
+def _of_devices(result: TraceResult, per_step: bool) -> Iterator[Line]:
+    for row in result.parts["devices"].rows:
+        for measure, what in (("busy_ms", "busy"), ("idle_ms", "idle")):
+            value = row.values[measure]
+            sides = _sides(result, value.before, value.after, per_step)
+            yield Line(what, row.key[0], *sides)
+
+
+def _of_part(result: TraceResult, part: str, per_step: bool) -> Iterator[Line]:
+    for row in result.parts[part].rows:
+        value = row.values["total_ms"]
+        device = row.key[0] if row.key[1:] else ""
+        yield Line(row.key[-1], device, *_sides(result, value.before, value.after, per_step))
+
+
+def _sides(
+    result: TraceResult, before: float | None, after: float | None, per_step: bool
+) -> tuple[float | None, float | None]:
+    """us from ms, of a step where that is asked."""
+
+    def of(source: Source | None, ms: float | None) -> float | None:
+        if source is None or ms is None:
+            return None
+        return 1e3 * ms / (source.steps or 1 if per_step else 1)
+
+    return of(result.before, before), of(result.after, after)
+
+
+def _of_gaps(result: TraceResult) -> Iterator[Line]:
+    """Of each device the longest on each side, and what the host did in the longer one."""
+    longest = [_longest(source) for source in (result.before, result.after) if source is not None]
+    for device in dict.fromkeys(device for side in longest for device in side):
+        found = [side.get(device) for side in longest]
+        host = max((gap for gap in found if gap is not None), key=lambda gap: gap.length_us).host
+        lengths = [None if gap is None else gap.length_us for gap in found]
+        yield Line(f"longest gap, host: {host}", device, lengths[0], lengths[1] if lengths[1:] else None)
+
+
+def _longest(source: Source) -> dict[str, Gap]:
+    found: dict[str, Gap] = {}
+    for gap in source.gaps:
+        found.setdefault(gap.device, gap)
+    return found
+
+
+def shortened(name: str) -> str:
+    """A name that fits: its beginning and its end."""
+    if len(name) <= NAME_WIDTH:
+        return name
+    half = (NAME_WIDTH - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"

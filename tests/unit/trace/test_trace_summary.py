@@ -1,0 +1,94 @@
+"""The ten lines that two traces of two devices begin with, and the gaps in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from harness.report import trace_tables
+from harness.trace import analysis, trace_file
+from harness.trace.gaps import Gap, gaps, steps
+from harness.trace.result import Brief, TraceResult, result
+
+COLLECTIVE = "ncclDevKernel_AllReduce"
+
+
+def training(path: Path, steps: int, collective_us: tuple[float, float], memset_us: float = 0.0) -> Path:
+    """What torch.profiler writes of two devices that compute 100 us a step and then wait for each other. In
+    the second step the host of device 1 takes `memset_us` for a memset."""
+    found: list[dict[str, object]] = []
+
+    def add(name: str, category: str, start: float, took: float, pid: int, **args: object) -> None:
+        what = {"ph": "X", "name": name, "cat": category, "ts": start, "dur": took, "pid": pid, "tid": 1}
+        found.append({**what, "args": args})
+
+    for device in (0, 1):
+        host, now = 10 + device, 1000.0
+        for number in range(steps):
+            begun = now
+            if device and memset_us and number == 1:
+                now = _launch(add, "Memset (Device)", "gpu_memset", now, 1.0, device, memset_us)
+                add("aten::zero_", "cpu_op", begun, memset_us + 1, host)
+            for kernel, took in (("gemm", 100.0), (COLLECTIVE, collective_us[device])):
+                now = _launch(add, kernel, "kernel", now, took, device, 5.0)
+            add(f"ProfilerStep#{number}", "user_annotation", begun - 1, now - begun, host)
+    path.write_text(json.dumps({"traceEvents": found}))
+    return path
+
+
+def _launch(add, name: str, category: str, now: float, took: float, device: int, call_us: float) -> float:
+    """The time when the device is through with it."""
+    number = int(now * 1000) * 2 + device
+    call = "cudaMemsetAsync" if category == "gpu_memset" else "cudaLaunchKernel"
+    add(call, "cuda_runtime", now, call_us, 10 + device, correlation=number)
+    add(name, category, now + call_us, took, device, correlation=number, device=device)
+    return now + call_us + took
+
+
+def compared(folder: Path) -> TraceResult:
+    sides = (
+        training(folder / "before.json", 34, (17_000.0, 8_000.0)),
+        training(folder / "after.json", 30, (10_000.0, 24_000.0), memset_us=5_700.0),
+    )
+    read = [trace_file.read(path) for path in sides]
+    return result(*((trace, analysis.analyse(trace)) for trace in read))
+
+
+def test_two_traces_begin_with_ten_lines_that_lead_with_what_changed_most(tmp_path: Path) -> None:
+    page = trace_tables.brief_page(Brief(compared(tmp_path)))
+    (table,) = page.tables
+    assert table.title == "What changed most, us per step, of 34 and 30 steps"
+    assert len(table.rows) <= 10
+    lines = {row[:2]: row[2:] for row in table.rows}
+    assert lines[COLLECTIVE, "0"] == ("17,000", "10,000", "−7,000, −41.2%")
+    assert lines[COLLECTIVE, "1"] == ("8,000", "24,000", "+16,000, +200.0%")
+    assert lines["cudaMemsetAsync", ""] == ("0", "190", "+190")
+
+
+def test_the_longest_gap_says_what_the_host_did_in_it(tmp_path: Path) -> None:
+    trace = trace_file.read(training(tmp_path / "one.json", 3, (50.0, 50.0), memset_us=5_700.0))
+    assert steps(trace) == 3
+    longest = next(gap for gap in gaps(trace) if gap.device == "1")
+    host = "cudaMemsetAsync (5,700 us) in aten::zero_"
+    assert longest == Gap(device="1", at_ms=0.161, length_us=5700.0, host=host)
+    assert {gap.host for gap in gaps(trace) if gap.device == "0"} == {
+        f"cudaLaunchKernel (5 us) in ProfilerStep#{number}" for number in range(3)
+    }
+
+
+def test_steps_that_are_numbered_are_one_range(tmp_path: Path) -> None:
+    (row,) = compared(tmp_path).parts["ranges"].rows[:1]
+    assert (row.key, row.values["count"].before) == (["ProfilerStep#N"], 68)
+
+
+def test_work_that_is_unequal_is_said(tmp_path: Path) -> None:
+    assert any("34 steps before and 30 after" in line for line in compared(tmp_path).warnings)
+    same = training(tmp_path / "same.json", 4, (5.0, 5.0))
+    side = trace_file.read(same), analysis.analyse(trace_file.read(same))
+    assert not any("unequal work" in line for line in result(side, side).warnings)
+
+
+def test_tables_of_two_traces_lead_with_what_changed_most_per_step(tmp_path: Path) -> None:
+    found = compared(tmp_path)
+    assert [row.key for row in found.parts["kernels"].rows[:2]] == [["1", COLLECTIVE], ["0", COLLECTIVE]]
+    assert found.parts["calls"].rows[0].key == ["cudaMemsetAsync"]
