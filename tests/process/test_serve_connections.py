@@ -1,5 +1,5 @@
-"""HTTP connections of `bench serve` whose requests do not end, in a server of this process: what is closed, what
-is let go on, and what is counted."""
+"""HTTP connections of `bench serve` whose requests do not end, in a server of this process: what is closed,
+what is let go on, and what is counted."""
 
 from __future__ import annotations
 
