@@ -7,10 +7,11 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from engines.api import BadFile
 from harness.common import intervals
@@ -31,16 +32,20 @@ DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH"}
 SYNCHRONIZATIONS = {"Event Sync": events.EVENT, "Stream Wait Event": events.STREAM_WAITS,
                     "Stream Sync": events.STREAM, "Context Sync": events.CONTEXT}  # fmt: skip
 
+FARTHEST_US = 2.5e15  # of a time from 0, in the year 2049; sums of three still fit into 64 bits as ns
+Us = Annotated[float, Meta(ge=-FARTHEST_US, le=FARTHEST_US)]
+Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
 Progress = Callable[[str], None]
 
 
 class Args(msgspec.Struct):
     """What is read of an event's own arguments."""
 
-    correlation: int = NONE
+    correlation: Whole = NONE
     device: int | str | None = None
     stream: int | str | None = None
-    bytes: int = NONE
+    bytes: Whole = NONE
     memory: str = "unknown"
 
 
@@ -50,8 +55,8 @@ class Event(msgspec.Struct):
     ph: str = ""
     name: str | None = ""
     cat: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
+    ts: Us = 0.0
+    dur: Us = 0.0
     pid: int | str = 0
     tid: int | str = 0
     id: int | str | None = None
