@@ -17,7 +17,11 @@ WHOLE_S = 40  # from a request's first byte to its last: longer than App reads a
 class Connection(HttpToolsProtocol):
     """Closes where a request's head, or what stands between the pieces of its body, does not end: the parser
     would keep all of it. So it does where a request takes too long to come, or is answered already and still
-    comes. Tells every request on it that the client is gone, where uvicorn tells the last."""
+    comes. Tells every request on it that the client is gone, where uvicorn tells the last.
+
+    A client that closes its sending half is gone too: nothing tells it from one that has hung up, and what
+    nobody waits for is not worth computing.
+    """
 
     def __init__(self, *given: Any, meters: Meters, **named: Any) -> None:
         super().__init__(*given, **named)

@@ -122,3 +122,36 @@ def test_a_head_too_large_is_refused_and_counted() -> None:
         assert (await ended(reader)).startswith(b"HTTP/1.1 400 ")
 
     assert DROPPED % "large" in talk(answer_at_once, client)
+
+
+def test_requests_that_are_sent_at_once_are_all_answered_in_turn() -> None:
+    async def its_path(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0)
+        await PlainTextResponse(f"<{scope['path']}>")(scope, receive, send)
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent = [b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(200)]
+        writer.write(b"".join(sent))
+        answers = [await reader.readuntil(b">") for _ in sent]
+        assert [answer.rpartition(b"<")[2] for answer in answers] == [
+            b"/%d>" % number for number in range(200)
+        ]
+
+    talk(its_path, client)
+
+
+def test_a_client_that_closes_its_sending_half_has_hung_up() -> None:
+    told = []
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        told.append(message["type"])
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+        writer.write_eof()
+        assert await ended(reader) == b""
+
+    talk(wait, client)
+    assert told == ["http.disconnect"]
