@@ -30,6 +30,7 @@ import zmq
 
 from engines import api
 from engines.processes import die_with_parent
+from engines.shortages import shortage
 from engines.timers import ask_for_exact_timers, ask_for_short_slice
 from engines.tracing import Ranges, name_thread, open_ranges
 from harness.run import messages
@@ -437,7 +438,8 @@ def main() -> int:
         generator.say(messages.LoadReady(slice_ns=granted, timer_slack_ns=slack))
         generator.serve()
     except Exception as error:  # the process boundary: whatever broke is told to the runner
-        message = str(error) if isinstance(error, LoadError) else f"{type(error).__name__}: {error}"
+        known = str(error) if isinstance(error, LoadError) else shortage(error)
+        message = known or f"{type(error).__name__}: {error}"
         generator.say(messages.LoadFailed(message, traceback.format_exc()))
         return 1
     finally:

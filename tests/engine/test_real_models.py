@@ -184,7 +184,7 @@ def test_weights_that_are_not_there(make, tmp_path):
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("pytorch_model.bin", pickle.dumps({"weight": print})),  # something to call, and no tensor
+        ("pytorch_model.bin", pickle.dumps({"weight": print}, 2)),  # something to call, and no tensor
         ("pytorch_model.bin", b"garbage"),
         ("model.safetensors", b"garbage"),
     ],
