@@ -33,6 +33,7 @@ from harness.run.hosts import (
     check_description,
     check_interpreter,
     check_memory,
+    check_none_stopped,
     environment,
     host_role,
     private_bytes,
@@ -374,7 +375,7 @@ class Session:
             if wanted in ready:
                 return
             if not ready and seconds is not None:
-                self._raise_if_stopped(f"{seconds:g} s")
+                check_none_stopped(self._alive, seconds)
                 if silence:
                     raise RunFailed(silence.format(f"{seconds:g} s"))
             if self._from_hosts in ready:  # nothing is expected of a host now, so this is a failure
@@ -414,10 +415,6 @@ class Session:
             f"the load generator gave up on {arm.name}: {message.message}{printed}",
             f"{message.traceback}\n{host.output()}",
         )
-
-    def _raise_if_stopped(self, silent: str) -> None:
-        if stopped := processes.stopped(self._alive):
-            raise RunFailed(f"{stopped} is stopped, as by SIGSTOP, and nothing was heard for {silent}")
 
     def _raise_if_dead(self, among: Sequence[Child] | None = None) -> None:
         """Name the process that died. A host that was killed takes what its engine started along, so it is
