@@ -21,6 +21,7 @@ import zmq
 from engines import api
 from engines.baton import Turns
 from engines.processes import die_with_parent, end_session
+from engines.shortages import shortage
 
 NOTICE_S = 0.2  # how much later than the engine the kernel may report that a process has ended
 
@@ -103,10 +104,11 @@ class Host:
         if self.failed:
             return
         self.failed = True
-        lacking = isinstance(error, ImportError)  # an engine may import late: on its first step
+        short = shortage(error)
+        lacking = isinstance(error, ImportError) and not short  # an engine may import late: on its first step
         usage = lacking or isinstance(error, api.BadSetting)
         known = isinstance(error, api.EngineError)
-        message = str(error) if known else f"{type(error).__name__}: {error} ({_where(error)})"
+        message = str(error) if known else short or f"{type(error).__name__}: {error} ({_where(error)})"
         if lacking:
             message = f"{sys.executable} can't run the engine of {self.config.name}: {error}"
         self.reply(api.Failed(self.config.name, message, usage, traceback.format_exc(), self._ended()))

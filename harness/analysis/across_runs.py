@@ -30,6 +30,7 @@ from harness.store.block import Block
 from harness.store.files import SCHEMA_VERSION
 from harness.store.manifest import NOT_RECORDED, Manifest, check_whole
 from harness.store.tables import TABLES, finished_blocks
+from harness.workload.prompts import ENGLISH
 
 SIDES = ("before", "after")
 OF_BOTH_ARMS = ("divergences", "slices")  # tables whose rows mean something beside the other arm's alone
@@ -132,7 +133,7 @@ def check_comparable(left: Side, right: Side) -> None:
         ("device", left.description.device["name"], right.description.device["name"]),
         ("model", left.description.model["name"], right.description.model["name"]),
         ("workload", _asked(left), _asked(right) if same_words else _asked(left)),
-        ("workload's data", _data(left), _data(right)),
+        ("workload's data", _data(left, right), _data(right, left)),
     ):
         found = "" if NOT_RECORDED in (old, new) else differences.difference(old, new)
         if found:
@@ -147,9 +148,13 @@ def _asked(side: Side) -> Any:
     return msgspec.to_builtins(side.manifest.design.workload) if imported is None else imported.asked
 
 
-def _data(side: Side) -> Any:
-    """A digest of each file that the workload is made of; an import's are only the files it was read from."""
-    return side.manifest.files if side.manifest.imported is None else NOT_RECORDED
+def _data(side: Side, other: Side) -> Any:
+    """A digest of each file that the workload is made of; an import's are only the files it was read from.
+    An older run has none of the passages of `english`, which then count as equal."""
+    if side.manifest.imported is not None:
+        return NOT_RECORDED
+    known = other.manifest.files
+    return {name: told for name, told in side.manifest.files.items() if name != ENGLISH or name in known}
 
 
 def _interleaved(left: Side, right: Side) -> Comparison:

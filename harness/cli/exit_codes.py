@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import typer
 
 from engines import api
+from engines.shortages import shortage
 from harness.common.formatting import visible
 from harness.common.signals import Interrupted, notes
 
@@ -39,7 +40,7 @@ def run(command: Any) -> NoReturn:
     except api.EngineError as error:
         code = _complain("; ".join([str(error), *notes(error)]), error, FAILED)
     except Exception as error:
-        what = f"unexpected {type(error).__name__}: {error}"
+        what = shortage(error) or f"unexpected {type(error).__name__}: {error}"
         code = _complain("; ".join([what, *notes(error), "--debug shows where"]), error, FAILED)
     else:
         if code == INTERRUPTED:  # typer's code for a Ctrl-C outside of a measurement; it says nothing

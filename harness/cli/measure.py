@@ -86,7 +86,7 @@ def rerun(
 ) -> None:
     """Measure a stored run again, as its manifest says."""
     from harness.cli.progress import on_stderr
-    from harness.store.manifest import read_manifest
+    from harness.store.manifest import check_same_data, read_manifest
     from harness.studies import measure
 
     manifest = read_manifest(run)
@@ -98,6 +98,7 @@ def rerun(
     for arm in manifest.design.arms:
         api.pick(arm.engine, known, "engine").check(arm.toggles)
     made_here = admitting(trust, run)(run, [manifest.design], manifest.signature)
+    check_same_data(manifest)
     for line in measure.differences_from(manifest):
         say(f"unlike {manifest.run}: {line}")
     with interruptible():

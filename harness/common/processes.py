@@ -95,6 +95,18 @@ def adopt(role: str, pid: int) -> Child | None:
         return None
 
 
+def stopped(children: Sequence[Child]) -> str:
+    """Which of them, or of what they started, is stopped, as by SIGSTOP, for a message; "" where none is."""
+    for child in children:
+        with suppress(psutil.Error):
+            process = psutil.Process(child.pid)
+            for each in (process, *process.children(recursive=True)):
+                if each.status() == psutil.STATUS_STOPPED:
+                    whose = "" if each.pid == child.pid else f"{' '.join(each.cmdline()[1:3])} of "
+                    return f"{whose}the {child.role} (pid {each.pid})"
+    return ""
+
+
 def wait(children: Sequence[Child], seconds: float | None) -> bool:
     """Whether all of them ended within `seconds` (None: however long it takes)."""
     deadline = None if seconds is None else time.monotonic() + seconds

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ import psutil
 
 import engines
 from engines import api
+from harness.common import processes
 from harness.common.processes import Child
 from harness.plan.design import Arm
 from harness.run.worktrees import search_path
@@ -94,6 +95,13 @@ def check_description(ready: api.Ready) -> None:
             raise RunFailed(
                 f"the engine of {ready.name} describes its {what} without {' and '.join(missing)}"
             )
+
+
+def check_none_stopped(children: Sequence[Child], silent_s: float) -> None:
+    """Raises RunFailed where one of them, or of what they started, is stopped: after so long a silence nobody
+    is about to let it go on."""
+    if stopped := processes.stopped(children):
+        raise RunFailed(f"{stopped} is stopped, as by SIGSTOP, and nothing was heard for {silent_s:g} s")
 
 
 def check_interpreter(arm: Arm) -> None:

@@ -30,6 +30,7 @@ import zmq
 
 from engines import api
 from engines.processes import die_with_parent
+from engines.shortages import shortage
 from engines.timers import ask_for_exact_timers, ask_for_short_slice
 from engines.tracing import Ranges, name_thread, open_ranges
 from harness.run import messages
@@ -316,18 +317,18 @@ class LoadGenerator:
                 if due is not None and due <= perf_counter_ns():
                     number = len(round_.exchanges)
                     self._send(targets[number // share], submissions[number], due, round_)
+                elif perf_counter_ns() >= report_ns:  # however much waits: it is a sign of life
+                    self.say(round_.progress())
+                    report_ns = perf_counter_ns() + PROGRESS_NS
                 elif waiting:
                     stamp, message = waiting.popleft()  # one, then back to see what is due
                     self._take(message, stamp, round_)
                 else:
-                    if perf_counter_ns() >= report_ns:
-                        self.say(round_.progress())
-                        report_ns = perf_counter_ns() + PROGRESS_NS
-                    self._wait(round_, due)
+                    self._wait(round_, due, report_ns)
         return round_
 
-    def _wait(self, round_: Round, due: int | None) -> None:
-        """Sleep until a request is due or a message is there.
+    def _wait(self, round_: Round, due: int | None, report_ns: int) -> None:
+        """Sleep until a request is due, a message is there, or progress is to be told.
 
         A ZMQ_FD is edge-triggered: it turns readable once, when something happens to its socket. So a socket
         must have been read until it was empty before its descriptor is waited on, or what is left in it waits
@@ -340,7 +341,7 @@ class LoadGenerator:
                 f"the engine has been silent for {self.config.stall_s:g} s; "
                 f"requests in flight: {len(round_.in_flight)}"
             )
-        until = min(time for time in (due, silent) if time is not None)
+        until = min(time for time in (due, silent, report_ns) if time is not None)
         if until - now >= SPIN_NS:
             select.select([self.events], [], [], (until - now) / 1e9)
 
@@ -437,7 +438,8 @@ def main() -> int:
         generator.say(messages.LoadReady(slice_ns=granted, timer_slack_ns=slack))
         generator.serve()
     except Exception as error:  # the process boundary: whatever broke is told to the runner
-        message = str(error) if isinstance(error, LoadError) else f"{type(error).__name__}: {error}"
+        known = str(error) if isinstance(error, LoadError) else shortage(error)
+        message = known or f"{type(error).__name__}: {error}"
         generator.say(messages.LoadFailed(message, traceback.format_exc()))
         return 1
     finally:

@@ -63,7 +63,7 @@ class LoadReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """How far a round is; at most two a second."""
+    """How far a round is; two a second, which are also a sign of life."""
 
     round_id: int
     finished: int

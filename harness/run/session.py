@@ -33,6 +33,7 @@ from harness.run.hosts import (
     check_description,
     check_interpreter,
     check_memory,
+    check_none_stopped,
     environment,
     host_role,
     private_bytes,
@@ -42,7 +43,7 @@ from harness.run.hosts import (
 from harness.workload.plan import Planned
 
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
-ANSWER_S = 60.0  # an engine at rest that does not answer for so long hangs; a start may take any time
+ANSWER_S = 60.0  # who should answer at once, and says nothing for so long, hangs; a start may take any time
 GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
 
 T = TypeVar("T")
@@ -154,7 +155,7 @@ class Session:
         try:
             hosts = {arm.name: self._start_host(arm) for arm in arms}
             while len(descriptions) < len(arms):
-                ready = self._host_says(api.Ready)
+                ready = self._host_says(api.Ready, ANSWER_S)
                 check_description(ready)
                 self._check_origin(ready)
                 descriptions[ready.name] = ready.description
@@ -354,7 +355,9 @@ class Session:
 
     def _load_says(self, kind: type[T], on_progress: OnProgress | None = None) -> T:
         while True:
-            self._wait(self._from_load)
+            assert self._generator is not None
+            who = f"the {self._generator.role} (pid {self._generator.pid})"
+            self._wait(self._from_load, ANSWER_S, f"{who} hangs: it has said nothing for {{}}")
             message = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
             if isinstance(message, messages.LoadFailed):
                 self._raise_load_failure(message)
@@ -365,13 +368,16 @@ class Session:
 
     def _wait(self, wanted: zmq.Socket[bytes], seconds: float | None = None, silence: str = "") -> None:
         """Block until `wanted` has a message. A death, or an engine that says Failed, raises; so does silence
-        for `seconds`, with the message `silence`, which has a place for them."""
+        for `seconds`, with the message `silence`, which has a place for them; where that is "", silence is an
+        error only if one of the processes is stopped, as by SIGSTOP: it would go on for ever."""
         while True:
             ready = dict(self._poller.poll(None if seconds is None else int(seconds * 1e3)))
             if wanted in ready:
                 return
             if not ready and seconds is not None:
-                raise RunFailed(silence.format(f"{seconds:g} s"))
+                check_none_stopped(self._alive, seconds)
+                if silence:
+                    raise RunFailed(silence.format(f"{seconds:g} s"))
             if self._from_hosts in ready:  # nothing is expected of a host now, so this is a failure
                 message = self._heard()
                 if isinstance(message, api.Failed):

@@ -63,7 +63,7 @@ class App:
         self._rules = rules
         self._closing = ""  # why nobody is let in any more
         self._places = Places()
-        self._meters = Meters()
+        self.meters = Meters()
         self._started = int(time())
         self.asgi = Starlette(
             routes=[
@@ -94,7 +94,7 @@ class App:
 
     async def _let_in(self, request: Request, endpoint: str, parse: Parse) -> Answering:
         """A request on its way into the engine. Raises Refused and ClientDisconnect."""
-        meter = Meter(self._meters, endpoint)
+        meter = Meter(self.meters, endpoint)
         try:
             self._check_key(request)
             self._check_open()
@@ -205,11 +205,11 @@ class App:
 
     async def _metrics(self, request: Request) -> Response:
         gauges = await self._engine.gauges()
-        self._meters.preparing.set(len(self._places.taken))
-        self._meters.tokenizing.set(self._tokenizing.running)
-        self._meters.waiting.set(self._tokenizing.waiting)
-        self._meters.in_flight.set(self._engine.in_flight)
-        return Response(self._meters.text(gauges), media_type=CONTENT_TYPE)
+        self.meters.preparing.set(len(self._places.taken))
+        self.meters.tokenizing.set(self._tokenizing.running)
+        self.meters.waiting.set(self._tokenizing.waiting)
+        self.meters.in_flight.set(self._engine.in_flight)
+        return Response(self.meters.text(gauges), media_type=CONTENT_TYPE)
 
 
 class Answering:

@@ -23,9 +23,17 @@ from engines import api
 from harness.common import processes, temporary
 from harness.common.processes import Child
 from harness.plan.design import Arm
-from harness.run.hosts import EXPLAIN_MS, ROLES, RunFailed, check_interpreter, environment
+from harness.run.hosts import (
+    EXPLAIN_MS,
+    ROLES,
+    RunFailed,
+    check_interpreter,
+    check_none_stopped,
+    environment,
+)
 
 GAUGES_S = 1.0  # for an engine to answer between two steps
+LOOK_S = 60.0  # after so long a silence of an engine that starts, whether it is stopped
 
 
 class HungUp(Exception):
@@ -148,7 +156,8 @@ class EngineProcess:
         poller = zmq.Poller()
         poller.register(self._replies, zmq.POLLIN)
         poller.register(host.pidfd, zmq.POLLIN)
-        poller.poll()
+        while not poller.poll(int(LOOK_S * 1e3)):  # a start may take any time
+            check_none_stopped([host], LOOK_S)
         if not self._replies.poll(EXPLAIN_MS):
             raise RunFailed(self._obituary(None), host.output())
         match self._decode_reply(self._replies.recv()):

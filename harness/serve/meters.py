@@ -37,6 +37,13 @@ class Meters:
         self.waiting = Gauge("bench_prompts_waiting", "Prompts that wait to be tokenized", registry=registry)
         self.tokenizing = Gauge("bench_prompts_tokenizing", "Prompts that are tokenized", registry=registry)
         self.in_flight = Gauge("bench_requests_in_flight", "Requests in the engine", registry=registry)
+        self.connections = Gauge("bench_connections", "Connections that are open", registry=registry)
+        self.dropped = Counter(
+            "bench_connections_dropped",
+            "Connections ended because a request on them was too large, or too slow to come",
+            ["why"],
+            registry=registry,
+        )
         self.prompt_tokens = Counter(
             "bench_prompt_tokens", "Prompt tokens of ended requests", registry=registry
         )

@@ -91,4 +91,5 @@ class Prompting:
         try:
             return self._template(messages)
         except Exception as error:  # templates raise what they like, such as for roles that do not alternate
-            raise Refused(400, f"the model's chat template refuses these messages: {error}") from error
+            why = str(error) or type(error).__name__  # a MemoryError says nothing
+            raise Refused(400, f"the model's chat template refuses these messages: {why}") from error

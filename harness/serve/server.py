@@ -13,6 +13,8 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -95,7 +97,7 @@ async def _listen(engine: EngineProcess, app: App, listener: socket.socket, grac
     server = _Server(
         uvicorn.Config(
             app.asgi,
-            http=Connection,
+            http=cast("type[Connection]", partial(Connection, meters=app.meters)),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -32,6 +32,8 @@ from harness.common import machine
 from harness.plan.orders import orders
 from harness.store import trust
 from harness.store.files import SCHEMA_VERSION
+from harness.workload.prompts import ENGLISH, english_digest
+from harness.workload.workload import Workload
 
 NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 
@@ -66,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     code: Code
     versions: dict[str, str]
-    files: dict[str, str] = {}  # of the workload: a digest of each, by its path
+    files: dict[str, str] = {}  # of the workload: a digest of each, by its path, or of prompts by ENGLISH
     descriptions: dict[str, api.Description] = {}
     segment_batch: int | None = None  # requests of a segment, where the discarded block had to tell
     plant_ns: int | None = None  # the planted delay, sized in the discarded block
@@ -213,8 +215,34 @@ def described_here(design: Design, run: str, now: datetime, lot: str) -> Manifes
         machine=machine.fingerprint(),
         code=machine.code(),
         versions=machine.versions(),
-        files={path: digest(path) for path in design.workload.files},
+        files=_digests(design.workload),
     )
+
+
+def _digests(workload: Workload) -> dict[str, str]:
+    """Of all that a workload is made of and that is not in its settings."""
+    found = {path: digest(path) for path in workload.files}
+    if workload.prompts == ENGLISH:
+        found[ENGLISH] = english_digest()
+    return found
+
+
+def check_same_data(stored: Manifest) -> None:
+    """Raises StoreError unless what the run's workload is made of is still the same here: its requests would
+    be others."""
+    for name, found in _digests(stored.design.workload).items():
+        if stored.files.get(name, found) == found:
+            continue
+        if name == ENGLISH:
+            here, there = machine.versions()["python"], stored.versions.get("python", "another version")
+            raise StoreError(
+                f"can't measure {stored.run} again with Python {here}: its prompts, `{ENGLISH}`, are "
+                f"another documentation, that of Python {there}; use that one, or start a fresh run"
+            )
+        raise StoreError(
+            f"can't measure {stored.run} again: {name} has changed since; bring back the file as it was, or "
+            "start a fresh run"
+        )
 
 
 def signed(manifest: Manifest) -> Manifest:

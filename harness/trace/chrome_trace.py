@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from engines.api import BadFile
@@ -37,16 +38,18 @@ DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH"}
 SYNCHRONIZATIONS = {"Event Sync": events.EVENT, "Stream Wait Event": events.STREAM_WAITS,
                     "Stream Sync": events.STREAM, "Context Sync": events.CONTEXT}  # fmt: skip
 
+Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
 Progress = Callable[[str], None]
 
 
 class Args(msgspec.Struct, gc=False):
     """What is read of an event's own arguments."""
 
-    correlation: int = NONE
+    correlation: Whole = NONE
     device: int | str | None = None
     stream: int | str | None = None
-    bytes: int = NONE
+    bytes: Whole = NONE
     memory: str = "unknown"
 
 

@@ -114,7 +114,7 @@ class _Export:
                 "capture range holds GPU work"
             )
             # A domain alone has a row in the table of ranges too.
-            if not self._has_rows("NVTX_EVENTS", "end IS NOT NULL"):
+            if not self._has_rows("NVTX_EVENTS", f"end IS NOT NULL AND {self._is_range()}"):
                 raise BadFile(f"{self.path} has {lacks}")
             self.warnings.append(f"the export has {lacks}; all it has are the host's ranges")
 
@@ -174,10 +174,20 @@ class _Export:
         cursor = self.database.execute(f"SELECT {expressions} FROM {source} WHERE {where}")
         read = 0
         self.progress(f"{table}: {rows:,} rows")
-        while len(chunk := np.fromiter(islice(cursor, CHUNK), kinds)):
+        while len(chunk := self._chunk(table, cursor, kinds)):
             read += len(chunk)
             yield chunk
             self.progress(f"{table}: {read:,} of {rows:,} rows")
+
+    def _chunk(self, table: str, cursor: sqlite3.Cursor, kinds: np.dtype[Any]) -> NDArray[Any]:
+        """The next rows. SQLite keeps whatever was put into a column: a text, 1e300, nothing."""
+        try:
+            return np.fromiter(islice(cursor, CHUNK), kinds)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise BadFile(
+                f"cannot read {self.path}, it is damaged or was edited: {table} has something other than a "
+                f"whole number of 64 bits: {error}"
+            ) from None
 
     def _column(self, table: str, name: str, otherwise: str = "0") -> str:
         """An expression for the column; for NULL, and where the table has none, `otherwise`."""
@@ -205,10 +215,7 @@ class _Export:
 
     def _ranges(self) -> Ranges:
         table = "NVTX_EVENTS"
-        push_pop = self._event_type("NvtxPushPopRange", PUSH_POP)
-        start_end = self._event_type("NvtxStartEndRange", START_END)
-        kind = self._column(table, "eventType", str(PUSH_POP))
-        is_range = f"{kind} IN ({push_pop}, {start_end})"
+        push_pop, kind, is_range = self._push_pop(), self._range_kind(), self._is_range()
         if self._has_rows(table):
             still_open = f"SELECT count(*) FROM {table} WHERE end IS NULL AND {is_range}"
             if left := self._value(still_open):
@@ -229,6 +236,16 @@ class _Export:
         )
         threads = self.threads.encode(rows["thread"])
         return Ranges(rows["start"], rows["end"], rows["name"], threads, rows["nests"].astype(bool))
+
+    def _push_pop(self) -> int:
+        return self._event_type("NvtxPushPopRange", PUSH_POP)
+
+    def _range_kind(self) -> str:
+        return self._column("NVTX_EVENTS", "eventType", str(PUSH_POP))
+
+    def _is_range(self) -> str:
+        start_end = self._event_type("NvtxStartEndRange", START_END)
+        return f"{self._range_kind()} IN ({self._push_pop()}, {start_end})"
 
     def _labelled(self, table: str) -> str:
         """NVTX_EVENTS with two more columns: `label`, the whole name, and `domain`, "name/" or nothing for
@@ -254,7 +271,7 @@ class _Export:
     def _event_type(self, name: str, otherwise: int) -> int:
         if "ENUM_NSYS_EVENT_TYPE" not in self.tables:
             return otherwise
-        found = self._value(f"SELECT id FROM ENUM_NSYS_EVENT_TYPE WHERE name = '{name}'")
+        found = self._value(f"SELECT CAST(id AS INTEGER) FROM ENUM_NSYS_EVENT_TYPE WHERE name = '{name}'")
         return otherwise if found is None else int(found)
 
     def _calls(self) -> tuple[Calls, events.Times]:
@@ -400,7 +417,7 @@ class _Export:
             return
         said = "SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3) LIMIT 5"
         self.warnings += [
-            f"nsys: {' '.join(text.split())}" for (text,) in self.database.execute(said) if text
+            f"nsys: {' '.join(str(text).split())}" for (text,) in self.database.execute(said) if text
         ]
 
 

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from hashlib import blake2b
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,6 +75,11 @@ def english() -> tuple[str, ...]:
     sources += [docstring for module in DOCUMENTED for docstring in docstrings(module)]
     paragraphs = (" ".join(part.split()) for text in sources for part in re.split(r"\n\s*\n", text))
     return tuple(dict.fromkeys(filter(is_prose, paragraphs)))
+
+
+def english_digest() -> str:
+    """BLAKE2b-128 of all passages, hexadecimal: another one where Python's documentation is another."""
+    return blake2b("\n".join(english()).encode(), digest_size=16).hexdigest()
 
 
 def docstrings(module: str) -> Iterator[str]:

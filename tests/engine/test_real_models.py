@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -181,6 +182,26 @@ def test_weights_that_are_not_there(make, tmp_path):
     folder = shutil.copytree(make("llama"), tmp_path / "model")
     (folder / "model.safetensors").unlink()
     assert refusal(str(folder)).startswith(f"cannot load the weights of {folder}: ")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("pytorch_model.bin", pickle.dumps({"weight": print}, 2)),  # something to call, and no tensor
+        ("pytorch_model.bin", b"garbage"),
+        ("model.safetensors", b"garbage"),
+    ],
+    ids=["a call", "a broken pickle", "broken safetensors"],
+)
+def test_weights_that_are_not_only_tensors_are_refused_and_nobody_is_advised_to_trust_them(
+    make, tmp_path, file, content
+):
+    folder = shutil.copytree(make("llama"), tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / file).write_bytes(content)
+    said = refusal(str(folder))
+    assert said.startswith(f"cannot load the weights of {folder}: ")
+    assert "weights_only" not in said
 
 
 def test_weights_that_are_incomplete(make, tmp_path):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from engines import api
 from experiments.common.bench_command import last_line, start
+from harness.common.processes import Child, end, stopped
+from harness.common.processes import start as start_child
 from harness.plan.design import Arm
 from harness.run import session
 from harness.store import tables
+from harness.workload.plan import Planned
 from tests.support import broken_engine
 from tests.support.clockwork import installed
 
@@ -98,18 +103,70 @@ def test_an_engine_that_fails_when_it_is_stopped_for_the_last_time_fails_the_run
 def test_an_engine_that_does_not_answer_between_rounds_is_taken_for_hanging(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(session, "ANSWER_S", 0.5)
-    monkeypatch.setattr(api, "find_engines", lambda: {"broken": broken_engine.SPEC})
-    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
-    toggles = {"pace": "fast", "tokens": "counted", "boot": "works", "service": "all"}
-    arm = Arm(
-        name="before",
-        engine="broken",
-        options=api.EngineOptions(),
-        toggles={**toggles, "breaks": "hangs between rounds"},
-    )
+    arm = in_process(monkeypatch, environment, "hangs between rounds")
     with session.Session() as processes:
         booted = processes.boot([arm])["before"]
+        monkeypatch.setattr(session, "ANSWER_S", 0.5)
         processes.begin(booted)
         with pytest.raises(session.RunFailed, match=r"engine of before hangs: .* Collect for 0\.5 s"):
             processes.collect(booted)
+
+
+def test_a_load_generator_that_is_stopped_in_mid_round_is_named(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    arm = in_process(monkeypatch, environment, "nothing")
+    with session.Session() as processes:
+        booted = processes.boot([arm])["before"]
+        processes.begin(booted)
+        monkeypatch.setattr(session, "ANSWER_S", 0.5)
+        pid = processes.pids["load_generator"]
+        psutil.Process(pid).suspend()
+        stopped = rf"^the load generator \(pid {pid}\) is stopped, as by SIGSTOP, and .* for 0\.5 s$"
+        with pytest.raises(session.RunFailed, match=stopped):
+            processes.load(booted, [Planned(0, 0, "a", 3, False)], None, 0, lambda _: None)
+
+
+def test_a_start_may_take_any_time_unless_a_process_of_it_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    arm = in_process(monkeypatch, environment, "nothing")
+    with session.Session() as processes:
+        monkeypatch.setattr(session, "ANSWER_S", 0.02)  # no start is as quick
+        processes.boot([arm])
+        start = session.processes.start
+
+        def start_stopped(*given: Any) -> Child:
+            child = start(*given)
+            psutil.Process(child.pid).suspend()
+            return child
+
+        monkeypatch.setattr(session.processes, "start", start_stopped)
+        with pytest.raises(session.RunFailed, match=r"^the engine host of before \(pid \d+\) is stopped, "):
+            processes.boot([arm])
+
+
+def test_what_a_process_started_is_named_where_it_is_stopped(tmp_path: Path) -> None:
+    parent = start_child("engine host", ["sh", "-c", "sleep 99 & wait"], {}, tmp_path / "log")
+    try:
+        while not (below := psutil.Process(parent.pid).children()):
+            pass
+        assert stopped([parent]) == ""
+        below[0].suspend()
+        until_status(below[0], psutil.STATUS_STOPPED)
+        assert stopped([parent]) == f"99 of the engine host (pid {below[0].pid})"
+    finally:
+        end([parent])
+
+
+def until_status(process: psutil.Process, status: str) -> None:
+    while process.status() != status:
+        pass
+
+
+def in_process(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], breaks: str) -> Arm:
+    """An arm for a session of this process."""
+    monkeypatch.setattr(api, "find_engines", lambda: {"broken": broken_engine.SPEC})
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    toggles = {"pace": "fast", "tokens": "counted", "boot": "works", "service": "all", "breaks": breaks}
+    return Arm(name="before", engine="broken", options=api.EngineOptions(), toggles=toggles)

@@ -164,6 +164,17 @@ def test_the_unexpected_is_exit_code_4(
     assert capsys.readouterr().err == message
 
 
+def test_a_shortage_is_named_and_exit_code_4(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_out(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(measure, "_measure", run_out)
+    assert bench(monkeypatch, "run", "--variant", "pinned-h2d") == 4
+    assert capsys.readouterr().err.startswith("bench: memory is used up; end other processes")
+
+
 def test_a_ctrl_c_outside_of_a_measurement_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

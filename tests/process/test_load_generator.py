@@ -288,6 +288,13 @@ def test_waiting_for_the_next_due_time_is_no_stall(bench: Bench) -> None:
     assert frame["error"].eq("").all()
 
 
+def test_it_shows_that_it_lives_while_nothing_happens(bench: Bench) -> None:
+    bench.engine()
+    bench.start([Planned(0, 0, "mute", 3, False)], Workload(arrival="burst"))
+    for _ in range(2):
+        assert isinstance(bench.hear(), messages.Progress)
+
+
 def test_ctrl_c_is_left_to_the_runner(bench: Bench) -> None:
     bench.engine()
     os.kill(bench.process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal; this one stays

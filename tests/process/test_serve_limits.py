@@ -22,7 +22,10 @@ from tokenizers import Tokenizer, normalizers
 from engines import api
 from engines.overlap.presets import tokenizer_file
 from experiments.common.bench_command import PATIENCE_S
-from harness.serve import places
+from harness.common import processes
+from harness.common.processes import Child
+from harness.run.hosts import RunFailed
+from harness.serve import engine_process, places
 from harness.serve.engine_process import EngineProcess
 from harness.serve.parsing import Refused, Served, parse_completion
 from harness.serve.places import Places
@@ -285,6 +288,23 @@ def test_a_head_that_does_not_end_is_cut_off(bounded: Server, endless: bytes) ->
         with pytest.raises(OSError, match=r"reset|pipe"):
             client.sendall(endless * 100_000)
     assert psutil.Process(bounded.bench.popen.pid).memory_info().rss < before + (16 << 20)
+
+
+def test_an_engine_that_is_stopped_while_it_starts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "LOOK_S", 0.02)
+    start = processes.start
+
+    def start_stopped(*given: Any) -> Child:
+        child = start(*given)
+        psutil.Process(child.pid).suspend()
+        return child
+
+    monkeypatch.setattr(processes, "start", start_stopped)
+    with (
+        EngineProcess(ARM) as engine,
+        pytest.raises(RunFailed, match=r"^the engine host \(pid \d+\) is stop"),
+    ):
+        engine.boot()
 
 
 def test_however_many_ask_for_gauges_the_engine_is_asked_once() -> None:

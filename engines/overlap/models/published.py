@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AttentionInterface,
@@ -118,7 +120,12 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
         raise BadSetting(f"{name} is a {kind.__name__}, which does not support custom attention functions")
     try:
         model, info = kind.from_pretrained(source, dtype=dtype, output_loading_info=True)
-    except OSError as error:
+    except UnpicklingError as error:  # torch's own message advises to let the file run its code
+        raise BadFile(
+            f"cannot load the weights of {name}: its pickle is damaged, or holds more than tensors, and what "
+            "that is might run code; take weights as safetensors"
+        ) from error
+    except (OSError, SafetensorError) as error:
         raise BadFile(f"cannot load the weights of {name}: {first_line(error)}") from error
     if info["missing_keys"]:
         raise BadFile(f"{name} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}")

@@ -17,7 +17,7 @@ import pytest
 
 from engines import api
 from engines.overlap.presets import TOKENIZER_FILE
-from harness.common import differences
+from harness.common import differences, machine
 from harness.common.machine import Code, Machine
 from harness.plan.design import Arm, Design
 from harness.store.files import (
@@ -32,8 +32,17 @@ from harness.store.files import (
     write_summary,
 )
 from harness.store.folders import create, discard_if_empty
-from harness.store.manifest import Manifest, check_resume, read_manifest, without_places, write_manifest
+from harness.store.manifest import (
+    Manifest,
+    check_resume,
+    check_same_data,
+    described_here,
+    read_manifest,
+    without_places,
+    write_manifest,
+)
 from harness.store.tables import COLUMNS, finished_blocks, read_block, read_table, table_path, write_block
+from harness.workload import prompts
 from harness.workload.workload import Workload
 from tests.support.made_blocks import described
 
@@ -345,6 +354,38 @@ def test_resume_refuses_and_names_the_difference(changes: dict[str, Any], reason
         check_resume(MANIFEST, changed(**changes))
     assert reason in str(caught.value)
     assert "start a fresh run" in str(caught.value)
+
+
+def test_a_run_whose_prompts_were_another_pythons_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = made_here(monkeypatch, Workload(prompts="english"))
+    check_same_data(made)
+    check_same_data(msgspec.structs.replace(made, files={}))  # an older one, which does not tell
+    monkeypatch.setattr(prompts, "english", lambda: ("Another passage.",))
+    with pytest.raises(
+        StoreError, match=r"^can't measure a-run again with Python 3.*; use that one, or start"
+    ):
+        check_same_data(made)
+
+
+def test_a_run_whose_file_of_prompts_has_changed_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\n")
+    made = made_here(monkeypatch, Workload(prompts=str(path)))
+    check_same_data(made)
+    path.write_text("two\n")
+    with pytest.raises(StoreError, match=r"prompts\.txt has changed since; bring back the file as it was"):
+        check_same_data(made)
+
+
+def made_here(monkeypatch: pytest.MonkeyPatch, workload: Workload) -> Manifest:
+    """The manifest of a run that starts now; what it would start processes for is given."""
+    monkeypatch.setattr(machine, "code", lambda: MANIFEST.code)
+    monkeypatch.setattr(machine, "fingerprint", lambda: MANIFEST.machine)
+    return described_here(msgspec.structs.replace(DESIGN, workload=workload), "a-run", NOW, "lot")
 
 
 def test_differences_are_named_up_to_four_and_counted() -> None:

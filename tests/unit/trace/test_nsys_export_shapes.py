@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -163,6 +164,19 @@ def test_an_export_without_gpu_rows_and_ranges_is_refused(tmp_path: Path) -> Non
     assert "has no GPU rows" in refused(made.write(tmp_path / "host.sqlite", {"NVTX_EVENTS": [domain]}))
 
 
+@pytest.mark.parametrize("value", [1e300, float("inf"), "soon", b"\xff", None])
+def test_a_time_that_is_no_number_is_damage(tmp_path: Path, value: object) -> None:
+    """SQLite's columns have no types."""
+    kernel = made.kernel(0, 5) | {"start": value}
+    path = made.write(tmp_path / "odd.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": [kernel]})
+    assert "CUPTI_ACTIVITY_KIND_KERNEL has something other than a whole number of 64 bits" in refused(path)
+
+
+def test_an_export_whose_rows_of_ranges_are_of_unknown_types_has_none(tmp_path: Path) -> None:
+    rows = [made.nvtx(0, 10, "step", kind=4711)]
+    assert "has no GPU rows" in refused(made.write(tmp_path / "odd.sqlite", {"NVTX_EVENTS": rows}))
+
+
 def test_a_database_that_is_no_export_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
     with closing(sqlite3.connect(path)) as database:
@@ -188,3 +202,10 @@ def test_a_damaged_export_is_refused(tmp_path: Path) -> None:
     content[8192:] = b"\xff" * (len(content) - 8192)
     path.write_bytes(content)
     assert "it is damaged" in refused(path)
+
+
+@pytest.mark.parametrize("odd", [{"ts": 1e300}, {"dur": -1e300}, {"args": {"correlation": 1 << 70}}])
+def test_a_chrome_trace_of_numbers_beyond_measure_is_refused(tmp_path: Path, odd: dict[str, object]) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps([{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1.0, "dur": 2.0, **odd}]))
+    assert "is JSON, but not a Chrome trace: Expected" in refused(path)
