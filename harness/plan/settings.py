@@ -39,9 +39,14 @@ SEGMENTS = {"unpaced": 16, "paced": 5, "coarse": 8}
 COARSE = 0.02  # a gate of that limit, or a higher one, decides with less
 ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2}
 MOST_IN_TIME = 100  # blocks, where minutes end the run
+TURN_STEPS = 4
+# Steps of a turn that no interval ends with. A serial loop begins a turn with an idle device, and so does
+# every step of it; one that overlaps has its pipeline filled by the second.
+LEAD = {"serial": 1, "overlapping": 2}
+MOST_IN_TIME = 100  # blocks, where minutes end the run
 # Steps of a turn, and those of them that no interval ends with. A serial loop begins a turn with an idle
 # device, and so does every step of it; one that overlaps has its pipeline filled by the second.
-TURNS = {"serial": (4, 1), "overlapping": (8, 2)}
+TURNS = {"serial": (4, 1), "overlapping": (4, 2)}
 PACED_MODEL = "micro-gpt2"  # computes well before its time is up
 OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
 PLACES = ("device", "host")  # of a planted delay
@@ -381,8 +386,8 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
         for arm, spec in zip(design.arms, specs, strict=True)
         for name, choices in spec.overlapping.items()
     )
-    steps, lead = TURNS["overlapping" if ahead else "serial"]
-    by_turns: dict[str, object] = {"primary": primary, "turn_steps": steps, "turn_lead": lead}
+    lead = LEAD["overlapping" if ahead else "serial"]
+    by_turns: dict[str, object] = {"primary": primary, "turn_steps": TURN_STEPS, "turn_lead": lead}
     if "secondaries" not in request.design:  # a variant's, which are of the same step
         of_turns = dict(zip(MATCHED, IN_TURNS, strict=True))
         found = (of_turns.get(name, name) for name in design.secondaries)
