@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 OF_ROUNDS = "step_ms_matched"  # the same step, in the rounds: at the before arm's mix of batches
 BUSY = 0.05  # of a core, while parked
+SURE = 0.01  # the level of what takes a verdict back: there are two such tests a run
 
 
 def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> str | None:
@@ -31,6 +32,7 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     decide the opposite: the other direction, or a change surely beyond the margin where turns find none. That
     both agree on the direction and not on the size is no contradiction: `of_size` tells it.
     """
+    alpha = min(alpha, SURE)
     if (apart := _apart(design, per_block, alpha, DRAINED)) is not None:
         return (
             f"work is put off past the end of a turn, and not saved: counted until all of it was done "

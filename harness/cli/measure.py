@@ -22,6 +22,7 @@ from harness.cli.options import (
     Form,
     Out,
     Trust,
+    Whole,
     admitting,
     argument,
     measuring,
@@ -46,20 +47,29 @@ def run(
     out: Out = RESULTS,
     resume: Annotated[Path | None, option(OUTPUT, "Folder of a run to go on with.")] = None,
     trust: Trust = False,
+    whole: Whole = False,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
     """Compare a before with an after, in blocks of fresh boots; or measure one arm alone."""
-    _measure(request, out, resume, trust, format)
+    _measure(request, out, resume, trust, format, whole)
 
 
 @measuring
-def aa(request: Request, out: Out = RESULTS, format: Form = Format.TABLE, debug: Debug = False) -> None:
+def aa(
+    request: Request,
+    out: Out = RESULTS,
+    whole: Whole = False,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
     """Measure an arm against itself: this machine's noise floor, and the smallest effect it can detect."""
-    _measure(msgspec.structs.replace(request, against_itself=True), out, None, False, format)
+    _measure(msgspec.structs.replace(request, against_itself=True), out, None, False, format, whole)
 
 
-def _measure(request: Request, out: Path, resume: Path | None, trusted: bool, format: Format) -> None:
+def _measure(
+    request: Request, out: Path, resume: Path | None, trusted: bool, format: Format, whole: bool
+) -> None:
     from harness.common.machine import guess_device
     from harness.plan.variants import load_variants
 
@@ -74,13 +84,14 @@ def _measure(request: Request, out: Path, resume: Path | None, trusted: bool, fo
     from harness.studies import measure
 
     outcome = measure.measure_or_resume(design, resume, out, on_stderr, admitted)
-    printing.end_with(outcome.result, format, outcome.outputs_differ)
+    printing.end_with(outcome.result, format, outcome.outputs_differ, whole)
 
 
 def rerun(
     run: Annotated[Path, argument("Folder of a run.")],
     out: Out = RESULTS,
     trust: Trust = False,
+    whole: Whole = False,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
@@ -103,11 +114,12 @@ def rerun(
         say(f"unlike {manifest.run}: {line}")
     with interruptible():
         outcome = measure.measure(manifest.design, out, on_stderr, made_here=made_here)
-    printing.end_with(outcome.result, format, outcome.outputs_differ)
+    printing.end_with(outcome.result, format, outcome.outputs_differ, whole)
 
 
 def compare(
     runs: Annotated[list[str], argument("RUN, or RUN:before or RUN:after.")],
+    whole: Whole = False,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
@@ -115,7 +127,7 @@ def compare(
     from harness.analysis import across_runs
 
     compared = across_runs.compare(runs)
-    printing.end_with(compared.result, format, compared.outputs_differ)
+    printing.end_with(compared.result, format, compared.outputs_differ, whole)
 
 
 @measuring
@@ -138,6 +150,7 @@ def gate(
     on_undecided: Annotated[
         OnUndecided | None, option(GATE, "What undecided counts as; else it exits with 3.")
     ] = None,
+    whole: Whole = False,
     out: Annotated[
         Path, option(OUTPUT, "Folder of the run, of gate.md and of smaller-is-better.json (results).")
     ] = RESULTS,
@@ -164,7 +177,7 @@ def gate(
         run = gate_.measure(request, base_ref, head_ref, names, limit, out, say, on_stderr)
     result = gate_.judge(run, names, limit)
     gate_tables.write(out, result)
-    printing.show(result, format)
+    printing.show(result, format, whole)
     verdict = gate_tables.gate_of(result).verdict
     if verdict == "undecided" and on_undecided is not None:
         verdict = on_undecided.value

@@ -51,6 +51,7 @@ Trust = Annotated[
     bool,
     option(OUTPUT, "Go on with a folder that this machine has not signed, whatever it lists.", "--trust"),
 ]
+Whole = Annotated[bool, option(OUTPUT, "Print every metric, and what is said of it, as a table.", "--all")]
 RESULTS = Path("results")
 
 

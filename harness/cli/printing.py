@@ -27,14 +27,15 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-def end_with(found: Found, format: Format, outputs_differ: bool) -> NoReturn:
+def end_with(found: Found, format: Format, outputs_differ: bool, whole: bool = True) -> NoReturn:
     """Print a result, and end the command with the exit code that it stands for."""
-    show(found, format)
+    show(found, format, whole)
     raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
 
 
-def show(found: Found, format: Format) -> None:
-    """Print a result in the form that was asked for."""
+def show(found: Found, format: Format, whole: bool = True) -> None:
+    """Print a result in the form that was asked for; as a table, a comparison is cut to a screen unless
+    `whole`."""
     from rich.text import Text
 
     from harness.common.consoles import Console, readable
@@ -52,7 +53,7 @@ def show(found: Found, format: Format) -> None:
     screen = Console()
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen = Console(width=PIPE_WIDTH)
-    for part in formats.to_terminal(found, screen.width):
+    for part in formats.to_terminal(found, screen.width, whole):
         # A line that goes to a file stays one: `head -1` is the whole answer.
         screen.print(part, soft_wrap=isinstance(part, Text) and not screen.is_terminal)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -13,6 +13,7 @@ from harness.analysis.explain import Explained
 from harness.analysis.gate_plans import GatePlans
 from harness.analysis.result import Result, SweepResult, to_plain
 from harness.report import (
+    brief,
     evaluation_tables,
     experiment_tables,
     explain_tables,
@@ -57,9 +58,10 @@ def to_markdown(found: Found) -> str:
     return "\n".join(map(markdown_page, _pages(found)))
 
 
-def to_terminal(found: Found, width: int) -> Iterator[RenderableType]:
-    """Renderables for a rich console of that width."""
-    for page in _pages(found):
+def to_terminal(found: Found, width: int, whole: bool = True) -> Iterator[RenderableType]:
+    """Renderables for a rich console of that width; of a comparison what fits on a screen, unless `whole`."""
+    comparison = isinstance(found, Result) and found.factorial is None
+    for page in brief.pages(cast(Result, found)) if comparison and not whole else _pages(found):
         yield from terminal_page(page, width)
 
 

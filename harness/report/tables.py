@@ -175,17 +175,17 @@ def parts(comparison: Comparison) -> Iterator[Table]:
     """The tables of a comparison, in the order in which they are read."""
     yield metric_table(comparison)
     if any(side.failed for side in comparison.failures.values()):
-        yield _failures_table(comparison.failures)
+        yield failures_table(comparison.failures)
     alone = comparison.after is None
     if not alone:
         yield _outputs_table(comparison.outputs)
-    yield from _sides_table("Mechanism", comparison.mechanism, alone)
+    yield from sides_table("Mechanism", comparison.mechanism, alone)
     limit = {
         name: Counter(before=each.before, after=each.after, unit=comparison.metrics[name].unit)
         for name, each in comparison.limit.items()
     }
     predicted = comparison.prediction
-    yield from _sides_table("Limit", limit, alone, "" if predicted is None else prediction_line(predicted))
+    yield from sides_table("Limit", limit, alone, "" if predicted is None else prediction_line(predicted))
 
 
 def _outputs_table(outputs: Outputs) -> Table:
@@ -203,7 +203,7 @@ def _outputs_table(outputs: Outputs) -> Table:
     return Table("Outputs", tuple(names), (row,), note, tuple(names))
 
 
-def _failures_table(failures: Mapping[str, Failures]) -> Table:
+def failures_table(failures: Mapping[str, Failures]) -> Table:
     """Requests that failed, by arm, with their first causes."""
 
     def causes(side: Failures) -> str:
@@ -271,7 +271,7 @@ def chosen(comparison: Comparison) -> list[str]:
     return list(dict.fromkeys([comparison.primary, *judged, *chosen, *phases]))
 
 
-def _sides_table(title: str, sides: Mapping[str, Counter], alone: bool, note: str = "") -> Iterator[Table]:
+def sides_table(title: str, sides: Mapping[str, Counter], alone: bool, note: str = "") -> Iterator[Table]:
     """Nothing where nothing was counted: a counter that stayed at zero says nothing."""
     rows = [(name, row) for name, row in sides.items() if row.before or row.after]
     columns: dict[str, Callable[[tuple[str, Counter]], str]] = {

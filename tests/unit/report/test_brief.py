@@ -1,0 +1,69 @@
+"""What a terminal shows of a comparison: what answers the question, on one screen; --all has the rest."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+from msgspec.structs import replace
+from rich.console import Console
+
+from harness.analysis.result import Comparison, Counter, Result, Warning
+from harness.report import brief, formats
+from harness.report.page import Page
+from tests.support import made_blocks
+from tests.support.made_runs import factorial_found
+
+LINES, COLUMNS = 40, 100
+
+
+def screen(found: Result, whole: bool = False) -> list[str]:
+    text = StringIO()
+    for part in formats.to_terminal(found, COLUMNS, whole):
+        Console(file=text, width=COLUMNS).print(part)
+    return text.getvalue().splitlines()
+
+
+def page_of(**changes: Any) -> Page:
+    found = made_blocks.result()
+    comparison: Comparison = replace(found.comparisons[0], **changes)
+    (page,) = brief.pages(replace(found, comparisons=[comparison]))
+    return page
+
+
+def names(page: Page, table: int) -> list[str]:
+    return [row[0] for row in page.tables[table].rows]
+
+
+def test_a_comparison_fits_on_a_screen_and_all_of_it_is_longer() -> None:
+    found = made_blocks.result()
+    assert len(screen(found)) <= LINES
+    assert len(screen(found)) < len(screen(found, whole=True))
+    assert "--all" in "\n".join(screen(found))
+
+
+def test_the_metrics_are_what_is_decided_and_what_every_reader_knows() -> None:
+    assert set(names(page_of(), 0)) <= {"tpot_ms_p50", "ttft_ms_p50", "throughput_tok_s"}
+
+
+def test_counters_that_tell_the_arms_apart_are_shown_in_units_one_can_read() -> None:
+    counters = {
+        "gc": Counter(before=0.0001, after=0.0, unit="per step"),
+        "equal": Counter(before=5.0, after=5.0, unit="per step"),
+        "waited_ns": Counter(before=42_861_137.0, after=0.0, unit="per step"),
+    }
+    page = page_of(mechanism=counters)
+    rows = {row[0]: row[1:] for row in page.tables[1].rows}
+    assert rows["waited"] == ("42.86", "0", "ms per step")
+    assert not {"gc", "equal", "waited_ns"} & rows.keys()
+
+
+def test_the_weightiest_warnings_come_first_and_the_others_are_counted() -> None:
+    many = [Warning("noise", f"noise: {number}") for number in range(4)]
+    shown = page_of(warnings=[*many, Warning("decision", "undecided: why")]).warnings
+    assert shown == ["undecided: why", "noise: 0", "noise: 1", "and 2 more: --all"]
+
+
+def test_what_has_no_before_and_after_is_shown_whole() -> None:
+    found = factorial_found()
+    assert screen(found) == screen(found, whole=True)
