@@ -34,9 +34,12 @@ def pages(result: Result) -> Iterator[Page]:
 
 
 def page(result: Result, comparison: Comparison) -> Page:
+    ended = result.stopped_because
     lines = [
         tables.changed_settings(comparison.before, comparison.after),
-        *filter(None, (tables.step_parts(comparison), tables.planted(comparison), _outputs(comparison))),
+        *([] if ended.startswith("all ") else [tables.stopped(result)]),
+        *(line for line in tables.remarks(comparison) if line != tables.in_turns(comparison)),
+        *filter(None, [_outputs(comparison)]),
     ]
     return Page(
         conclusion(result.device, comparison),

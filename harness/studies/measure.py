@@ -86,9 +86,9 @@ def resume(folder: Path, design: Design | None, display: Display, admit: Admit) 
     now = described_here(design or stored.design, stored.run, datetime.now().astimezone(), stored.run)
     check_resume(stored, now)
     with held(folder):
-        if not (folder / SUMMARY_FILE).exists():
-            kept = [*stored.resumed_after, len(finished_blocks(folder))]
-            stored = msgspec.structs.replace(stored, resumed_after=kept)
+        kept = len(finished_blocks(folder))
+        if kept < stored.design.blocks and not (folder / SUMMARY_FILE).exists():
+            stored = msgspec.structs.replace(stored, resumed_after=[*stored.resumed_after, kept])
             write_manifest(folder, stored)
         return _measure(folder, stored, display)
 

@@ -64,6 +64,16 @@ def test_the_weightiest_warnings_come_first_and_the_others_are_counted() -> None
     assert shown == ["undecided: why", "noise: 0", "noise: 1", "and 2 more: --all"]
 
 
+def test_an_arm_against_itself_says_what_it_could_detect_and_a_run_that_ended_early_why() -> None:
+    found = made_blocks.result(1.0)
+    comparison = found.comparisons[0]
+    equal = replace(found, comparisons=[replace(comparison, after=comparison.before)])
+    assert "would be detected in 4 of 5 such runs" in "\n".join(screen(equal))
+    assert "Stopped" not in "\n".join(screen(found))
+    early = replace(found, stopped_because="decided at 6 of at most 20 blocks")
+    assert "Stopped: decided at 6" in "\n".join(screen(early))
+
+
 def test_what_has_no_before_and_after_is_shown_whole() -> None:
     found = factorial_found()
     assert screen(found) == screen(found, whole=True)
