@@ -43,10 +43,6 @@ TURN_STEPS = 4
 # Steps of a turn that no interval ends with. A serial loop begins a turn with an idle device, and so does
 # every step of it; one that overlaps has its pipeline filled by the second.
 LEAD = {"serial": 1, "overlapping": 2}
-MOST_IN_TIME = 100  # blocks, where minutes end the run
-# Steps of a turn, and those of them that no interval ends with. A serial loop begins a turn with an idle
-# device, and so does every step of it; one that overlaps has its pipeline filled by the second.
-TURNS = {"serial": (4, 1), "overlapping": (4, 2)}
 PACED_MODEL = "micro-gpt2"  # computes well before its time is up
 OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
 PLACES = ("device", "host")  # of a planted delay

@@ -26,7 +26,7 @@ from engines.overlap.models.weights import fill
 from engines.overlap.presets import END_OF_TEXT_ID, PRESETS, Preset, first_line, local_folder, widened
 
 ATTENTION = "overlap-paged"
-_TELLING = ("window", "chunk", "local_attention", "original_max")  # in the names of numbers of tokens
+_TELLING = ("window", "chunk", "local_att", "original_")  # in the names of numbers of tokens
 
 
 def _attention(
@@ -151,9 +151,7 @@ def _thresholds(values: dict[str, Any]) -> Iterator[int]:
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _thresholds(value)
-        elif type(value) is int and any(
-            word in key for word in ("window", "chunk", "local_att", "original_")
-        ):
+        elif type(value) is int and any(word in key for word in _TELLING):
             yield value
 
 
