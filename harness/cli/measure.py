@@ -141,7 +141,7 @@ def gate(
         str | None, option(GATE, "The same for the head (the code that is installed).")
     ] = None,
     metric: Annotated[
-        list[str] | None, option(GATE, "Metric that must not regress; up to five (tpot_ms_p50).")
+        list[str] | None, option(GATE, "Metric that must not regress; up to five (the primary).")
     ] = None,
     max_regression: Annotated[str | None, option(GATE, "How much worse each may get (2%).")] = None,
     calibrate: Annotated[

@@ -85,7 +85,9 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     arms: tuple[Arm, ...]  # one; the before and the after; or several, each compared with the first
     workload: Workload
     # With `until`: at most so many.
-    blocks: Annotated[int, Meta(description="Blocks, each a boot of every arm (6).")] = 6
+    blocks: Annotated[
+        int, Meta(description="Blocks, each a boot of every arm (6; a gate stops after 3 to 6).")
+    ] = 6
     until: Until | None = None  # None: all the blocks, whatever they say
     max_minutes: Annotated[
         float | None,
@@ -104,7 +106,9 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     warmup_rounds: Annotated[int, Meta(description="Rounds of a boot thrown away (1).")] = 1
     segments: Annotated[
         int,
-        Meta(description="Segments of a boot in which the arms take turns every few steps (16, 5 paced)."),
+        Meta(
+            description="Segments of a boot in which the arms take turns every few steps (16, 8 in a gate, 5 paced)."
+        ),
     ] = 0
     turn_steps: int = 0  # of a turn
     turn_lead: int = 0  # its first steps, which fill the pipeline: no interval ends with them

@@ -35,8 +35,8 @@ SCALED: dict[str, dict[str, object]] = {
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
 ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and steadier
-SEGMENTS = {"unpaced": 16, "paced": 5, "coarse": 8}
-COARSE = 0.02  # a gate of that limit, or a higher one, decides with less
+# A gate spends its time on blocks, and ends with the first that is clear.
+SEGMENTS = {"unpaced": 16, "paced": 5, "gate": 8}
 ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2}
 MOST_IN_TIME = 100  # blocks, where minutes end the run
 TURN_STEPS = 4
@@ -389,9 +389,9 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
         found = (of_turns.get(name, name) for name in design.secondaries)
         by_turns["secondaries"] = tuple(name for name in found if name != primary)
     speed = "paced" if design.arms[0].options.pace else "unpaced"
-    coarse = speed == "unpaced" and (request.max_regression or 0) >= COARSE
     if asked is None:
-        by_turns["segments"] = SEGMENTS["coarse" if coarse else speed]
+        gate = request.max_regression is not None and speed == "unpaced"
+        by_turns["segments"] = SEGMENTS["gate" if gate else speed]
     if "rounds" not in request.design:
         by_turns["rounds"] = ROUNDS_BESIDE_TURNS[speed]
     return msgspec.structs.replace(design, **by_turns)

@@ -225,13 +225,12 @@ def _asked(workload: Workload) -> Iterator[tuple[str, str]]:
 
 
 def _stops(design: Design) -> str:
-    if design.max_minutes is not None:
-        return f"after as many blocks as fit into {design.max_minutes:g} minutes"
+    bound = "" if design.max_minutes is None else f", or as many as fit into {design.max_minutes:g} minutes"
     if design.until is None:
-        return f"after {blocks_of(design.blocks)}, whatever they say"
+        return f"after {blocks_of(design.blocks)}{bound}, whatever they say"
     looks = ", ".join(map(str, design.until.looks))
     wanted = "decided" if design.until.precision is None else f"±{100 * design.until.precision:.3g}%"
-    return f"once {wanted}, with looks at {looks} blocks, declared before the first"
+    return f"once {wanted}, with looks at {looks} blocks{bound}, declared before the first"
 
 
 def environment_of(run: Run) -> Table:

@@ -27,6 +27,7 @@ from harness.studies import measure as measure_
 from harness.studies.measure import Display
 
 Say = Callable[[str], None]
+CALIBRATED_BY = 6  # blocks: of fewer, the SD is known too badly to plan with
 
 
 def measure(
@@ -73,12 +74,19 @@ def measure(
 def calibrate(
     request: Request, names: Sequence[str], limit: float | None, out: Path, display: Display
 ) -> GatePlans:
-    """What a gate on the before arm can decide here, from that arm measured against itself. Raises as
-    measure.measure does, and BadSetting for metrics or a limit that can't be gated."""
-    checks.check(names, checks.DEFAULT_LIMIT if limit is None else limit)
+    """What a gate on the before arm can decide here, from that arm measured against itself, in blocks as a
+    gate's. Raises as measure.measure does, and BadSetting for metrics or a limit that can't be gated."""
+    most = checks.DEFAULT_LIMIT if limit is None else limit
+    checks.check(names, most)
     minutes = request.design.get("max_minutes")
     asked = {name: value for name, value in request.design.items() if name != "max_minutes"}
-    request = msgspec.structs.replace(request, design=asked, after=(), against_itself=True)
+    request = msgspec.structs.replace(
+        request,
+        design={"blocks": CALIBRATED_BY, **asked},
+        after=(),
+        against_itself=True,
+        max_regression=most,
+    )
     design = make_design(request, api.find_engines(), load_variants(), guess_device)
     if design.blocks < 2:
         raise api.BadSetting("one block has no SD: leave --blocks out, or give six")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,11 +15,10 @@ from harness.stats import planning
 from tests.support.made_blocks import blocks, manifest
 
 
-def plans(**asked: object) -> GatePlans:
+def plans(minutes: float | None = None, metrics: Sequence[str] = (), limit: float | None = None) -> GatePlans:
     """Of six blocks of equal arms in 70 s: ten a block, with the boots that were thrown away."""
-    usual = {"minutes": None, "metrics": (), "limit": None}
     found = comparison.result(manifest(), blocks(1.0, 6))
-    return gate_plans.of_equal_arms(found, seconds=70.0, **{**usual, **asked})  # type: ignore[arg-type]
+    return gate_plans.of_equal_arms(found, 70.0, minutes, metrics, limit)
 
 
 def test_a_plan_passes_an_unchanged_head_in_four_of_five_runs_even_where_the_sd_is_as_high_as_may_be() -> (
