@@ -141,7 +141,7 @@ class Sliced(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
     kept: float  # share of the before arm's slices that have a partner
     within: float | None = None  # SD that the change of a block owes to its pairs alone, of log ratios
-    between: float | None = None  # the rest of its SD over blocks: what boots differ by; None with one block
+    between: float | None = None  # the rest of its SD, from boot to boot; None with one block
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):

@@ -119,7 +119,8 @@ def sliced(design: Design, blocks: Sequence[Block]) -> Sliced | None:
 
 
 def _components(sides: Sequence[tuple[pd.DataFrame, pd.DataFrame]]) -> tuple[float | None, float | None]:
-    """What the change of a block scatters by: from its pairs, and from the boots."""
+    """What the change of a block scatters by: for its pairs, and from boot to boot. The second need not be
+    what boots differ by: the change itself may be another one when the machine is slow."""
     within = float(np.sqrt(np.mean([slices.error_of_pairs(*each) ** 2 for each in sides])))
     if not np.isfinite(within):
         return None, None

@@ -51,7 +51,9 @@ Trust = Annotated[
     bool,
     option(OUTPUT, "Go on with a folder that this machine has not signed, whatever it lists.", "--trust"),
 ]
-Whole = Annotated[bool, option(OUTPUT, "Print every metric, and what is said of it, as a table.", "--all")]
+Whole = Annotated[
+    bool, option(OUTPUT, "Print more than a screen: further metrics, all counters and warnings.", "--all")
+]
 RESULTS = Path("results")
 
 

@@ -107,7 +107,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     segments: Annotated[
         int,
         Meta(
-            description="Segments of a boot in which the arms take turns every few steps (16, 8 in a gate, 5 paced)."
+            description="Segments of a boot, in which arms take turns every few steps (16; gate 8, paced 5)."
         ),
     ] = 0
     turn_steps: int = 0  # of a turn

@@ -18,7 +18,7 @@ LEAST = 0.01  # of something per step: a collection in a hundred steps, 10 us
 NS = "_ns"
 # What asks for something comes first; what only describes the machine, last.
 WEIGHTIEST = ("decision", "failures", "outputs", "order", "records", "steadiness", "blocks", "floor", "noise")
-NOTE = "{confidence}% intervals over blocks; change = after/before − 1; --all shows every metric."
+NOTE = "{confidence}% intervals over blocks; change = after/before − 1; --all shows more."
 
 
 def pages(result: Result) -> Iterator[Page]:
@@ -38,7 +38,7 @@ def page(result: Result, comparison: Comparison) -> Page:
     lines = [
         tables.changed_settings(comparison.before, comparison.after),
         *([] if ended.startswith("all ") else [tables.stopped(result)]),
-        *(line for line in tables.remarks(comparison) if line != tables.in_turns(comparison)),
+        *tables.remarks(comparison),
         *filter(None, [_outputs(comparison)]),
     ]
     return Page(

@@ -21,7 +21,6 @@ from harness.analysis.result import (
     Prediction,
     Result,
     Settings,
-    Sliced,
     SweepResult,
     texts,
 )
@@ -65,7 +64,8 @@ FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller chan
 
 
 def remarks(comparison: Comparison) -> Iterator[str]:
-    """Which part of the step changed, and what a planted delay, or an arm against itself, came to."""
+    """What was compared in turns, which part of the step changed, and what a planted delay, or an arm against
+    itself, came to."""
     if comparison.after is None:
         return
     yield from filter(None, (in_turns(comparison), step_parts(comparison), planted(comparison)))
@@ -89,17 +89,19 @@ def in_turns(comparison: Comparison) -> str | None:
     return (
         f"In turn, {sliced.steps} steps at a time, both arms ran the same decode steps at batch "
         f"{sliced.batch:.3g}: {sliced.pairs:,} pairs of neighbours, {sliced.kept:.0%} kept. TTFT, TPOT and "
-        f"the rest are of rounds with the workload's own arrivals.{_scatter(sliced)}"
+        "the rest are of rounds with the workload's own arrivals."
     )
 
 
-def _scatter(sliced: Sliced) -> str:
-    """Which of both would make the interval narrower: more segments, or more blocks."""
-    if sliced.within is None or sliced.between is None:
-        return ""
+def scatter(comparison: Comparison) -> str | None:
+    """Which of both would make the interval narrower: more segments, or more blocks. None where it is not
+    known."""
+    sliced = comparison.sliced
+    if sliced is None or sliced.within is None or sliced.between is None:
+        return None
     return (
-        f" From block to block the change scatters by {sliced.within:.2%} for its pairs (--segments) and "
-        f"{sliced.between:.2%} for its boots (--blocks)."
+        f"The change of a block scatters by {sliced.within:.2%} for its pairs, which more --segments make "
+        f"less, and by {sliced.between:.2%} from boot to boot, which more --blocks do."
     )
 
 
@@ -287,7 +289,8 @@ def sides_table(title: str, sides: Mapping[str, Counter], alone: bool, note: str
 def pages(result: Result) -> Iterator[Page]:
     """One for each comparison."""
     for each in result.comparisons:
-        lines = (changed_settings(each.before, each.after), stopped(result), *remarks(each))
+        said = filter(None, (*remarks(each), scatter(each)))
+        lines = (changed_settings(each.before, each.after), stopped(result), *said)
         yield Page(conclusion(result.device, each), lines, tuple(parts(each)), texts(each.warnings))
 
 

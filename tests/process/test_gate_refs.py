@@ -176,6 +176,22 @@ def test_a_worktree_that_cannot_be_made(repository: Path, environment: dict[str,
     assert_nothing_is_left(repository, environment)
 
 
+def test_the_base_against_itself_says_what_can_be_gated_here(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    quick = ("--blocks", "2", *(each for each in QUICK[1:] if each not in ("--blocks", "3")))
+    code, stdout, stderr = start(
+        environment, tmp_path, "gate", "--calibrate", *quick, *SEGMENTS, "--format", "json"
+    ).end()
+    assert code == 0, stderr
+    found = json.loads(stdout)
+    assert found["blocks"] == 2
+    assert {"step_ms_sliced", "tpot_ms_p50"} <= found["sd"].keys()
+    assert {plan["limit"] for plan in found["plans"]} <= {0.1}
+    (folder,) = (tmp_path / "results").glob("*-aa-*")
+    assert {arm.name for arm in read_manifest(folder).design.arms} == {"before", "after"}
+
+
 def test_an_interpreter_without_the_packages(environment: dict[str, str], tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {os.path.realpath(shutil.which("python3") or "")} -S "$@"\n')

@@ -8,6 +8,7 @@ import pytest
 
 from harness.analysis import comparison
 from harness.analysis.result import Result
+from harness.stats.stopping import until_clear
 from tests.support.made_blocks import MS, block, blocks, manifest, result, side, warned
 
 
@@ -19,6 +20,8 @@ def test_warnings_that_apply_are_given() -> None:
     assert "emulated device" in warnings(result())
     assert "late sends (submit lag): requests were sent up to 3.00 ms late" in warnings(result(lag_ms=3.0))
     assert "too few blocks: 3" in warnings(result(plan=manifest(blocks=3)))
+    clear = until_clear()  # a rule that looks at three blocks has enough of them
+    assert "too few blocks" not in warnings(result(plan=manifest(blocks=3, until=clear)))
     assert "one block" in warnings(result(plan=manifest(blocks=1)))
     assert "blocks would detect a change of 1%" in warnings(result(1.0, noise=0.05))
     behind = warnings(result(wait_ms=20.0))  # of the after arm alone

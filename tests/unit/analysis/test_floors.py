@@ -187,3 +187,10 @@ def test_a_planted_or_single_block_aa_keeps_no_floor(tmp_path: Path) -> None:
     kept(tmp_path, redesigned(aa(), plant=0.03))
     kept(tmp_path, redesigned(aa(), blocks=1))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_floor_of_rounds_says_nothing_of_turns(tmp_path: Path) -> None:
+    kept(tmp_path, aa())
+    assert noise_floor.find(tmp_path, later(), BLOCKS, 0.05).values
+    in_turns = redesigned(manifest(), segments=16)
+    assert noise_floor.find(tmp_path, in_turns, BLOCKS, 0.05) == noise_floor.Shown({}, ())

@@ -11,6 +11,7 @@ from harness.analysis.result import Comparison
 from harness.analysis.values import Values
 from harness.metrics.definitions import DRAINED, SLICED
 from harness.report import tables
+from harness.stats import paired
 from harness.store.block import Block
 from tests.support.made_blocks import MS, manifest, side, warned
 
@@ -47,6 +48,24 @@ def test_turns_decide_nothing_where_their_end_or_the_rounds_contradict_them(
 ) -> None:
     found = turns.disagreement(DESIGN, blocks(*changes), 0.05)
     assert found is None if why is None else found is not None and found.startswith(why)
+
+
+def test_a_verdict_is_taken_back_by_what_is_sure_and_not_by_what_one_run_in_twenty_shows() -> None:
+    """Two such tests are made of every run, and of a gate's after three blocks."""
+    spread = 0.012
+
+    def low(in_rounds: float, alpha: float) -> float:
+        sides = [
+            [each[arm][turns.OF_ROUNDS] for each in blocks(-0.05, -0.05, in_rounds, spread)]
+            for arm in ("before", "after")
+        ]
+        return paired.effect(*sides, "ratio", alpha).low or 0.0
+
+    likely, sure = -low(0.0, 0.05), -low(0.0, 0.01)
+    between = (likely + sure) / 2
+    assert low(between, 0.01) < 0 < low(between, 0.05)  # slower, where turns say faster: at 5%, not at 1%
+    assert turns.disagreement(DESIGN, blocks(-0.05, -0.05, between, spread), 0.05) is None
+    assert turns.disagreement(DESIGN, blocks(-0.05, -0.05, 1.2 * sure, spread), 0.05) is not None
 
 
 def test_what_is_not_measured_contradicts_nothing() -> None:
@@ -124,7 +143,7 @@ def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> N
     assert found.sliced.within == pytest.approx(0.0, abs=1e-6)  # all pairs of a block are one
     assert found.sliced.between == pytest.approx(0.0011, rel=0.1)
     lines = list(tables.remarks(found))
-    assert any("0.11% for its boots (--blocks)" in line for line in lines)
+    assert "0.11% from boot to boot" in (tables.scatter(found) or "")
     assert any("pairs of neighbours, 100% kept" in line for line in lines)
     assert any("exposed host time −5" in line and "step_ms_sliced_same_device" in line for line in lines)
 

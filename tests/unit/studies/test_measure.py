@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from engines import api
@@ -9,6 +11,7 @@ from harness.analysis.rule import enough
 from harness.analysis.values import Values, block_values
 from harness.plan.design import Design, Gate
 from harness.store.block import Block
+from harness.studies import measure
 from tests.support.made_blocks import blocks, manifest
 
 
@@ -35,3 +38,26 @@ def test_a_fixed_number_of_blocks_is_run_whatever_they_say() -> None:
     design = manifest(2).design
     values = [block_values(design, each) for each in blocks(0.5, 2)]
     assert [enough(design, values[:done]) for done in (1, 2)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "minutes", "wanted"),
+    [
+        ([10, 10, 10, 10], 0.5, 3),
+        ([25, 10, 10, 10], 0.9, 2),  # another one may take as long as the longest
+        ([100, 10], 1.0, 1),  # one there is, however long it took
+        ([10, 10, 10, 10], None, 4),
+    ],
+)
+def test_a_run_ends_when_another_block_as_long_as_the_longest_would_not_fit(
+    seconds: list[float], minutes: float | None, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter([sum(seconds[:done]) for done in range(len(seconds) + 1)])
+    monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
+    clock, done = measure._Clock(), 0
+    for _ in seconds:
+        clock.block_done()
+        done += 1
+        if clock.is_up(minutes):
+            break
+    assert done == wanted
