@@ -2,7 +2,7 @@
 
     python -m experiments.validation.main_command [RUNS]    5 by default
 
-Each is `bench run --variant pinned-h2d` with its defaults, timed whole (installation aside), 75 to 95 s.
+Each is `bench run --variant pinned-h2d` with its defaults, timed whole (installation aside), one to two minutes.
 Later calls add to the runs of earlier ones.
 """
 
