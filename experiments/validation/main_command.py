@@ -2,8 +2,8 @@
 
     python -m experiments.validation.main_command [RUNS]    5 by default
 
-Each is `bench run --variant pinned-h2d` with its defaults, timed whole (installation aside), one to two minutes.
-Later calls add to the runs of earlier ones.
+Each is `bench run --variant pinned-h2d` with its defaults, timed whole (installation aside), one to two
+minutes. Later calls add to the runs of earlier ones.
 """
 
 from __future__ import annotations
