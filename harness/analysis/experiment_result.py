@@ -13,7 +13,7 @@ import msgspec
 from harness.analysis import comparison, outputs, tail, warnings, words
 from harness.analysis.mechanism import COUNTER
 from harness.analysis.result import Comparison, Outputs, Warning
-from harness.analysis.values import Values, scale_of, series
+from harness.analysis.values import Values, scale_of, series, values_between
 from harness.metrics import definitions
 from harness.metrics.steps import decode_step_ms_mean
 from harness.plan.experiment_file import (
@@ -145,7 +145,7 @@ class Finished:
     @cached_property
     def values(self) -> dict[str, dict[str, list[float]]]:
         """metric or counter → arm → one value per block, for what has a finite one in every block. Metrics
-        that are matched to the batches of other arms are left out: a cell is of one arm, or of two."""
+        whose value depends on the other arms are left out: a cell is of one arm, or of two (`sides`)."""
         found = {
             arm.name: [
                 {**values[arm.name], **_besides(block, arm.name)}
@@ -160,13 +160,24 @@ class Finished:
         """One value per block, or None where the engine does not say, or has no sample."""
         return self.values.get(name, {}).get(arm)
 
+    def sides(self, quantity: Quantity) -> dict[str, list[float]] | None:
+        """arm → one value per block, of both arms of a change; of metrics between arms, between these two."""
+        name, arms = quantity.change, (quantity.before, quantity.arm)
+        found = self.values.get(name, {})
+        if name in definitions.BETWEEN_ARMS and quantity.before != quantity.arm:
+            between = [values_between(block, arms) for block in self.blocks]
+            found = series({arm: [each[arm] for each in between] for arm in arms}, [name]).get(name, {})
+        if quantity.before == quantity.arm or not all(arm in found for arm in arms):
+            return None
+        return {arm: found[arm] for arm in arms}
+
     def effect(self, quantity: Quantity) -> paired.Effect | None:
         """Of a change."""
-        name, before, after = quantity.change, quantity.before, quantity.arm
-        first, second = self.of(name, before), self.of(name, after)
-        if before == after or first is None or second is None:
+        sides = self.sides(quantity)
+        if sides is None:
             return None
-        return paired.effect(first, second, scale_of(name, first, second))
+        first, second = sides.values()
+        return paired.effect(first, second, scale_of(quantity.change, first, second))
 
     def shares(self, quantity: Quantity) -> list[float] | None:
         """How much of one time another is, in each block."""
@@ -284,12 +295,11 @@ def _about(what: str, warning: Warning) -> Warning:
 
 def _of_described(claim: Claim, run: Finished) -> list[Warning]:
     """What the order of the arms did to a change that has no verdict."""
-    effect = run.effect(claim)
-    if effect is None:
+    effect, sides = run.effect(claim), run.sides(claim)
+    if effect is None or sides is None:
         return []
     manifest = _deciding_by(claim, run).pair(claim.before, claim.arm)
-    values = {claim.change: {arm: run.values[claim.change][arm] for arm in (claim.before, claim.arm)}}
-    order = warnings.of_order(manifest, run.blocks, values, effect, judged=False)
+    order = warnings.of_order(manifest, run.blocks, {claim.change: sides}, effect, judged=False)
     return [_about(f"{claim.change}, {claim.before} → {claim.arm}", each) for each in order]
 
 

@@ -17,7 +17,7 @@ import msgspec
 from engines import api
 from harness.metrics import definitions
 from harness.plan.design import Arm, Design
-from harness.plan.settings import DEVICES, convert_workload, make_arm
+from harness.plan.settings import DEVICES, convert_workload, make_arm, turns_of
 from harness.plan.variants import Variant, load_variants
 from harness.workload.check import check as check_workload
 from harness.workload.workload import DEFAULT, Workload
@@ -27,6 +27,7 @@ DEVICE_KINDS = tuple(each for each in DEVICES if each != "auto")
 OWN_METRIC = "metric"  # in a column: the metric that its row names
 US = {"us": 1.0, "ms": 1e3, "s": 1e6}  # by the unit of a time
 SUBMIT_WALL = "submit_wall_s"  # from the start of a round's first send to the end of its last
+OF_TURNS = (*definitions.IN_TURNS, definitions.SLICED_MEAN, definitions.DRAINED)
 DECODE_STEP = "decode_step_ms_mean"  # metrics.steps.decode_step_ms_mean: the whole that phases are shares of
 EXTRA = {SUBMIT_WALL: "s", DECODE_STEP: "ms"}
 
@@ -69,6 +70,7 @@ class Boots(msgspec.Struct, frozen=True, kw_only=True):
     options: Values = {}
     blocks: int = 6
     rounds: int = 2
+    segments: int = 0  # of each workload, in which the arms take turns: its decode steps at one batch
     margin: float = 0.01  # the first claim must be beyond it, or exactly what it says could be called same
     primary: str = "tpot_ms_p50"
     emulated: Scaled = Scaled()
@@ -192,17 +194,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 api.pick(each, boots.workloads, f"workload of {name}")
             options = {**boots.options, **scaled.options, "device": self.adjusted.device}
             blocks, rounds = self._extent(boots, self.adjusted)
+            arms = tuple(_arm(engines, variants, *arm, options) for arm in boots.arms.items())
             same = Design(
                 name="",
-                arms=tuple(_arm(engines, variants, *arm, options) for arm in boots.arms.items()),
+                arms=arms,
                 workload=DEFAULT,
                 blocks=blocks,
                 rounds=rounds,
                 margin=boots.margin,
                 primary=boots.primary,
                 seed=self.adjusted.seed,
+                segments=boots.segments,
+                **(turns_of(arms, engines) if boots.segments else {}),
             )
             same.check()
+            if boots.segments and (still := [a.name for a in arms if not engines[a.engine].takes_turns]):
+                raise api.BadSetting(f"{name} has segments, and {still[0]}'s engine takes no turns")
             if blocks < FEWEST_BLOCKS:
                 raise api.BadSetting(f"an experiment needs at least {FEWEST_BLOCKS} blocks, not {blocks}")
             found[name] = {
@@ -232,6 +239,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             line = f"{name}: {blocks} blocks of {rounds} round{'s' if rounds != 1 else ''}"
             if (blocks, rounds) != planned:
                 line += f", asked for in place of the experiment's {planned[0]} of {planned[1]}"
+            if boots.segments:
+                line += f"; {boots.segments} segments in turns"
             lines.append(line)
         return lines
 
@@ -360,6 +369,8 @@ def check(experiment: Experiment) -> None:
         if claim.kinds not in (["change"], ["share"]):
             raise api.BadSetting(f"a claim has a change or a share: {claim.says}")
         _check_metrics(claim, known)
+        if claim.change in OF_TURNS and not boots.segments:
+            raise api.BadSetting(f"{claim.change} is measured in turns: give {claim.boots} segments")
         _check_arms(claim.boots, boots, claim.arm, *([claim.before] if claim.change else []))
     _check_first(experiment.claims[0], experiment)
     for table in experiment.tables:

@@ -377,13 +377,7 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
         return design
     if asked == 0 or (asked is None and primary not in OF_PAIRS):
         return design
-    ahead = any(
-        arm.toggles.get(name) in choices
-        for arm, spec in zip(design.arms, specs, strict=True)
-        for name, choices in spec.overlapping.items()
-    )
-    lead = LEAD["overlapping" if ahead else "serial"]
-    by_turns: dict[str, object] = {"primary": primary, "turn_steps": TURN_STEPS, "turn_lead": lead}
+    by_turns: dict[str, object] = {"primary": primary, **turns_of(design.arms, engines)}
     if "secondaries" not in request.design:  # a variant's, which are of the same step
         of_turns = dict(zip(MATCHED, IN_TURNS, strict=True))
         found = (of_turns.get(name, name) for name in design.secondaries)
@@ -395,6 +389,16 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
     if "rounds" not in request.design:
         by_turns["rounds"] = ROUNDS_BESIDE_TURNS[speed]
     return msgspec.structs.replace(design, **by_turns)
+
+
+def turns_of(arms: Sequence[Arm], engines: Mapping[str, api.EngineSpec]) -> dict[str, int]:
+    """`turn_steps` and `turn_lead` of a design whose arms take turns."""
+    ahead = any(
+        arm.toggles.get(name) in choices
+        for arm in arms
+        for name, choices in engines[arm.engine].overlapping.items()
+    )
+    return {"turn_steps": TURN_STEPS, "turn_lead": LEAD["overlapping" if ahead else "serial"]}
 
 
 def with_stopping(design: Design, request: Request) -> Design:

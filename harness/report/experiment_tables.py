@@ -62,8 +62,10 @@ def plan(planned: Plan) -> Iterator[Table]:
     for boots, of_workload in planned.designs().items():
         design = next(iter(of_workload.values()))
         arms = tuple((arm.name, spelled(arm.toggles), arm.options.model) for arm in design.arms)
+        segments = f" and {design.segments} segments in turns" if design.segments else ""
         lines = [
-            f"{design.blocks} blocks of {design.rounds} rounds on each workload, in turn within a boot; "
+            f"{design.blocks} blocks of {design.rounds} rounds{segments} on each workload, in turn within a "
+            "boot; "
             f"primary metric {design.primary}, margin {100 * design.margin:.3g}%.",
             *(f"{name}: {_changed(each)}" for name, each in of_workload.items()),
         ]

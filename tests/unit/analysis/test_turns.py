@@ -7,9 +7,11 @@ import pandas as pd
 import pytest
 
 from harness.analysis import comparison, turns
+from harness.analysis.experiment_result import Finished
 from harness.analysis.result import Comparison
-from harness.analysis.values import Values
+from harness.analysis.values import Values, block_values
 from harness.metrics.definitions import DRAINED, SLICED
+from harness.plan.experiment_file import Quantity
 from harness.report import tables
 from harness.stats import paired
 from harness.store.block import Block
@@ -109,8 +111,8 @@ def slices_of(interval_ms: float) -> pd.DataFrame:
     return pd.concat(parts)
 
 
-def found_by(in_turns: float, in_rounds: float) -> Comparison:
-    made = []
+def made(in_turns: float, in_rounds: float) -> list[Block]:
+    found = []
     for number in range(BLOCKS):
         luck = 1 + 0.001 * (-1) ** number
         sides = {"before": 4.0, "after": 4.0 * luck}
@@ -120,8 +122,12 @@ def found_by(in_turns: float, in_rounds: float) -> Comparison:
             frames = side(rounds)
             arms[name] = {key: frame.assign(round=0) for key, frame in frames.items()}
             arms[name]["slices"] = slices_of(turns_)
-        made.append(with_rounds(number, arms))
-    return comparison.result(manifest(primary=SLICED, turn_steps=4), made).comparisons[0]
+        found.append(with_rounds(number, arms))
+    return found
+
+
+def found_by(in_turns: float, in_rounds: float) -> Comparison:
+    return comparison.result(manifest(primary=SLICED, turn_steps=4), made(in_turns, in_rounds)).comparisons[0]
 
 
 def with_rounds(number: int, arms: dict[str, dict[str, pd.DataFrame]]) -> Block:
@@ -153,3 +159,20 @@ def test_a_result_that_rounds_contradict_is_undecided_and_says_why() -> None:
     assert found.decided is not None
     assert found.decided.verdict == "undecided"
     assert any(text.startswith("undecided: slices and rounds disagree") for text in warned(found))
+
+
+def test_a_claim_in_turns_is_a_change_between_its_own_two_arms() -> None:
+    blocks = made(-0.05, -0.03)
+    values = [block_values(DESIGN, each) for each in blocks]
+    run = Finished(manifest(primary=SLICED, turn_steps=4), blocks, values)
+    effect = run.effect(Quantity(change=SLICED, before="before", arm="after"))
+    compared = found_by(-0.05, -0.03).metrics[SLICED]
+    assert effect is not None
+    assert (effect.change, effect.low) == (compared.change, compared.ci_low)
+    back = run.effect(Quantity(change=SLICED, before="after", arm="before"))
+    assert back is not None
+    assert back.change == pytest.approx(1 / 0.95 - 1, abs=0.002)  # not what the run's first arm is held to
+    matched = run.effect(Quantity(change=turns.OF_ROUNDS, before="before", arm="after"))
+    assert matched is not None
+    assert matched.change == pytest.approx(-0.03, abs=0.002)
+    assert run.effect(Quantity(change=SLICED, before="before", arm="before")) is None

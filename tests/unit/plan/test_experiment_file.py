@@ -129,6 +129,7 @@ def test_the_experiments_ship_with_the_package() -> None:
             'change = "tpot_ms_p50"\nreported = -0.01\n\n[[claims]]\nsays = "and',
             "the claim of -1% lies within the margin of load, 1%",
         ),
+        ('change = "tpot_ms_p50"', 'change = "step_ms_sliced"', "is measured in turns: give load segments"),
         ("blocks = 6", 'blocks = "six"', "Expected `int`, got `str`"),
         ("blocks = 6", "blocks = ", "is not TOML"),
         ("[boots.load.workloads]", '[boots.load.workloads]\n"/../elsewhere" = {}', "must have no slash"),
@@ -191,6 +192,27 @@ def test_listing_and_showing_measure_nothing(
     assert "pace default → roseinfer-gpt2" in shown
 
 
+def test_boots_with_segments_take_turns_and_say_so() -> None:
+    planned = experiment.plan("roseinfer-pinned-h2d", Adjusted(device="emulated"))
+    design = planned.designs()["stream"]["blog"]
+    assert (design.segments, design.turn_steps, design.turn_lead) == (3, 4, 1)
+    assert any("; 3 segments in turns" in line for line in planned.extents())
+    overlapped = experiment.plan("sglang-launch-done", Adjusted(device="emulated")).designs()["ways"]
+    assert overlapped["device-bound"].turn_lead == 2
+    rounds = experiment.plan("gil", Adjusted(device="emulated")).designs()["load"]["light"]
+    assert (rounds.segments, rounds.turn_steps) == (0, 0)
+
+
+def test_segments_of_an_engine_that_takes_no_turns_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    text = GIL.read_text().replace("blocks = 6", "blocks = 6\nsegments = 3", 1)
+    path.write_text(
+        text.replace("[boots.load.arms]", '[boots.load.arms]\nother = { engine = "transformers" }', 1)
+    )
+    with pytest.raises(api.BadSetting, match="load has segments, and other's engine takes no turns"):
+        experiment.plan(str(path), Adjusted(device="emulated"))
+
+
 def test_only_the_emulated_device_is_scaled() -> None:
     asked = {kind: experiment.plan("vllm-output-processor", Adjusted(device=kind)) for kind in
              experiment_file.DEVICE_KINDS}  # fmt: skip
@@ -207,14 +229,14 @@ def test_blocks_and_rounds_that_were_asked_for_are_said(kind: str) -> None:
     adjusted = experiment.plan("sglang-launch-done", Adjusted(device=kind, blocks=4, rounds=2))
     design = adjusted.designs()["ways"]["host-bound"]
     assert (design.blocks, design.rounds) == (4, 2)
-    files = {"emulated": "8 of 3", "cuda": "8 of 10"}[kind]
-    said = f"ways: 4 blocks of 2 rounds, asked for in place of the experiment's {files}"
+    files = {"emulated": "8 of 2", "cuda": "8 of 10"}[kind]
+    said = f"ways: 4 blocks of 2 rounds, asked for in place of the experiment's {files}; 3 segments in turns"
     assert adjusted.extents() == [said]
     assert "rounds 10 →" not in "".join(adjusted.scaling())
     plain = experiment.plan("sglang-launch-done", Adjusted(device=kind))
     (line,) = plain.extents()
-    assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds"
-    assert ("rounds 10 → 3" in "".join(plain.scaling())) is (kind == "emulated")
+    assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds; 3 segments in turns"
+    assert ("rounds 10 → 2" in "".join(plain.scaling())) is (kind == "emulated")
 
 
 def test_what_an_older_program_stored_is_read_without_the_keys_that_are_gone() -> None:
