@@ -178,7 +178,10 @@ class Session:
             self._alive.remove(child)
         for each in booted:
             each.inbox.close(linger=0)
-        self._raise_if_explained(0)  # left unread, such a failure would be blamed on the next boot
+        # Left unread, such a failure would be blamed on the next boot, or on nothing after the last; what a
+        # host said before it ended may still be on its way.
+        failed = any((child.code or 0) > 0 for child in children)
+        self._raise_if_explained(EXPLAIN_MS if failed else 0)
         return [each.arm.name for each in booted if any(child in late for child in each.children)]
 
     def _start_host(self, arm: Arm) -> tuple[Child, str, Path]:

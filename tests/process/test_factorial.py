@@ -424,7 +424,6 @@ def test_a_factorial_from_boots_to_effects_and_again_from_disk(tmp_path: Path) -
     result = json.loads(stdout)
     effects = {tuple(row["effect"]): row for row in result["factorial"]["metrics"]["tpot_ms_p50"]["effects"]}
     assert set(effects) == {("pace",), ("tokens",), ("pace", "tokens")}
-    assert effects["pace",]["change"] < 0
     assert [each["outputs"]["identical"] for each in result["comparisons"]] == [16, 0, 0]
     (folder,) = (tmp_path / "results").iterdir()
     assert folder.name.split("-", 2)[2].startswith("factorial-pace-tokens-")
