@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from engines.api.errors import BadSetting
@@ -102,6 +101,8 @@ def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
 def find_engines() -> dict[str, EngineSpec]:
     """Every installed engine by name. One that can't be loaded, and a name that two modules claim, are left
     out with one warning, not an error: they may have no part in what is asked."""
+    from importlib.metadata import entry_points  # brings all of email, which an engine's host has no use for
+
     found: dict[str, EngineSpec] = {}
     entries = entry_points(group="bench.engines")
     for name in sorted(entries.names):
