@@ -9,14 +9,14 @@ from harness.cli.options import argument
 
 
 def variants(name: Annotated[str | None, argument("One variant, in full.")] = None) -> None:
-    """The named before/after pairs: what each changes, its source, and what to expect where."""
+    """The named before/after pairs: what each changes and its source; of one, also what to expect where."""
     from harness.cli import listings
     from harness.common.consoles import Console
     from harness.plan.variants import load_variants
 
     found, screen = load_variants(), Console()
     if name is None:
-        screen.print(listings.variants(found, screen.width))
+        screen.print(listings.variants(found))
     else:
         chosen = api.pick(name, found, "variant")
         screen.print(listings.variant(chosen, api.find_engines(), screen.width))
