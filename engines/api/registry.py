@@ -51,8 +51,8 @@ class EngineSpec:
         return next((setting for setting in self.settings if setting.name == name), None)
 
     def check(self, settings: Settings) -> dict[str, str]:
-        """Full, valid settings from partial ones: toggles that mean something and were left out get their
-        first choice that means something. Raises BadSetting with the reason."""
+        """Full, valid settings from partial ones, in the order of declaration: toggles that mean something
+        and were left out get their first choice that means something. Raises BadSetting with the reason."""
         for name, choice in settings.items():
             if self.setting(name) is None:
                 toggle = self.toggle(name)
@@ -71,7 +71,8 @@ class EngineSpec:
             reason = None if self.setting(name) else self.toggle(name).unmet(choice, full)
             if reason is not None:
                 raise BadSetting(reason)
-        return full
+        declared = [each.name for each in self.toggles] + [each.name for each in self.settings]
+        return {name: full[name] for name in declared if name in full}
 
     def every_setting(self) -> list[dict[str, str]]:
         """Every full setting that means something."""

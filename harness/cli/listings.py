@@ -35,11 +35,10 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) ->
     """Everything about one, for a terminal of `width` columns: settings of both arms, what its toggles do,
     workload, claim, expectations. Raises BadSetting where its settings mean nothing."""
     spec = api.pick(each.engine, engines, "engine")
-    for settings in (each.before, each.after):
-        spec.check(settings)
+    before, after = spec.check(each.before), spec.check(each.after)
     facts = [("changes", each.title), ("source", each.source), ("claim", each.claim)]
     facts += [(name, spec.toggle(name).changes) for name in each.changes]
-    facts += [("before", spelled(each.before)), ("after", spelled(each.after))]
+    facts += [("before", spelled(before)), ("after", spelled(after))]
     if each.workload:
         facts.append(("workload", spelled(each.workload)))
     if each.options:
