@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from engines import api
 from harness.cli import printing
@@ -17,6 +17,9 @@ from harness.cli.printing import Format
 from harness.common.signals import interruptible
 from harness.plan.request import Request
 from harness.plan.settings import make_design
+
+if TYPE_CHECKING:
+    from harness.trace.result import TraceResult
 
 PROFILE = "Profile"
 
@@ -65,7 +68,7 @@ def profile(
         raise api.BadSetting("--graph-trace applies only with nsys; give --nsys PATH")
     tool = None if found is None else profiling.Nsys(found, graph)
     profiled = profiling.profile(design, wanted, tool, out, say)
-    _show_traces(profiled.traces, format)
+    printing.show(_read(profiled.traces, of_profile=True), format)
     say(f"the traces open in ui.perfetto.dev; the picture is {profiled.picture}")
 
 
@@ -87,22 +90,24 @@ def trace(
     calls, copies, synchronizations, kernels, launches, gaps."""
     if len(files) > 2:
         raise api.BadSetting(f"trace takes one file, or two as before and after, not {len(files)}")
-    _show_traces(files, format, brief=not all_tables and format in (Format.TABLE, Format.MARKDOWN))
+    from harness.trace.result import Brief
+
+    found, brief = _read(files), not all_tables and format in (Format.TABLE, Format.MARKDOWN)
+    printing.show(Brief(found) if brief else found, format)
 
 
-def _show_traces(files: Sequence[Path], format: Format, brief: bool = False) -> None:
+def _read(files: Sequence[Path], of_profile: bool = False) -> TraceResult:
     """What is in the trace of one arm, or of a before and an after."""
     from harness.cli.progress import of_reading
     from harness.trace import analysis, trace_file
-    from harness.trace.result import Analysed, Brief, result
+    from harness.trace.result import Analysed, result
 
     analysed: list[Analysed] = []
     with interruptible(), of_reading() as progress:
         for file in files:
             found = trace_file.read(file, progress)
             analysed.append((found, analysis.analyse(found, progress)))
-    found_all = result(analysed[0], analysed[1] if len(files) == 2 else None)
-    printing.show(Brief(found_all) if brief else found_all, format)
+    return result(analysed[0], analysed[1] if len(files) == 2 else None, of_profile)
 
 
 def explain(
