@@ -150,7 +150,7 @@ HELP_ALL = Parameter(
         bool,
         option(
             None,
-            "Show all options: rounds, prompts, sampling, injected delays and the like.",
+            "Show all options, the rarer ones too.",
             "--help-all",
             is_eager=True,
             callback=_show_all,

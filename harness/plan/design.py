@@ -88,7 +88,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     blocks: Annotated[
         int,
         Meta(
-            description="Blocks, each a boot of every arm (6; a gate stops after 3 to 6).",
+            description="Blocks, each a boot of every arm (6; of a gate 3 to 6).",
             extra={"first": True},
         ),
     ] = 6
@@ -96,7 +96,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     max_minutes: Annotated[
         float | None,
         Meta(
-            description="As many blocks as fit into so many minutes, all boots included.",
+            description="As many blocks as fit into so many minutes, boots included.",
             extra={"first": True},
         ),
     ] = None
