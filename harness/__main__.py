@@ -1,5 +1,5 @@
-"""What `bench` and `python -m harness` run. Importing the command line takes half a second, in which a Ctrl-C
-is as good as in any other: one line and its exit code."""
+"""What `bench` and `python -m harness` run. Importing the command line takes a while, in which a Ctrl-C is as
+good as in any other: one line and its exit code."""
 
 from __future__ import annotations
 

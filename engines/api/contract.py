@@ -17,12 +17,24 @@ from engines.api.records import RoundRecord
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What both arms of a comparison share about the engine itself; toggles are kept apart. A field with a
-    description is an option of the command line, which is its help; the others are set by key=value."""
+    description is an option of the command line, which is its help, and the short help has those with
+    {"first": True}; the others are set by key=value."""
 
-    model: Annotated[str, Meta(description="Preset, local path or hub id (tiny-gpt2).")] = "tiny-gpt2"
-    device: Annotated[str, Meta(description="auto, cuda or emulated (auto).")] = "auto"
-    dtype: Annotated[str, Meta(description="float32, bfloat16 or float16 (float32).")] = "float32"
-    max_batch_size: Annotated[int, Meta(description="Requests decoded together (64).")] = 64
+    model: Annotated[
+        str,
+        Meta(
+            description="A preset (micro-gpt2, tiny-gpt2, tiny-llama, gpt2 or llama-1b: shapes with random "
+            "weights), a local path or a hub id (tiny-gpt2).",
+            extra={"first": True},
+        ),
+    ] = "tiny-gpt2"
+    device: Annotated[str, Meta(description="auto, cuda or emulated (auto).", extra={"first": True})] = "auto"
+    dtype: Annotated[
+        str, Meta(description="float32, bfloat16 or float16 (float32).", extra={"first": True})
+    ] = "float32"
+    max_batch_size: Annotated[
+        int, Meta(description="Requests decoded together (64).", extra={"first": True})
+    ] = 64
     prefill_max_batch_size: Annotated[int, Meta(description="Requests prefilled together (64).")] = 64
     prefill_max_tokens: Annotated[int, Meta(description="Padded tokens of one prefill (2048).")] = 2048
     stream_interval: Annotated[int, Meta(description="Tokens per chunk after the first (8).")] = 8
@@ -41,7 +53,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="How long the emulated device's programs take: a profile (bench devices lists them), "
-            "10ms, or decode=10ms+0.05ms*batch,prefill=80us*tokens (as long as they compute)."
+            "10ms, or decode=10ms+0.05ms*batch,prefill=80us*tokens (as long as they compute).",
+            extra={"first": True},
         ),
     ] = ""
     blocking_sync: bool = False  # CUDA only: threads that wait for it sleep instead of spinning

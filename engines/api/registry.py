@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from engines.api.errors import BadSetting
@@ -52,8 +51,8 @@ class EngineSpec:
         return next((setting for setting in self.settings if setting.name == name), None)
 
     def check(self, settings: Settings) -> dict[str, str]:
-        """Full, valid settings from partial ones: toggles that mean something and were left out get their
-        first choice that means something. Raises BadSetting with the reason."""
+        """Full, valid settings from partial ones, in the order of declaration: toggles that mean something
+        and were left out get their first choice that means something. Raises BadSetting with the reason."""
         for name, choice in settings.items():
             if self.setting(name) is None:
                 toggle = self.toggle(name)
@@ -72,7 +71,8 @@ class EngineSpec:
             reason = None if self.setting(name) else self.toggle(name).unmet(choice, full)
             if reason is not None:
                 raise BadSetting(reason)
-        return full
+        declared = [each.name for each in self.toggles] + [each.name for each in self.settings]
+        return {name: full[name] for name in declared if name in full}
 
     def every_setting(self) -> list[dict[str, str]]:
         """Every full setting that means something."""
@@ -102,6 +102,8 @@ def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
 def find_engines() -> dict[str, EngineSpec]:
     """Every installed engine by name. One that can't be loaded, and a name that two modules claim, are left
     out with one warning, not an error: they may have no part in what is asked."""
+    from importlib.metadata import entry_points  # brings all of email, which an engine's host has no use for
+
     found: dict[str, EngineSpec] = {}
     entries = entry_points(group="bench.engines")
     for name in sorted(entries.names):

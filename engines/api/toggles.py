@@ -4,7 +4,7 @@ engine."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Settings = Mapping[str, str]
 
@@ -21,7 +21,7 @@ class Toggle:
     choices: tuple[str, ...]
     changes: str
     source: str
-    requires: Mapping[str, Mapping[str, tuple[str, ...]]]
+    requires: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     counters: tuple[str, ...] = ()
     after: str = ""  # of `choices`, where the after is not the last of them
 

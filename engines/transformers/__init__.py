@@ -18,7 +18,6 @@ SPEC = EngineSpec(
             choices=("static", "continuous"),
             changes="whether requests wait for the batch before them to end, or join the running one",
             source="transformers: generate(), generate_batch()",
-            requires={},
             counters=("steps", "idle_rows"),
         ),
         Toggle(

@@ -26,21 +26,18 @@ SPEC = EngineSpec(
             choices=("off", "on"),
             changes="whether the next step is scheduled while the device works on the one before it",
             source="vLLM --async-scheduling",
-            requires={},
         ),
         Toggle(
             name="enforce_eager",
             choices=("on", "off"),
             changes="eager launches, or compiled and captured ones",
             source="vLLM --enforce-eager",
-            requires={},
         ),
         Toggle(
             name="chunked_prefill",
             choices=("off", "on"),
             changes="whether a long prompt is prefilled in parts, in steps that decode too",
             source="vLLM --enable-chunked-prefill",
-            requires={},
         ),
         Toggle(
             name="multiprocessing",
@@ -48,7 +45,6 @@ SPEC = EngineSpec(
             changes="scheduler and model in a process of their own behind AsyncLLM, or in the host's, by "
             "LLMEngine",
             source="vLLM VLLM_ENABLE_V1_MULTIPROCESSING",
-            requires={},
         ),
     ),
     build="engines.vllm.engine:build",

@@ -25,7 +25,6 @@ OUTPUT = api.Toggle(
     choices=("inline", "deferred"),
     changes="a step's tokens are written while the next step runs",
     source="examples/own_engine",
-    requires={},
     counters=("deferred_writes",),
 )
 SPEC = api.EngineSpec(

@@ -15,7 +15,7 @@ from experiments.common import command_line
 from experiments.common.record import FOLDER, write_result
 from experiments.common.repeated_runs import CELLS, bench, cells, earlier, kept
 from harness.analysis.result import Comparison, from_plain
-from harness.report import figures
+from harness.report.figures.changes import funnel_of
 
 RUN = (
     *("aa", "--variant", "overlap", "--set", "schedule=overlap"),
@@ -36,7 +36,7 @@ def main() -> None:
             rows=[[str(seed), *cells(run)] for seed, run in enumerate(runs)],
             data=runs,
         )
-        figures.funnel([from_plain(run["comparison"], Comparison) for run in runs]).savefig(
+        funnel_of([from_plain(run["comparison"], Comparison) for run in runs]).savefig(
             FOLDER / "real_aa.png", dpi=150
         )
 

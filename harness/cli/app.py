@@ -1,48 +1,74 @@
 """The command `bench`: every command there is, in the order of the help. How one ends is in exit_codes.py.
 
-Each is a thin call into the rest, and heavy imports wait until one needs them.
+A command's module is imported once the command is asked for: the help of `bench` needs a name and a line of
+each, and `bench variants` no options of a run. Each command is a thin call into the rest, and its heavy
+imports wait again until it needs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from harness.cli import exchange, exit_codes, experiment, look, measure
+from harness.cli import exit_codes
 
-app = typer.Typer(
-    help="Does this overlap optimization really help, by how much, and how sure are we?",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",  # joins the lines of a docstring
-    pretty_exceptions_enable=False,
-)
-COMMANDS: dict[str, Callable[..., None]] = {
-    "run": measure.run,
-    "aa": measure.aa,
-    "compare": measure.compare,
-    "rerun": measure.rerun,
-    "profile": look.profile,
-    "explain": look.explain,
-    "report": look.report,
-    "gate": measure.gate,
-    "trace": look.trace,
-    "variants": look.variants,
-    "engines": look.engines,
-    "devices": look.devices,
-    "doctor": look.doctor,
-    "factorial": measure.factorial,
-    "sweep": measure.sweep,
-    "import": exchange.import_,
-    "serve": exchange.serve,
-    "eval": exchange.eval_,
+HELP = "Does this overlap optimization really help, by how much, and how sure are we?"
+# By name: where it is ("MODULE:FUNCTION" of harness.cli), and a line that fits 80 columns.
+COMMANDS = {
+    "run": ("measure:run", "Compare a before with an after, or measure one arm."),
+    "aa": ("measure:aa", "Measure an arm against itself: this machine's noise floor."),
+    "compare": ("measure:compare", "Compare stored runs, or the arms of one."),
+    "rerun": ("measure:rerun", "Measure a stored run again, as its manifest says."),
+    "profile": ("look:profile", "Show where the time of a few decode steps goes."),
+    "explain": ("look:explain", "Explain a run: its steps, its late requests, its change."),
+    "report": ("look:report", "Write what a run found as one web page, or markdown."),
+    "gate": ("measure:gate", "Fail where a change makes a metric worse; for pull requests."),
+    "trace": ("look:trace", "Summarize a trace of Nsight Systems, or a Chrome trace."),
+    "variants": ("available:variants", "List the named before/after pairs, or show one."),
+    "engines": ("available:engines", "List the engines and their toggles."),
+    "devices": ("available:devices", "List what an engine can run on, and the paces."),
+    "doctor": ("available:doctor", "Check this machine for what would spoil a measurement."),
+    "factorial": ("measure:factorial", "Measure several toggles in all their settings."),
+    "sweep": ("measure:sweep", "Measure a grid of runs over a setting or two."),
+    "import": ("exchange:import_", "Turn another tool's result file into a run."),
+    "serve": ("exchange:serve", "Serve an engine by OpenAI's API."),
+    "eval": ("exchange:eval_", "Compare accuracy before and after."),
+    "experiment": ("experiment:experiment", "Repeat what the sources claim."),
 }
-for name, command in COMMANDS.items():
-    app.command(name)(command)
-app.add_typer(experiment.experiment, name="experiment")
+
+
+def built(name: str) -> Any:
+    """The command of that name, with all its options."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(import_module(f"harness.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, help=_prose(inspect.getdoc(found) or ""))(found)
+    return typer.main.get_command(alone)
+
+
+def _prose(docstring: str) -> str:
+    """Its paragraphs without the line breaks of the source."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in docstring.split("\n\n"))
+
+
+class Bench(TyperGroup):
+    """Knows each command by its line of help, and builds the one that is asked for."""
+
+    def __init__(self) -> None:
+        lines = [TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()]
+        super().__init__(name="bench", help=HELP, commands=lines, no_args_is_help=True)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else built(name), rest
 
 
 def main() -> None:
     """Run the command line and exit."""
-    exit_codes.run(typer.main.get_command(app))
+    exit_codes.run(Bench())

@@ -29,6 +29,7 @@ from harness.plan.experiment_file import Adjusted
 experiment = typer.Typer(
     help="What the sources claim, each as an experiment: what they reported beside what is measured here.",
     no_args_is_help=True,
+    add_completion=False,
 )
 
 

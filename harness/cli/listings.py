@@ -19,25 +19,26 @@ if TYPE_CHECKING:
     from harness.studies.doctor import Finding
 
 
-def variants(found: Mapping[str, Variant], width: int) -> RenderableType:
-    """One row per variant, for a terminal of `width` columns; so below."""
-    rows = []
+def variants(found: Mapping[str, Variant]) -> RenderableType:
+    """What each changes and who said so, under each other: side by side, neither would have the room."""
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(no_wrap=True)
+    lines.add_column()
     for name, each in found.items():
-        expected = "\n".join(f"{device}: {verdict}" for device, verdict in each.expect.items())
-        rows.append((name, each.title, each.source, expected))
-    table = _table(("variant", "what it changes", "source", "expected"), rows, width)
-    return Group(table, Text("bench variants NAME shows one in full; bench run --variant NAME measures it"))
+        said = Text.assemble(each.title, "\n", (f"from {each.source}", "dim"))
+        lines.add_row(Text(name, style="bold"), said)
+    more = "\nbench variants NAME shows one in full; bench run --variant NAME measures it"
+    return Group(lines, Text(more))
 
 
 def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) -> RenderableType:
-    """Everything about one: settings of both arms, what its toggles do, workload, claim, expectations. Raises
-    BadSetting where its settings mean nothing."""
+    """Everything about one, for a terminal of `width` columns: settings of both arms, what its toggles do,
+    workload, claim, expectations. Raises BadSetting where its settings mean nothing."""
     spec = api.pick(each.engine, engines, "engine")
-    for settings in (each.before, each.after):
-        spec.check(settings)
+    before, after = spec.check(each.before), spec.check(each.after)
     facts = [("changes", each.title), ("source", each.source), ("claim", each.claim)]
     facts += [(name, spec.toggle(name).changes) for name in each.changes]
-    facts += [("before", spelled(each.before)), ("after", spelled(each.after))]
+    facts += [("before", spelled(before)), ("after", spelled(after))]
     if each.workload:
         facts.append(("workload", spelled(each.workload)))
     if each.options:
@@ -49,7 +50,7 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) ->
 
 
 def engines(found: Mapping[str, api.EngineSpec], width: int) -> Iterator[RenderableType]:
-    """Each engine with its toggles."""
+    """Each engine with its toggles, for a terminal of `width` columns; so below."""
     for spec in found.values():
         yield Text(f"{spec.name}: {spec.summary}" + (f" (needs {spec.needs})" if spec.needs else ""))
         if spec.toggles:

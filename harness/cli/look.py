@@ -1,4 +1,4 @@
-"""Look closely, or look around: `bench profile`, `trace`, `explain`, `report`, `variants` and the like."""
+"""Look closely: `bench profile`, `trace`, `explain`, `report`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from engines import api
 from harness.cli import printing
@@ -17,6 +17,9 @@ from harness.cli.printing import Format
 from harness.common.signals import interruptible
 from harness.plan.request import Request
 from harness.plan.settings import make_design
+
+if TYPE_CHECKING:
+    from harness.trace.result import TraceResult
 
 PROFILE = "Profile"
 
@@ -65,7 +68,7 @@ def profile(
         raise api.BadSetting("--graph-trace applies only with nsys; give --nsys PATH")
     tool = None if found is None else profiling.Nsys(found, graph)
     profiled = profiling.profile(design, wanted, tool, out, say)
-    _show_traces(profiled.traces, format)
+    printing.show(_read(profiled.traces, of_profile=True), format)
     say(f"the traces open in ui.perfetto.dev; the picture is {profiled.picture}")
 
 
@@ -87,22 +90,24 @@ def trace(
     calls, copies, synchronizations, kernels, launches, gaps."""
     if len(files) > 2:
         raise api.BadSetting(f"trace takes one file, or two as before and after, not {len(files)}")
-    _show_traces(files, format, brief=not all_tables and format in (Format.TABLE, Format.MARKDOWN))
+    from harness.trace.result import Brief
+
+    found, brief = _read(files), not all_tables and format in (Format.TABLE, Format.MARKDOWN)
+    printing.show(Brief(found) if brief else found, format)
 
 
-def _show_traces(files: Sequence[Path], format: Format, brief: bool = False) -> None:
+def _read(files: Sequence[Path], of_profile: bool = False) -> TraceResult:
     """What is in the trace of one arm, or of a before and an after."""
     from harness.cli.progress import of_reading
     from harness.trace import analysis, trace_file
-    from harness.trace.result import Analysed, Brief, result
+    from harness.trace.result import Analysed, result
 
     analysed: list[Analysed] = []
     with interruptible(), of_reading() as progress:
         for file in files:
             found = trace_file.read(file, progress)
             analysed.append((found, analysis.analyse(found, progress)))
-    found_all = result(analysed[0], analysed[1] if len(files) == 2 else None)
-    printing.show(Brief(found_all) if brief else found_all, format)
+    return result(analysed[0], analysed[1] if len(files) == 2 else None, of_profile)
 
 
 def explain(
@@ -128,45 +133,3 @@ def report(
 
     reports.write(run, out)
     sys.stdout.write(f"{out}\n")
-
-
-def variants(name: Annotated[str | None, argument("One variant, in full.")] = None) -> None:
-    """The named before/after pairs: what each changes, its source, and what to expect where."""
-    from harness.cli import listings
-    from harness.common.consoles import Console
-    from harness.plan.variants import load_variants
-
-    found, screen = load_variants(), Console()
-    if name is None:
-        screen.print(listings.variants(found, screen.width))
-    else:
-        chosen = api.pick(name, found, "variant")
-        screen.print(listings.variant(chosen, api.find_engines(), screen.width))
-
-
-def engines(name: Annotated[str | None, argument("One engine instead of all.")] = None) -> None:
-    """Every installed engine, or one, and its toggles."""
-    from harness.cli import listings
-    from harness.common.consoles import Console
-
-    found, screen = api.find_engines(), Console()
-    chosen = found if name is None else {name: api.pick(name, found, "engine")}
-    screen.print(*listings.engines(chosen, screen.width), sep="\n")
-
-
-def devices() -> None:
-    """What an engine can run on, and the profiles that --pace knows."""
-    from harness.cli import listings
-    from harness.common.consoles import Console
-
-    Console().print(*listings.devices(api.profiles()), sep="\n")
-
-
-def doctor() -> None:
-    """What would be measured here, and what would spoil it."""
-    from harness.cli import listings
-    from harness.common.consoles import Console
-    from harness.studies import doctor as checks
-
-    screen = Console()
-    screen.print(listings.checkup(checks.examine(), screen.width))

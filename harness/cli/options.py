@@ -1,11 +1,12 @@
 """The options that commands share. What a measurement can be told is declared once, in the structs that hold
 it (Request, Workload, EngineOptions, Design): a field with a description is an option, and that is its help.
+Most are an experimenter's: `--help` shows those marked as first, `--help-all` every one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial, wraps
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import UnionType
@@ -46,7 +47,7 @@ def argument(text: str, **more: Any) -> Any:
 
 Out = Annotated[Path, option(OUTPUT, "Folder that gets the run's folder (results).")]
 Form = Annotated[Format, option(OUTPUT, "table, markdown, json or csv (table).")]
-Debug = Annotated[bool, option(OUTPUT, "Print a traceback with an error.")]
+Debug = Annotated[bool, option(OUTPUT, "Print a traceback with an error.", "--debug")]
 Trust = Annotated[
     bool,
     option(OUTPUT, "Go on with a folder that this machine has not signed, whatever it lists.", "--trust"),
@@ -57,8 +58,11 @@ Whole = Annotated[
 RESULTS = Path("results")
 
 
-def declared(kind: type[msgspec.Struct]) -> Iterator[Parameter]:
-    """The options that a struct declares: each field with a description, None where it is not given."""
+@cache
+def declared(kind: type[msgspec.Struct]) -> tuple[Parameter, ...]:
+    """The options that a struct declares: each field with a description, None where it is not given; hidden
+    where the field is not marked as one of the first."""
+    found = []
     for field in msgspec.structs.fields(kind):
         if get_origin(field.type) is not Annotated:
             continue
@@ -72,9 +76,10 @@ def declared(kind: type[msgspec.Struct]) -> Iterator[Parameter]:
             flags = [f"--{name}/--no-{name}" if can_be_off else f"--{name}"]
         metavar = "LENGTH" if field.name in LENGTHS else more.get("metavar")
         panel = None if kind is Request and field.name in GENERAL else PARTS[kind]
-        told = option(panel, meta.description, *flags, metavar=metavar)
+        told = option(panel, meta.description, *flags, metavar=metavar, hidden="first" not in more)
         annotation = Annotated[typed | None, told]
-        yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        found.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return tuple(found)
 
 
 def _typed(bare: Any) -> Any:
@@ -128,6 +133,32 @@ OF_A_MEASUREMENT = (
 )  # fmt: skip
 
 
+def _show_all(context: typer.Context, asked: bool) -> None:
+    """Print the help with every option of the command, and end."""
+    if asked:
+        for each in context.command.params:
+            each.hidden = False  # type: ignore[attr-defined]
+        context.get_help()
+        raise typer.Exit()
+
+
+HELP_ALL = Parameter(
+    "help_all",
+    Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        option(
+            None,
+            "Show all options, the rarer ones too.",
+            "--help-all",
+            is_eager=True,
+            callback=_show_all,
+        ),
+    ],
+)
+
+
 def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
     """`command(request, ...)` with `request` replaced by the options that make one, ahead of its own options
     and `without` those that mean nothing to it."""
@@ -136,11 +167,12 @@ def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Ca
 
     @wraps(command)
     def with_options(**values: Any) -> None:
+        del values[HELP_ALL.name]
         request = request_of({each.name: values.pop(each.name) for each in options})
         with interruptible():
             command(request, **values)
 
-    joined = [*options, *list(own.parameters.values())[1:]]
+    joined = [*options, *list(own.parameters.values())[1:], HELP_ALL]
     joined = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in joined]
     with_options.__signature__ = Signature(joined)  # type: ignore[attr-defined]
     with_options.__annotations__ = {each.name: each.annotation for each in joined}

@@ -86,12 +86,19 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
     # With `until`: at most so many.
     blocks: Annotated[
-        int, Meta(description="Blocks, each a boot of every arm (6; a gate stops after 3 to 6).")
+        int,
+        Meta(
+            description="Blocks, each a boot of every arm (6; of a gate 3 to 6).",
+            extra={"first": True},
+        ),
     ] = 6
     until: Until | None = None  # None: all the blocks, whatever they say
     max_minutes: Annotated[
         float | None,
-        Meta(description="As many blocks as fit into so many minutes, all boots included."),
+        Meta(
+            description="As many blocks as fit into so many minutes, boots included.",
+            extra={"first": True},
+        ),
     ] = None
     against_itself: bool = False  # both arms are one setting: what they differ by is noise
     plant: float | None = None  # delay put into each step of the after arm, as a share of the before's step
@@ -112,21 +119,30 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     turn_steps: int = 0  # of a turn
     turn_lead: int = 0  # its first steps, which fill the pipeline: no interval ends with them
-    margin: Annotated[float, Meta(description="Largest change that counts as none (1%).", extra=SHARE)] = 0.01
-    primary: Annotated[str, Meta(description="Metric that decides (step_ms_sliced, or tpot_ms_p50).")] = (
-        "tpot_ms_p50"
-    )
+    margin: Annotated[
+        float, Meta(description="Largest change that counts as none (1%).", extra={**SHARE, "first": True})
+    ] = 0.01
+    primary: Annotated[
+        str,
+        Meta(
+            description="Metric that decides (step_ms_sliced, or tpot_ms_p50).",
+            extra={"metavar": "METRIC", "first": True},
+        ),
+    ] = "tpot_ms_p50"
     secondaries: Annotated[
         tuple[str, ...],
         Meta(
             description="Further metrics with a verdict, up to five, not the variant's.",
-            extra={"flag": "--secondary"},
+            extra={"flag": "--secondary", "metavar": "METRIC"},
         ),
     ] = ()
     seed: Annotated[int, Meta(description="Seed of prompts, lengths and arrivals (0).")] = 0
     goodput: Annotated[  # ms by "ttft", "tpot", "latency"
         dict[str, float],
-        Meta(description="Limits of a good request: ttft:200, tpot:50, latency:2000 (ms)."),
+        Meta(
+            description="Limits of a good request: ttft:200, tpot:50, latency:2000 (ms).",
+            extra={"metavar": "METRIC:MS"},
+        ),
     ] = {}
 
     @property

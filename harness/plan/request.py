@@ -13,24 +13,45 @@ from harness.plan.design import SHARE, Ref
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be measured, how, and by which rule; `workload`, `options` (of the engine) and `design` hold
     only what was given. Each field with a description is an option of the command line, as those of Workload,
-    EngineOptions and Design are."""
+    EngineOptions and Design are: `extra` says how it is typed, and {"first": True} puts it into the short
+    help."""
 
-    variant: Annotated[str | None, Meta(description="A named before/after pair; `bench variants`.")] = None
-    engine: Annotated[str | None, Meta(description="An engine, in place of a variant.")] = None
+    variant: Annotated[
+        str | None,
+        Meta(
+            description="A named before/after pair: bench variants lists them.",
+            extra={"metavar": "NAME", "first": True},
+        ),
+    ] = None
+    engine: Annotated[
+        str | None,
+        Meta(description="An engine, in place of a variant.", extra={"metavar": "NAME", "first": True}),
+    ] = None
     both: Annotated[
-        tuple[str, ...], Meta(description="key=value for both arms.", extra={"flag": "--set"})
+        tuple[str, ...],
+        Meta(
+            description="Set a toggle, an engine option, python or env.NAME of both arms.",
+            extra={"flag": "--set", "metavar": "KEY=VALUE", "first": True},
+        ),
     ] = ()
     before: Annotated[
         tuple[str, ...],
-        Meta(description="key=value for the before arm: a toggle, an engine option, python, env.NAME."),
+        Meta(description="The same of the before arm.", extra={"metavar": "KEY=VALUE", "first": True}),
     ] = ()
-    after: Annotated[tuple[str, ...], Meta(description="The same for the after arm.")] = ()
+    after: Annotated[
+        tuple[str, ...],
+        Meta(description="The same of the after arm.", extra={"metavar": "KEY=VALUE", "first": True}),
+    ] = ()
     until_decided: Annotated[
-        bool, Meta(description="Stop once the verdict is clear: looks at 6, 8, ... blocks.")
+        bool,
+        Meta(description="Stop once the verdict is clear: looks at 6, 8, ... blocks.", extra={"first": True}),
     ] = False
     until_precision: Annotated[
         float | None,
-        Meta(description="Stop once the interval's half-width is this small, such as 1%.", extra=SHARE),
+        Meta(
+            description="Stop once the interval's half-width is this small, such as 1%.",
+            extra={**SHARE, "first": True},
+        ),
     ] = None
     max_blocks: Annotated[int | None, Meta(description="Most blocks, if it may stop early (20).")] = None
     plant: Annotated[

@@ -1,8 +1,13 @@
-"""The named before/after pairs of engines/variants.toml."""
+"""The named before/after pairs of engines/variants.toml.
+
+The table [base] holds settings by name, which may build on a `base` themselves. A variant names the one that
+both its arms start from, and what `before` and `after` set anew.
+"""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -10,23 +15,32 @@ import msgspec
 
 from engines import api
 
+FILE = "engines/variants.toml"
+Bases = Mapping[str, Mapping[str, str]]  # by name, then by toggle
+
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A claim made testable: two full settings of one engine and the workload that exposes the effect."""
+    """A claim made testable: two settings of one engine and the workload that exposes the effect."""
 
     name: str
     title: str
-    engine: str
     source: str  # where the claim comes from
     claim: str  # what was claimed, in the source's numbers
-    changes: list[str]  # the toggles that differ
-    before: dict[str, str]  # toggle: choice
-    after: dict[str, str]
+    engine: str = "overlap"
+    base: str = ""  # of the table [base]; `before` and `after` hold it once the file is read
+    before: dict[str, str] = {}  # toggle: choice
+    after: dict[str, str] = {}
     workload: dict[str, str | int | float | bool | None] = {}
     options: dict[str, str | int | float | bool | None] = {}  # of the engine, for both arms
     primary: str = ""  # the metric that decides, unless --primary names another; "": the usual one
     secondaries: list[str] = []  # metrics that get a verdict too, unless --secondary names others
     expect: dict[str, str] = {}  # what to expect, by device
+
+    @property
+    def changes(self) -> list[str]:
+        """The toggles that differ."""
+        names = {**self.after, **self.before}
+        return [name for name in names if self.after.get(name) != self.before.get(name)]
 
 
 def load_variants() -> dict[str, Variant]:
@@ -34,17 +48,37 @@ def load_variants() -> dict[str, Variant]:
     try:
         tables = tomllib.loads(files("engines").joinpath("variants.toml").read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise api.BadFile(f"engines/variants.toml can't be read: {error}") from error
-    return {name: _variant(name, table) for name, table in tables.items()}
-
-
-def _variant(name: str, table: Any) -> Variant:
-    if not isinstance(table, dict):
-        raise api.BadFile(f"engines/variants.toml: '{name}' stands outside of a table [NAME]")
+        raise api.BadFile(f"{FILE} can't be read: {error}") from error
     try:
-        return msgspec.convert({"name": name, **table}, type=Variant)
+        bases = msgspec.convert(tables.pop("base", {}), type=dict[str, dict[str, str]])
+    except msgspec.ValidationError as error:
+        raise api.BadFile(f'{FILE}: [base] holds NAME = {{ toggle = "choice" }}: {error}') from error
+    return {name: _variant(name, table, bases) for name, table in tables.items()}
+
+
+def _variant(name: str, table: Any, bases: Bases) -> Variant:
+    if not isinstance(table, dict):
+        raise api.BadFile(f"{FILE}: '{name}' stands outside of a table [NAME]")
+    try:
+        written = msgspec.convert({"name": name, **table}, type=Variant)
     except msgspec.ValidationError as error:
         needed = [field.name for field in msgspec.structs.fields(Variant) if field.required]
         lacking = [each for each in needed[1:] if each not in table]
         why = f"it lacks {', '.join(lacking)}" if lacking else str(error)
-        raise api.BadFile(f"engines/variants.toml, [{name}]: {why}") from error
+        raise api.BadFile(f"{FILE}, [{name}]: {why}") from error
+    try:
+        common = _settings(written.base, bases) if written.base else {}
+    except api.BadSetting as error:
+        raise api.BadFile(f"{FILE}, [{name}]: {error}") from error
+    return msgspec.structs.replace(
+        written, before={**common, **written.before}, after={**common, **written.after}
+    )
+
+
+def _settings(base: str, bases: Bases, above: tuple[str, ...] = ()) -> dict[str, str]:
+    """All that a base sets, its own over that of its base."""
+    if base in above:
+        raise api.BadSetting(f"its bases go in a circle: {' -> '.join((*above, base))}")
+    own = dict(api.pick(base, bases, "base"))
+    under = own.pop("base", None)
+    return own if under is None else {**_settings(under, bases, (*above, base)), **own}

@@ -25,7 +25,7 @@ from harness.report import (
     trace_tables,
 )
 from harness.report.page import Page, markdown_page, terminal_page
-from harness.trace.result import Brief, TraceResult
+from harness.trace.result import Brief, ProfileResult, TraceResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,6 +38,7 @@ FORMS: dict[type, Form] = {
     Evaluation: (evaluation_tables.page, evaluation_tables.to_csv),
     GatePlans: (gate_plan_tables.page, gate_plan_tables.to_csv),
     TraceResult: (trace_tables.page, trace_tables.to_csv),
+    ProfileResult: (trace_tables.page, trace_tables.to_csv),
     Brief: (trace_tables.brief_page, lambda brief: trace_tables.to_csv(brief.whole)),
 }
 Found = Result | SweepResult | Explained | ExperimentResult | Evaluation | GatePlans | TraceResult | Brief

@@ -148,13 +148,13 @@ def _tone(comparison: Comparison) -> str:
 def _pictures(run: Run, comparison: Comparison) -> list[Picture]:
     """Every figure; for one arm alone without those of changes."""
     changes: dict[str, Callable[[float], Figure]] = {
-        "Changes": partial(figures.changes, comparison),
+        "Changes": partial(figures.changes, run),
         "Block by block": partial(figures.block_changes, run, None),
     }
     levels: dict[str, Callable[[float], Figure]] = {
         "Latencies": partial(figures.latency_cdfs, run),
         "Over time": partial(figures.itl_over_time, run),
-        "Host phases": partial(figures.phases, comparison),
+        "Host phases": partial(figures.phases, run),
     }
     chosen = levels if comparison.after is None else {**changes, **levels}
     return [_picture(title, draw) for title, draw in chosen.items()]

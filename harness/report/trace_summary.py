@@ -25,10 +25,10 @@ class Line:
     before: float | None
     after: float | None
 
-    @property
-    def weight(self) -> float:
-        """What the most important line has most of."""
-        return abs((self.after or 0.0) - (self.before or 0.0))
+    def weight(self, compared: bool) -> float:
+        """What the most important line has most of: it changed most, or takes most."""
+        before, after = self.before or 0.0, self.after or 0.0
+        return abs(after - before) if compared else max(before, after)
 
 
 def summary(result: TraceResult) -> Table:
@@ -36,17 +36,17 @@ def summary(result: TraceResult) -> Table:
     steps = [each.steps for each in sources if each.steps]
     per_step = len(steps) == len(sources)
     lines = [
-        *_largest(_of_devices(result, per_step), OF_DEVICES),
-        *_largest(_of_part(result, "kernels", per_step), OF_KERNELS),
-        *_largest(_of_part(result, "calls", per_step), OF_CALLS),
-        *_largest(_of_gaps(result), OF_GAPS),
+        *_largest(_of_devices(result, per_step), OF_DEVICES, result.compared),
+        *_largest(_of_part(result, "kernels", per_step), OF_KERNELS, result.compared),
+        *_largest(_of_part(result, "calls", per_step), OF_CALLS, result.compared),
+        *_largest(_of_gaps(result), OF_GAPS, result.compared),
     ]
     counted = " and ".join(f"{count:,}" for count in steps)
     whole = f"us per step, of {counted} steps" if per_step else "us in all, for no steps are marked"
-    compared = result.after is not None
-    title = f"What {'changed' if compared else 'takes'} most, {whole}"
-    columns = ("", "device", "before", "after", "change") if compared else ("", "device", "us")
-    rows = tuple(_cells(each, compared) for each in lines)
+    title = f"What {'changed' if result.compared else 'takes'} most, {whole}"
+    sides = ("us",) if result.after is None else ("before", "after")
+    columns = ("", "device", *sides, *(("change",) if result.compared else ()))
+    rows = tuple(_cells(each)[: len(columns)] for each in lines)
     note = "A gap is one, not per step. All tables: bench trace --all; every row: --format json."
     return Table(title, columns, rows, note, numbers=columns[2:])
 
@@ -65,19 +65,17 @@ def gap_table(result: TraceResult) -> Table:
     return Table("Longest gaps", columns, rows, note, numbers=("at_ms", "us"))
 
 
-def _largest(lines: Iterator[Line], most: int) -> list[Line]:
-    return sorted(lines, key=lambda line: line.weight, reverse=True)[:most]
+def _largest(lines: Iterator[Line], most: int, compared: bool) -> list[Line]:
+    return sorted(lines, key=lambda line: line.weight(compared), reverse=True)[:most]
 
 
-def _cells(line: Line, compared: bool) -> tuple[str, ...]:
-    what = shortened(line.what)
-    if not compared:
-        return what, line.device, number(line.before)
+def _cells(line: Line) -> tuple[str, ...]:
+    """All that can be said of it, the change last."""
     change = ""
     if line.before is not None and line.after is not None:
         share = f", {percent(line.after / line.before - 1)}" if line.before else ""
         change = signed(line.after - line.before) + share
-    return what, line.device, number(line.before), number(line.after), change
+    return shortened(line.what), line.device, number(line.before), number(line.after), change
 
 
 def _of_devices(result: TraceResult, per_step: bool) -> Iterator[Line]:

@@ -30,14 +30,14 @@ def _described(source: Source) -> str:
 
 def parts(result: TraceResult) -> Iterator[Table]:
     """Tables, the longest rows first and the rest left out; a part without rows says so."""
-    compared = result.after is not None
+    two = result.after is not None
     for part in result.parts.values():
         rows = part.rows
         left_out = len(rows) - SHOWN if part.ranked_by and len(rows) > SHOWN else 0
         shown = rows[:SHOWN] if left_out else rows
         more = f" {left_out:,} more in json and csv." if left_out else ""
         note = part.note + more if rows else "None in the trace."
-        yield _compared(part, shown, note) if compared else _alone(part, shown, note)
+        yield _two(part, shown, note, result.compared) if two else _alone(part, shown, note)
 
 
 def _alone(part: PartResult, rows: Sequence[RowResult], note: str) -> Table:
@@ -49,15 +49,16 @@ def _alone(part: PartResult, rows: Sequence[RowResult], note: str) -> Table:
     return Table(part.title, (*part.keys, *measures), tuple(cells), note, numbers=measures)
 
 
-def _compared(part: PartResult, rows: Sequence[RowResult], note: str) -> Table:
+def _two(part: PartResult, rows: Sequence[RowResult], note: str, compared: bool) -> Table:
     """A line for each measure of each row; the key stands in the first of them."""
     cells = []
     for row in rows:
         for place, (name, value) in enumerate(row.values.items()):
             key = map(shortened, row.key) if place == 0 else ("" for _ in row.key)
             before, after = (_cell(name, each) for each in (value.before, value.after))
-            cells.append((*key, name, before, after, _change(name, value)))
-    columns = (*part.keys, "", "before", "after", "change") if rows else ()
+            change = (_change(name, value),) if compared else ()
+            cells.append((*key, name, before, after, *change))
+    columns = (*part.keys, "", "before", "after", *(("change",) if compared else ())) if rows else ()
     return Table(part.title, columns, tuple(cells), note)
 
 

@@ -23,6 +23,10 @@ TWO_TRACES = (
     "one trace on each side: a change here has no interval and no verdict, and differs from trace to trace; "
     "bench run decides"
 )
+OF_A_PROFILE = (
+    "recorded this closely, each arm is slowed, and not alike: this shows where the time of each goes, not "
+    "which is faster; bench run decides"
+)
 
 Analysed = tuple[Trace, Sequence[Part]]
 
@@ -68,6 +72,19 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, PartResult]
     warnings: list[str]
 
+    @property
+    def compared(self) -> bool:
+        """Whether it says what changed from one trace to the other."""
+        return self.after is not None
+
+
+class ProfileResult(TraceResult, frozen=True, kw_only=True):
+    """The traces of a profile, beside each other: what takes most comes first, and no `change` is known."""
+
+    @property
+    def compared(self) -> bool:
+        return False
+
 
 class Brief(msgspec.Struct, frozen=True):
     """One of which a summary is enough."""
@@ -75,23 +92,26 @@ class Brief(msgspec.Struct, frozen=True):
     whole: TraceResult
 
 
-def result(before: Analysed, after: Analysed | None) -> TraceResult:
-    """All that the traces say."""
+def result(before: Analysed, after: Analysed | None, of_profile: bool = False) -> TraceResult:
+    """All that the traces say; `of_profile`: a ProfileResult."""
+    compared = after is not None and not of_profile
     others = {part.name: part for part in after[1]} if after else {}
     warnings = list(before[0].warnings)
     if after is not None:
         warnings = [f"before: {line}" for line in warnings] + [f"after: {line}" for line in after[0].warnings]
+    if after is not None and compared:
         warnings += [TWO_TRACES, *_other_length(before[0], after[0])]
     sources = [_source(each[0]) for each in (before, after) if each is not None]
-    if after is not None:
+    if compared:
         warnings += _other_work(*sources)
     per = [each.steps or 1 for each in sources] if all(each.steps for each in sources) else [1, 1]
-    return TraceResult(
+    kind = ProfileResult if of_profile else TraceResult
+    return kind(
         schema_version=SCHEMA_VERSION,
         before=sources[0],
         after=sources[1] if after is not None else None,
-        parts={part.name: _part(part, others.get(part.name), per) for part in before[1]},
-        warnings=[*warnings, TRACED],
+        parts={part.name: _part(part, others.get(part.name), per, compared) for part in before[1]},
+        warnings=[*warnings, OF_A_PROFILE if of_profile else TRACED],
     )
 
 
@@ -132,14 +152,14 @@ def _source(trace: Trace) -> Source:
     )
 
 
-def _part(before: Part, after: Part | None, per: Sequence[float]) -> PartResult:
+def _part(before: Part, after: Part | None, per: Sequence[float], compared: bool) -> PartResult:
     sides = [{row.key: row.values for row in part.rows} for part in (before, after) if part is not None]
     rows = [
-        RowResult(key=list(key), values=_values(before.measures, [side.get(key) for side in sides]))
+        RowResult(key=list(key), values=_values(before.measures, [side.get(key) for side in sides], compared))
         for key in dict.fromkeys(key for side in sides for key in side)
     ]
     if before.ranked_by:
-        rows.sort(key=lambda row: _weight(row.values[before.ranked_by], after is not None, per), reverse=True)
+        rows.sort(key=lambda row: _weight(row.values[before.ranked_by], compared, per), reverse=True)
     return PartResult(
         title=before.title,
         keys=list(before.keys),
@@ -150,19 +170,19 @@ def _part(before: Part, after: Part | None, per: Sequence[float]) -> PartResult:
 
 
 def _values(
-    measures: Sequence[tuple[str, str]], sides: Sequence[tuple[float | None, ...] | None]
+    measures: Sequence[tuple[str, str]], sides: Sequence[tuple[float | None, ...] | None], compared: bool
 ) -> dict[str, Value]:
     found = {}
     for place, (name, unit) in enumerate(measures):
         missing = 0 if name in ADDITIVE else None
         cells = [missing if side is None else side[place] for side in sides]
         before, after = (cells[0], cells[1]) if len(cells) > 1 else (cells[0], None)
-        change = None if not before or after is None else after / before - 1
+        change = after / before - 1 if compared and before and after is not None else None
         found[name] = Value(unit=unit, before=before, after=after, change=change)
     return found
 
 
 def _weight(value: Value, compared: bool, per: Sequence[float]) -> tuple[float, float]:
-    """What is ordered by: the change per step between two traces, the size in one."""
+    """What is ordered by: the change per step between two traces that are compared, else the size."""
     before, after = (value.before or 0.0) / per[0], (value.after or 0.0) / per[-1]
     return (abs(after - before) if compared else 0.0), max(before, after)

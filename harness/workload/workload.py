@@ -16,12 +16,16 @@ LENGTHS = ("input_tokens", "max_new_tokens")  # of tokens: a number, or a distri
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked in a round. Each field is an option of the command line; its description is the help."""
+    """What is asked in a round. Each field is an option of the command line; its description is the help, and
+    the short help has those with {"first": True}."""
 
     prompt: Annotated[str | None, Meta(description="Text that every request asks.")] = "Hello"
     prompts: Annotated[
         str | None,
-        Meta(description="File of one prompt per line, ShareGPT file (.json), or `english`."),
+        Meta(
+            description="File of one prompt per line, ShareGPT file (.json), or the word english.",
+            extra={"first": True},
+        ),
     ] = None
     prompt_repeats: Annotated[
         int | None, Meta(description="How often each prompt is asked: a prefix to reuse.")
@@ -29,26 +33,40 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     unique_prompts: Annotated[bool, Meta(description="No two prompts begin alike (off).")] = False
     # Lengths (lengths.py): a number, or a distribution to draw from. Prompts are joined and cut.
     input_tokens: Annotated[
-        int | str | None, Meta(description=f"Tokens of each prompt: {lengths.FORMS}.")
+        int | str | None,
+        Meta(description=f"Tokens of each prompt: {lengths.FORMS}.", extra={"first": True}),
     ] = None
     max_new_tokens: Annotated[
         int | str | None,
         Meta(
-            description=f"Tokens to generate: {lengths.FORMS} (64 on emulated, 128 on cuda; as in the data "
-            "for a trace and for ShareGPT)."
+            description="Tokens to generate, likewise (64 on emulated, 128 on cuda; or as the data says).",
+            extra={"first": True},
         ),
     ] = 128
     num_requests: Annotated[
-        int, Meta(description="Requests of a round (16 on emulated, 64 on cuda); a trace's first.")
+        int,
+        Meta(
+            description="Requests of a round (16 on emulated, 64 on cuda); a trace's first.",
+            extra={"first": True},
+        ),
     ] = 64
-    arrival: Annotated[str, Meta(description="fixed, poisson, gamma, burst, closed or trace (fixed).")] = (
-        "fixed"
-    )
-    interval_ms: Annotated[float, Meta(description="Between requests (5 on emulated, 20 on cuda).")] = 20.0
+    arrival: Annotated[
+        str,
+        Meta(description="fixed, poisson, gamma, burst, closed or trace (fixed).", extra={"first": True}),
+    ] = "fixed"
+    interval_ms: Annotated[
+        float,
+        Meta(
+            description="Between requests, arrival fixed (5 on emulated, 20 on cuda).", extra={"first": True}
+        ),
+    ] = 20.0
     arrival_schedule: Annotated[str, Meta(description="absolute or relative (absolute).")] = "absolute"
     rate: Annotated[
         float | None,
-        Meta(description="Requests per second, arrival poisson and gamma; a trace is stretched to it."),
+        Meta(
+            description="Requests per second, arrival poisson and gamma; a trace is stretched to it.",
+            extra={"first": True},
+        ),
     ] = None
     burstiness: Annotated[
         float, Meta(description="Shape of the gamma distribution: 1 is Poisson, less comes in bursts (1).")
@@ -67,10 +85,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     trace_scale: Annotated[
         float, Meta(description="Factor on every length of the trace, to fit the context (1).")
     ] = 1.0
-    concurrency: Annotated[int | None, Meta(description="Requests in flight, arrival closed.")] = None
+    concurrency: Annotated[
+        int | None, Meta(description="Requests in flight, arrival closed.", extra={"first": True})
+    ] = None
     pretok: Annotated[bool, Meta(description="Send token ids instead of text (on).")] = True
     stop_on_eos: Annotated[bool, Meta(description="End at EOS (off).")] = False
-    temperature: Annotated[float, Meta(description="Sample at this temperature (0, greedy).")] = 0.0
+    temperature: Annotated[
+        float, Meta(description="Sample at this temperature (0, greedy).", extra={"first": True})
+    ] = 0.0
     top_k: Annotated[int, Meta(description="Sample from this many of the likeliest tokens (0, all).")] = 0
     top_p: Annotated[
         float,

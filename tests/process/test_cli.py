@@ -144,7 +144,7 @@ def test_help_joins_the_lines_of_a_docstring(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    assert bench(monkeypatch, "--help") == 0
+    assert bench(monkeypatch, "profile", "--help") == 0
     assert "and with nsys its reports." in capsys.readouterr().out
 
 
@@ -250,6 +250,14 @@ def test_what_measures_nothing_starts_light(arguments: str) -> None:
     done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)
     assert done.stderr == "[]\n"
     assert done.stdout
+
+
+@pytest.mark.parametrize("arguments", ["--help", "variants", "engines"])
+def test_what_needs_no_options_of_a_run_does_not_import_them(arguments: str) -> None:
+    code = "import sys; from harness.cli.app import main\ntry: main()\nexcept SystemExit: pass\n"
+    code += "print([each for each in sys.modules if each == 'harness.cli.measure'], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)
+    assert done.stderr == "[]\n"
 
 
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:

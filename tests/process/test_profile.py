@@ -235,6 +235,8 @@ def test_a_profile_has_sound_traces_with_every_track_and_arrow_and_a_picture(tmp
     for arm in ("before", "after"):
         assert analysed[arm]["file"] == f"results/{folder.name}/{arm}.trace.json"
         assert analysed[arm]["devices"] == 1
+    rows = [row for part in analysed["parts"].values() for row in part["rows"]]
+    assert {value["change"] for row in rows for value in row["values"].values()} == {None}
     about = json.loads((folder / "profile.json").read_text())
     assert (about["kind"], about["steps"], about["nsys"]) == ("profile", 6, [])
     assert about["descriptions"]["after"]["model"]["tokenizer"] == "engines.overlap.presets/tokenizer.json"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.api import BadFile, pick
+from engines.api import BadFile, BadSetting
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -148,7 +148,10 @@ def local_folder(name: str) -> Path | None:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if "/" not in name:
-            pick(name, PRESETS, "model")
+            raise BadSetting(
+                f"unknown model '{name}': the presets are {', '.join(PRESETS)}; one of the hub is "
+                "OWNER/NAME, a folder its path"
+            )
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise BadFile(f"no model at {name}: there is no such folder")
         return None

@@ -26,7 +26,6 @@ TOGGLE = Toggle(
     choices=("default", "frozen"),
     changes="whether the garbage collector scans what was made before the first request, or it is frozen",
     source="SGLang 9241; roseinfer",
-    requires={},
     counters=("gc_collections", "gc_full_collections", "gc_ns"),
 )
 

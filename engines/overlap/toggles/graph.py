@@ -25,7 +25,6 @@ TOGGLE = Toggle(
     choices=("off", "on"),
     changes="whether decode is launched eagerly, or captured at boot and launched as one command",
     source="roseinfer (--cuda-graph)",
-    requires={},
     counters=("captured_launches", "eager_launches", "kernel_commands"),
 )
 

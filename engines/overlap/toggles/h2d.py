@@ -39,7 +39,6 @@ TOGGLE = Toggle(
     changes="how a step's metadata reaches the device: from new pageable tensors, from tensors pinned on "
     "each call, from preallocated pinned buffers, or from one pinned buffer in one copy",
     source="roseinfer (pinned host buffers); vLLM 37006, 45424 (pinning per call)",
-    requires={},
     counters=(
         "h2d_pageable_copies",
         "h2d_pageable_bytes",

@@ -12,6 +12,5 @@ TOGGLE = Toggle(
     choices=("serial", "overlap"),
     changes="whether step N+1 is scheduled and launched before step N's tokens are on the host",
     source="SGLang's zero-overhead scheduler",
-    requires={},
     counters=("dropped_rows",),
 )

@@ -30,7 +30,6 @@ TOGGLE = Toggle(
     changes="block tables: the whole batch's copied in each step, or only changed rows, into a table that "
     "the device keeps and the program gathers from",
     source="roseinfer (its follow-up); vLLM 47936, vLLM-Ascend 17066",
-    requires={},
     counters=("table_rows", "table_bytes"),
 )
 

@@ -1,12 +1,13 @@
-"""Figures of stored runs and of their results, as matplotlib figures: `harness.plots.latency_cdfs(run)`.
+"""Figures of stored runs, as matplotlib figures: `harness.plots.latency_cdfs(run)`.
 
-What needs only the numbers of a result takes a comparison of it (of a factorial or a sweep, all of it); what
-needs samples takes a run of harness.load. The figures belong to no window and to no pyplot state: show one in
-a notebook by ending a cell with it (after `%matplotlib inline`), or `figure.savefig("figure.pdf")`.
+Each is drawn of a run, which `harness.load(FOLDER)` gives: `effects` of a factorial's, `funnel` of several,
+`against`, `frontier` and `gains` of a sweep, from `harness.load_sweep(FOLDER)`. The figures belong to no
+window and to no pyplot state: show one in a notebook by ending a cell with it (after `%matplotlib inline`),
+or `figure.savefig("figure.pdf")`.
 
 `width`: inches; below style.WIDE panels stand under each other and texts beside a plot are left out, so that
 a figure fits a column or a phone. The arms differ by colour, marker and line, so that grey is enough. Each
-function raises BadSetting, one line, where the run has not got what it draws.
+function raises BadSetting, one line, where it gets something else, or the run has not got what it draws.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from engines import api
 from harness.analysis import words
 from harness.analysis.frames import Run
 from harness.analysis.result import Comparison, MetricRow
-from harness.analysis.stored import check_two
 from harness.report import tables
 from harness.report.figures import style
+from harness.report.figures.given import comparison_of
 from harness.stats import paired
 from harness.stats.stopping import ALPHA
 
@@ -28,9 +28,10 @@ KINDS = {
 ORDERS = {False: ("^", "before began"), True: ("v", "after began")}
 
 
-def changes(comparison: Comparison, width: float = style.WIDTH) -> Figure:
+def changes(run: Run, width: float = style.WIDTH) -> Figure:
     """The metrics of tables.chosen that have a change in percent: after/before - 1, its interval, and the
     margin. What can be zero has none; it is in the tables, and host phases in plots.phases."""
+    comparison = comparison_of(run)
     found = comparison.metrics
     rows = {
         name: found[name]
@@ -38,7 +39,7 @@ def changes(comparison: Comparison, width: float = style.WIDTH) -> Figure:
         if name in found and found[name].change is not None
     }
     if not rows:
-        raise api.BadSetting(f"{comparison.variant} has no change to show: it has one arm")
+        raise api.BadSetting(f"{run.folder} has no change to show: it has one arm")
     with style.drawing():
         made, axes = style.figure(width, 1.15 + ROW * len(rows))
         style.margin_band(axes, comparison.margin)
@@ -92,8 +93,7 @@ def block_changes(run: Run, metric: str | None = None, width: float = style.WIDT
     """The change in each block (one point: a fresh boot of each arm), its mean and interval from the result,
     and the margin, so that the noise is seen under the mean. `metric` None: the primary. In percent, or in
     the unit of a metric that can be zero."""
-    check_two(run.folder, run.manifest)
-    (found,) = run.result.comparisons
+    found = comparison_of(run)
     name = metric or found.primary
     row: MetricRow = api.pick(name, found.metrics, "metric of this run")
     if found.after is None:
@@ -139,11 +139,9 @@ def block_changes(run: Run, metric: str | None = None, width: float = style.WIDT
     return made
 
 
-def funnel(
-    comparisons: Sequence[Comparison], metric: str | None = None, width: float = style.WIDTH
-) -> Figure:
-    """The change of each A/A comparison over the half-width of its interval (as log ratios, in percent). The
-    lines are where the two are equal: an honest 95% interval leaves one point in twenty outside them, on
+def funnel(runs: Sequence[Run], metric: str | None = None, width: float = style.WIDTH) -> Figure:
+    """The change of each run of `bench aa` over the half-width of its interval (as log ratios, in percent).
+    The lines are where the two are equal: an honest 95% interval leaves one point in twenty outside them, on
     either side alike, whatever the number of blocks, if that was fixed beforehand. `metric` None: the primary
     of each.
 
@@ -152,9 +150,18 @@ def funnel(
     meta-analysis", J. Clin. Epidemiol. 2001; with t, a run's own half-width is exact where they have the
     standard error.
     """
+    if not isinstance(runs, Sequence) or isinstance(runs, str):
+        raise api.BadSetting("a funnel takes several runs of bench aa: [harness.load(FOLDER), ...]")
+    return funnel_of([comparison_of(each) for each in runs], metric, width)
+
+
+def funnel_of(
+    comparisons: Sequence[Comparison], metric: str | None = None, width: float = style.WIDTH
+) -> Figure:
+    """A funnel of what runs found that were not kept."""
     kept = [point for each in comparisons if (point := _point(each, metric)) is not None]
     if not kept:
-        raise api.BadSetting("there is no A/A comparison with an interval to draw")
+        raise api.BadSetting("there is no run of bench aa with an interval to draw")
     outside = sum(abs(change) > half for half, change, _ in kept)
     reach = 1.1 * max(half for half, _, _ in kept)
     with style.drawing():
@@ -173,8 +180,8 @@ def funnel(
         axes.set_xlim(0, reach)
         axes.set_xlabel("half-width of the 95% interval (%)")
         axes.set_ylabel(f"change of {metric or comparisons[0].primary} (%)")
-        runs = f"{len(kept)} run{'s' if len(kept) != 1 else ''} of an arm against itself"
-        axes.set_title(f"{runs}: {outside} outside, {ALPHA * len(kept):.2g} expected")
+        drawn = f"{len(kept)} run{'s' if len(kept) != 1 else ''} of an arm against itself"
+        axes.set_title(f"{drawn}: {outside} outside, {ALPHA * len(kept):.2g} expected")
         style.legend_below(made, axes)
     return made
 

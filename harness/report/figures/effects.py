@@ -6,11 +6,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from engines import api
-from harness.analysis.result import Effect, Effects, Result, SweepResult
+from harness.analysis.frames import Run
+from harness.analysis.result import Effect, Effects
 from harness.analysis.words import confidence, interval
 from harness.common.formatting import blocks_of, percent
 from harness.report.factorial_tables import taken_for_none
 from harness.report.figures import style
+from harness.report.figures.given import check_run
 from harness.stats.contrasts import label
 
 ROW, APART = 0.62, 0.24  # inches of a row; of it, how far apart its marks stand
@@ -34,12 +36,14 @@ NAMES = {
 }
 
 
-def effects(result: Result | SweepResult, metric: str | None = None, width: float = style.WIDTH) -> Figure:
+def effects(run: Run, metric: str | None = None, width: float = style.WIDTH) -> Figure:
     """Main effects in their three companies (COMPANY), interactions, and all toggles together, on one metric
-    of a factorial's result (None: the primary): change in percent with its interval, and the margin. Filled
+    of a factorial (None: the primary): change in percent with its interval, and the margin. Filled
     marks carry a verdict; a * stands at effects aliased, by settings left out, with others taken for none."""
-    if isinstance(result, SweepResult) or result.factorial is None:
-        raise api.BadSetting(f"{result.run} is not a factorial, so it has no effects")
+    check_run(run)
+    result = run.result
+    if result.factorial is None:
+        raise api.BadSetting(f"{run.folder} is not a factorial, so it has no effects")
     first, found = result.comparisons[0], result.factorial
     name = metric or first.primary
     chosen = api.pick(name, found.metrics, "metric of this factorial")

@@ -11,10 +11,12 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from engines import api
 from harness.analysis import words
-from harness.analysis.result import PointResult, Result, SweepResult
+from harness.analysis.result import PointResult, SweepResult
+from harness.analysis.sweep import Sweep
 from harness.metrics import definitions
 from harness.plan.settings import spelled
 from harness.report.figures import style
+from harness.report.figures.given import check_sweep
 from harness.stats import verdicts
 
 BESIDE = 3  # panels in a row, at most
@@ -31,10 +33,13 @@ class Series:
     comparisons: tuple[PointResult, ...]
 
 
-def series(result: Result | SweepResult, axis: str | None = None) -> tuple[str, list[Series]]:
+def series(sweep: Sweep, axis: str | None = None) -> tuple[str, list[Series]]:
     """The axis (None: the first whose values are numbers) and the points along it. Raises BadSetting where
     there is none."""
-    if isinstance(result, Result) or not (numbers := _axes_of_numbers(result)):
+    check_sweep(sweep)
+    result = sweep.result
+    numbers = _axes_of_numbers(result)
+    if not numbers:
         raise api.BadSetting(f"{result.run} has no axis of numbers to draw along")
     chosen: str = axis or numbers[0]
     api.pick(chosen, dict.fromkeys(numbers), "axis of numbers")
@@ -64,14 +69,14 @@ def _is_number(text: str) -> bool:
 
 
 def against(
-    result: Result | SweepResult,
+    sweep: Sweep,
     metric: str = "tpot_ms_p50",
     axis: str | None = None,
     width: float = style.WIDTH,
 ) -> Figure:
     """A metric along the axis of a sweep, before and after; a panel for each setting of the other axes. From
     zero, so that a height is a level; the sweep's axis is logarithmic where it is stretched, and says so."""
-    chosen, found = series(result, axis)
+    chosen, found = series(sweep, axis)
     unit = _unit(metric)
     with style.drawing():
         made, panels = _panels(found, width)
@@ -87,7 +92,7 @@ def against(
 
 
 def frontier(
-    result: Result | SweepResult,
+    sweep: Sweep,
     latency: str = "tpot_ms_p50",
     throughput: str = "throughput_tok_s",
     axis: str | None = None,
@@ -95,7 +100,7 @@ def frontier(
 ) -> Figure:
     """Latency against throughput, before and after: a point for each value of the axis, joined in its order
     and named at the after arm's. Down and to the right is better; both axes start at zero."""
-    chosen, found = series(result, axis)
+    chosen, found = series(sweep, axis)
     with style.drawing():
         made, panels = _panels(found, width)
         for panel, each in zip(panels, found, strict=True):
@@ -122,7 +127,7 @@ def frontier(
 
 
 def gains(
-    result: Result | SweepResult,
+    sweep: Sweep,
     metric: str | None = None,
     axis: str | None = None,
     width: float = style.WIDTH,
@@ -130,7 +135,8 @@ def gains(
     """The change of a metric (None: the primary) at each value of the axis, with its interval, and the
     margin. Filled marks are points whose verdict is a change; each is judged by itself, and where points may
     stop early each interval has its own confidence."""
-    chosen, found = series(result, axis)
+    chosen, found = series(sweep, axis)
+    result = sweep.result
     first = result.comparisons[0]
     name = metric or first.primary
     api.pick(name, first.metrics, "metric of this sweep")

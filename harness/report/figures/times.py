@@ -14,11 +14,12 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from engines import api
 from harness.analysis import words
 from harness.analysis.frames import KEYS, Run
-from harness.analysis.result import Comparison, MetricRow
+from harness.analysis.result import MetricRow
 from harness.common import formatting
 from harness.metrics import definitions, requests
 from harness.metrics.arrays import Floats
 from harness.report.figures import style
+from harness.report.figures.given import check_run, comparison_of
 
 POINTS = 400  # drawn of each curve; every one is a sample
 MARKED = (50, 95, 99)
@@ -41,6 +42,7 @@ def latency_cdfs(run: Run, width: float = style.WIDTH) -> Figure:
     """Empirical distributions of TTFT, TPOT and ITL: the share of requests (of gaps, for ITL) at or below a
     latency, all blocks and rounds pooled. ITL is by token where the engine says when it had each, else by
     chunk. Pooled requests are not independent: nothing can be tested by the eye here."""
+    check_run(run)
     served = run.requests[run.requests.error == ""]
     samples = {arm: requests.distributions(served[served["arm"] == arm]) for arm in run.arms}
     itl = "itl_token_ms" if all(each["itl_token_ms"].size for each in samples.values()) else "itl_chunk_ms"
@@ -87,6 +89,7 @@ def itl_over_time(run: Run, width: float = style.WIDTH) -> Figure:
     """Median and p95 of the gaps between the tokens of each round (in the engine, token by token), rounds in
     the order measured. A line joins the rounds of one boot; shades tell blocks apart. The axes do not start
     at zero: what matters here is what moves."""
+    check_run(run)
     gaps = run.token_gaps()
     if not len(gaps):
         raise api.BadSetting(f"{run.folder} has no ITL by token: its engine does not say when it had each")
@@ -123,10 +126,11 @@ def _blocks(axes: Axes, rounds: pd.DataFrame) -> None:
     axes.tick_params(axis="x", length=0)
 
 
-def phases(comparison: Comparison, width: float = style.WIDTH) -> Figure:
+def phases(run: Run, width: float = style.WIDTH) -> Figure:
     """Mean of each host phase per decode step, us: zero-based bars, work and waits apart, since a wait for
     the device dwarfs the rest. Phases may run at the same time in two threads, so they are not stacked.
     Beside each pair: the difference and its interval, from the result."""
+    comparison = comparison_of(run)
     rows = {
         phase: comparison.metrics[definitions.phase_metric(phase)]
         for phase in api.PHASES
@@ -136,7 +140,7 @@ def phases(comparison: Comparison, width: float = style.WIDTH) -> Figure:
     groups = {wait: [name for name in seen if name.startswith("wait.") == wait] for wait in (False, True)}
     groups = {wait: names for wait, names in groups.items() if names}
     if not groups:
-        raise api.BadSetting(f"{comparison.variant} has no step records, so no phases")
+        raise api.BadSetting(f"{run.folder} has no step records, so no phases")
     sides = ("before",) if comparison.after is None else ("before", "after")
     with style.drawing():
         heights = tuple(HEAD + ROW * len(names) for names in groups.values())

@@ -35,10 +35,8 @@ PLAIN = {"schedule": "serial", "launch": "inline", "d2h": "blocking", "output": 
 PINNED = Variant(
     name="pinned",
     title="",
-    engine="overlap",
     source="",
     claim="",
-    changes=["h2d"],
     before={**PLAIN, "h2d": "pageable"},
     after={**PLAIN, "h2d": "pinned"},
     workload={"num_requests": 16},
@@ -254,10 +252,7 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
     found = make_design(Request(variant=name), ENGINES, load_variants(), lambda: "emulated")
     before, after = found.arms
     each = load_variants()[name]
-    differ = {toggle for toggle in {*before.toggles, *after.toggles}
-              if before.toggles.get(toggle) != after.toggles.get(toggle)}  # fmt: skip
-    assert differ == set(each.changes)
-    assert dict(before.toggles) == each.before  # a variant writes out its full settings
+    assert dict(before.toggles) == each.before  # with its base, a variant has full settings
     assert dict(after.toggles) == each.after
     assert {"cuda", "emulated"} <= set(each.expect)
     check_metrics(found)

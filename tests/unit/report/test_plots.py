@@ -3,6 +3,7 @@ result."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ import harness
 from engines import api
 from harness.analysis import comparison
 from harness.analysis.frames import Run
-from harness.analysis.result import Axis, Comparison, MetricRow, Result, SweepResult
+from harness.analysis.result import Axis, Comparison, MetricRow, PointResult, Result
+from harness.analysis.sweep import Sweep
 from harness.report import figures
 from harness.report.figures import style
 from harness.stats import paired
@@ -37,11 +39,11 @@ from tests.support.made_runs import (
 from tests.support.places import REFERENCE
 
 FIGURES: dict[str, Callable[[Run, float], Figure]] = {
-    "changes": lambda run, width: figures.changes(run.result.comparisons[0], width),
+    "changes": figures.changes,
     "block_changes": lambda run, width: figures.block_changes(run, width=width),
     "latency_cdfs": figures.latency_cdfs,
     "itl_over_time": figures.itl_over_time,
-    "phases": lambda run, width: figures.phases(run.result.comparisons[0], width),
+    "phases": figures.phases,
 }
 UNITS = ("(%)", "(ms)", "(ms, log scale)", "us, mean", "block")
 
@@ -49,6 +51,17 @@ UNITS = ("(%)", "(ms)", "(ms, log scale)", "us, mean", "block")
 @pytest.fixture(scope="module")
 def real() -> Run:
     return harness.load(REFERENCE / "runs" / "copy-done")
+
+
+def found_by(result: Result) -> Run:
+    """A loaded run that found this, whatever it was made of."""
+    run = Run(Path(result.run), manifest(1), {}, pd.DataFrame(), ())
+    run.__dict__["result"] = result
+    return run
+
+
+def of_comparison(found: Comparison) -> Run:
+    return found_by(replace(result(plan=manifest(1)), comparisons=[found]))
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -76,7 +89,7 @@ def test_log_axes_say_so(real: Run) -> None:
 
 def test_bars_start_at_zero_and_are_as_long_as_the_result_says(real: Run) -> None:
     (found,) = real.result.comparisons
-    figure = figures.phases(found)
+    figure = figures.phases(real)
     for axes in figure.axes:
         assert axes.get_xlim()[0] == 0
         names = [label.get_text() for label in axes.get_yticklabels()]
@@ -93,7 +106,7 @@ def test_the_arms_differ_without_colour() -> None:
 
 def test_intervals_are_those_of_the_result(real: Run) -> None:
     (found,) = real.result.comparisons
-    axes = figures.changes(found).axes[0]
+    axes = figures.changes(real).axes[0]
     names = [label.get_text().removesuffix(" ↑") for label in axes.get_yticklabels()]
     assert names[0] == found.primary
     drawn = [bars.get_segments()[0][:, 0] for line in axes.containers for bars in line.lines[2]]
@@ -124,15 +137,14 @@ def test_a_curve_reaches_its_largest_sample(real: Run) -> None:
 
 def test_what_a_run_has_not_got_is_one_line(real: Run, tmp_path: Path) -> None:
     alone = harness.load(stored(tmp_path, "a", plan=manifest(2, arms=1)))
-    (one_arm,) = alone.result.comparisons
     bare = {key: side(4)[key] for key in ("requests", "rounds")}
-    (unrecorded,) = comparison.result(
+    unrecorded = comparison.result(
         manifest(2), [block(number, {"before": bare, "after": bare}) for number in range(2)]
-    ).comparisons
+    )
     for draw, reason in (
-        (lambda: figures.changes(one_arm), "it has one arm"),
+        (lambda: figures.changes(alone), "it has one arm"),
         (lambda: figures.block_changes(alone), "one arm, so no block has a change"),
-        (lambda: figures.phases(unrecorded), "has no step records, so no phases"),
+        (lambda: figures.phases(found_by(unrecorded)), "has no step records, so no phases"),
         (
             lambda: figures.block_changes(real, "tpot_ms_p5"),
             "unknown metric of this run 'tpot_ms_p5'; did you mean tpot_ms_p",
@@ -142,7 +154,7 @@ def test_what_a_run_has_not_got_is_one_line(real: Run, tmp_path: Path) -> None:
             draw()
     for draw in (figures.latency_cdfs, figures.itl_over_time):
         assert len(draw(alone).axes) >= 2
-    assert len(figures.phases(one_arm).axes[0].patches) > 0
+    assert len(figures.phases(alone).axes[0].patches) > 0
 
 
 def test_an_engine_that_does_not_stamp_tokens_has_itl_by_chunk(tmp_path: Path) -> None:
@@ -159,8 +171,7 @@ def test_an_engine_that_does_not_stamp_tokens_has_itl_by_chunk(tmp_path: Path) -
 
 def test_one_block_has_points_and_no_interval(tmp_path: Path) -> None:
     run = harness.load(stored(tmp_path, "a", 0.9, plan=manifest(1)))
-    (found,) = run.result.comparisons
-    assert "no interval" in figures.changes(found).axes[0].get_title(loc="left")
+    assert "no interval" in figures.changes(run).axes[0].get_title(loc="left")
     labels = [text.get_text() for text in figures.block_changes(run).legends[0].get_texts()]
     assert not any("interval" in label for label in labels)
 
@@ -169,7 +180,7 @@ def test_names_from_a_run_are_not_taken_for_mathematics(tmp_path: Path) -> None:
     run = harness.load(stored(tmp_path, "a", 0.9, plan=manifest(2)))
     (found,) = run.result.comparisons
     found = replace(found, metrics={"$x$_ms": found.metrics["tpot_ms_p50"]}, primary="$x$_ms")
-    label = figures.changes(found).axes[0].get_yticklabels()[0]
+    label = figures.changes(of_comparison(found)).axes[0].get_yticklabels()[0]
     assert label.get_text() == "$x$_ms"
     assert not label.get_parse_math()
 
@@ -181,21 +192,29 @@ PLAIN = result(plan=manifest(1)).comparisons[0]
 
 
 @pytest.fixture(scope="module")
-def factored() -> Result:
-    return factorial_found()
+def factored() -> Run:
+    return found_by(factorial_found())
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
-    return harness.load_sweep(stored_sweep(tmp_path_factory.mktemp("swept") / "a-sweep")).result
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    return harness.load_sweep(stored_sweep(tmp_path_factory.mktemp("swept") / "a-sweep"))
 
 
-def a_a(seed: int, blocks: int, noise: float) -> Comparison:
-    """A comparison of an arm with itself."""
+def with_points(swept: Sweep, points: list[PointResult], **more: list[Axis]) -> Sweep:
+    """A sweep that found something else."""
+    return dataclasses.replace(swept, result=replace(swept.result, comparisons=points, **more))
+
+
+def a_a(seed: int, blocks: int, noise: float, **more: float) -> Run:
+    """A run of an arm against itself."""
     values = np.random.default_rng(seed).normal(0, noise, (2, blocks))
     effect = paired.effect(*np.exp(values).tolist())
     row = comparison.metric_row("tpot_ms_p50", [1.0], effect)
-    return replace(PLAIN, variant="aa", after=PLAIN.before, blocks=blocks, metrics={"tpot_ms_p50": row})
+    metrics = {"tpot_ms_p50": row}
+    return of_comparison(
+        replace(PLAIN, variant="aa", after=PLAIN.before, blocks=blocks, metrics=metrics, **more)
+    )
 
 
 def drawn(draw: Callable[[float], Figure]) -> Figure:
@@ -209,13 +228,13 @@ def drawn(draw: Callable[[float], Figure]) -> Figure:
     return figure
 
 
-def test_effects_are_those_of_the_result(factored: Result) -> None:
+def test_effects_are_those_of_the_result(factored: Run) -> None:
     axes = drawn(lambda width: figures.effects(factored, width=width)).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         "h2d", "output", "h2d × output", "all, against none",
     ]  # fmt: skip
     assert axes.get_xlabel() == "change of tpot_ms_p50 (%)"
-    found = factored.factorial.metrics["tpot_ms_p50"]
+    found = factored.result.factorial.metrics["tpot_ms_p50"]
     marks = sorted(line[0].get_xdata()[0] for line in axes.containers)
     rows = [*found.effects, *found.alone.values(), *found.with_others.values(), found.together]
     assert marks == pytest.approx(sorted(100 * row.change for row in rows))
@@ -235,7 +254,7 @@ def filled(axes: Axes) -> list[bool]:
     return [line[0].get_markerfacecolor() != "white" for line in axes.containers if len(line[0].get_xdata())]
 
 
-def test_only_what_carries_a_verdict_is_filled_and_decides(factored: Result) -> None:
+def test_only_what_carries_a_verdict_is_filled_and_decides(factored: Run) -> None:
     axes = figures.effects(factored).axes[0]
     assert filled(axes) == [True, False, False] * 2 + [True, False]  # a pair, and all against none
     assert "on average over the settings of the others (decides)" in legend_of(axes)
@@ -245,7 +264,7 @@ def test_only_what_carries_a_verdict_is_filled_and_decides(factored: Result) -> 
     plan = planned_factorial("h2d,output,gc", blocks=2)
     tpot = {arm.name: 4.0 + number for number, arm in enumerate(plan.design.arms)}
     result = comparison.result(plan, factorial_blocks(plan, tpot))
-    axes = drawn(lambda width: figures.effects(result, width=width)).axes[0]
+    axes = drawn(lambda width: figures.effects(found_by(result), width=width)).axes[0]
     assert filled(axes)[-3:] == [True, False, False]  # a pair, all three, and all against none
     assert "on average over the settings of the others, no verdict" in legend_of(axes)
 
@@ -254,7 +273,7 @@ def test_a_wide_interval_does_not_press_the_effects_together() -> None:
     plan = planned_factorial("h2d,output", blocks=2)
     tpot = {"before": 4.0, "h2d": 3.6, "output": 3.8, "h2d+output": 3.4}
     result = comparison.result(plan, factorial_blocks(plan, tpot, noise=0.3))
-    axes = figures.effects(result).axes[0]
+    axes = figures.effects(found_by(result)).axes[0]
     rows = result.factorial.metrics["tpot_ms_p50"].effects
     assert axes.get_xlim()[1] < 100 * max(row.ci_high for row in rows)
     assert axes.get_xlim()[1] > 100 * max(abs(row.change) for row in rows)
@@ -265,13 +284,13 @@ def test_what_was_left_out_has_no_mark() -> None:
     plan = planned_factorial("schedule,output=inline:deferred")
     tpot = {"before": 4.0, "schedule": 3.6, "output": 3.8}
     result = comparison.result(plan, factorial_blocks(plan, tpot))
-    axes = drawn(lambda width: figures.effects(result, width=width)).axes[0]
+    axes = drawn(lambda width: figures.effects(found_by(result), width=width)).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["schedule*", "output*"]
     assert len(axes.containers) == 4  # alone and on average
     assert "*: taking schedule × output as zero" in legend_of(axes)
 
 
-def test_levels_of_a_sweep_start_at_zero_and_log_axes_say_so(swept: SweepResult) -> None:
+def test_levels_of_a_sweep_start_at_zero_and_log_axes_say_so(swept: Sweep) -> None:
     axes = drawn(lambda width: figures.against(swept, width=width)).axes[0]
     assert axes.get_ylim()[0] == 0
     assert axes.get_ylabel() == "tpot_ms_p50 (ms)"
@@ -279,25 +298,25 @@ def test_levels_of_a_sweep_start_at_zero_and_log_axes_say_so(swept: SweepResult)
     assert axes.get_xlabel() == "concurrency, log scale"
     lines = {line.get_label(): line for line in axes.lines}
     for arm in ("before", "after"):
-        rows = [each.metrics["tpot_ms_p50"].of(arm) for each in swept.comparisons]
+        rows = [each.metrics["tpot_ms_p50"].of(arm) for each in swept.result.comparisons]
         assert lines[arm].get_xydata().tolist() == [[1, rows[0]], [8, rows[1]]]
     assert lines["before"].get_marker() != lines["after"].get_marker()
 
 
-def test_a_frontier_has_a_point_for_each_value_of_the_axis(swept: SweepResult) -> None:
+def test_a_frontier_has_a_point_for_each_value_of_the_axis(swept: Sweep) -> None:
     axes = drawn(lambda width: figures.frontier(swept, width=width)).axes[0]
     assert (axes.get_xlim()[0], axes.get_ylim()[0]) == (0, 0)
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("throughput_tok_s (tok/s)", "tpot_ms_p50 (ms)")
     assert [text.get_text() for text in axes.texts] == ["1", "8"]
     after = next(line for line in axes.lines if line.get_label() == "after")
-    row = swept.comparisons[1].metrics
+    row = swept.result.comparisons[1].metrics
     assert after.get_xydata()[1].tolist() == [row["throughput_tok_s"].after, row["tpot_ms_p50"].after]
 
 
-def test_gains_have_the_intervals_of_the_result(swept: SweepResult) -> None:
+def test_gains_have_the_intervals_of_the_result(swept: Sweep) -> None:
     axes = drawn(lambda width: figures.gains(swept, width=width)).axes[0]
     assert axes.get_ylabel() == "change of tpot_ms_p50 (%)"
-    rows = [each.metrics["tpot_ms_p50"] for each in swept.comparisons]
+    rows = [each.metrics["tpot_ms_p50"] for each in swept.result.comparisons]
     bars = [each for each in axes.containers if len(each[0].get_xdata())]
     drawn_ends = [each.lines[2][0].get_segments()[0][:, 1] for each in bars]
     assert np.allclose(drawn_ends, [(100 * row.ci_low, 100 * row.ci_high) for row in rows])
@@ -305,34 +324,34 @@ def test_gains_have_the_intervals_of_the_result(swept: SweepResult) -> None:
     assert filled(axes) == [True, True]
 
 
-def test_a_gain_that_is_undecided_for_whatever_reason_is_hollow(swept: SweepResult) -> None:
+def test_a_gain_that_is_undecided_for_whatever_reason_is_hollow(swept: Sweep) -> None:
     words = (comparison.ONE_BOOT, "undecided", "same", None, "slower", "worse")
     points = []
     for place, word in enumerate(words):
-        first = swept.comparisons[0]
+        first = swept.result.comparisons[0]
         row = replace(first.metrics["tpot_ms_p50"], verdict=word)
         points.append(replace(first, at={"concurrency": str(place)}, metrics={"tpot_ms_p50": row}))
-    axes = figures.gains(replace(swept, comparisons=points)).axes[0]
+    axes = figures.gains(with_points(swept, points)).axes[0]
     assert filled(axes) == [False, False, False, False, True, True]
 
 
-def test_gains_that_stopped_at_different_looks_have_different_confidences(swept: SweepResult) -> None:
+def test_gains_that_stopped_at_different_looks_have_different_confidences(swept: Sweep) -> None:
     points = [
         replace(each, confidence=level)
-        for each, level in zip(swept.comparisons, (0.9975, 0.9745), strict=True)
+        for each, level in zip(swept.result.comparisons, (0.9975, 0.9745), strict=True)
     ]
-    axes = drawn(lambda width: figures.gains(replace(swept, comparisons=points), width=width)).axes[0]
+    axes = drawn(lambda width: figures.gains(with_points(swept, points), width=width)).axes[0]
     assert "change, 97.45 to 99.75% interval" in legend_of(axes)
 
 
-def test_other_axes_are_panels(swept: SweepResult) -> None:
+def test_other_axes_are_panels(swept: Sweep) -> None:
     comparisons = [
         replace(each, at={**each.at, "variant": name})
         for name in ("one", "other")
-        for each in swept.comparisons
+        for each in swept.result.comparisons
     ]
-    axes = [*swept.axes, Axis(name="variant", values=["one", "other"])]
-    result = replace(swept, axes=axes, comparisons=comparisons)
+    axes = [*swept.result.axes, Axis(name="variant", values=["one", "other"])]
+    result = with_points(swept, comparisons, axes=axes)
     for draw in (figures.against, figures.frontier, figures.gains):
         titles = [panel.get_title(loc="left") for panel in draw(result).axes]
         assert titles == ["one", "other"]
@@ -347,33 +366,52 @@ def test_a_funnel_holds_nineteen_of_twenty() -> None:
     assert {"4 blocks", "8 blocks", "12 blocks"} <= set(names)
     outside = int(figures.funnel(runs).axes[0].get_title(loc="left").split(": ")[1].split(" ")[0])
     assert 8 <= outside <= 34
-    rows = [each.metrics["tpot_ms_p50"] for each in runs]
+    rows = [each.result.comparisons[0].metrics["tpot_ms_p50"] for each in runs]
     assert outside == sum(not row.ci_low <= 0 <= row.ci_high for row in rows)
 
 
-def test_what_these_plots_cannot_draw_is_one_line(factored: Result, swept: SweepResult) -> None:
-    letters = replace(
+def test_what_these_plots_cannot_draw_is_one_line(factored: Run, swept: Sweep) -> None:
+    letters = with_points(
         swept,
+        [replace(each, at={"x": "a"}) for each in swept.result.comparisons],
         axes=[Axis(name="x", values=["a"])],
-        comparisons=[replace(each, at={"x": "a"}) for each in swept.comparisons],
     )
+    plain = of_comparison(PLAIN)
     for draw, reason in (
-        (lambda: figures.effects(swept), "is not a factorial, so it has no effects"),
+        (lambda: figures.effects(plain), "is not a factorial, so it has no effects"),
         (lambda: figures.effects(factored, "tpot_ms_p5"), "did you mean tpot_ms_p"),
-        (lambda: figures.against(factored), "has no axis of numbers to draw along"),
         (lambda: figures.gains(letters), "has no axis of numbers to draw along"),
         (lambda: figures.against(swept, "tpot_ms_p5"), "did you mean tpot_ms_p"),
         (lambda: figures.against(swept, axis="concurency"), "did you mean concurrency?"),
         (lambda: figures.against(swept, "goodput_req_s"), "was measured at no point"),
-        (lambda: figures.funnel(swept.comparisons), "is not an A/A: a funnel takes runs of bench aa"),
-        (lambda: figures.funnel([]), "there is no A/A comparison"),
+        (lambda: figures.funnel([plain]), "is not an A/A: a funnel takes runs of bench aa"),
+        (lambda: figures.funnel([]), "there is no run of bench aa with an interval"),
         (
-            lambda: figures.funnel([a_a(1, 8, 0.01), replace(a_a(2, 8, 0.01), confidence=0.9975)]),
+            lambda: figures.funnel([a_a(1, 8, 0.01), a_a(2, 8, 0.01, confidence=0.9975)]),
             "aa could stop early, its intervals are of 99.75%: a funnel takes runs of a fixed number",
         ),
     ):
         with pytest.raises(api.BadSetting, match=reason.replace("?", r"\?")):
             draw()
+
+
+@pytest.mark.parametrize("name", figures.__all__)
+def test_what_a_plot_is_drawn_of_is_said_where_it_gets_something_else(
+    name: str, real: Run, swept: Sweep
+) -> None:
+    draw, of_sweep = getattr(figures, name), name in ("against", "frontier", "gains")
+    wanted = "a sweep, from harness.load_sweep(FOLDER)" if of_sweep else "a run, from harness.load(FOLDER)"
+    other = real if of_sweep else swept
+    for given in ("results/a-run", PLAIN, other):
+        with pytest.raises(api.BadSetting) as caught:
+            draw([given] if name == "funnel" else given)
+        assert str(caught.value) == f"this draws {wanted}, not a {type(given).__name__}"
+
+
+def test_a_funnel_of_one_run_is_told_to_take_several(real: Run) -> None:
+    for given in (real, "results/a-run"):
+        with pytest.raises(api.BadSetting, match="a funnel takes several runs of bench aa"):
+            figures.funnel(given)  # type: ignore[arg-type]
 
 
 def test_a_run_of_several_arms_has_its_latencies_drawn(tmp_path: Path) -> None:
@@ -400,7 +438,7 @@ def test_what_is_said_beside_a_phase_stays_inside_the_figure(width: float) -> No
         ci_high=-3.12,
     )
     metrics = {"phase_h2d_us": replace(row, before=309.3, after=88.0), "phase_wait_copy_done_us": row}
-    figure = figures.phases(replace(PLAIN, metrics=metrics), width)
+    figure = figures.phases(of_comparison(replace(PLAIN, metrics=metrics)), width)
     figure.canvas.draw()
     for axes in figure.axes:
         for text in axes.texts:

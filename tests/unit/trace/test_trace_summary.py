@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from harness.report import trace_tables
+from harness.analysis.result import to_plain
+from harness.report import formats, trace_tables
 from harness.trace import analysis, trace_file
 from harness.trace.gaps import Gap, gaps, steps
 from harness.trace.result import Brief, TraceResult, result
@@ -45,13 +46,14 @@ def _launch(add, name: str, category: str, now: float, took: float, device: int,
     return now + call_us + took
 
 
-def compared(folder: Path) -> TraceResult:
+def compared(folder: Path, of_profile: bool = False) -> TraceResult:
     sides = (
         training(folder / "before.json", 34, (17_000.0, 8_000.0)),
         training(folder / "after.json", 30, (10_000.0, 24_000.0), memset_us=5_700.0),
     )
     read = [trace_file.read(path) for path in sides]
-    return result(*((trace, analysis.analyse(trace)) for trace in read))
+    before, after = ((trace, analysis.analyse(trace)) for trace in read)
+    return result(before, after, of_profile)
 
 
 def test_two_traces_begin_with_ten_lines_that_lead_with_what_changed_most(tmp_path: Path) -> None:
@@ -92,3 +94,17 @@ def test_tables_of_two_traces_lead_with_what_changed_most_per_step(tmp_path: Pat
     found = compared(tmp_path)
     assert [row.key for row in found.parts["kernels"].rows[:2]] == [["1", COLLECTIVE], ["0", COLLECTIVE]]
     assert found.parts["calls"].rows[0].key == ["cudaMemsetAsync"]
+
+
+def test_the_arms_of_a_profile_stand_beside_each_other_and_are_not_compared(tmp_path: Path) -> None:
+    found, other = compared(tmp_path, of_profile=True), compared(tmp_path)
+    page = trace_tables.page(found)
+    assert page.tables[0].title == "What takes most, us per step, of 34 and 30 steps"
+    assert page.tables[0].rows[0][2:] == ("8,100", "24,100")  # device 1 was busy
+    assert not any("change" in table.columns for table in page.tables)
+    values = [value for part in found.parts.values() for row in part.rows for value in row.values.values()]
+    assert {value.change for value in values} == {None}
+    assert [row.key for row in found.parts["kernels"].rows[:1]] == [["1", COLLECTIVE]]
+    assert not any("change" in line or "different length" in line for line in page.warnings)
+    assert to_plain(found).keys() == to_plain(other).keys()
+    assert "−" not in formats.to_markdown(found)

@@ -1,0 +1,31 @@
+"""What a figure is drawn of: a run or a sweep, as it was loaded."""
+
+from __future__ import annotations
+
+from engines import api
+from harness.analysis.frames import Run
+from harness.analysis.result import Comparison
+from harness.analysis.stored import check_two
+from harness.analysis.sweep import Sweep
+
+
+def check_run(given: object) -> None:
+    """Raises BadSetting for anything but a run that was loaded."""
+    if not isinstance(given, Run):
+        raise api.BadSetting(f"this draws a run, from harness.load(FOLDER), not a {type(given).__name__}")
+
+
+def check_sweep(given: object) -> None:
+    """Raises BadSetting for anything but a sweep that was loaded."""
+    if not isinstance(given, Sweep):
+        raise api.BadSetting(
+            f"this draws a sweep, from harness.load_sweep(FOLDER), not a {type(given).__name__}"
+        )
+
+
+def comparison_of(run: Run) -> Comparison:
+    """What a run of a before and an after found, or of one arm alone. Raises BadSetting for anything else."""
+    check_run(run)
+    check_two(run.folder, run.manifest)
+    (found,) = run.result.comparisons
+    return found

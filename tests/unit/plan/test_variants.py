@@ -1,0 +1,64 @@
+"""What engines/variants.toml may hold: bases, variants that build on them, and one line for what is wrong."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from engines.api import BadFile
+from harness.plan import variants
+from harness.plan.variants import Variant
+
+BASES = """[base]
+slow = { schedule = "serial", h2d = "pageable" }
+quick = { base = "slow", schedule = "overlap", gil = "default" }
+"""
+KNOWN = 'title = "t"\nsource = "s"\nclaim = "c"\n'
+
+
+def read(monkeypatch: pytest.MonkeyPatch, text: str) -> dict[str, Variant]:
+    file = SimpleNamespace(joinpath=lambda name: SimpleNamespace(read_text=lambda: text))
+    monkeypatch.setattr(variants, "files", lambda package: file)
+    return variants.load_variants()
+
+
+def test_both_arms_start_from_the_base_and_what_it_builds_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f'{BASES}[mine]\n{KNOWN}base = "quick"\nbefore.h2d = "pinned"\nafter.gil = "fast-switch"\n'
+    mine = read(monkeypatch, text)["mine"]
+    assert mine.before == {"schedule": "overlap", "h2d": "pinned", "gil": "default"}
+    assert mine.after == {"schedule": "overlap", "h2d": "pageable", "gil": "fast-switch"}
+    assert set(mine.changes) == {"h2d", "gil"}
+
+
+def test_a_variant_needs_no_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = read(monkeypatch, f'[mine]\n{KNOWN}engine = "e"\nbefore = {{}}\nafter.h2d = "pinned"\n')["mine"]
+    assert (mine.engine, mine.before, mine.after, mine.changes) == ("e", {}, {"h2d": "pinned"}, ["h2d"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f'{BASES}[mine]\n{KNOWN}base = "quik"\n', "[mine]: unknown base 'quik'; did you mean quick?"),
+        (
+            f'[base]\na = {{ base = "b" }}\nb = {{ base = "a" }}\n[mine]\n{KNOWN}base = "a"\n',
+            "[mine]: its bases go in a circle: a -> b -> a",
+        ),
+        (
+            f'[base]\na = {{ base = "b" }}\n[mine]\n{KNOWN}base = "a"\n',
+            "[mine]: unknown base 'b'; available: a",
+        ),
+        ("[base]\na = { graph = 1 }\n", '[base] holds NAME = { toggle = "choice" }: Expected `str`, got'),
+        ('[mine]\ntitle = "t"\n', "[mine]: it lacks source, claim"),
+        (f"[mine]\n{KNOWN}befor = {{}}\n", "[mine]: Object contains unknown field `befor`"),
+        ("mine = 3", "'mine' stands outside of a table [NAME]"),
+        ("[mine", "can't be read: "),
+    ],
+)
+def test_what_is_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+    with pytest.raises(BadFile) as caught:
+        read(monkeypatch, text)
+    said = str(caught.value)
+    assert said.startswith("engines/variants.toml")
+    assert message in said
+    assert "\n" not in said
