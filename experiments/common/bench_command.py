@@ -58,6 +58,7 @@ class Bench:
                         return process
                 except psutil.Error:
                     continue
+            time.sleep(0.02)  # else looking takes a core from what is looked for
         raise AssertionError(f"no process runs {word}")
 
     def end(self, seconds: float = PATIENCE_S) -> tuple[int, str, str]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import msgspec
 import numpy as np
-from scipy import optimize, stats
 
 from engines import api
 from harness.analysis.result import Settings, Warning
@@ -117,7 +117,7 @@ def tango(gained: int, lost: int, n: int) -> tuple[float, float]:
     Source: Tango, "Equivalence test and confidence interval for the difference in proportions for the
     paired-sample design", Statistics in Medicine 1998.
     """
-    z = float(stats.norm.ppf(1 - ALPHA / 2))
+    z = NormalDist().inv_cdf(1 - ALPHA / 2)
     estimate = (gained - lost) / n
 
     def score(delta: float) -> float:
@@ -138,12 +138,16 @@ def _edge(score: Callable[[float], float], target: float, low: float, high: floa
     values = score(inner) - target, score(outer) - target
     if np.isnan(values).any() or values[0] * values[1] > 0:
         return low if target > 0 else high
+    from scipy import optimize  # as below: it takes time to import, and every command knows an Evaluation
+
     return float(optimize.brentq(lambda delta: score(delta) - target, min(inner, outer), max(inner, outer)))
 
 
 def mcnemar(gained: int, lost: int) -> float:
     """Two-sided exact p of "an item is as easily gained as lost": a sign test of those that differ."""
-    return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    from scipy.stats import binomtest
+
+    return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
 def agreement(before: Answers, after: Answers | None) -> Agreement:

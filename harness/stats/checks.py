@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import linregress, permutation_test, t
 
+from harness.stats.distributions import t_quantile, t_tail
 from harness.stats.paired import Differences, t_test
 from harness.stats.stopping import ALPHA
 
@@ -24,6 +24,8 @@ def sign_flip(differences: Sequence[float] | Differences) -> float:
     With n blocks no p below 2^(1-n) exists: under six blocks it can't reach 5%. Source: Fisher, "The Design
     of Experiments", 1935, §21; Phipson & Smyth 2010 for counting the observed pattern.
     """
+    from scipy.stats import permutation_test  # half a second, for the few runs of so many blocks
+
     values = np.asarray(differences, float)
     if len(values) < 2:
         return 1.0  # either sign is as likely
@@ -110,7 +112,7 @@ def position_of_several(logs: Differences, places: Differences) -> Position | No
     if freedom < 1:
         return Position(float(np.expm1(slope)), None, None)
     error = (float(((y - slope * x) ** 2).sum()) / freedom / squares) ** 0.5
-    reach = float(t.ppf(1 - ALPHA / 2, freedom)) * error
+    reach = float(t_quantile(1 - ALPHA / 2, freedom)) * error
     return Position(*(float(np.expm1(each)) for each in (slope, slope - reach, slope + reach)))
 
 
@@ -135,5 +137,9 @@ def drift(*arms: Sequence[float]) -> Drift | None:
         return None
     if np.ptp(level) == 0:
         return Drift(0.0, 1.0)
-    fitted = linregress(np.arange(n), level)
-    return Drift(float(np.expm1(fitted.slope * (n - 1))), float(fitted.pvalue))
+    x = np.arange(n) - (n - 1) / 2
+    squares = float((x**2).sum())
+    slope = float((x * level).sum()) / squares
+    error = (float(((level - level.mean() - slope * x) ** 2).sum()) / (n - 2) / squares) ** 0.5
+    p = 2 * t_tail(abs(slope) / error, n - 2) if error else 0.0
+    return Drift(float(np.expm1(slope * (n - 1))), float(p))

@@ -76,7 +76,8 @@ def levels(places: tuple[int, ...], alpha: float) -> tuple[float, ...]:
     needed. One look is the fixed test, at alpha.
     """
     import numpy as np
-    from scipy.stats import norm  # a second, for the few runs that may stop early
+
+    from harness.stats.distributions import normal_tail
 
     if len(places) == 1:
         return (alpha,)
@@ -89,7 +90,7 @@ def levels(places: tuple[int, ...], alpha: float) -> tuple[float, ...]:
         ]
     )
     bar = float(np.quantile(largest, 1 - alpha))
-    return tuple(round(float(each), 6) for each in 2 * norm.sf(bar / weights))
+    return tuple(round(float(each), 6) for each in 2 * normal_tail(bar / weights))
 
 
 def as_normal(
@@ -98,19 +99,20 @@ def as_normal(
     """Of runs [runs, blocks] of paired differences, at each look [runs, looks]: the normal quantile that has
     the two-sided p of its t statistic, up to 8 (p = 1e-15)."""
     import numpy as np
-    from scipy.stats import norm, t
+
+    from harness.stats.distributions import normal_tail, t_quantile
 
     sums = np.cumsum(differences, axis=1)
     squares = np.cumsum(differences**2, axis=1)
     normal = np.linspace(0, 8, 801)
-    tails = norm.sf(normal)
+    tails = normal_tail(normal)
     columns = []
     for n in places:
         mean = sums[:, n - 1] / n
         variance = np.maximum(squares[:, n - 1] - n * mean**2, 0) / (n - 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             statistic = np.abs(mean) / np.sqrt(variance / n)
-        student = -t.ppf(tails, n - 1)  # as unlikely as `normal`, point by point
+        student = -t_quantile(tails, n - 1)  # as unlikely as `normal`, point by point
         columns.append(np.interp(np.nan_to_num(statistic), student, normal))
     return np.stack(columns, axis=1)
 

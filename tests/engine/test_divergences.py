@@ -261,7 +261,7 @@ def test_the_engine_that_judges_captures_few_programs() -> None:
 RUN = (
     *("run", "--engine", "overlap", "--blocks", "1", "--rounds", "1", "--arrival", "burst"),
     *("--prompts", "english", "--input-tokens", "uniform:20:100"),
-    *("--set", "max_context=192", "--format", "json"),
+    *("--segments", "0", "--set", "max_context=192", "--format", "json"),
 )
 
 

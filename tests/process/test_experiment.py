@@ -8,6 +8,7 @@ import json
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -196,12 +197,18 @@ def finished(measured: list[Block]) -> Finished:
     return Finished(plan, measured, [block_values(plan.design, each) for each in measured])
 
 
+@cache
+def faster() -> Finished:
+    """The after arm takes 0.9 of the before arm's time. Read by many, changed by none."""
+    return finished(blocks(0.9))
+
+
 def claimed(reported: float | None) -> ClaimResult:
     claim = Claim(
         says="so", boots="b", workload="w", before="before", arm="after", change="tpot_ms_p50",
         reported=reported,
     )  # fmt: skip
-    return _claim(claim, finished(blocks(0.9)))
+    return _claim(claim, faster())
 
 
 def number(found: Cell) -> Level | Share | Change | Delta:
@@ -313,7 +320,7 @@ def test_what_could_have_been_detected_stands_beside_the_first_claim() -> None:
 
 
 def of(column: Column, **row: str) -> Cell:
-    return cell(finished(blocks(0.9)), Row(label="", **row), column)
+    return cell(faster(), Row(label="", **row), column)
 
 
 def test_cells_from_stored_blocks() -> None:

@@ -30,8 +30,17 @@ TOP = {
 }  # fmt: skip
 
 
-def test_parts_add_up_to_the_interval_in_both_arms_and_in_the_change(tmp_path: Path) -> None:
-    found = explain.explain(Path(stored(tmp_path, "a", 0.9)))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(stored(tmp_path_factory.mktemp("stored"), "a", 0.9))
+
+
+@pytest.fixture(scope="module")
+def found(run: Path) -> explain.Explained:
+    return explain.explain(run)
+
+
+def test_parts_add_up_to_the_interval_in_both_arms_and_in_the_change(found: explain.Explained) -> None:
     assert set(to_plain(found)) == TOP
     whole = found.step_us["interval"]
     for column in ("before", "after", "delta", "share_before", "share_after"):
@@ -43,8 +52,7 @@ def test_parts_add_up_to_the_interval_in_both_arms_and_in_the_change(tmp_path: P
     assert found.prediction == NoPrediction(none="the models know the steps of the engine `overlap` only")
 
 
-def test_a_step_that_is_mostly_unattributed_is_warned_of(tmp_path: Path) -> None:
-    found = explain.explain(Path(stored(tmp_path, "a", 0.9)))
+def test_a_step_that_is_mostly_unattributed_is_warned_of(found: explain.Explained) -> None:
     assert found.step_us["unattributed"].share_before > 0.03
     assert "of the before arm's step is unattributed" in warned(found)[0]
 
@@ -58,26 +66,25 @@ def test_one_arm_alone_is_explained_without_a_change(tmp_path: Path) -> None:
 
 
 def test_every_form_says_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, found: explain.Explained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = stored(tmp_path, "a", 0.9)
     shown = {}
     for form in ("table", "markdown", "json", "csv"):
-        assert bench(monkeypatch, "explain", run, "--format", form) == 0
+        assert bench(monkeypatch, "explain", str(run), "--format", form) == 0
         shown[form] = capsys.readouterr().out
-    found = json.loads(shown["json"])
+    told = json.loads(shown["json"])
     rows = {row["part"]: row for row in csv.DictReader(io.StringIO(shown["csv"]))}
     assert list(rows) == ["interval", *PARTS]
-    assert float(rows["device"]["delta"]) == found["step_us"]["device"]["delta"]
-    conclusion = explain_tables.conclusion(explain.explain(Path(run)))
+    assert float(rows["device"]["delta"]) == told["step_us"]["device"]["delta"]
+    conclusion = explain_tables.conclusion(found)
     for form in ("table", "markdown"):
         assert conclusion.split(";")[0] in " ".join(shown[form].split())
         for words in ("unattributed", "ttft p99 (few)", "No prediction", "interval"):
             assert words in shown[form], (form, words)
 
 
-def test_sixty_columns_break_no_word(tmp_path: Path) -> None:
-    page = explain_tables.page(explain.explain(Path(stored(tmp_path, "a", 0.9))))
+def test_sixty_columns_break_no_word(found: explain.Explained) -> None:
+    page = explain_tables.page(found)
     text = io.StringIO()
     Console(file=text, width=60).print(*pages.terminal_page(page, 60), sep="\n")
     shown = set(text.getvalue().split())

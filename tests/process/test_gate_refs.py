@@ -34,7 +34,7 @@ def git(where: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's repository: `base`, `tidied` (as fast), and `slower` (twenty times), checked out. Their
+    """The example's repository: `base`, `tidied` (as fast), checked out, and `slower` (twenty times). Their
     steps are so long that a machine of which others take the half does not hide that."""
     where = tmp_path_factory.mktemp("repository")
     engine = where / "paced_engine.py"
@@ -50,6 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         git(where, "add", "paced_engine.py")
         git(where, "commit", "--quiet", "-m", branch)
         git(where, "branch", branch)
+    git(where, "checkout", "--quiet", "--detach", "tidied")
     return where
 
 

@@ -52,8 +52,8 @@ def test_a_killed_device_or_output_process_ends_the_run_which_then_goes_on(tmp_p
 
 
 def test_two_arms_answer_the_same_and_the_difference_between_them_is_explained(tmp_path: Path) -> None:
-    asked = ("--variant", "async-output", "--blocks", "1", "--num-requests", "32", "--format", "json")
-    code, stdout, stderr = start(ENVIRONMENT, tmp_path, "run", *SMALL, *asked).end()
+    asked = ("--variant", "async-output", "--blocks", "1", "--segments", "2", "--num-requests", "32")
+    code, stdout, stderr = start(ENVIRONMENT, tmp_path, "run", *SMALL, *asked, "--format", "json").end()
     assert code == 0, stderr
     (comparison,) = json.loads(stdout)["comparisons"]
     assert comparison["outputs"]["identical"] == comparison["outputs"]["compared"] == 32

@@ -72,3 +72,14 @@ def test_no_file_is_part_of_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(f"circle: {' -> '.join(error.args[1])}") from None
+
+
+def test_what_takes_half_a_second_to_import_is_imported_where_it_is_used() -> None:
+    """By the few commands that need it: harness/stats/distributions.py has what all need."""
+    at_once = [
+        module
+        for module, path in MODULES.items()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ImportFrom) and node.module in {"scipy", "scipy.stats", "scipy.optimize"}
+    ]
+    assert at_once == []
