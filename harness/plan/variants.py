@@ -33,7 +33,7 @@ def load_variants() -> dict[str, Variant]:
     """Every named variant, in the order of the file. Raises BadFile where the file can't be understood."""
     try:
         tables = tomllib.loads(files("engines").joinpath("variants.toml").read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise api.BadFile(f"engines/variants.toml can't be read: {error}") from error
     return {name: _variant(name, table) for name, table in tables.items()}
 
