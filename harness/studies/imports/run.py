@@ -19,7 +19,7 @@ from harness.analysis.values import block_values, measured
 from harness.common import differences
 from harness.common.machine import Code, Machine
 from harness.metrics import definitions
-from harness.metrics.definitions import NS_PER_S, TOLD
+from harness.metrics.definitions import TOLD
 from harness.metrics.requests import request_times
 from harness.plan.design import Arm, Design
 from harness.store import tables
@@ -28,7 +28,7 @@ from harness.store.files import SCHEMA_VERSION, digest, write_summary
 from harness.store.folders import create, discard
 from harness.store.manifest import NOT_RECORDED, Imported, Manifest, write_manifest
 from harness.studies.imports import files
-from harness.studies.imports.result import NO_LIMITS, NOT_TOLD, Sent, ToolResult
+from harness.studies.imports.result import NO_LIMITS, NOT_TOLD, Sent, ToolResult, ns
 from harness.workload.workload import Workload
 
 ARM = "before"
@@ -183,7 +183,7 @@ def _primary(design: Design, blocks: Sequence[Block]) -> str:
 
 def _tables(result: ToolResult) -> dict[str, pd.DataFrame]:
     """One block: the requests, and one round with what was told besides."""
-    ended = round(result.seconds * NS_PER_S)
+    ended = ns(result.seconds)
     told = {f"{TOLD}{name}": value for name, value in result.told.items()}
     rounds = pd.DataFrame([{"arm": ARM, "round": 0, "started_ns": 0, "ended_ns": ended, **told}])
     return tables.whole({"requests": _requests(result.requests), "rounds": rounds})
