@@ -81,7 +81,12 @@ def result(folder: Path, manifest: Manifest, read: Iterable[tuple[Block, Values]
     """What the run printed, made again from the blocks, or as it was stored where those are not whole. `read`
     as of `finished`. Raises StoreError for a run that is not finished."""
     if manifest.left_out:
-        return summary(folder, Result)
+        found = summary(folder, Result)
+        if len(found.comparisons) != max(1, len(manifest.design.arms) - 1) or any(
+            each.primary not in each.metrics for each in found.comparisons
+        ):
+            raise StoreError(f"{folder / SUMMARY_FILE} was edited: it does not have what its run compares")
+        return found
     blocks, per_block = finished(folder, manifest, read)
     found = comparison.result(manifest, blocks, per_block)
     return noise_floor.beside_known(found, manifest, noise_floor.folder_of(folder))
