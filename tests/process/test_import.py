@@ -386,6 +386,15 @@ def test_a_number_of_any_length_is_refused_or_read(tmp_path: Path, path: Path, k
         bring(edited, to=tmp_path / "out")
 
 
+def test_a_count_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    said = document(VLLM_DETAILED)
+    said["input_lens"][0] = 1 << 63
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(said))
+    with pytest.raises(api.BadFile, match=r"edited\.json: it was edited: a count or a time does not fit"):
+        bring(edited, to=tmp_path / "out")
+
+
 def test_a_request_that_failed_without_a_word_has_failed(tmp_path: Path) -> None:
     said = document(VLLM_DETAILED)
     said["errors"] = [" "] * len(said["ttfts"])

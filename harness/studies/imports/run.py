@@ -64,7 +64,7 @@ def bring(
     if goodput:
         read = [_counted_here(each, goodput, file) for each, file in zip(read, names, strict=True)]
     now = datetime.now().astimezone()
-    blocks = [Block(number, _tables(each)) for number, each in enumerate(read)]
+    blocks = [_block(number, each, file) for number, (each, file) in enumerate(zip(read, names, strict=True))]
     folder = create(results, name or read[0].tool.replace(" ", "-"), now)
     try:
         manifest = _manifest(folder.name, now, read, names, name, engine, fresh_boots, goodput, blocks)
@@ -179,6 +179,13 @@ def _primary(design: Design, blocks: Sequence[Block]) -> str:
     if found is None:
         raise api.BadFile("these files have no metric in common that could be converted")
     return found
+
+
+def _block(number: int, read: ToolResult, file: str) -> Block:
+    try:
+        return Block(number, _tables(read))
+    except OverflowError:
+        raise api.BadFile(f"{file}: it was edited: a count or a time does not fit into 64 bits") from None
 
 
 def _tables(result: ToolResult) -> dict[str, pd.DataFrame]:
