@@ -395,6 +395,12 @@ def test_a_count_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         bring(edited, to=tmp_path / "out")
 
 
+def test_a_device_is_no_result() -> None:
+    """/dev/null, as /dev/zero would take all memory where this fails."""
+    with pytest.raises(api.BadFile, match="/dev/null is a device, not a result of"):
+        files.read("/dev/null")
+
+
 def test_a_request_that_failed_without_a_word_has_failed(tmp_path: Path) -> None:
     said = document(VLLM_DETAILED)
     said["errors"] = [" "] * len(said["ttfts"])

@@ -60,6 +60,8 @@ def _documents(path: Path) -> list[Callable[[], ToolResult]]:
 
 def _objects(path: Path) -> list[Document]:
     """The objects of a JSON file, which may hold one or one a line."""
+    if path.is_char_device() or path.is_block_device():  # /dev/zero never ends
+        raise api.BadFile(f"{path} is a device, not a result of {KNOWN}")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
