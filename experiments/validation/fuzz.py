@@ -88,7 +88,9 @@ def try_one(name: str, number: int, target: Target[object], found: Found) -> Non
             kind, seen = "slow", f"twice more than {LIMIT_S:g} s"
         count(found.broken, kind)
         if len(found.failures) < KEPT:
-            found.failures.append(Failure(number, kind, str(case)[:SHOWN], seen))
+            found.failures.append(
+                Failure(number, kind, str(case).replace(f"{command_line.ROOT}/", "")[:SHOWN], seen)
+            )
         print(f"{name} {number}: {kind}: {seen[:300]}\n    {str(case)[:300]}", file=sys.stderr)
         if isinstance(error, Gone):
             raise
