@@ -154,7 +154,7 @@ def model(endpoint: Endpoint, wanted: str) -> Model:
         if not wanted:
             raise
         cards, said = [], str(error)  # the requests will tell
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         cards, said = [], "no list of models"
     if not wanted and said in ("HTTP 401", "HTTP 403"):
         which = "refuses the key" if key() else "wants a key"

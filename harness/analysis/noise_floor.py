@@ -160,7 +160,7 @@ def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
     for path in sorted(folder.glob("*.json")):
         try:
             floor = msgspec.json.decode(path.read_bytes(), type=Floor)
-        except (OSError, msgspec.DecodeError, RecursionError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             remarks.append(f"the noise floor in {path} is damaged or was edited, and left out: {error}")
             continue
         if all(getattr(floor.of, name) == getattr(wanted, name) for name in NEEDED):

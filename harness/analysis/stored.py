@@ -6,17 +6,19 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from engines import api
 from harness.analysis import comparison, noise_floor
 from harness.analysis import values as values_
-from harness.analysis.result import Result, from_plain
+from harness.analysis.result import Found, Result, from_plain
 from harness.analysis.rule import reason_to_stop
 from harness.analysis.values import Values
 from harness.metrics import definitions
 from harness.plan.design import Design
 from harness.store import tables
 from harness.store.block import Block
-from harness.store.files import StoreError, read_summary
+from harness.store.files import SUMMARY_FILE, StoreError, read_summary
 from harness.store.manifest import Manifest, check_whole, read_manifest
 
 
@@ -79,10 +81,23 @@ def result(folder: Path, manifest: Manifest, read: Iterable[tuple[Block, Values]
     """What the run printed, made again from the blocks, or as it was stored where those are not whole. `read`
     as of `finished`. Raises StoreError for a run that is not finished."""
     if manifest.left_out:
-        return from_plain(read_summary(folder), Result)
+        found = summary(folder, Result)
+        if len(found.comparisons) != max(1, len(manifest.design.arms) - 1) or any(
+            each.primary not in each.metrics for each in found.comparisons
+        ):
+            raise StoreError(f"{folder / SUMMARY_FILE} was edited: it does not have what its run compares")
+        return found
     blocks, per_block = finished(folder, manifest, read)
-    summary = comparison.result(manifest, blocks, per_block)
-    return noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
+    found = comparison.result(manifest, blocks, per_block)
+    return noise_floor.beside_known(found, manifest, noise_floor.folder_of(folder))
+
+
+def summary(folder: Path, kind: type[Found]) -> Found:
+    """What a folder's summary.json says was found. Raises StoreError."""
+    try:
+        return from_plain(read_summary(folder), kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise StoreError(f"{folder / SUMMARY_FILE} is damaged or was edited: {error}") from error
 
 
 def read_block(folder: Path, number: int, design: Design) -> Block:

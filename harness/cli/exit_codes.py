@@ -7,6 +7,7 @@ SIGTERM, 129 SIGHUP.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import suppress
@@ -21,6 +22,7 @@ from harness.common.signals import Interrupted, notes
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED = 1, 3
+LONGEST = 1500  # characters of an error: what was typed, or a file holds, may have any number
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
 
 
@@ -40,8 +42,13 @@ def run(command: Any) -> NoReturn:
     except api.EngineError as error:
         code = _complain("; ".join([str(error), *notes(error)]), error, FAILED)
     except Exception as error:
-        what = shortage(error) or f"unexpected {type(error).__name__}: {error}"
-        code = _complain("; ".join([what, *notes(error), "--debug shows where"]), error, FAILED)
+        if (
+            isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+        ):  # nobody but a person makes those
+            code = _complain(f"{error.strerror}: {error.filename}", error, USAGE)
+        else:
+            what = shortage(error) or f"unexpected {type(error).__name__}: {error}"
+            code = _complain("; ".join([what, *notes(error), "--debug shows where"]), error, FAILED)
     else:
         if code == INTERRUPTED:  # typer's code for a Ctrl-C outside of a measurement; it says nothing
             say("interrupted")
@@ -73,5 +80,6 @@ def _complain(message: str, error: BaseException, code: int) -> int:
 
         traceback.print_exception(error)
         sys.stderr.write(getattr(error, "details", ""))
-    say(" ".join(message.split()))
+    line = " ".join(message.split())
+    say(line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
     return code

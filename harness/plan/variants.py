@@ -47,7 +47,7 @@ def load_variants() -> dict[str, Variant]:
     """Every named variant, in the order of the file. Raises BadFile where the file can't be understood."""
     try:
         tables = tomllib.loads(files("engines").joinpath("variants.toml").read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise api.BadFile(f"{FILE} can't be read: {error}") from error
     try:
         bases = msgspec.convert(tables.pop("base", {}), type=dict[str, dict[str, str]])

@@ -38,7 +38,8 @@ def resolve(name: str, where: Path) -> Ref:
     found = _git(repository, "rev-parse", *asked)
     if found.returncode or found.stdout.startswith("^"):  # ^HEAD: all but that
         known = _git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
-        shallow = (repository / ".git" / "shallow").exists()
+        # Asked of git: in a worktree and in a submodule, .git is no folder.
+        shallow = _git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
         hint = "; this clone is shallow, fetch it first" if shallow else ""
         try:
             api.pick(name, dict.fromkeys(known), f"ref in {repository}")
@@ -116,6 +117,7 @@ def _git(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             env=own,
             capture_output=True,
             text=True,
+            errors="surrogateescape",  # names of refs and files are bytes
             timeout=PATIENCE_S,
             start_new_session=True,
         )

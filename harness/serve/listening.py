@@ -18,6 +18,8 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
         raise BadSetting(f"can't listen on {host}: {error.strerror}") from error
+    except UnicodeError as error:  # a part of a name has at most 63 characters, and none is empty
+        raise BadSetting(f"can't listen on {host}: it is no host's name") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)

@@ -182,9 +182,11 @@ class Connection:
     def go_on(self) -> None:
         """Begin to answer what waits."""
         while self.open and self.waiting and self.answer is None:
-            received = self.waiting[0]
-            self.answer = self._mock.answer(self, received)
-            if self.answer is None:
+            answer = self._mock.answer(self, self.waiting[0])
+            if not self.open:  # its client was gone, which the answer's first bytes showed
+                return
+            self.answer = answer
+            if answer is None:
                 self.done()
 
     def done(self) -> None:

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from engines import api
+from harness.common.formatting import visible
 
 ALL = -1  # vLLM's top_k for what is 0 here
 DEFAULT_TOKENS = 16  # of a completion that does not say; a chat gets what its context has room for
@@ -226,6 +227,7 @@ def _neutral(value: bytes, among: tuple[Any, ...]) -> bool:
 
 
 def _shown(text: str) -> str:
+    text = visible(" ".join(text.split()))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 

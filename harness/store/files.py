@@ -103,7 +103,7 @@ def read_json(path: Path, kind: type[Read], what: str) -> Read:
                 "knows; update it"
             )
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{path} is damaged or was edited: {error}") from error
 
 

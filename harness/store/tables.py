@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engines import api
 from harness.store.files import PARTIAL, StoreError, WriteFailed, reason_of, to_parquet, written_whole
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ COLUMNS = {  # without which a table can't be what the runner wrote
     ),
     "steps": (
         "step", "kind", "batch", "dropped", "preempted", "device_start_ns", "device_end_ns", "device_ns",
+        *(f"{phase}.{edge}" for phase in api.PHASES for edge in ("start", "end")),
     ),
     "rounds": ("started_ns", "ended_ns"),
     "work": ("kind", "step", "start_ns", "end_ns"),
@@ -35,7 +37,10 @@ COLUMNS = {  # without which a table can't be what the runner wrote
         "request", "before", "agreed", "before_token", "after_token", "before_gap", "after_gap", "near_tie",
     ),
 }  # fmt: skip
-
+STAMPS = ("_ns", ".start", ".end")
+LISTS = ("chunk_tokens",)  # besides stamps: integers, or an array of them a row
+TEXTS = ("arm", "before", "kind", "reason", "digest", "error", "metric")
+NUMBERS = {"round": "iu", "block": "iu"}  # kinds, of those that no fraction can be
 
 VALUES_FILE = "values.parquet"
 
@@ -51,8 +56,8 @@ def read_values(folder: Path) -> pd.DataFrame:
     """What `write_values` wrote. Raises StoreError."""
     path = folder / VALUES_FILE
     found = _from_parquet(path)
-    if not len(found) or set(found) != {"block", "arm", "metric", "value"}:
-        raise StoreError(f"{path} was edited: it has other columns, or no row")
+    if not len(found) or set(found) != {"block", "arm", "metric", "value"} or _strange(found, ()):
+        raise StoreError(f"{path} was edited: it has other columns, or no row, or something else in them")
     columns = dict(iter(found.groupby("metric", sort=False)))
     rows = next(iter(columns.values()))[["block", "arm"]].reset_index(drop=True)
     return rows.assign(**{metric: each["value"].to_numpy() for metric, each in columns.items()})
@@ -117,10 +122,9 @@ def read_table(folder: Path, block: int, name: str) -> pd.DataFrame:
     missing = next((each for each in ("arm", "round", *COLUMNS[name]) if each not in table), None)
     if missing:
         raise StoreError(f"{path} was edited: it has no column '{missing}'")
-    stamps = (each for each in COLUMNS[name] if each.endswith("_ns"))
-    strange = next((each for each in stamps if not _integers(table[each])), None)
-    if strange:
-        raise StoreError(f"{path} was edited: its column '{strange}' holds something other than integers")
+    if strange := _strange(table, COLUMNS[name]):
+        column, wanted = strange
+        raise StoreError(f"{path} was edited: its column '{column}' holds something other than {wanted}")
     return table
 
 
@@ -132,6 +136,21 @@ def _from_parquet(path: Path) -> pd.DataFrame:
         return parquet.ParquetFile(path).read().to_pandas()
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"{path} is damaged or was edited: {reason_of(error)}") from error
+
+
+def _strange(table: pd.DataFrame, known: Collection[str]) -> tuple[str, str] | None:
+    """The first column that holds what no runner writes into it, and what it should hold."""
+    for name in table if len(table) else ():
+        column = table[name]
+        if name in LISTS or (name in known and name.endswith(STAMPS)):
+            if not _integers(column):
+                return name, "integers"
+        elif name in TEXTS:
+            if not all(isinstance(each, str) for each in column.unique()):
+                return name, "texts"
+        elif column.dtype.kind not in NUMBERS.get(name, "iufb"):
+            return name, "numbers"
+    return None
 
 
 def _integers(column: pd.Series) -> bool:

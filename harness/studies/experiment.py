@@ -17,8 +17,8 @@ import msgspec
 from engines import api
 from harness.analysis import comparison, experiment_result, outputs
 from harness.analysis.experiment_result import ExperimentResult
-from harness.analysis.result import Result, from_plain, to_plain
-from harness.analysis.stored import finished, readable
+from harness.analysis.result import Result, to_plain
+from harness.analysis.stored import finished, readable, summary
 from harness.common.machine import guess_device
 from harness.plan import checks, experiment_file
 from harness.plan.design import Design
@@ -162,10 +162,9 @@ def show(folder: Path) -> Outcome:
     paths = kept.runs(folder)
     if (folder / files.SUMMARY_FILE).exists():
         differ = any(
-            outputs.outputs_differ(read_manifest(path), from_plain(files.read_summary(path), Result))
-            for path in paths.values()
+            outputs.outputs_differ(read_manifest(path), summary(path, Result)) for path in paths.values()
         )
-        return Outcome(from_plain(files.read_summary(folder), ExperimentResult), differ)
+        return Outcome(summary(folder, ExperimentResult), differ)
     if not all(map(tables.finished_blocks, paths.values())):
         raise StoreError(f"{folder} is not finished; go on with bench experiment run --resume {folder}")
     runs = {}

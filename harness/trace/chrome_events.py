@@ -89,7 +89,7 @@ def _split(text: bytes) -> tuple[list[Event], bytes] | None:
             return EVENTS.decode(b"[%b]" % text[: at + 1]), text[border.end() - 1 :]
         except msgspec.ValidationError:
             raise
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue
     return None
 

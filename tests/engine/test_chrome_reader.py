@@ -169,6 +169,9 @@ def test_json_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     assert "not a Chrome trace" in refused(written(tmp_path / "b.json", [1, 2]))
     (tmp_path / "c.json").write_text("{not json}")
     assert "is not JSON" in refused(tmp_path / "c.json")
+    named = written(tmp_path / "d.json", {"traceEvents": [{"ph": "X", "name": "?"}] * 2})
+    named.write_bytes(named.read_bytes().replace(b"?", b"\xe5"))
+    assert "is not JSON" in refused(named)
 
 
 def test_a_trace_of_the_host_alone_is_refused(tmp_path: Path) -> None:

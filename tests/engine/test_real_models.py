@@ -164,8 +164,17 @@ def test_a_folder_without_a_configuration(tmp_path):
     assert refusal(str(tmp_path)) == f"no model at {tmp_path}: there is no config.json in it"
 
 
-def test_a_configuration_that_cannot_be_read(tmp_path):
-    (tmp_path / "config.json").write_text("{")
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "-1",
+        '{"model_type": "llama", "vocab_size": [1]}',
+        '{"model_type": "llama", "head_dim": Infinity}',
+    ],
+)
+def test_a_configuration_that_cannot_be_understood(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
     assert refusal(str(tmp_path)).startswith(f"cannot load {tmp_path}: ")
 
 

@@ -110,6 +110,8 @@ from tests.support.in_process import bench
         ("run --bloks 6", "--bloks"),
         ("run --variant pinned-h2d --format xml", "xml"),
         ("ran", "ran"),
+        (f"report {'a' * 300}", "File name too long: "),
+        (f"gate {'a' * 300}", "File name too long: "),
         ("variants pinned", "unknown variant 'pinned'; did you mean pinned-h2d?"),
     ],
 )
@@ -128,6 +130,13 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert output.err.count("\n") == 1
     assert message in output.err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_quotes_a_long_word_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(monkeypatch, "variants", "overlap", "a" * 100_000) == 2
+    assert len(capsys.readouterr().err) < 2000
 
 
 @pytest.mark.parametrize("arguments", ["", "experiment"])

@@ -113,6 +113,41 @@ def test_a_ref_that_is_no_commit_is_refused(repository: Path, name: str) -> None
     assert "\n" not in str(refused.value)
 
 
+def test_a_ref_that_a_shallow_clone_lacks_is_told_of_from_every_kind_of_checkout(
+    repository: Path, tmp_path: Path
+) -> None:
+    git(tmp_path, "clone", "--quiet", "--depth", "1", "--branch", "slower", repository.as_uri(), "clone")
+    git(tmp_path / "clone", "worktree", "add", "--quiet", "--detach", "../worktree")
+    git(tmp_path, "init", "--quiet", "around")
+    allowed = ("-c", "protocol.file.allow=always")
+    git(
+        tmp_path / "around",
+        *allowed,
+        "submodule",
+        "--quiet",
+        "add",
+        "--depth",
+        "1",
+        repository.as_uri(),
+        "inside",
+    )
+    for where in ("clone", "worktree", "around/inside"):
+        assert (
+            worktrees.resolve("HEAD", tmp_path / where).commit
+            == git(repository, "rev-parse", "slower").strip()
+        )
+        with pytest.raises(api.BadSetting, match="this clone is shallow, fetch it first"):
+            worktrees.resolve("HEAD~1", tmp_path / where)
+
+
+def test_names_that_are_no_text_are_in_nobodys_way(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "x")
+    subprocess.run([b"git", b"branch", b"caf\xe9"], cwd=tmp_path, check=True)
+    with pytest.raises(api.BadSetting, match=r"unknown ref in .* .mian.; did you mean main"):
+        worktrees.resolve("mian", tmp_path)
+
+
 def test_a_branch_may_be_called_like_an_option(repository: Path) -> None:
     head = worktrees.resolve("HEAD", repository)
     subprocess.run(["git", "update-ref", "refs/heads/-evil", "HEAD"], cwd=repository, check=True)

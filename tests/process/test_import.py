@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,38 @@ def test_a_key_that_is_not_what_it_should_be_is_named(tmp_path: Path) -> None:
     edited.write_text(json.dumps(document(VLLM) | {"duration": "long"}))
     with pytest.raises(api.BadSetting, match=r"Expected `float`, got `str` - at `\$\.duration`"):
         files.read(str(edited))
+
+
+@pytest.mark.parametrize("digits", ["1" * 20, "1" * 400, "1" * 5000])
+@pytest.mark.parametrize(("path", "key"), [(VLLM, "duration"), (SGLANG, "mean_ttft_ms"), (VLLM, "completed")])
+def test_a_number_of_any_length_is_refused_or_read(tmp_path: Path, path: Path, key: str, digits: str) -> None:
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(document(path) | {key: "?"}).replace('"?"', digits))
+    with suppress(api.BadFile):
+        bring(edited, to=tmp_path / "out")
+
+
+def test_a_count_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    said = document(VLLM_DETAILED)
+    said["input_lens"][0] = 1 << 63
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(said))
+    with pytest.raises(api.BadFile, match=r"edited\.json: it was edited: a count or a time does not fit"):
+        bring(edited, to=tmp_path / "out")
+
+
+def test_a_device_is_no_result() -> None:
+    """/dev/null, as /dev/zero would take all memory where this fails."""
+    with pytest.raises(api.BadFile, match="/dev/null is a device, not a result of"):
+        files.read("/dev/null")
+
+
+def test_a_request_that_failed_without_a_word_has_failed(tmp_path: Path) -> None:
+    said = document(VLLM_DETAILED)
+    said["errors"] = [" "] * len(said["ttfts"])
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(said))
+    assert all(each.error for each in files.read(str(edited)).requests)
 
 
 def test_lists_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,14 @@ from harness.analysis import across_runs, explain, frames, sweep
 from harness.analysis.result import to_plain
 from harness.plan.experiment_file import Adjusted, Experiment
 from harness.report import figures
-from harness.store.files import EXPERIMENT_FILE, SCHEMA_VERSION, StoreError, write_json
+from harness.store.files import (
+    EXPERIMENT_FILE,
+    SCHEMA_VERSION,
+    SUMMARY_FILE,
+    StoreError,
+    read_summary,
+    write_json,
+)
 from harness.store.manifest import read_manifest, write_manifest
 from harness.store.tables import TABLES, write_block, write_table
 from harness.studies import experiment, gate
@@ -80,6 +87,16 @@ def test_a_frame_that_was_left_out_is_not_taken_for_an_empty_one(run: Path) -> N
     for table in FRAMES[:4]:
         with pytest.raises(StoreError, match="without requests, steps, rounds and work"):
             getattr(harness.load(run), table)
+
+
+@pytest.mark.parametrize("part", [{}, {"device": 1}, {"comparisons": [{"outputs": {}}]}, {"comparisons": []}])
+def test_a_summary_that_was_edited_is_named(run: Path, part: dict[str, object]) -> None:
+    keep.keep(run)
+    kept = read_summary(run)
+    kept = {name: kept[name] for name in ("schema_version", "run", "stopped_because")}
+    write_json(run / SUMMARY_FILE, {**kept, "device": "emulated", **part})
+    with pytest.raises(StoreError, match=r"summary\.json (is damaged or )?was edited: "):
+        across_runs.compare([str(run)])
 
 
 def test_what_needs_the_records_says_that_they_are_gone(run: Path, tmp_path: Path) -> None:

@@ -114,6 +114,21 @@ def test_a_client_that_hangs_up_takes_nothing_along(server: Server) -> None:
     assert len(server.events(COMPLETIONS, {"prompt": "a", "max_tokens": 4})) == 4  # 1 + 2 + 1 tokens, [DONE]
 
 
+def test_a_client_that_is_gone_before_its_answer_ends_its_own_connection_alone() -> None:
+    """It sent two requests and hung up: the first answer's first byte shows it."""
+    ours, theirs = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving_it = mock.Mock(mock.make_timing(0, 0, 1), listener)
+        connection = mock.Connection(serving_it, ours)
+        serving_it._connections[ours.fileno()] = connection
+        serving_it.epoll.register(ours)
+        theirs.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        theirs.close()
+        connection.read()
+        assert not connection.open
+        assert serving_it._connections == {}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [

@@ -441,6 +441,8 @@ def test_what_the_engine_refuses_is_a_400_before_any_event(tmp_path: Path) -> No
         ("serve --mock --max-tokens-per-chunk 0", "--max-tokens-per-chunk must be at least 1, not 0"),
         ("serve --mock --port 99999", "--port must lie between 0 and 65535, not 99999"),
         ("serve --mock --port 0 --host 203.0.113.7", "can't listen on 203.0.113.7"),
+        (f"serve --mock --port 0 --host {'a' * 64}", "it is no host's name"),
+        ("serve --mock --port 0 --host a..b", "it is no host's name"),
         ("serve --engine overlap --variant overlap", "--variant brings its engine"),
         ("serve --variant overlop", "unknown variant 'overlop'; did you mean overlap?"),
         ("serve --set h2b=packed", "unknown setting 'h2b'; did you mean h2d?"),

@@ -111,11 +111,12 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
     source = local_folder(name) or name
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # of a config.json that says something odd, transformers raises what it likes
+        raise BadFile(f"cannot load {name}: {first_line(error)}") from error
+    try:
         kind = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError:
         raise BadSetting(f"{name} is not a causal language model but a {config.model_type}") from None
-    except (OSError, ValueError) as error:
-        raise BadFile(f"cannot load {name}: {first_line(error)}") from error
     if not kind._supports_attention_backend:
         raise BadSetting(f"{name} is a {kind.__name__}, which does not support custom attention functions")
     try:

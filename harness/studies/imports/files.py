@@ -60,6 +60,8 @@ def _documents(path: Path) -> list[Callable[[], ToolResult]]:
 
 def _objects(path: Path) -> list[Document]:
     """The objects of a JSON file, which may hold one or one a line."""
+    if path.is_char_device() or path.is_block_device():  # /dev/zero never ends
+        raise api.BadFile(f"{path} is a device, not a result of {KNOWN}")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -68,7 +70,7 @@ def _objects(path: Path) -> list[Document]:
         raise api.BadFile(f"{path} is not JSON but something binary") from None
     if not text.strip():
         raise api.BadFile(f"{path} is empty")
-    decoder, at, objects = json.JSONDecoder(), _next(text, 0), list[Document]()
+    decoder, at, objects = json.JSONDecoder(parse_int=_whole), _next(text, 0), list[Document]()
     while at < len(text):
         try:
             value, at = decoder.raw_decode(text, at)
@@ -84,6 +86,11 @@ def _objects(path: Path) -> list[Document]:
         objects.append(value)
         at = _next(text, at)
     return objects
+
+
+def _whole(digits: str) -> int | float:
+    """What no 64 bits hold is no count and no time: as a float it has no digits that would be too many."""
+    return int(digits) if len(digits) <= len("-9223372036854775808") else float(digits)
 
 
 def _next(text: str, at: int) -> int:

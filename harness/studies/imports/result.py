@@ -21,6 +21,7 @@ NO_SEND = "when each request was sent: no peak concurrency"
 
 Document = Mapping[str, Any]  # a tool's JSON, as it stands
 T = TypeVar("T")
+LONGEST_S = 1e9  # of a time in a file: 30 years
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,13 @@ class Detailed(msgspec.Struct, kw_only=True):
         if len({len(each) for each in lists}) != 1:
             raise uneven(tool)
         for number, (ttft, gaps, prompt, tokens, error) in enumerate(zip(*lists, strict=True)):
-            reason = error.strip().splitlines()[-1] if error else "" if tokens else "no token"
+            reason = (
+                (error.strip().splitlines() or ["an error without words"])[-1]
+                if error
+                else ""
+                if tokens
+                else "no token"
+            )
             for each in (ttft, *gaps):
                 if not reason and not 0 <= each < math.inf:
                     raise api.BadFile(f"a result of {tool} was edited: request {number} took {each} s")
@@ -130,6 +137,9 @@ def aggregates(document: Document, distributions: Mapping[str, str]) -> dict[str
 
 
 def ns(seconds: float) -> int:
+    """Raises BadFile for a time that no benchmark takes, and that 64 bits might not hold."""
+    if not abs(seconds) < LONGEST_S:
+        raise api.BadFile(f"a time of {seconds:g} s is none that was measured")
     return round(seconds * NS_PER_S)
 
 

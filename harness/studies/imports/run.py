@@ -19,7 +19,7 @@ from harness.analysis.values import block_values, measured
 from harness.common import differences
 from harness.common.machine import Code, Machine
 from harness.metrics import definitions
-from harness.metrics.definitions import NS_PER_S, TOLD
+from harness.metrics.definitions import TOLD
 from harness.metrics.requests import request_times
 from harness.plan.design import Arm, Design
 from harness.store import tables
@@ -28,7 +28,7 @@ from harness.store.files import SCHEMA_VERSION, digest, write_summary
 from harness.store.folders import create, discard
 from harness.store.manifest import NOT_RECORDED, Imported, Manifest, write_manifest
 from harness.studies.imports import files
-from harness.studies.imports.result import NO_LIMITS, NOT_TOLD, Sent, ToolResult
+from harness.studies.imports.result import NO_LIMITS, NOT_TOLD, Sent, ToolResult, ns
 from harness.workload.workload import Workload
 
 ARM = "before"
@@ -64,7 +64,7 @@ def bring(
     if goodput:
         read = [_counted_here(each, goodput, file) for each, file in zip(read, names, strict=True)]
     now = datetime.now().astimezone()
-    blocks = [Block(number, _tables(each)) for number, each in enumerate(read)]
+    blocks = [_block(number, each, file) for number, (each, file) in enumerate(zip(read, names, strict=True))]
     folder = create(results, name or read[0].tool.replace(" ", "-"), now)
     try:
         manifest = _manifest(folder.name, now, read, names, name, engine, fresh_boots, goodput, blocks)
@@ -181,9 +181,16 @@ def _primary(design: Design, blocks: Sequence[Block]) -> str:
     return found
 
 
+def _block(number: int, read: ToolResult, file: str) -> Block:
+    try:
+        return Block(number, _tables(read))
+    except OverflowError:
+        raise api.BadFile(f"{file}: it was edited: a count or a time does not fit into 64 bits") from None
+
+
 def _tables(result: ToolResult) -> dict[str, pd.DataFrame]:
     """One block: the requests, and one round with what was told besides."""
-    ended = round(result.seconds * NS_PER_S)
+    ended = ns(result.seconds)
     told = {f"{TOLD}{name}": value for name, value in result.told.items()}
     rounds = pd.DataFrame([{"arm": ARM, "round": 0, "started_ns": 0, "ended_ns": ended, **told}])
     return tables.whole({"requests": _requests(result.requests), "rounds": rounds})

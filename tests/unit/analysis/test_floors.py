@@ -163,8 +163,9 @@ def test_a_floor_of_another_engine_or_model_is_none(tmp_path: Path) -> None:
     assert {row.floor for row in only.metrics.values()} == {None}
 
 
-def test_a_damaged_floor_costs_a_line_and_not_the_run(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("{")
+@pytest.mark.parametrize("content", [b"{", b'{"created": "\xff"}'])
+def test_a_damaged_floor_costs_a_line_and_not_the_run(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(content)
     assert "x.json is damaged or was edited, and left out" in warnings(tmp_path, later())
 
 

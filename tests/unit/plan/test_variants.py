@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -62,3 +63,13 @@ def test_what_is_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch, text: str, m
     assert said.startswith("engines/variants.toml")
     assert message in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"a = [", b"a = " + b"[" * 100_000, b'a = "x"'])
+def test_a_file_that_can_not_be_understood_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    (tmp_path / "variants.toml").write_bytes(content)
+    monkeypatch.setattr(variants, "files", lambda _: tmp_path)
+    with pytest.raises(BadFile, match=r"^engines/variants\.toml"):
+        variants.load_variants()

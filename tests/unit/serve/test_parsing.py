@@ -18,6 +18,20 @@ BODIES = {
 }
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "x", "\\r\\n\\u001b[2J": 1}',
+        b'{"prompt": "x", "model": "a\\nb"}',
+        b'{"prompt": "x", "n": [\n2]}',
+    ],
+)
+def test_what_a_client_sent_is_quoted_on_one_line_without_control_characters(body: bytes) -> None:
+    with pytest.raises(Refused) as refused:
+        parse_completion(body, SERVED)
+    assert str(refused.value).isprintable()
+
+
 @pytest.mark.parametrize("parse", [parse_completion, parse_chat])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_a_body_that_is_too_deep_is_refused(body: bytes, parse: object) -> None:

@@ -31,6 +31,7 @@ CONTENTS = {
     "missing": None,
     "binary": b"\xff\0",
     "cut short": b"{",
+    "no text inside": b'{"schema_version": 1, "run": "\xff"}',
     "deep": DEEP,
     "deep inside": b'{"a": ' + DEEP + b"]" * len(DEEP) + b"}",
     "deep TOML": b"a = " + DEEP,

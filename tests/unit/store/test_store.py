@@ -72,6 +72,7 @@ def tables(rows: int = 3) -> dict[str, pd.DataFrame]:
     lists = [np.arange(each, dtype=np.int64) for each in range(rows)]
     requests = {name: np.arange(rows) for name in COLUMNS["requests"]}
     requests |= dict.fromkeys(("chunk_ns", "token_ns"), lists)
+    requests |= dict.fromkeys(("reason", "digest", "error"), "")
     return {
         "requests": pd.DataFrame({"arm": "before", "round": 0, **requests}),
         "steps": pd.DataFrame({"arm": [], "round": []}),
@@ -299,6 +300,23 @@ def test_a_column_that_holds_something_else_is_named(folder: Path, name: str) ->
     whole = tables()
     write_block(folder, 0, {**whole, "requests": whole["requests"].assign(**{name: "soon"})})
     with pytest.raises(StoreError, match=f"column '{name}' holds something other than integers"):
+        read_block(folder, 0)
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value"),
+    [
+        ("requests", "arm", 1),
+        ("requests", "reason", None),
+        ("requests", "completion_tokens", "9"),
+        ("requests", "chunk_tokens", "a"),
+        ("rounds", "round", 0.5),
+    ],
+)
+def test_a_column_of_another_kind_is_named(folder: Path, table: str, name: str, value: Any) -> None:
+    whole = tables()
+    write_block(folder, 0, {**whole, table: whole[table].assign(**{name: value})})
+    with pytest.raises(StoreError, match=f"column '{name}' holds something other than "):
         read_block(folder, 0)
 
 
