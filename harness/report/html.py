@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 
 from engines import api
 from harness.analysis.frames import Run, load
-from harness.analysis.result import Comparison, Outputs, Result, Warning
+from harness.analysis.result import UNDECIDED, Comparison, Outputs, Result, Warning, texts
 from harness.analysis.stored import check_two
 from harness.analysis.words import conclusion
 from harness.common.formatting import blocks_of
 from harness.plan.design import Arm, Design
-from harness.report import figures, tables
+from harness.report import figures, findings, tables
 from harness.report.figures import style
 from harness.report.figures.page import inline_svg
 from harness.report.page import Table, markdown_page, markdown_table
@@ -85,7 +85,9 @@ def to_html(run: Run) -> str:
         conclusion=conclusion(result.device, comparison),
         tone=_tone(comparison),
         changed=tables.changed_settings(comparison.before, comparison.after),
+        undecided=list(findings.of_undecided(comparison)),
         said=[*outputs, tables.stopped(result), *tables.remarks(comparison)],
+        warnings=texts(comparison.warnings, but=UNDECIDED),
         first=first,
         others=[table for table in others if table.title != "Outputs"],
         everything=tables.metric_table(comparison, every=True),

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis import comparison, turns
+from harness.analysis import comparison, turns, words
 from harness.analysis.result import Comparison
 from harness.analysis.values import Values
 from harness.metrics.definitions import DRAINED, SLICED
@@ -153,3 +153,5 @@ def test_a_result_that_rounds_contradict_is_undecided_and_says_why() -> None:
     assert found.decided is not None
     assert found.decided.verdict == "undecided"
     assert any(text.startswith("undecided: slices and rounds disagree") for text in warned(found))
+    assert "undecided, as other measurements of this run contradict it" in words.conclusion("emulated", found)
+    assert not any("fresh run" in text for text in warned(found))  # no number of blocks settles that
