@@ -34,6 +34,10 @@ from harness.workload.workload import Workload
 
 TEMPLATE = "report.html.jinja"
 PHONE = 3.7  # inches: the second drawing of each figure, for narrow screens
+LEADING = (
+    "Block by block",
+    "Host phases",
+)  # right under the verdict: the pairs, and the step before and after
 ALWAYS = ("arrival", "num_requests", "max_new_tokens", "pretok")  # of the workload
 MODEL = ("name", "dtype", "parameters", "vocabulary", "context", "kv_bytes_per_token")  # no paths
 # Of the verdicts, how the page colours them; the word stands there too.
@@ -71,6 +75,7 @@ def to_html(run: Run) -> str:
     for nothing from any network."""
     result, comparison = _shown(run)
     first, *others = tables.parts(comparison)
+    pictures = _pictures(run, comparison)
     outputs = [] if comparison.after is None else [_outputs(comparison.outputs)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report", "."),
@@ -91,7 +96,8 @@ def to_html(run: Run) -> str:
         first=first,
         others=[table for table in others if table.title != "Outputs"],
         everything=tables.metric_table(comparison, every=True),
-        pictures=_pictures(run, comparison),
+        leading=[each for each in pictures if each.title in LEADING],
+        pictures=[each for each in pictures if each.title not in LEADING],
         method=method(run),
         environment=environment_of(run),
         settings=settings_of(comparison),
@@ -134,10 +140,8 @@ def _as_text(markdown: str) -> str:
 def _outputs(outputs: Outputs) -> str:
     if not outputs.compared:
         return "Outputs: none could be compared."
-    known = outputs.distinct
-    different = f"; the before arm gave {known} different one{'s' * (known != 1)}"
     counts = f"{outputs.identical} of {outputs.compared}"
-    return f"Outputs: {counts} requests have the same tokens in both arms{different}."
+    return f"Outputs: {counts} requests have the same tokens in both arms ({outputs.distinct} distinct)."
 
 
 def _tone(comparison: Comparison) -> str:
