@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
-from scipy.stats import t
 
 from engines import api
 from harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
 from harness.analysis.words import outputs_that_differ
 from harness.metrics import definitions
 from harness.stats import paired, planning, verdicts
+from harness.stats.distributions import t_quantile, t_tail
 
 OFFERED = "is the offered load, whatever the engine does"  # a remark: no verdict, however many blocks
 
@@ -106,7 +106,7 @@ def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit:
     sd = float(beyond.std(ddof=1))
     if sd == 0:
         return 0.0 if mean > 0 else 1.0
-    return float(t.sf(mean / (sd / n**0.5), n - 1))
+    return float(t_tail(mean / (sd / n**0.5), n - 1))
 
 
 def more_failed(before: Sequence[float], after: Sequence[float], limit: float, level: float) -> GateVerdict:
@@ -119,8 +119,8 @@ def more_failed(before: Sequence[float], after: Sequence[float], limit: float, l
         p, worst = (0.5**n if mean > 0 else 1.0), mean
     else:
         error = sd / n**0.5
-        p = float(t.sf(mean / error, n - 1))
-        worst = mean + float(t.ppf(1 - level, n - 1)) * error
+        p = float(t_tail(mean / error, n - 1))
+        worst = mean + float(t_quantile(1 - level, n - 1)) * error
     return "fail" if p < level else "pass" if worst <= limit else "undecided"
 
 

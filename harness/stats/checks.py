@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import linregress, permutation_test, t
 
+from harness.stats.distributions import t_quantile, t_tail
 from harness.stats.paired import Differences, t_test
 from harness.stats.stopping import ALPHA
 
@@ -27,6 +27,8 @@ def sign_flip(differences: Sequence[float] | Differences) -> float:
     values = np.asarray(differences, float)
     if len(values) < 2:
         return 1.0  # either sign is as likely
+    from scipy.stats import permutation_test
+
     found = permutation_test(
         (values,),
         lambda flipped, axis: flipped.mean(axis=axis),
@@ -110,7 +112,7 @@ def position_of_several(logs: Differences, places: Differences) -> Position | No
     if freedom < 1:
         return Position(float(np.expm1(slope)), None, None)
     error = (float(((y - slope * x) ** 2).sum()) / freedom / squares) ** 0.5
-    reach = float(t.ppf(1 - ALPHA / 2, freedom)) * error
+    reach = float(t_quantile(1 - ALPHA / 2, freedom)) * error
     return Position(*(float(np.expm1(each)) for each in (slope, slope - reach, slope + reach)))
 
 
@@ -135,5 +137,9 @@ def drift(*arms: Sequence[float]) -> Drift | None:
         return None
     if np.ptp(level) == 0:
         return Drift(0.0, 1.0)
-    fitted = linregress(np.arange(n), level)
-    return Drift(float(np.expm1(fitted.slope * (n - 1))), float(fitted.pvalue))
+    place = np.arange(n) - (n - 1) / 2
+    slope = float(place @ level / (place @ place))
+    rest = level - level.mean() - slope * place
+    error = float(rest @ rest / (n - 2) / (place @ place)) ** 0.5
+    p = 2 * float(t_tail(abs(slope) / error, n - 2)) if error else 0.0
+    return Drift(float(np.expm1(slope * (n - 1))), p)

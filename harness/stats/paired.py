@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t, ttest_ind
 
+from harness.stats.distributions import t_quantile, t_tail
 from harness.stats.stopping import ALPHA
 
 Differences = npt.NDArray[np.float64]
@@ -98,7 +98,7 @@ def _effect(
 def half_width(sd: float, n: int, alpha: float = ALPHA) -> float:
     """Half of the t interval: t(1 - alpha/2; n-1) · sd / sqrt(n), on the scale of the d_i. It is also the
     smallest |mean| that n blocks of this SD would call a change."""
-    return float(t.ppf(1 - alpha / 2, n - 1) * sd / n**0.5)
+    return float(t_quantile(1 - alpha / 2, n - 1) * sd / n**0.5)
 
 
 def as_change(value: float, scale: Scale) -> float:
@@ -123,6 +123,8 @@ def unpaired(before: Sequence[float], after: Sequence[float], scale: Scale = "ra
         return _effect(before, after, scale, mean, None, None, None)
     if not np.ptp(first) and not np.ptp(second):  # no spread at all: the limit of the formula
         return _effect(before, after, scale, mean, (mean, mean), None, 1.0 if mean == 0 else 0.0)
+    from scipy.stats import ttest_ind
+
     welch = ttest_ind(second, first, equal_var=False)
     interval = welch.confidence_interval(1 - ALPHA)
     ends = float(interval.low), float(interval.high)
@@ -134,4 +136,4 @@ def t_test(mean: float, sd: float, n: int) -> float:
     0 (or 1 where the mean is 0 too): the limit of the formula."""
     if sd == 0:
         return 1.0 if mean == 0 else 0.0
-    return float(2 * t.sf(abs(mean) / (sd / n**0.5), n - 1))
+    return float(2 * t_tail(abs(mean) / (sd / n**0.5), n - 1))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import chi2, norm, t
 
+from harness.stats.distributions import chi2_quantile, normal_tail, t_quantile
 from harness.stats.stopping import ALPHA
 
 POWER = 0.8  # of a plan: in 4 of 5 runs a change of that size is detected
@@ -34,7 +34,7 @@ def highest_sd(sd: float, blocks: int) -> float:
 
 def _possible_sd(sd: float, blocks: int, quantile: float) -> float:
     freedom = blocks - 1
-    return float(sd * (freedom / chi2.ppf(quantile, freedom)) ** 0.5)
+    return float(sd * (freedom / chi2_quantile(quantile, freedom)) ** 0.5)
 
 
 def fixed_plan(sd: float, margin: float, alpha: float = ALPHA) -> int:
@@ -80,8 +80,8 @@ def detection_power(target: float, n: int, alpha: float = ALPHA) -> float:
     T is noncentral with shift target · sqrt(n): the normal chance averaged over 200 equally likely values of
     the estimated SD (scipy's nct gives nan for small n).
     """
-    critical = float(t.ppf(1 - alpha / 2, n - 1))
+    critical = float(t_quantile(1 - alpha / 2, n - 1))
     quantiles = (np.arange(200) + 0.5) / 200
-    bar = critical * np.sqrt(chi2.ppf(quantiles, n - 1) / (n - 1))
+    bar = critical * np.sqrt(chi2_quantile(quantiles, n - 1) / (n - 1))
     shift = target * n**0.5
-    return float(np.mean(norm.sf(bar - shift) + norm.sf(bar + shift)))
+    return float(np.mean(normal_tail(bar - shift) + normal_tail(bar + shift)))

@@ -182,6 +182,12 @@ def test_the_package_is_light_until_it_is_used() -> None:
     assert done.stderr.endswith("AttributeError: module 'harness' has no attribute 'lode'\n")
 
 
+def test_a_report_does_without_the_slow_package_of_statistics() -> None:
+    code = "import sys, harness.report.html; print('scipy.stats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n"
+
+
 def test_nothing_shadows_the_functions() -> None:
     """A module harness/load.py would take the place of harness.load once it is imported."""
     names: list[Any] = [path.stem for path in Path(harness.__file__).parent.iterdir()]
