@@ -9,7 +9,16 @@ import numpy as np
 
 from harness.analysis import factorial, outputs, prediction, turns, warnings
 from harness.analysis.mechanism import mechanism, planted
-from harness.analysis.result import Comparison, FactorialResult, MetricRow, Result, Settings, Sides, Warning
+from harness.analysis.result import (
+    UNDECIDED,
+    Comparison,
+    FactorialResult,
+    MetricRow,
+    Result,
+    Settings,
+    Sides,
+    Warning,
+)
 from harness.analysis.rule import reason_to_stop
 from harness.analysis.values import (
     THROUGHPUTS,
@@ -139,7 +148,7 @@ def comparison(
     apart = turns.disagreement(design, per_block, alpha) if design.primary in definitions.OF_PAIRS else None
     if apart is not None:
         rows[design.primary] = msgspec.structs.replace(rows[design.primary], verdict="undecided")
-    verdict = rows[design.primary].verdict if design.primary in rows else None
+    verdict = rows[design.primary].verdict if design.primary in rows and apart is None else None
     return Comparison(
         variant=design.name,
         before=settings(before),
@@ -156,7 +165,7 @@ def comparison(
         prediction=prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
         sliced=turns.sliced(design, blocks) if after else None,
         warnings=[
-            *([] if apart is None else [Warning("decision", f"undecided: {apart}")]),
+            *([] if apart is None else [Warning(UNDECIDED, f"undecided: {apart}")]),
             *(turns.of_size(design, per_block, alpha) if after and apart is None else []),
             *(
                 Warning("decision", f"no verdict on {name}: it {where}")

@@ -12,6 +12,7 @@ from harness.plan.design import Factor, LeftOut, Ref
 Found = TypeVar("Found", bound=msgspec.Struct)
 GateVerdict = Literal["pass", "fail", "undecided"]
 TAG = "struct"  # tells the structs of a union apart; JSON has it not, they have no field in common
+UNDECIDED = "undecided"  # the kind of a warning that says why, or what would settle it
 
 
 class Warning(msgspec.Struct, frozen=True):
@@ -21,8 +22,9 @@ class Warning(msgspec.Struct, frozen=True):
     text: str
 
 
-def texts(warnings: Sequence[Warning]) -> list[str]:
-    return [each.text for each in warnings]
+def texts(warnings: Sequence[Warning], kind: str | None = None, but: str | None = None) -> list[str]:
+    """Of all of them, of one kind, or of all but one kind."""
+    return [each.text for each in warnings if kind in (None, each.kind) and each.kind != but]
 
 
 class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,8 +301,8 @@ def _with_texts(plain: Any) -> Any:
 
 
 def from_plain(plain: dict[str, Any], kind: type[Found]) -> Found:
-    """What `to_plain` made, or was stored, as a struct again; its warnings have no kind. Raises
-    msgspec.ValidationError."""
+    """What `to_plain` made, or was stored, as a struct again; of its warnings only UNDECIDED has a kind.
+    Raises msgspec.ValidationError."""
     return msgspec.convert(_with_structs(plain), kind)
 
 
@@ -315,7 +317,7 @@ def _with_structs(plain: Any) -> Any:
 def _as_struct(name: str, value: Any) -> Any:
     match name, value:
         case "warnings", list():
-            return [{"kind": "", "text": text} for text in value]
+            return [{"kind": UNDECIDED * text.startswith(f"{UNDECIDED}: "), "text": text} for text in value]
         case "prediction", dict():
             return {TAG: "NoPrediction" if "none" in value else "Prediction", **value}
     return _with_structs(value)

@@ -81,6 +81,15 @@ def block_values(design: Design, block: Block) -> Values:
     return {arm: values | between[arm] for arm, values in found.items()}
 
 
+def block_seconds(blocks: Sequence[Block]) -> float | None:
+    """How long a block takes with its boots: the median time from the first round of one to that of the next,
+    which a pause before a resumed block does not move. None where it is not known."""
+    starts = [float(each.tables["rounds"]["started_ns"].min()) for each in blocks]
+    apart = np.diff(starts)
+    apart = apart[apart > 0]  # the clock starts again with the machine, and an import has none
+    return float(np.median(apart)) / 1e9 if len(apart) else None
+
+
 def values_between(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
     """The metrics of each of these arms that are made of all of them."""
     matched, sliced = matched_values(block, arms), sliced_values(block, arms)

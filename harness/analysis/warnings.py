@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.result import Warning
+from harness.analysis.result import UNDECIDED, Warning
+from harness.analysis.values import block_seconds
 from harness.common import core_speed
-from harness.common.formatting import percent
+from harness.common.formatting import between, duration, percent
 from harness.metrics import divergences
 from harness.plan.design import Design
 from harness.stats import checks, paired, planning
@@ -28,7 +29,7 @@ BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → 
 
 STEAL = 0.01  # share of all CPU time that another virtual machine took
 OTHERS = 0.05  # share of all CPU time used by processes that are not the run's
-HOPELESS = 1000  # blocks: at 15 s or more each, four hours at least
+FEASIBLE_S = 2 * 3600  # a run that takes longer keeps nobody's machine quiet
 SUBMIT_LAG_MS = 1.0
 LATE_READ = 0.5  # of the gap between two chunks
 CLOCK_MOVED_US = 100
@@ -60,7 +61,7 @@ def collect(
 ) -> list[Warning]:
     """All that apply, the weightiest for the verdict on the primary first."""
     found = [
-        *of_decision(manifest, primary, verdict),
+        *of_decision(manifest, primary, verdict, block_seconds(blocks)),
         *of_order(manifest, blocks, values, primary),
         *circumstances(manifest, blocks, values),
     ]
@@ -124,8 +125,11 @@ def few_blocks(design: Design, blocks: int) -> list[Warning]:
     return [Warning("blocks", few)] if blocks < 6 and design.until is None else []
 
 
-def of_decision(manifest: Manifest, primary: paired.Effect | None, verdict: str | None) -> list[Warning]:
-    """What there is to say about the number of blocks, and about a verdict that was not reached."""
+def of_decision(
+    manifest: Manifest, primary: paired.Effect | None, verdict: str | None, seconds: float | None
+) -> list[Warning]:
+    """What there is to say about the number of blocks, and about a verdict that was not reached. `seconds`:
+    what a block takes."""
     if primary is None:
         return []
     design = manifest.design
@@ -138,17 +142,28 @@ def of_decision(manifest: Manifest, primary: paired.Effect | None, verdict: str 
             )
             return [Warning("blocks", one)]
     elif verdict == "undecided" and primary.scale == "ratio":
-        low, high = planning.blocks_needed(primary.sd, primary.blocks, design.margin)
-        change = f"a change of {100 * design.margin:.3g}%"
-        needed = (
-            f"undecided: the blocks spread so much that it takes more than {HOPELESS:,} to show {change}: "
-            "look for what disturbs this machine (bench doctor)"
-            if low > HOPELESS
-            else f"undecided: judged by the spread alone, {low:,} to {high:,} blocks would detect {change} "
-            "in 4 of 5 runs; that is for a fresh run, more blocks for this one would be peeking"
-        )
-        found.append(Warning("decision", needed))
+        found.append(Warning(UNDECIDED, f"undecided: {_way_out(primary, design.margin, seconds)}"))
     return found
+
+
+def _way_out(primary: paired.Effect, margin: float, seconds: float | None) -> str:
+    """How long a fresh run has to be, judged by the spread alone (planning.blocks_needed)."""
+    assert primary.sd is not None
+    needed = planning.blocks_needed(primary.sd, primary.blocks, margin)
+    shows = (
+        f"shows a change of {100 * margin:.3g}% in 4 of 5 cases; more blocks for this one would be peeking"
+    )
+    blocks = f"{between(*(f'{each:,}' for each in needed))} blocks"
+    if seconds is None:
+        return f"a fresh run of {blocks} {shows}"
+    time = between(*(duration(each * seconds) for each in needed))
+    each = f"{blocks} of {duration(seconds)}"
+    if needed[0] * seconds > FEASIBLE_S:
+        return (
+            f"about {time} on this machine ({each}): not feasible here, where {duration(FEASIBLE_S)} is the "
+            "bound; look for what disturbs it (bench doctor)"
+        )
+    return f"about {time} on this machine would settle it: a fresh run of {each} {shows}"
 
 
 def of_order(

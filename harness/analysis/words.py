@@ -44,8 +44,12 @@ def _decision(row: MetricRow, margin: float) -> str:
         return f"same, within ±{100 * margin:.3g}%{addition}"
     if row.verdict != "undecided":
         return row.verdict or "no verdict"
-    if row.excludes_zero:
+    if row.excludes_zero and row.p_adjusted is not None:
         return f"undecided, p {row.p_adjusted:.3f} among all comparisons of the run"
+    assert row.ci_low is not None
+    assert row.ci_high is not None
+    if row.excludes_zero or (-margin < row.ci_low and row.ci_high < margin):
+        return "undecided, as other measurements of this run contradict it"
     return f"undecided, the interval holds 0 and reaches beyond ±{100 * margin:.3g}%"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 
 from engines import api
 from harness.cli import printing
-from harness.cli.exit_codes import GATE_FAILED, GATE_UNDECIDED, say
+from harness.cli.exit_codes import GATE_FAILED, GATE_UNDECIDED, OUTPUTS_DIFFER, say
 from harness.cli.options import (
     DESIGN,
     OF_TWO_ARMS,
@@ -84,7 +85,10 @@ def _measure(
     from harness.studies import measure
 
     outcome = measure.measure_or_resume(design, resume, out, on_stderr, admitted)
-    printing.end_with(outcome.result, format, outcome.outputs_differ, whole)
+    printing.show(outcome.result, format, whole)
+    folder = shlex.quote(str(outcome.folder))
+    say(f"next: bench report {folder} (a page), bench explain {folder} (where a step's time goes)")
+    raise typer.Exit(OUTPUTS_DIFFER if outcome.outputs_differ else 0)
 
 
 def rerun(

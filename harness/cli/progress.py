@@ -15,6 +15,7 @@ from rich.text import Text
 
 from harness.common.consoles import Console
 from harness.plan.design import Design
+from harness.plan.variants import load_variants
 from harness.run.events import BlockBegun, BlockDone, Event, Observer, RoundBegun, Said, SegmentBegun
 from harness.run.messages import Progress
 
@@ -32,11 +33,19 @@ def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
     def say(line: str) -> None:
         console.print(f"bench: {line}", soft_wrap=True)
 
+    if about := question(design):
+        say(about)
     if not console.is_terminal:
         yield Display(design, say, plain=say)
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield Display(design, say, redraw=lambda line: live.update(Text(line), refresh=True))
+
+
+def question(design: Design) -> str | None:
+    """What a variant is compared for, and who says so; None for a pair that has no name."""
+    variant = load_variants().get(design.name)
+    return None if variant is None else f"{variant.name}: {variant.title} ({variant.source})"
 
 
 @contextmanager

@@ -29,6 +29,23 @@ def blocks_of(count: int) -> str:
     return f"{count} block{'s' if count != 1 else ''}"
 
 
+def duration(seconds: float) -> str:
+    """Two significant digits: "25 min"."""
+    for size, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.6 * size:  # 90 s, 90 min and 36 h stay in the smaller unit
+            amount = seconds / size
+            return f"{amount:,.0f} {unit}" if amount >= 10 else f"{amount:.2g} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def between(low: str, high: str) -> str:
+    """A range, its unit once where both ends have the same: "8 to 25 min"."""
+    if low == high:
+        return low
+    unit = high.rpartition(" ")[2]
+    return f"{low.removesuffix(f' {unit}')} to {high}"
+
+
 def with_unit(value: float | None, unit: str) -> str:
     return f"{number(value)} {unit}".strip()
 

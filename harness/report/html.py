@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 
 from engines import api
 from harness.analysis.frames import Run, load
-from harness.analysis.result import Comparison, Outputs, Result, Warning
+from harness.analysis.result import UNDECIDED, Comparison, Outputs, Result, Warning, texts
 from harness.analysis.stored import check_two
 from harness.analysis.words import conclusion
 from harness.common.formatting import blocks_of
 from harness.plan.design import Arm, Design
-from harness.report import figures, tables
+from harness.report import figures, findings, tables
 from harness.report.figures import style
 from harness.report.figures.page import inline_svg
 from harness.report.page import Table, markdown_page, markdown_table
@@ -34,6 +34,10 @@ from harness.workload.workload import Workload
 
 TEMPLATE = "report.html.jinja"
 PHONE = 3.7  # inches: the second drawing of each figure, for narrow screens
+LEADING = (
+    "Block by block",
+    "Host phases",
+)  # right under the verdict: the pairs, and the step before and after
 ALWAYS = ("arrival", "num_requests", "max_new_tokens", "pretok")  # of the workload
 MODEL = ("name", "dtype", "parameters", "vocabulary", "context", "kv_bytes_per_token")  # no paths
 # Of the verdicts, how the page colours them; the word stands there too.
@@ -71,6 +75,7 @@ def to_html(run: Run) -> str:
     for nothing from any network."""
     result, comparison = _shown(run)
     first, *others = tables.parts(comparison)
+    pictures = _pictures(run, comparison)
     outputs = [] if comparison.after is None else [_outputs(comparison.outputs)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report", "."),
@@ -85,11 +90,14 @@ def to_html(run: Run) -> str:
         conclusion=conclusion(result.device, comparison),
         tone=_tone(comparison),
         changed=tables.changed_settings(comparison.before, comparison.after),
+        undecided=list(findings.of_undecided(comparison)),
         said=[*outputs, tables.stopped(result), *tables.remarks(comparison)],
+        warnings=texts(comparison.warnings, but=UNDECIDED),
         first=first,
         others=[table for table in others if table.title != "Outputs"],
         everything=tables.metric_table(comparison, every=True),
-        pictures=_pictures(run, comparison),
+        leading=[each for each in pictures if each.title in LEADING],
+        pictures=[each for each in pictures if each.title not in LEADING],
         method=method(run),
         environment=environment_of(run),
         settings=settings_of(comparison),
@@ -132,10 +140,8 @@ def _as_text(markdown: str) -> str:
 def _outputs(outputs: Outputs) -> str:
     if not outputs.compared:
         return "Outputs: none could be compared."
-    known = outputs.distinct
-    different = f"; the before arm gave {known} different one{'s' * (known != 1)}"
     counts = f"{outputs.identical} of {outputs.compared}"
-    return f"Outputs: {counts} requests have the same tokens in both arms{different}."
+    return f"Outputs: {counts} requests have the same tokens in both arms ({outputs.distinct} distinct)."
 
 
 def _tone(comparison: Comparison) -> str:

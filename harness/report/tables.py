@@ -12,6 +12,7 @@ import msgspec
 
 from harness.analysis import mechanism
 from harness.analysis.result import (
+    UNDECIDED,
     Comparison,
     Counter,
     Failures,
@@ -27,6 +28,7 @@ from harness.analysis.result import (
 from harness.analysis.words import conclusion, confidence, difference, floor, interval, verdict
 from harness.common.formatting import number, percent, with_unit
 from harness.metrics import definitions
+from harness.report import findings
 from harness.report.page import Page, Table, csv_text, tabulated
 from harness.stats import paired, planning
 
@@ -290,8 +292,14 @@ def pages(result: Result) -> Iterator[Page]:
     """One for each comparison."""
     for each in result.comparisons:
         said = filter(None, (*remarks(each), scatter(each)))
-        lines = (changed_settings(each.before, each.after), stopped(result), *said)
-        yield Page(conclusion(result.device, each), lines, tuple(parts(each)), texts(each.warnings))
+        lines = (
+            *findings.of_undecided(each),
+            changed_settings(each.before, each.after),
+            stopped(result),
+            *said,
+        )
+        warned = texts(each.warnings, but=UNDECIDED)
+        yield Page(conclusion(result.device, each), lines, tuple(parts(each)), warned)
 
 
 def to_csv(result: Result) -> str:

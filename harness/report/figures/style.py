@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from harness.analysis.words import Ranged
 
 WIDTH = 7.2  # inches: a page
+LEGEND_HANDLE, LEGEND_LETTER = 0.55, 0.062  # inches that an entry of a legend takes, and each letter of it
 WIDE = 5.0  # from here on panels stand side by side, and texts beside a plot
 
 INK, MUTED, GRID, BAND = "#1b1b1b", "#666666", "#dddddd", "#eeeeee"
@@ -148,5 +149,6 @@ def legend_below(made: Figure, axes: Axes) -> None:
     """The legend of a panel under the whole figure, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        columns = len(labels) if made.get_figwidth() >= WIDE else 1 + (max(map(len, labels)) < 20)
+        widest = LEGEND_HANDLE + LEGEND_LETTER * max(map(len, labels))
+        columns = min(len(labels), max(1, int(made.get_figwidth() / widest)))
         made.legend(handles, labels, loc="outside lower left", ncols=columns, handlelength=2.4)

@@ -23,6 +23,7 @@ from harness.report.figures.given import check_run, comparison_of
 
 POINTS = 400  # drawn of each curve; every one is a sample
 MARKED = (50, 95, 99)
+DECADE = 10  # an axis over less has more ticks in it, or it would have two
 STRETCHED = 5  # largest over median value from which an axis is logarithmic
 TITLES = {  # and what is counted
     "ttft_ms": ("TTFT", "requests"),
@@ -75,7 +76,10 @@ def _curves(axes: Axes, samples: dict[str, Floats], name: str) -> None:
         each[-1] > STRETCHED * np.median(each) for each in samples.values()
     ):
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = (pick(each[place] for each in samples.values()) for pick, place in ((min, 0), (max, -1)))
+        axes.xaxis.set_major_locator(
+            LogLocator(subs=(1, 2, 5)) if high > DECADE * low else LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7))
+        )
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
         scale = "ms, log scale"

@@ -8,6 +8,7 @@ import pytest
 
 from harness.analysis import comparison
 from harness.analysis.result import Result
+from harness.analysis.values import block_seconds
 from harness.stats.stopping import until_clear
 from tests.support.made_blocks import MS, block, blocks, manifest, result, side, warned
 
@@ -23,7 +24,6 @@ def test_warnings_that_apply_are_given() -> None:
     clear = until_clear()  # a rule that looks at three blocks has enough of them
     assert "too few blocks" not in warnings(result(plan=manifest(blocks=3, until=clear)))
     assert "one block" in warnings(result(plan=manifest(blocks=1)))
-    assert "blocks would detect a change of 1%" in warnings(result(1.0, noise=0.05))
     behind = warnings(result(wait_ms=20.0))  # of the after arm alone
     assert "not steady: the queue wait of after grew" in behind
     assert "the queue wait of before" not in behind
@@ -158,7 +158,26 @@ def test_drift_is_told() -> None:
     assert "drift: both arms moved by +5.1%" in warnings(comparison.result(manifest(), moving))
 
 
-def test_where_too_many_blocks_would_be_needed_their_number_is_not_named() -> None:
-    found = warned(result(1.0, noise=2.0).comparisons[0])
-    assert any("it takes more than 1,000 to show a change of 1%" in line for line in found)
-    assert not any("blocks would detect" in line for line in found)
+@pytest.mark.parametrize(
+    ("noise", "apart_s", "said"),
+    [
+        (0.01, 20, "min on this machine would settle it: a fresh run of"),
+        (0.05, 600, "not feasible here, where 2 h is the bound"),
+        (0.01, 0, "undecided: a fresh run of"),  # nothing tells how long a block takes
+    ],
+)
+def test_what_would_settle_an_undecided_run_is_told_in_time(noise: float, apart_s: int, said: str) -> None:
+    measured = blocks(1.0, noise=noise)
+    for each in measured:
+        each.tables["rounds"]["started_ns"] = each.number * apart_s * 1000 * MS
+    found = warnings(comparison.result(manifest(), measured))
+    assert said in found
+    assert ("on this machine" in found) == (apart_s > 0)
+
+
+def test_a_pause_before_a_resumed_block_does_not_count_as_a_block() -> None:
+    measured = blocks(1.0)
+    for each in measured:
+        each.tables["rounds"]["started_ns"] = (each.number * 20 + (each.number > 2) * 3600) * 1000 * MS
+    assert block_seconds(measured) == 20
+    assert block_seconds(measured[:1]) is None

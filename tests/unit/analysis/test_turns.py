@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis import comparison, turns
+from harness.analysis import comparison, turns, words
 from harness.analysis.experiment_result import Finished
 from harness.analysis.result import Comparison
 from harness.analysis.values import Values, block_values
@@ -159,6 +159,8 @@ def test_a_result_that_rounds_contradict_is_undecided_and_says_why() -> None:
     assert found.decided is not None
     assert found.decided.verdict == "undecided"
     assert any(text.startswith("undecided: slices and rounds disagree") for text in warned(found))
+    assert "undecided, as other measurements of this run contradict it" in words.conclusion("emulated", found)
+    assert not any("fresh run" in text for text in warned(found))  # no number of blocks settles that
 
 
 def test_a_claim_in_turns_is_a_change_between_its_own_two_arms() -> None:

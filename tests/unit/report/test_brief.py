@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 
-from harness.analysis.result import Comparison, Counter, Result, Warning
+from harness.analysis.result import Comparison, Counter, Result, Warning, from_plain, to_plain
 from harness.report import brief, formats
 from harness.report.page import Page
 from tests.support import made_blocks
@@ -62,6 +62,23 @@ def test_the_weightiest_warnings_come_first_and_the_others_are_counted() -> None
     many = [Warning("noise", f"noise: {number}") for number in range(4)]
     shown = page_of(warnings=[*many, Warning("decision", "undecided: why")]).warnings
     assert shown == ["undecided: why", "noise: 0", "noise: 1", "and 2 more: --all"]
+
+
+def test_an_undecided_run_says_the_way_out_first_and_then_what_it_found_all_the_same() -> None:
+    counters = {"copies": Counter(before=6.0, after=0.0, unit="per step")}
+    found = made_blocks.result(1.0, noise=0.05)
+    undecided = replace(found.comparisons[0], mechanism=counters)
+    (page,) = brief.pages(replace(found, comparisons=[undecided]))
+    assert page.lines[0].startswith("Undecided: a fresh run of")
+    assert page.lines[1] == "Descriptive, no verdict: copies 6 → 0 per step."
+    assert not any("fresh run" in line for line in page.warnings)
+    assert not any("Descriptive" in line for line in page_of(mechanism=counters).lines)
+
+
+def test_a_stored_result_still_says_the_way_out_first() -> None:
+    found = made_blocks.result(1.0, noise=0.05)
+    (page,) = brief.pages(from_plain(to_plain(found), Result))
+    assert page.lines[0].startswith("Undecided: a fresh run of")
 
 
 def test_an_arm_against_itself_says_what_it_could_detect_and_a_run_that_ended_early_why() -> None:

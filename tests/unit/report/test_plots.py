@@ -23,7 +23,7 @@ from harness.analysis.frames import Run
 from harness.analysis.result import Axis, Comparison, MetricRow, PointResult, Result
 from harness.analysis.sweep import Sweep
 from harness.report import figures
-from harness.report.figures import style
+from harness.report.figures import style, times
 from harness.stats import paired
 from harness.store import tables
 from tests.support.made_blocks import block, manifest, result, side
@@ -443,3 +443,19 @@ def test_what_is_said_beside_a_phase_stays_inside_the_figure(width: float) -> No
     for axes in figure.axes:
         for text in axes.texts:
             assert text.get_window_extent().x1 <= figure.bbox.x1, text.get_text()
+
+
+def test_a_log_axis_over_less_than_a_decade_has_more_than_two_ticks() -> None:
+    latencies = np.append(np.full(99, 6.1), 32.0)  # from 6 to 32 lie 10 and 20, of 1, 2 and 5
+    with style.drawing():
+        _, axes = style.figure(style.WIDTH / 3, 2.6)
+        times._curves(axes, {"before": latencies, "after": latencies}, "ttft_ms")
+    low, high = axes.get_xlim()
+    assert axes.get_xscale() == "log"
+    assert sum(low <= each <= high for each in axes.get_xticks()) > 2
+
+
+def test_a_legend_is_as_wide_as_its_figure_at_most() -> None:
+    made = figures.changes(harness.load(REFERENCE / "runs" / "pinned-h2d-turns"))  # all five entries
+    made.canvas.draw()
+    assert made.legends[0].get_window_extent().x1 <= made.bbox.x1

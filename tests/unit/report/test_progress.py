@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from harness.cli.progress import MUCH_STOLEN, Display
+from harness.cli.progress import MUCH_STOLEN, Display, question
 from harness.run.events import BlockBegun, BlockDone
 from tests.support.made_blocks import manifest
 
@@ -22,3 +23,11 @@ def test_a_block_in_which_much_was_stolen_says_so_while_one_can_still_stop(
     display(BlockDone(0, 12.0, stolen))
     assert said == told
     assert plain == ["block 1 of 6 done in 12 s, 60 s left"]
+
+
+def test_a_run_begins_with_what_is_compared_and_who_claims_it() -> None:
+    said = question(replace(manifest().design, name="pinned-h2d"))
+    assert said is not None
+    assert said.startswith("pinned-h2d: ")
+    assert "roseinfer" in said
+    assert question(replace(manifest().design, name="a pair of my own")) is None

@@ -118,7 +118,7 @@ def test_the_parts_come_in_the_order_in_which_they_are_read(page: str) -> None:
     parsed = Page(page)
     headings = [*texts(parsed, "h2"), *texts(parsed, "summary")]
     assert headings == [
-        "Warnings", "Before and after", "Changes", "Block by block", "Latencies", "Over time", "Host phases",
+        "Block by block", "Host phases", "Warnings", "Before and after", "Changes", "Latencies", "Over time",
         "Mechanism", "Limit", "Method", "Environment", "Settings", "Every metric",
     ]  # fmt: skip
 

@@ -40,7 +40,7 @@ def test_a_primary_that_is_zero_somewhere_is_told_in_its_unit() -> None:
     assert "goodput_req_s changed by +" in sentence
     assert "req/s" in sentence
     assert "better" in sentence
-    assert not any("blocks would detect" in line for line in warned(only))
+    assert not any("fresh run" in line for line in warned(only))
 
 
 def test_failed_requests_are_shown_with_their_first_causes() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from harness.stats import checks, paired, planning, verdicts
+from harness.stats import checks, distributions, paired, planning, verdicts
 
 untimed = settings(deadline=None, max_examples=50)  # a busy machine must not fail a test
 
@@ -378,3 +378,14 @@ def test_a_true_change_of_twice_the_sd_is_found() -> None:
         for _ in range(200)
     )
     assert found > 180
+
+
+@pytest.mark.parametrize("freedom", [1, 2.5, 5, 40])
+def test_the_distributions_are_those_of_scipy(freedom: float) -> None:
+    values = np.linspace(0.01, 0.99, 15)
+    assert distributions.t_quantile(values, freedom) == pytest.approx(scipy_stats.t.ppf(values, freedom))
+    assert distributions.t_tail(values, freedom) == pytest.approx(scipy_stats.t.sf(values, freedom))
+    assert distributions.chi2_quantile(values, freedom) == pytest.approx(
+        scipy_stats.chi2.ppf(values, freedom)
+    )
+    assert distributions.normal_tail(values) == pytest.approx(scipy_stats.norm.sf(values))

@@ -1,0 +1,63 @@
+"""What was found besides the verdict: the mechanism that tells the arms apart, the host phases that changed,
+and, where nothing is decided, what would decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from harness.analysis.result import UNDECIDED, Comparison, Counter, MetricRow, texts
+from harness.analysis.words import difference, interval
+from harness.common.formatting import number
+
+MOST_PHASES, MOST_COUNTERS = 4, 2  # in the line of what an undecided run found all the same
+DIFFERS = 0.1  # of the larger: a counter that changed by less is no mechanism
+LEAST = 0.01  # of something per step: a collection in a hundred steps, 10 us
+NS, PHASE = "_ns", "phase_"
+
+
+def of_undecided(comparison: Comparison) -> Iterator[str]:
+    """Lines that come first where nothing is decided: the way out, then what was found all the same."""
+    for said in texts(comparison.warnings, UNDECIDED):
+        yield said[:1].upper() + said[1:]
+    row = comparison.decided
+    if row is None or row.verdict != "undecided":
+        return
+    found = [
+        *(f"{name} {difference(each)} {interval(each)}" for name, each in _phases(comparison).items()),
+        *(
+            f"{name} {number(each.before)} → {number(each.after)} {each.unit}".rstrip()
+            for name, each in list(mechanism(comparison.mechanism).items())[:MOST_COUNTERS]
+        ),
+    ]
+    if found:
+        yield f"Descriptive, no verdict: {'; '.join(found)}."
+
+
+def _phases(comparison: Comparison) -> dict[str, MetricRow]:
+    """Host phases of a step whose interval excludes 0, the largest change first."""
+    found = {
+        name: row for name, row in comparison.metrics.items() if name.startswith(PHASE) and row.excludes_zero
+    }
+    names = sorted(found, key=lambda name: -abs(found[name].delta or 0.0))[:MOST_PHASES]
+    return {name: found[name] for name in names}
+
+
+def mechanism(counters: Mapping[str, Counter]) -> dict[str, Counter]:
+    """Counters that tell the arms apart, the farthest apart first; times in ms."""
+
+    def apart(counter: Counter) -> float:
+        sides = (counter.before or 0.0, counter.after or 0.0)
+        most = max(map(abs, sides))
+        return abs(sides[1] - sides[0]) / most if most > LEAST else 0.0
+
+    readable = dict(_readable(*each) for each in counters.items())
+    telling = {name: apart(counter) for name, counter in readable.items() if apart(counter) > DIFFERS}
+    return {name: readable[name] for name in sorted(telling, key=lambda name: -telling[name])}
+
+
+def _readable(name: str, counter: Counter) -> tuple[str, Counter]:
+    """wait_copy_done_ns 42,861,137 per step is wait_copy_done 42.9 ms per step."""
+    if not name.endswith(NS):
+        return name, counter
+    before, after = (None if each is None else each / 1e6 for each in (counter.before, counter.after))
+    return name.removesuffix(NS), Counter(before=before, after=after, unit=f"ms {counter.unit}")
