@@ -38,7 +38,7 @@ COLUMNS = {  # without which a table can't be what the runner wrote
     ),
 }  # fmt: skip
 STAMPS = ("_ns", ".start", ".end")
-LISTS = ("chunk_tokens",)  # besides stamps: integers, or an array of them a row
+LISTS = ("chunk_tokens", "chunk_lag_ns", "agreed")  # besides stamps: integers, or an array of them a row
 TEXTS = ("arm", "before", "kind", "reason", "digest", "error", "metric")
 NUMBERS = {"round": "iu", "block": "iu"}  # kinds, of those that no fraction can be
 

@@ -17,6 +17,7 @@ import pytest
 
 from engines import api
 from engines.overlap.presets import TOKENIZER_FILE
+from harness.analysis import frames
 from harness.common import differences, machine
 from harness.common.machine import Code, Machine
 from harness.plan.design import Arm, Design
@@ -41,7 +42,15 @@ from harness.store.manifest import (
     without_places,
     write_manifest,
 )
-from harness.store.tables import COLUMNS, finished_blocks, read_block, read_table, table_path, write_block
+from harness.store.tables import (
+    COLUMNS,
+    TABLES,
+    finished_blocks,
+    read_block,
+    read_table,
+    table_path,
+    write_block,
+)
 from harness.workload import prompts
 from harness.workload.workload import Workload
 from tests.support.made_blocks import described
@@ -424,3 +433,19 @@ def test_nothing_is_written_into_a_folder_that_was_removed(tmp_path: Path) -> No
     with pytest.raises(WriteFailed, match="the folder was removed"):
         write_summary(gone, {})
     assert not gone.exists()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_column_that_a_run_writes_is_read_back(tmp_path: Path, name: str) -> None:
+    """Those of analysis/frames, which has them all: one that a reader takes for edited costs every run."""
+    values: dict[str, Any] = {"int64": 1, "float64": 0.5, "text": "x", "list": np.array([1, 2])}
+    table = pd.DataFrame(
+        {
+            column + ("x" if column[-1] in "._" else ""): [values[documented.dtype]]
+            for column, documented in frames.COLUMNS[name].items()
+            if column != "block"
+        }
+    )
+    whole = pd.DataFrame({each: [0] for each in (*COLUMNS[name], "arm", "round") if each not in table})
+    write_block(tmp_path, 0, {**tables(), name: pd.concat([table, whole], axis=1)})
+    assert len(read_table(tmp_path, 0, name)) == 1
