@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from harness.analysis import factorial, outputs, prediction, turns, warnings
+from harness.analysis import factorial, outputs, prediction, turns, warnings, words
 from harness.analysis.mechanism import mechanism, planted
 from harness.analysis.result import (
     UNDECIDED,
@@ -37,6 +37,7 @@ from harness.common.formatting import blocks_of
 from harness.metrics import definitions
 from harness.plan.design import Arm, Design, Factorial
 from harness.stats import contrasts, paired, verdicts
+from harness.stats.stopping import ALPHA
 from harness.store.block import Block
 from harness.store.files import SCHEMA_VERSION
 from harness.store.manifest import Manifest
@@ -176,6 +177,17 @@ def comparison(
             *warnings.collect(manifest, blocks, values, effects.get(design.primary), verdict),
         ],
     )
+
+
+def so_far(design: Design, per_block: Sequence[Values]) -> str:
+    """The primary's change with its 95% interval, in words; "" where two arms, two blocks or a value are
+    missing. For whoever watches a run: it decides nothing."""
+    per_arm = measured(design, per_block).get(design.primary, {})
+    if len(per_block) < 2 or len(design.arms) != 2 or len(per_arm) != 2:
+        return ""
+    effect = effect_of(design.primary, per_arm, ALPHA)
+    row = metric_row(design.primary, per_arm[design.arms[0].name], effect)
+    return f"{design.primary} {words.difference(row)} {words.interval(row)}"
 
 
 def limits(design: Design, values: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Sides]:

@@ -74,6 +74,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     of: Circumstances
     metrics: dict[str, Spread]
     outputs: Outputs = NONE_COMPARED  # an older floor has none
+    seconds: float | None = None  # of a block, boots included; likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,8 @@ def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
     )
 
 
-def floor_of(manifest: Manifest, comparison: Comparison) -> Floor:
-    """The floor that an A/A run has found."""
+def floor_of(manifest: Manifest, comparison: Comparison, seconds: float | None = None) -> Floor:
+    """The floor that an A/A run has found, whose blocks took `seconds` each."""
     return Floor(
         schema_version=SCHEMA_VERSION,
         run=manifest.run,
@@ -127,6 +128,7 @@ def floor_of(manifest: Manifest, comparison: Comparison) -> Floor:
             if row.sd is not None
         },
         outputs=comparison.outputs,
+        seconds=seconds,
     )
 
 
@@ -150,21 +152,28 @@ def keep(folder: Path, floor: Floor) -> Path:
     return path
 
 
+def read(folder: Path) -> tuple[list[Floor], list[str]]:
+    """Every floor in a folder, and a line for each file that is none."""
+    floors, remarks = list[Floor](), list[str]()
+    for path in sorted(folder.glob("*.json")):
+        try:
+            floors.append(msgspec.json.decode(path.read_bytes(), type=Floor))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            remarks.append(f"the noise floor in {path} is damaged or was edited, and left out: {error}")
+    return floors, remarks
+
+
 def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
     """The floor that fits a run best, as half of the interval that `blocks` blocks at level `alpha` would
     have; no values where there is none of its engine, model and kind of device. A file that can't be read is
     named and left out: it must not cost a finished run its result."""
     wanted = circumstances(manifest, blocks)
-    remarks: list[str] = []
-    fitting: list[tuple[dict[str, str], Floor]] = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            floor = msgspec.json.decode(path.read_bytes(), type=Floor)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            remarks.append(f"the noise floor in {path} is damaged or was edited, and left out: {error}")
-            continue
-        if all(getattr(floor.of, name) == getattr(wanted, name) for name in NEEDED):
-            fitting.append((_differences(floor.of, wanted), floor))
+    floors, remarks = read(folder)
+    fitting = [
+        (_differences(floor.of, wanted), floor)
+        for floor in floors
+        if all(getattr(floor.of, name) == getattr(wanted, name) for name in NEEDED)
+    ]
     if not fitting or blocks < 2:
         return Shown({}, tuple(remarks))
     newest_first = sorted(fitting, key=lambda each: each[1].created, reverse=True)
@@ -232,11 +241,12 @@ def _age(floor: Floor, manifest: Manifest) -> str:
     return differences_.difference(floor.versions, manifest.versions)
 
 
-def with_floor(result: Result, manifest: Manifest, folder: Path) -> Result:
-    """The result with the noise floor beside it; an A/A run measures that, and keeps it in `folder`."""
+def with_floor(result: Result, manifest: Manifest, folder: Path, seconds: float | None = None) -> Result:
+    """The result with the noise floor beside it; an A/A run, whose blocks took `seconds` each, measures that,
+    and keeps it in `folder`."""
     design, comparison = manifest.design, result.comparisons[0]
     if design.against_itself and design.plant is None and comparison.blocks > 1:
-        floor = floor_of(manifest, comparison)
+        floor = floor_of(manifest, comparison, seconds)
         keep(folder, floor)
         shown = Shown(at_level(floor, comparison.blocks, 1 - comparison.confidence), ())
         return msgspec.structs.replace(result, comparisons=[beside(comparison, shown)])

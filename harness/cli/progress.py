@@ -14,9 +14,10 @@ from rich.live import Live
 from rich.text import Text
 
 from harness.common.consoles import Console
+from harness.common.formatting import blocks_of
 from harness.plan.design import Design
 from harness.plan.variants import load_variants
-from harness.run.events import BlockBegun, BlockDone, Event, Observer, RoundBegun, Said, SegmentBegun
+from harness.run.events import BlockBegun, BlockDone, Event, Observer, RoundBegun, Said, SegmentBegun, SoFar
 from harness.run.messages import Progress
 
 Write = Callable[[str], object]
@@ -77,7 +78,7 @@ class Display:
         self._design, self._say, self._redraw, self._plain = design, say, redraw, plain
         self._seconds: list[float] = []  # of finished blocks
         self._left = 0  # blocks not yet done
-        self._block = self._round = ""
+        self._block = self._round = self._so_far = ""
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -97,6 +98,9 @@ class Display:
             case Progress(finished=finished, total=total, tpot_ms=tpot):
                 live = f", TPOT {tpot:.2f} ms" if tpot is not None else ""
                 self._show(f"{self._round}, {finished} of {total} requests{live}")
+            case SoFar(blocks, found):
+                self._so_far = f" | so far, no verdict yet: {found}"
+                self._plain(f"after {blocks_of(blocks)}, no verdict yet: {found}")
             case Said(line):
                 self._say(line)
             case BlockDone(block, seconds, stolen):
@@ -108,7 +112,7 @@ class Display:
                     self._say(f"{self._block}: {stolen:.0%} of the CPU time went to other virtual machines")
 
     def _show(self, what: str) -> None:
-        self._redraw(f"{self._block}: {what}{self._time_left()}")
+        self._redraw(f"{self._block}: {what}{self._time_left()}{self._so_far}")
 
     def _time_left(self) -> str:
         if not self._seconds:

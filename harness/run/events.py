@@ -44,11 +44,20 @@ class BlockDone:
 
 
 @dataclass(frozen=True, slots=True)
+class SoFar:
+    """What the primary shows after some blocks of a run that goes on: a change, or a delta in the metric's
+    unit, with its 95% interval, in words. No verdict."""
+
+    blocks: int
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
 class Said:
     """A line that a person should see."""
 
     line: str
 
 
-Event = BlockBegun | RoundBegun | SegmentBegun | BlockDone | Said | messages.Progress
+Event = BlockBegun | RoundBegun | SegmentBegun | BlockDone | SoFar | Said | messages.Progress
 Observer = Callable[[Event], None]

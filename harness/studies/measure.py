@@ -13,17 +13,17 @@ from typing import Any
 import msgspec
 
 from harness.analysis import noise_floor
-from harness.analysis.comparison import result
+from harness.analysis.comparison import result, so_far
 from harness.analysis.noise_floor import with_floor
 from harness.analysis.outputs import outputs_differ
 from harness.analysis.result import Result, to_plain
 from harness.analysis.rule import enough
-from harness.analysis.values import Values, block_values
+from harness.analysis.values import Values, block_seconds, block_values
 from harness.common.differences import difference
 from harness.plan.checks import check_metrics
 from harness.plan.design import Design
 from harness.run.blocks import measure as measure_blocks
-from harness.run.events import Observer, Said
+from harness.run.events import Observer, Said, SoFar
 from harness.run.teacher_forcing import judge
 from harness.store import folders
 from harness.store.block import Block
@@ -123,8 +123,12 @@ def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
                         manifest = msgspec.structs.replace(manifest, blocks_in_time=len(blocks))
                         write_manifest(folder, manifest)
                         break
+                    if seen := so_far(design, values):
+                        observe(SoFar(len(blocks), seen))
             blocks = judge(folder, manifest, blocks, lambda line: observe(Said(line)))
-        found = with_floor(result(manifest, blocks, values), manifest, noise_floor.folder_of(folder))
+        found = with_floor(
+            result(manifest, blocks, values), manifest, noise_floor.folder_of(folder), block_seconds(blocks)
+        )
         write_summary(folder, to_plain(found))
     except BaseException as error:
         kept = len(finished_blocks(folder))

@@ -264,3 +264,14 @@ def test_outputs_of_two_models_are_not_compared() -> None:
     other = msgspec.structs.replace(after, options=msgspec.structs.replace(after.options, model="tiny-llama"))
     plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=(before, other)))
     assert outputs.same(plan, blocks(0.9)).compared == 0
+
+
+def test_what_a_run_shows_so_far_needs_two_blocks_of_two_arms() -> None:
+    design = manifest().design
+    values = [block_values(design, each) for each in blocks(0.9)]
+    assert comparison.so_far(design, values[:3]).startswith("tpot_ms_p50 −10")
+    assert comparison.so_far(design, values[:1]) == ""
+    alone = manifest(arms=1).design
+    assert comparison.so_far(alone, [{"before": each["before"]} for each in values]) == ""
+    without = [{arm: {} for arm in each} for each in values]
+    assert comparison.so_far(design, without) == ""

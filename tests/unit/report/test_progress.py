@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from harness.cli.progress import MUCH_STOLEN, Display, question
-from harness.run.events import BlockBegun, BlockDone
+from harness.run.events import BlockBegun, BlockDone, SoFar
 from tests.support.made_blocks import manifest
 
 
@@ -31,3 +31,12 @@ def test_a_run_begins_with_what_is_compared_and_who_claims_it() -> None:
     assert said.startswith("pinned-h2d: ")
     assert "roseinfer" in said
     assert question(replace(manifest().design, name="a pair of my own")) is None
+
+
+def test_what_is_seen_so_far_is_shown_and_called_no_verdict() -> None:
+    drawn, plain = list[str](), list[str]()
+    display = Display(manifest().design, drawn.append, redraw=drawn.append, plain=plain.append)
+    display(SoFar(2, "tpot_ms_p50 −3.0% [−5.0%, −1.0%]"))
+    display(BlockBegun(2, left=4))
+    assert plain == ["after 2 blocks, no verdict yet: tpot_ms_p50 −3.0% [−5.0%, −1.0%]"]
+    assert drawn == ["block 3 of 6: booting | so far, no verdict yet: tpot_ms_p50 −3.0% [−5.0%, −1.0%]"]
