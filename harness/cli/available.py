@@ -43,8 +43,9 @@ def devices() -> None:
 def doctor() -> None:
     """What would be measured here, and what would spoil it."""
     from harness.cli import listings
+    from harness.cli.options import RESULTS
     from harness.common.consoles import Console
     from harness.studies import doctor as checks
 
     screen = Console()
-    screen.print(listings.checkup(checks.examine(), screen.width))
+    screen.print(listings.checkup(checks.examine(RESULTS), screen.width))

@@ -16,9 +16,14 @@ import psutil
 
 from engines.machine import cpu_model
 from engines.timers import ask_for_exact_timers, ask_for_short_slice
+from harness.analysis import noise_floor
+from harness.analysis.warnings import FEASIBLE_S
 from harness.common import core_speed, machine
+from harness.common.formatting import between, duration
+from harness.metrics.definitions import SLICED
 from harness.run import readings
 from harness.run.hosts import bytecode_is_kept
+from harness.stats import planning
 
 CPU = Path("/sys/devices/system/cpu")
 WATCH_S = 0.5  # how long other processes are watched
@@ -27,6 +32,7 @@ BUSY_S = 2.0  # how long the cores are kept busy
 SLEEPS, SLEEP_S = 500, 0.0005
 LATE_MS = 0.5
 UNREADABLE = "not readable here"
+MARGIN = 0.01  # Design's default
 
 
 class Finding(NamedTuple):
@@ -47,12 +53,13 @@ class Busy:
     loops_us: list[float]
 
 
-def examine() -> list[Finding]:
-    """Every check, in the order in which to read them. Takes four seconds."""
+def examine(results: Path) -> list[Finding]:
+    """Every check, in the order in which to read them; `results`: where `bench aa` left what it found. Takes
+    four seconds."""
     at_rest = [each() for each in (device, versions, nsys, cores, governor, turbo, load, other_processes)]
     busy = keep_busy()
     settings = [each() for each in (huge_pages, swap, memory, scheduler_slice, bytecode)]
-    return [*at_rest, steal(busy), speed(busy), wake_ups(), *settings]
+    return [*at_rest, steal(busy), speed(busy), wake_ups(), *settings, decides(results / noise_floor.FOLDER)]
 
 
 def finding(what: str, fine: bool, found: str, remedy: str) -> Finding:
@@ -204,6 +211,28 @@ def bytecode() -> Finding:
         "torch has no bytecode, and what is compiled is not kept: each run's first boots compile it again",
         "unset PYTHONDONTWRITEBYTECODE, or compile: python -m compileall",
     )
+
+
+def decides(floors: Path) -> Finding:
+    """How long a change of the default margin takes to be seen here in 4 of 5 runs, by the newest noise floor
+    of this machine that knows how long its blocks took."""
+    here = machine.fingerprint()
+    known = [
+        (floor.created, metric, floor, floor.seconds)
+        for floor in noise_floor.read(floors)[0]
+        for metric in (SLICED, "tpot_ms_p50")
+        if floor.of.machine == here and floor.seconds and metric in floor.metrics
+    ]
+    if not known:
+        return Finding("decides 1%", True, "not known yet: bench aa --variant pinned-h2d finds out")
+    created, metric, floor, seconds = max(known, key=lambda each: (each[0], each[1] == SLICED))
+    low, high = planning.blocks_needed(floor.metrics[metric].sd, floor.of.blocks, MARGIN)
+    what = f"{metric} of {floor.of.engine}, {floor.of.model}, {floor.of.kind}"
+    if low * seconds > FEASIBLE_S:
+        found = f"not feasible: {duration(low * seconds)} at least"
+    else:
+        found = f"in {between(*(duration(each * seconds) for each in (low, high)))}"
+    return Finding("decides 1%", True, f"{found} ({what}; {floor.run}, {created[:10]})")
 
 
 def _cpu_seconds(process: psutil.Process) -> float | None:

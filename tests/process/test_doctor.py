@@ -9,17 +9,41 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from harness.analysis import noise_floor
+from harness.common import machine
+from harness.common.formatting import between, duration
 from harness.run import readings
 from harness.run.hosts import bytecode_in
+from harness.stats import planning
 from harness.studies import doctor
+from tests.support.made_blocks import manifest, result
 
 
-def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine() -> None:
-    found = doctor.examine()
+def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine(tmp_path: Path) -> None:
+    found = doctor.examine(tmp_path)
     assert len({each.what for each in found}) == len(found)
     assert all(each.found for each in found)
     assert all(each.fine == (not each.remedy) for each in found)
+
+
+def test_how_long_a_change_of_1_percent_takes_to_be_seen_is_told_by_the_newest_floor_of_this_machine(
+    tmp_path: Path,
+) -> None:
+    assert "bench aa" in doctor.decides(tmp_path).found
+    equal = replace(manifest(against_itself=True), machine=machine.fingerprint())
+    floor = noise_floor.floor_of(equal, result(1.0, equal, noise=0.005).comparisons[0], seconds=20.0)
+    elsewhere = replace(floor.of, machine=manifest().machine, rounds=7)
+    noise_floor.keep(tmp_path, replace(floor, of=elsewhere, created="2027", seconds=1e6))
+    assert "bench aa" in doctor.decides(tmp_path).found
+    noise_floor.keep(tmp_path, floor)
+    spread = floor.metrics["tpot_ms_p50"]
+    low, high = planning.blocks_needed(spread.sd, 6, 0.01)
+    told = doctor.decides(tmp_path).found
+    assert told.startswith(f"in {between(duration(20 * low), duration(20 * high))} (tpot_ms_p50 of e,")
+    noise_floor.keep(tmp_path, replace(floor, seconds=20_000.0))
+    assert doctor.decides(tmp_path).found.startswith("not feasible: ")
 
 
 def test_all_cores_are_kept_busy_while_it_is_looked_at_what_is_stolen(
