@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -126,6 +127,7 @@ def report(
     out: Annotated[
         Path, option(OUTPUT, "File to write: .html, or .md for a pull request (report.html).", "-o", "--out")
     ] = Path("report.html"),
+    opened: Annotated[bool, option(OUTPUT, "Open it in a browser.", "--open")] = False,
     debug: Debug = False,
 ) -> None:
     """Write what a run found as one file: a web page that needs nothing else, or markdown."""
@@ -133,3 +135,13 @@ def report(
 
     reports.write(run, out)
     sys.stdout.write(f"{out}\n")
+    if opened and not _open(out):
+        say("there is no browser, or no display to show it on: open the file where there is")
+
+
+def _open(page: Path) -> bool:
+    """Whether a browser shows it. Without a display it could only be one in this terminal, in the way."""
+    import webbrowser
+
+    displays = [name for name in ("DISPLAY", "WAYLAND_DISPLAY") if os.environ.get(name)]
+    return bool(displays) and webbrowser.open(page.resolve().as_uri())

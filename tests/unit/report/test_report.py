@@ -270,3 +270,18 @@ def test_a_run_that_is_not_whole_is_one_line(
 def test_an_ending_that_is_neither_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(api.BadSetting, match=r"end .*report.pdf in \.html or \.md"):
         html.write(tmp_path / "nowhere", tmp_path / "report.pdf")
+
+
+@pytest.mark.parametrize("display", [":0", ""])
+def test_a_page_is_opened_where_there_is_a_display(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, display: str
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: not opened.append(url))
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    out = tmp_path / "page.md"
+    run = REFERENCE / "runs" / "pinned-h2d-turns"
+    assert bench(monkeypatch, "report", str(run), "-o", str(out), "--open") == 0
+    assert opened == ([out.as_uri()] if display else [])
+    assert ("no display" in capsys.readouterr().err) == (not display)
