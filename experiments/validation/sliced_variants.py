@@ -17,7 +17,7 @@ from experiments.validation.main_command import change, half_width, scatter
 from harness.metrics import definitions
 from harness.plan.variants import Variant, load_variants
 
-DEVICES: dict[str, tuple[str, ...]] = {"unpaced": (), "paced, 10 ms": ("--pace", "10ms")}
+DEVICES: dict[str, tuple[str, ...]] = {"paced, 10 ms": ("--pace", "10ms"), "unpaced": ()}
 OF_ROUNDS = "step_ms_matched"
 SHOWN = (*definitions.OF_PAIRS, OF_ROUNDS, "tpot_ms_p50")
 
