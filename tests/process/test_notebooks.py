@@ -22,6 +22,7 @@ def test_all_of_them_are_there() -> None:
         "03-launch-done",
         "04-output-processing",
         "05-noise-and-power",
+        "06-where-it-matters",
     ]
 
 
