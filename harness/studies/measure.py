@@ -123,7 +123,7 @@ def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
                         manifest = msgspec.structs.replace(manifest, blocks_in_time=len(blocks))
                         write_manifest(folder, manifest)
                         break
-                    if seen := so_far(design, values):
+                    if len(blocks) < design.blocks and (seen := so_far(design, values)):
                         observe(SoFar(len(blocks), seen))
             blocks = judge(folder, manifest, blocks, lambda line: observe(Said(line)))
         found = with_floor(
