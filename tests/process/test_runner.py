@@ -86,6 +86,8 @@ def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path:
     assert code == 0, stderr
     result = json.loads(stdout)
     assert result == json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert stderr.count("no verdict yet: tpot_ms_p50") == 1  # after the second block of three
+    assert last_line(stderr).startswith(f"bench: next: bench report results/{run_folder(tmp_path).name} ")
     comparison = result["comparisons"][0]
     assert comparison["metrics"]["tpot_ms_p50"]["verdict"] is not None  # which one, is the machine's affair
     assert comparison["outputs"] == {"compared": 48, "identical": 48, "near_ties": None, "distinct": 8}

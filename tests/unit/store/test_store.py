@@ -435,6 +435,13 @@ def test_nothing_is_written_into_a_folder_that_was_removed(tmp_path: Path) -> No
     assert not gone.exists()
 
 
+def test_steps_without_a_phase_are_named(folder: Path) -> None:
+    steps = pd.DataFrame({name: [0] for name in (*COLUMNS["steps"], "arm", "round") if name != "append.end"})
+    write_block(folder, 0, {**tables(), "steps": steps})
+    with pytest.raises(StoreError, match=r"steps\.parquet was edited: it has no column 'append\.end'"):
+        read_block(folder, 0)
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_every_column_that_a_run_writes_is_read_back(tmp_path: Path, name: str) -> None:
     """Those of analysis/frames, which has them all: one that a reader takes for edited costs every run."""

@@ -1,0 +1,18 @@
+"""What is made of a server's answers before anything is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines import api
+from engines.openai import endpoint
+
+SERVER = endpoint.Endpoint(scheme="http", host="localhost", port=80, path="/v1")
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"data": [{"id": "\xff"}]}', b'{"data": ' + b"[" * 100_000])
+def test_a_list_of_models_that_can_not_be_read_is_none(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr(endpoint, "get", lambda server, path: (200, body))
+    with pytest.raises(api.EngineError, match="names no model: GET /v1/models gives no list of models"):
+        endpoint.model(SERVER, "")
+    assert endpoint.model(SERVER, "mine").name == "mine"
