@@ -45,5 +45,5 @@ def write_result(
         "rows": rows,
         "data": data,
     }
-    (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(content) + "\n")
     print("\n".join(lines))

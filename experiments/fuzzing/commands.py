@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from unittest.mock import patch
 from experiments.common.command_line import ROOT
 from experiments.fuzzing import values
 from experiments.fuzzing.case import Target
-from experiments.fuzzing.in_process import COMMAND, bench, judged, nothing_starts, rss
+from experiments.fuzzing.in_process import bench, judged, nothing_starts, rss
+from harness.cli.app import COMMANDS, built
 
 RUNS = tuple(
     str(ROOT / "results" / "reference" / "runs" / name) for name in ("pinned-h2d", "deferred-output")
@@ -66,16 +67,19 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
 NUMBERS = ("0", "1", "2", "4", "6", "100", "0.5", "-1", "50%")
 # Never a value of these that is a path outside of the folder it runs in: they are written to.
 WRITTEN = ("out",)
-LEFT_OUT = ("debug", "help")  # a traceback and a page are what they are for
+# A traceback, a page and a browser are what they are for.
+LEFT_OUT = ("debug", "help", "help_all", "opened")
 SLOW = ("doctor",)  # it looks around for a second, and has no option
 Words = list[str]
 
 
-def commands(group: Any = COMMAND, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands(
+    group: Mapping[str, Any] | None = None, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Each command's words, and what typer made of it."""
-    for name, each in group.commands.items():
+    for name, each in ({name: built(name) for name in COMMANDS} if group is None else group).items():
         if hasattr(each, "commands"):
-            yield from commands(each, (*path, name))
+            yield from commands(each.commands, (*path, name))
         elif name not in SLOW:
             yield (*path, name), each
 

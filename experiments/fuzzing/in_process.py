@@ -16,11 +16,10 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import psutil
-import typer
 
 from experiments.fuzzing.case import Broken
 from harness.cli import exit_codes
-from harness.cli.app import app
+from harness.cli.app import Bench
 from harness.common import machine
 from harness.report import figures, html  # noqa: F401 - seconds, which are no case's
 from harness.serve import mock, server
@@ -30,7 +29,7 @@ from harness.studies.evaluation import evaluate
 DOCUMENTED = {0, 1, 2, 3, 4, 129, 130, 143}
 LONGEST_LINE = 2000  # characters of an error
 ALLOWED = "git"  # what may be started: it looks, and does nothing
-COMMAND: Any = typer.main.get_command(app)
+COMMAND: Any = Bench()
 
 
 class Starting(BaseException):

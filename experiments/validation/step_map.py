@@ -277,7 +277,7 @@ def draw(found: Mapping[tuple[str, str, int], Point], names: Sequence[str]) -> N
         made.supxlabel("device time of a decode step (ms, log scale)", size=9)
         made.supylabel("change of the decode step (%), 95% interval; below 0 is faster", size=9)
         style.legend_below(made, panels[0])
-        made.savefig(FOLDER / f"{Path(__file__).stem}.png", dpi=150)
+        made.savefig(FOLDER / f"{Path(__file__).stem}.png", dpi=110)
 
 
 def main() -> None:

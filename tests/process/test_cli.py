@@ -190,7 +190,7 @@ def test_a_shortage_is_named_and_exit_code_4(
 def test_a_ctrl_c_outside_of_a_measurement_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted() -> None:
+    def interrupted(results: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("harness.studies.doctor.examine", interrupted)
