@@ -204,9 +204,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 margin=boots.margin,
                 primary=boots.primary,
                 seed=self.adjusted.seed,
-                segments=boots.segments,
-                **(turns_of(arms, engines) if boots.segments else {}),
             )
+            if boots.segments:
+                turns = turns_of(arms, engines)
+                same = msgspec.structs.replace(same, segments=boots.segments, **turns)
             same.check()
             if boots.segments and (still := [a.name for a in arms if not engines[a.engine].takes_turns]):
                 raise api.BadSetting(f"{name} has segments, and {still[0]}'s engine takes no turns")
