@@ -149,8 +149,8 @@ def test_a_start_may_take_any_time_unless_a_process_of_it_is_stopped(
 def test_what_a_process_started_is_named_where_it_is_stopped(tmp_path: Path) -> None:
     parent = start_child("engine host", ["sh", "-c", "sleep 99 & wait"], {}, tmp_path / "log")
     try:
-        while not (below := psutil.Process(parent.pid).children()):
-            pass
+        while not (below := psutil.Process(parent.pid).children()) or below[0].name() != "sleep":
+            pass  # the shell has forked, and is about to become what it starts
         assert stopped([parent]) == ""
         below[0].suspend()
         until_status(below[0], psutil.STATUS_STOPPED)
