@@ -22,6 +22,8 @@ from time import perf_counter
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.common import command_line
 from experiments.common.record import FOLDER, write_result
@@ -238,9 +240,6 @@ def write(runs: Sequence[Mapping[str, Any]]) -> None:
 
 def draw(found: Mapping[tuple[str, str, int], Point], names: Sequence[str]) -> None:
     """A panel a variant, a line a batch; all panels of a row have one scale."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator
-
     across = 4
     down = -(-len(names) // across)
     with style.drawing():

@@ -42,9 +42,8 @@ def run(command: Any) -> NoReturn:
     except api.EngineError as error:
         code = _complain("; ".join([str(error), *notes(error)]), error, FAILED)
     except Exception as error:
-        if (
-            isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
-        ):  # nobody but a person makes those
+        # Nobody but a person makes such paths.
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             code = _complain(f"{error.strerror}: {error.filename}", error, USAGE)
         else:
             what = shortage(error) or f"unexpected {type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ from harness.stats.stopping import ALPHA, Until
 from harness.workload.workload import Workload
 
 MAX_SECONDARIES = 5
+MARGIN = 0.01  # unless another is asked for
 MOST = 10_000  # blocks, or rounds of a boot: weeks
 SHARE = {"share": True}  # an option that is typed as 1% or 0.01
 
@@ -121,7 +122,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     turn_lead: int = 0  # its first steps, which fill the pipeline: no interval ends with them
     margin: Annotated[
         float, Meta(description="Largest change that counts as none (1%).", extra={**SHARE, "first": True})
-    ] = 0.01
+    ] = MARGIN
     primary: Annotated[
         str,
         Meta(

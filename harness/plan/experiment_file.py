@@ -16,7 +16,7 @@ import msgspec
 
 from engines import api
 from harness.metrics import definitions
-from harness.plan.design import Arm, Design
+from harness.plan.design import MARGIN, Arm, Design
 from harness.plan.settings import DEVICES, convert_workload, make_arm, turns_of
 from harness.plan.variants import Variant, load_variants
 from harness.workload.check import check as check_workload
@@ -71,7 +71,7 @@ class Boots(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int = 6
     rounds: int = 2
     segments: int = 0  # of each workload, in which the arms take turns: its decode steps at one batch
-    margin: float = 0.01  # the first claim must be beyond it, or exactly what it says could be called same
+    margin: float = MARGIN  # the first claim must be beyond it, or exactly what it says could be called same
     primary: str = "tpot_ms_p50"
     emulated: Scaled = Scaled()
 

@@ -21,6 +21,7 @@ from harness.analysis.warnings import FEASIBLE_S
 from harness.common import core_speed, machine
 from harness.common.formatting import between, duration
 from harness.metrics.definitions import SLICED
+from harness.plan.design import MARGIN
 from harness.run import readings
 from harness.run.hosts import bytecode_is_kept
 from harness.stats import planning
@@ -32,7 +33,6 @@ BUSY_S = 2.0  # how long the cores are kept busy
 SLEEPS, SLEEP_S = 500, 0.0005
 LATE_MS = 0.5
 UNREADABLE = "not readable here"
-MARGIN = 0.01  # Design's default
 
 
 class Finding(NamedTuple):
