@@ -43,6 +43,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     sampling: bool = False  # whether requests may ask for a temperature: three times the captured programs
     scoring: bool = False  # whether requests may bring tokens to score: twice the captured programs
     prefix_cache: Annotated[bool, Meta(description="Keep and share the KV of equal prefixes (off).")] = False
+    chunk_tokens: int = 128  # with chunk=on: padded tokens of prompts that one step takes
     max_context: int = 512  # tokens of one request, prompt and output together, at most
     seed: int = 0  # of the preset weights
     recorder: bool = True  # step records on or off

@@ -39,6 +39,7 @@ class Size(msgspec.Struct, frozen=True):
     batch: int
     tokens: int
     context: int
+    times: int = 1  # steps of that size that it runs, one after another
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -64,7 +65,7 @@ class Pace(msgspec.Struct, frozen=True):
     def ns(self, size: Size) -> int:
         """How long a program of this size takes."""
         terms: tuple[Term, ...] = getattr(self, size.kind)
-        return round(sum(term.of(size) for term in terms))
+        return round(size.times * sum(term.of(size) for term in terms))
 
 
 class PaceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

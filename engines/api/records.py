@@ -19,9 +19,9 @@ PHASES = (
     "append",
     "output",
 )
-STEP_KINDS = ("prefill", "decode")
+STEP_KINDS = ("prefill", "decode", "mixed")
 STEP_COLUMNS = (
-    *("step", "kind", "batch", "tokens", "dropped", "preempted"),
+    *("step", "kind", "batch", "tokens", "dropped", "preempted", "given"),
     *(f"{phase}.{edge}" for phase in PHASES for edge in ("start", "end")),
 )
 
@@ -31,9 +31,9 @@ class StepTable(msgspec.Struct, frozen=True):
 
     Columns, all of STEP_COLUMNS: "step", "kind" (index into STEP_KINDS), "batch" (requests), "tokens" (fed to
     the model), "dropped" (rows whose result was not wanted any more), "preempted" (requests that lost their
-    blocks to others), and for each of PHASES the stamps "<phase>.start" and "<phase>.end". A round with
-    impossible records (a step number twice, a phase that ends before it starts, stamps that are no
-    perf_counter_ns of the round) fails the run.
+    blocks to others), "given" (tokens that its requests got; -1: one each), and for each of PHASES the stamps
+    "<phase>.start" and "<phase>.end". A round with impossible records (a step number twice, a phase that ends
+    before it starts, stamps that are no perf_counter_ns of the round) fails the run.
     """
 
     columns: list[str]

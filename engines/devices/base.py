@@ -15,7 +15,7 @@ The engine knows this file and nothing below it. Two devices honour it: `cuda` (
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,8 +47,9 @@ class Module(Protocol):
     root: torch.nn.Module  # whose leaf modules an uncaptured launch walks through
     facts: dict[str, Any]  # what it says of itself: plain data, as it may cross a process border
 
-    def size(self, program: str, *arguments: int) -> Size | None:
-        """What that program works on with these arguments, which a pace is made from; None: it has none."""
+    def sizes(self, program: str, *arguments: int) -> Sequence[Size]:
+        """What that program works on with these arguments, which a pace is made from: it takes the time of
+        all of them. None of them: it has no pace."""
 
 
 class Buffer(Protocol):

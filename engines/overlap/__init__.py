@@ -5,6 +5,7 @@ Importing this package costs milliseconds, so that a command line can list and c
 
 from engines.api import EngineSpec
 from engines.overlap.toggles import (
+    chunk,
     d2h,
     gc,
     gil,
@@ -14,6 +15,7 @@ from engines.overlap.toggles import (
     output,
     prefill,
     schedule,
+    steps,
     sync,
     tables,
 )
@@ -31,6 +33,8 @@ SPEC = EngineSpec(
         graph.TOGGLE,
         tables.TOGGLE,
         prefill.TOGGLE,
+        chunk.TOGGLE,
+        steps.TOGGLE,
         gil.TOGGLE,
         gc.TOGGLE,
     ),

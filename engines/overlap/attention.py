@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, index_select
+from torch import Tensor, cat, index_select
 from torch.nn.functional import scaled_dot_product_attention
 
 
@@ -63,6 +63,28 @@ class Paged:
         grouped = query.reshape(batch, kv_heads, heads // kv_heads * length, width)
         out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self.bias, scale=scale)
         return out.reshape(batch, heads, length, width).transpose(1, 2)
+
+
+@dataclass(slots=True)
+class Mixed:
+    """What attention needs of a mixed step, all of whose tokens are one row: `rows` that decode, then parts
+    of prompts, [prompts, length] of them."""
+
+    decode: Paged | None  # None: nobody decodes
+    prompts: Paged
+    rows: int
+    length: int
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Each kind over its own blocks, the decoding rows one query each."""
+        both = query, key, value  # [1, heads, tokens, width] each
+        parts = [each[0, :, self.rows :].unflatten(1, (-1, self.length)).transpose(0, 1) for each in both]
+        attended = self.prompts.attend(layer, parts[0], parts[1], parts[2], scale).flatten(0, 1)
+        if self.decode is not None:
+            rows = [each[0, :, : self.rows].transpose(0, 1)[:, :, None] for each in both]
+            decoded = self.decode.attend(layer, rows[0], rows[1], rows[2], scale).flatten(0, 1)
+            attended = cat((decoded, attended))
+        return attended[None]
 
 
 def _store(pages: Pages, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:

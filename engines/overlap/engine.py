@@ -25,7 +25,7 @@ from engines.overlap.recorder import Tracer, make_recorder
 from engines.overlap.refusal import why_refused
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
-from engines.overlap.toggles import d2h, gc, gil, graph, h2d, launch, output, prefill, sync, tables
+from engines.overlap.toggles import chunk, d2h, gc, gil, graph, h2d, launch, output, prefill, sync, tables
 from engines.overlap.tokenizing import Tokenized, Tokenizing
 from engines.tracing import name_thread
 
@@ -76,6 +76,10 @@ class OverlapEngine(api.Engine):
             raise api.BadSetting(
                 "scoring and sampling exclude each other: a step is of one family of programs"
             )
+        if options.scoring and self._steps > 1:
+            raise api.BadSetting(
+                f"scoring goes with steps=1, not {self._steps}: a step is told one target for each request"
+            )
         self._events = events
         device = self._opened or open_device(
             options.device,
@@ -93,6 +97,7 @@ class OverlapEngine(api.Engine):
             prefill_max_tokens=options.prefill_max_tokens,
             batch_buckets=bucket_sizes(options.max_batch_size),
             block_buckets=block_buckets,
+            chunk_tokens=self._chunk_tokens,
         )
         num_blocks = options.num_blocks or options.max_batch_size * block_buckets[-1] + 1
         shapes = [(rows, blocks) for rows in limits.batch_buckets for blocks in limits.block_buckets]
@@ -131,6 +136,8 @@ class OverlapEngine(api.Engine):
                 options.prefix_cache,
                 options.sampling,
                 options.scoring,
+                self._steps,
+                chunk.COMPOSE[toggles["chunk"]],
             ),
             h2d=host_to_device,
             d2h=device_to_host,
@@ -173,12 +180,24 @@ class OverlapEngine(api.Engine):
                 "prefix_cache": options.prefix_cache,
                 "families": self._families(),
                 "persistent_tables": self._persistent_tables,
+                "steps": self._steps,
+                "chunk_tokens": self._chunk_tokens,
             },
         )
 
     def _families(self) -> list[str]:
         """How tokens are chosen in this engine's programs."""
         return families(self.options.sampling, self.options.scoring)
+
+    @property
+    def _steps(self) -> int:
+        """Decode steps of one call of the scheduler."""
+        return int(self.toggles["steps"])
+
+    @property
+    def _chunk_tokens(self) -> int:
+        """Tokens of prompts in a mixed step; 0: there are none."""
+        return self.options.chunk_tokens if self.toggles["chunk"] == "on" else 0
 
     @property
     def _persistent_tables(self) -> bool:
@@ -195,6 +214,7 @@ class OverlapEngine(api.Engine):
             prefix_cache=self.options.prefix_cache,
             families=self._families(),
             persistent_tables=self._persistent_tables,
+            chunk_tokens=self._chunk_tokens,
         )
         device = self._device
         table_rows: tuple[Buffer, ...] = ()
@@ -268,7 +288,8 @@ class OverlapEngine(api.Engine):
             self.cancel(tokenized.request.id)
 
     def _queue(self, active: Active) -> None:
-        reason = why_refused(active, self.options, self._vocabulary, self._loop.scheduler.pool)
+        pool, chunks = self._loop.scheduler.pool, self._chunk_tokens > 0
+        reason = why_refused(active, self.options, self._vocabulary, pool, chunks)
         if reason is not None:
             self._events.send([api.Error(active.request.id, reason)])
         else:

@@ -61,7 +61,7 @@ def families(sampling: bool, scoring: bool) -> list[str]:
 
 
 def program_name(kind: str, family: str) -> str:
-    """What the program of a kind ("prefill", "extend", "decode") is called in a family."""
+    """What the program of a kind ("prefill", "extend", "mixed", "decode") is called in a family."""
     return kind if family == "greedy" else f"{kind}_{family}"
 
 
@@ -92,17 +92,22 @@ def lay_out_all(
     prefix_cache: bool,
     families: Iterable[str],
     persistent_tables: bool,
+    chunk_tokens: int,
 ) -> dict[str, tuple[Array, ...]]:
-    """Every metadata buffer of a module by its name: one per prefill program, one per decode program and
-    shape (batch, blocks). With persistent tables, a decode step is told none."""
+    """Every metadata buffer of a module by its name: one per prefill program, one per program of mixed steps
+    where prompts go in chunks, one per decode program and shape (batch, blocks). With persistent tables, a
+    decode step is told none."""
     shapes = list(decode_shapes)
-    most_blocks = max(blocks for _, blocks in shapes)
+    most_requests, most_blocks = (max(each) for each in zip(*shapes, strict=True))
     layouts = {}
     for family in families:
         prompts = prefill_max_tokens, prefill_max_batch_size
         layouts[program_name("prefill", family)] = lay_out(*prompts, 0, family)
         if prefix_cache:
             layouts[program_name("extend", family)] = lay_out(*prompts, most_blocks, family)
+        if chunk_tokens:
+            most = chunk_tokens + most_requests
+            layouts[program_name("mixed", family)] = lay_out(most, most_requests, most_blocks, family)
         for batch, blocks in shapes:
             name = f"{program_name('decode', family)}.{batch}.{blocks}"
             layouts[name] = lay_out(batch, batch, 0 if persistent_tables else blocks, family)

@@ -96,13 +96,15 @@ class Loop:
         step = Step(number, batch, self.h2d.stage(batch))
         self.recorder.end(METADATA, number, began)
         self.plant.delay_host()
-        if batch.kind == "prefill":
+        if batch.length:
             self.open(batch)
         return step
 
     def open(self, batch: Batch) -> None:
-        """Announce new requests that have stop strings to the output."""
-        for active in batch.requests:
+        """Announce requests that get their first token, and have stop strings, to the output."""
+        if batch.mixed:
+            self.counters["prompt_chunks"] += batch.rows - batch.decodes
+        for active in batch.given[batch.decodes :]:
             if active.request.stop and not active.tokens:
                 ending = msgspec.structs.replace(finish_event(active), reason="stop")
                 self.output.open(Opening(active.request.stop, ending))
@@ -131,13 +133,15 @@ class Loop:
         now = perf_counter_ns()
         appended = self.scheduler.append(step.batch, ids, self.eos)
         produced = [
-            Produced(active.request.id, token, now, finish_event(active) if active.finish_reason else None)
-            for active, token in appended
+            Produced(active.request.id, token, now, finish_event(active) if last else None)
+            for active, token, last in appended.tokens
         ]
-        dropped = len(step.batch.requests) - len(appended)
-        if dropped:
-            self.counters["dropped_rows"] += dropped
-            self.recorder.set_dropped(step.number, dropped)
+        if len(produced) != len(step.batch.requests):
+            if appended.dropped_rows:
+                self.counters["dropped_rows"] += appended.dropped_rows
+            if appended.past_end:
+                self.counters["tokens_past_end"] += appended.past_end
+            self.recorder.set_outcome(step.number, appended.dropped_rows, len(produced))
         self.recorder.end(APPEND, step.number, began)
 
         if self.output.deferred:

@@ -1,16 +1,17 @@
-"""What runs on the device: a Hugging Face causal LM over a paged KV cache, as three programs.
+"""What runs on the device: a Hugging Face causal LM over a paged KV cache, as four programs.
 
 `prefill(batch, length)` runs whole prompts, padded on the right to one length. `extend(batch, length,
 blocks)` runs what is left of prompts after a cached prefix, over at most `blocks` KV blocks, the new tokens'
-own included. `decode(batch, blocks)` runs one token per request, each over at most `blocks` KV blocks. All
-end by sampling into `sampled_ids` and into the future map, so that the next step can be launched before the
-host knows the ids. Nothing here knows of streams, copies or the host.
+own included. `decode(batch, blocks)` runs one token per request (or several, one after another: toggle
+steps), each over at most `blocks` KV blocks. `mixed` runs a token of some requests beside parts of the
+prompts of others (toggle chunk). All end by sampling into `sampled_ids` and into the future map, so that the
+next step can be launched before the host knows the ids. Nothing here knows of streams, copies or the host.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from engines.api import BadSetting
 from engines.api.pace import Size
-from engines.overlap.attention import Paged, Pages, Prefill
+from engines.overlap.attention import Mixed, Paged, Pages, Prefill
 from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nbytes, program_name
 from engines.overlap.model_check import A_FEW_TOKENS, check_model
 from engines.overlap.models import open_model
@@ -27,6 +28,7 @@ from engines.overlap.models.contract import Attend, rescaling
 from engines.overlap.plant import PROGRAM, delay_program
 from engines.overlap.sampler import sample, sample_greedy
 from engines.overlap.scoring import score
+from engines.overlap.toggles import steps as multi_step
 
 
 class OverlapModule:
@@ -49,6 +51,8 @@ class OverlapModule:
         prefix_cache: bool,
         families: list[str],
         persistent_tables: bool,
+        steps: int,
+        chunk_tokens: int,
     ) -> None:
         torch_dtype = getattr(torch, dtype)
         self.device = device
@@ -57,6 +61,8 @@ class OverlapModule:
         has = self._model.shape
         self.layers = has.layers
         self.queries_per_head = has.heads // has.kv_heads
+        self.steps = steps
+        self.positions = has.positions
         shape = (num_blocks, block_size, has.kv_heads, has.width)
         if max_context > has.positions:
             raise BadSetting(f"{model} has {has.positions} positions: set max_context to that or less")
@@ -81,7 +87,7 @@ class OverlapModule:
         # One future token per request slot; the last entry is where padding rows write.
         self.future = torch.zeros(max_batch_size + 1, dtype=torch.int64, device=device)
         rows = max(prefill_max_batch_size, *(batch for batch, _ in decode_shapes))
-        self.sampled_ids = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.sampled_ids = torch.zeros(rows * steps, dtype=torch.int64, device=device)
         self.buffers = {"sampled_ids": self.sampled_ids}
         self._arrays: dict[str, dict[str, Tensor]] = {}
         most_blocks = max(blocks for _, blocks in decode_shapes)
@@ -92,6 +98,8 @@ class OverlapModule:
         kinds: dict[str, Callable[..., None]] = {"prefill": self.prefill, "decode": self.decode}
         if prefix_cache:
             kinds["extend"] = self.extend
+        if chunk_tokens:
+            kinds["mixed"] = self.mixed
         self.programs: dict[str, Callable[..., None]] = {
             program_name(kind, family): partial(run, family=family)
             for kind, run in kinds.items()
@@ -105,6 +113,7 @@ class OverlapModule:
             prefix_cache=prefix_cache,
             families=families,
             persistent_tables=persistent_tables,
+            chunk_tokens=chunk_tokens,
         )
         for name, arrays in layouts.items():
             self._add_metadata(name, arrays)
@@ -115,14 +124,17 @@ class OverlapModule:
         self._no_bias = torch.zeros((), dtype=torch_dtype, device=device)
         self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
 
-    def size(self, program: str, *arguments: int) -> Size | None:
-        """Rows and tokens of a step's program as it runs, padding included."""
+    def sizes(self, program: str, *arguments: int) -> Sequence[Size]:
+        """Rows and tokens of a step's program as it runs, padding included; a mixed one has both."""
         match program.partition("_")[0], arguments:
             case "decode", (batch, blocks):
-                return Size("decode", batch, batch, blocks * self.pages.block_size)
+                return [Size("decode", batch, batch, blocks * self.pages.block_size, self.steps)]
             case (("prefill" | "extend"), (batch, length, *_)):
-                return Size("prefill", batch, batch * length, length)
-        return None
+                return [Size("prefill", batch, batch * length, length)]
+            case "mixed", (batch, reach, prompts, length, _):
+                decode = Size("decode", batch, batch, reach * self.pages.block_size, times=min(batch, 1))
+                return [decode, Size("prefill", prompts, prompts * length, length)]
+        return []
 
     def _few_logits(self) -> Tensor:
         """Behind the last of a few tokens: [vocabulary]."""
@@ -158,7 +170,7 @@ class OverlapModule:
         )
         last = arrays["context_lens"][:batch].to(torch.int64) - 1
         rows = torch.arange(batch, device=self.device)
-        self._sample(hidden[rows, last], arrays, family)
+        self._sample(hidden[rows, last], arrays, family, self.sampled_ids[:batch])
 
     def extend(self, batch: int, length: int, blocks: int, family: str = "greedy") -> None:
         """Run at most `length` new tokens of each of `batch` requests, whose tokens, cached ones included,
@@ -175,16 +187,54 @@ class OverlapModule:
         hidden = self._forward(arrays["input_ids"][:tokens].view(batch, length), positions, work)
         last = arrays["context_lens"][:batch].to(torch.int64) - 1 - positions[:, 0]
         rows = torch.arange(batch, device=self.device)
-        self._sample(hidden[rows, last], arrays, family)
+        self._sample(hidden[rows, last], arrays, family, self.sampled_ids[:batch])
+
+    def mixed(
+        self, batch: int, reach: int, prompts: int, length: int, blocks: int, family: str = "greedy"
+    ) -> None:
+        """Run one token of each of `batch` requests, over at most `reach` blocks, and at most `length` tokens
+        of each of `prompts` others, over at most `blocks`, and sample the next token of each."""
+        arrays = self._arrays[program_name("mixed", family)]
+        tokens, tabled = batch + prompts * length, batch * reach
+        ids, positions, slots = (
+            arrays[name][:tokens] for name in ("input_ids", "position_ids", "slot_mapping")
+        )
+        context_lens, tables = arrays["context_lens"], arrays["block_tables"]
+        places = self._places
+        decode = None
+        if batch:
+            visible = places[: reach * self.pages.block_size] < context_lens[:batch, None]
+            decode = self._paged(slots[:batch], tables[:tabled], visible[:, None, :])
+        at = positions[batch:].view(prompts, length)
+        visible = places[: blocks * self.pages.block_size] <= at[:, :, None]
+        parts = self._paged(
+            slots[batch:],
+            tables[tabled : tabled + prompts * blocks],
+            visible.repeat(1, self.queries_per_head, 1),
+        )
+        hidden = self._forward(ids[None], positions[None], Mixed(decode, parts, batch, length))[0]
+        last = context_lens[batch : batch + prompts].to(torch.int64) - 1 - at[:, 0]
+        rows = torch.arange(prompts, device=self.device) * length + batch + last
+        newest = torch.cat((torch.arange(batch, device=self.device), rows))
+        self._sample(hidden[newest], arrays, family, self.sampled_ids[: batch + prompts])
 
     def decode(self, batch: int, blocks: int, family: str = "greedy") -> None:
-        """Run one token of each of `batch` requests that reach back at most `blocks` blocks."""
+        """Run `steps` tokens of each of `batch` requests that reach back at most `blocks` blocks, one after
+        another."""
         arrays = self._arrays[f"{program_name('decode', family)}.{batch}.{blocks}"]
-        context_lens = arrays["context_lens"]
-        visible = self._places[: blocks * self.pages.block_size] < context_lens[:, None]
-        work = self._paged(arrays["slot_mapping"], self._tables(arrays, blocks), visible[:, None, :])
-        hidden = self._forward(arrays["input_ids"][:, None], arrays["position_ids"][:, None], work)
-        self._sample(hidden[:, 0], arrays, family)
+        tables = self._tables(arrays, blocks)
+        block_size = self.pages.block_size
+        place = multi_step.told(arrays)
+        for number in range(self.steps):
+            visible = self._places[: blocks * block_size] < place.context_lens[:, None]
+            work = self._paged(place.slot_mapping, tables, visible[:, None, :])
+            hidden = self._forward(place.input_ids[:, None], place.position_ids[:, None], work)
+            sampled = self.sampled_ids[number * batch : (number + 1) * batch]
+            told = arrays | {"context_lens": place.context_lens}
+            chosen = self._sample(hidden[:, 0], told, family, sampled)
+            if number + 1 < self.steps:
+                table = tables.view(batch, blocks)
+                place = multi_step.next_place(place, chosen, table, block_size, self.positions)
 
     def _tables(self, arrays: dict[str, Tensor], blocks: int) -> Tensor:
         """int32 [batch * blocks]: sent with the step, or gathered from the rows that stay here."""
@@ -209,11 +259,10 @@ class OverlapModule:
         ids = torch.where(input_ids < 0, self.future[slots], input_ids)
         return self._model.hidden(ids, position_ids, work)
 
-    def _sample(self, hidden: Tensor, arrays: dict[str, Tensor], family: str) -> None:
-        """The next token of each row of [batch, hidden]."""
+    def _sample(self, hidden: Tensor, arrays: dict[str, Tensor], family: str, sampled: Tensor) -> Tensor:
+        """The next token of each row of [batch, hidden], into `sampled`; those that the rows go on with."""
         batch = len(hidden)
         logits = self._model.logits(hidden)
-        sampled = self.sampled_ids[:batch]
         parameters = {name: arrays[name][:batch] for name in FAMILIES[family]}
         chosen = sampled
         if family == "scored":
@@ -223,6 +272,7 @@ class OverlapModule:
         else:
             sample_greedy(logits, out=sampled)
         self.future.index_copy_(0, arrays["request_slots"][:batch].to(torch.int64), chosen)
+        return chosen
 
 
 def _check_room(device: torch.device, blocks: int, wanted: int) -> None:

@@ -48,11 +48,13 @@ class Recorder:
         self._rows = row + 1
         at, cells = row * WIDTH, self._cells
         cells[at], cells[at + 1], cells[at + 2] = step, STEP_KINDS.index(kind), batch
-        cells[at + 3], cells[at + 4], cells[at + 5] = tokens, 0, preempted
+        cells[at + 3], cells[at + 4], cells[at + 5], cells[at + 6] = tokens, 0, preempted, batch
 
-    def set_dropped(self, step: int, rows: int) -> None:
+    def set_outcome(self, step: int, dropped: int, given: int) -> None:
+        """For a step that did not give each of its requests one token."""
         if 0 <= step - self._first < MOST_STEPS:
-            self._cells[(step - self._first) * WIDTH + STEP_COLUMNS.index("dropped")] = rows
+            at = (step - self._first) * WIDTH
+            self._cells[at + 4], self._cells[at + 6] = dropped, given
 
     def begin(self, phase: int, step: int) -> int:
         """A phase begins on this thread; pass the result to `end`. `step`: the one that it belongs to, or may
@@ -147,7 +149,7 @@ class NoRecorder(Recorder):
     def add_step(self, step: int, kind: str, batch: int, tokens: int, preempted: int) -> None:
         pass
 
-    def set_dropped(self, step: int, rows: int) -> None:
+    def set_outcome(self, step: int, dropped: int, given: int) -> None:
         pass
 
     def begin(self, phase: int, step: int) -> int:

@@ -9,8 +9,11 @@ from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import Active
 
 
-def why_refused(active: Active, options: EngineOptions, vocabulary: int, pool: BlockPool) -> str | None:
-    """None where `active` can run with these options, a model of `vocabulary` ids, and this block pool."""
+def why_refused(
+    active: Active, options: EngineOptions, vocabulary: int, pool: BlockPool, chunks: bool = False
+) -> str | None:
+    """None where `active` can run with these options, a model of `vocabulary` ids, and this block pool.
+    `chunks`: prompts are prefilled in chunks, so they may be longer than one prefill."""
     prompt, most = len(active.prompt), active.request.max_new_tokens
     if not prompt:
         return "the prompt is empty"
@@ -18,7 +21,7 @@ def why_refused(active: Active, options: EngineOptions, vocabulary: int, pool: B
         return f"max_new_tokens is {most}; at least one token must be asked for"
     if prompt + most > options.max_context:
         return f"a prompt of {prompt} tokens and {most} new ones exceed max_context={options.max_context}"
-    if prompt > options.prefill_max_tokens:
+    if prompt > options.prefill_max_tokens and not chunks:
         return f"a prompt of {prompt} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
     if max(active.prompt) >= vocabulary or min(active.prompt) < 0:
         return f"the prompt has ids beyond the model's vocabulary, 0 to {vocabulary - 1}"

@@ -29,6 +29,7 @@ class Active:
     scores: list[Score] = field(default_factory=list)  # of its forced tokens, as far as they are on the host
     context: int = field(init=False)
     limit: int = field(init=False)
+    left: int = 0  # tokens of a prompt in chunks that no launched step has run yet
     in_flight: int = 0  # launched steps whose result is not on the host yet
     finish_reason: str = ""
     keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed

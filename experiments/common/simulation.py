@@ -19,7 +19,7 @@ from engines.overlap.engine import bucket_sizes
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import NO_SLOT, Active
 from engines.overlap.scheduler import Batch, Limits, Scheduler
-from engines.overlap.toggles import tables
+from engines.overlap.toggles import chunk, tables
 
 VOCABULARY = 97
 EOS = 5
@@ -59,25 +59,47 @@ class StubDevice:
         ids = values["input_ids"]
         ids = np.where(ids < 0, self.future[np.maximum(-1 - ids, 0)], ids)
         self.kv[values["slot_mapping"]] = ids
-        sampled = [
-            next_token(self.kv[self._slots(batch, values, row)]) if row < len(batch.requests) else 0
-            for row in range(batch.rows)
-        ]
-        self.future[values["request_slots"]] = sampled
+        sampled = self._sample(batch, values, 0)
+        for turn in range(1, batch.gives):
+            for row in range(len(batch.requests)):
+                self.kv[self._slots(batch, values, row, turn)[-1]] = sampled[(turn - 1) * batch.rows + row]
+            sampled += self._sample(batch, values, turn)
+        self.future[values["request_slots"]] = sampled[-batch.rows :]
         return sampled
 
-    def _slots(self, batch: Batch, values: dict[str, np.ndarray], row: int) -> np.ndarray:
-        """Where the keys and values of a request lie, from its first token on."""
-        count = values["context_lens"][row]
+    def _sample(self, batch: Batch, values: dict[str, np.ndarray], turn: int) -> list[int]:
+        """The next id of each row, so many decode steps later."""
+        return [
+            next_token(self.kv[self._slots(batch, values, row, turn)]) if row < len(batch.requests) else 0
+            for row in range(batch.rows)
+        ]
+
+    def _slots(self, batch: Batch, values: dict[str, np.ndarray], row: int, turn: int) -> np.ndarray:
+        """Where the keys and values of a request lie, from its first token on. Beyond its table is the dummy
+        block, whose first place stands for all of it."""
+        count = values["context_lens"][row] + turn
         if not batch.blocks:
             return values["slot_mapping"][row * batch.length :][:count]
-        told = values.get("block_tables")
-        table = self.tables[values["request_slots"][row]] if told is None else told[row]
+        table = self._table(batch, values, row)
         positions = np.arange(count)
-        slots: np.ndarray = (
-            table[positions // self.block_size] * self.block_size + positions % self.block_size
-        )
+        columns = positions // self.block_size
+        beyond = columns >= len(table)
+        slots: np.ndarray = table[columns * ~beyond] * self.block_size + positions % self.block_size
+        slots[beyond] = 0
         return slots
+
+    def _table(self, batch: Batch, values: dict[str, np.ndarray], row: int) -> np.ndarray:
+        """The blocks of a row; those that decode in a mixed step come first, and have tables of their own
+        width."""
+        told = values.get("block_tables")
+        if told is None:
+            told = self.tables[values["request_slots"]]
+        elif batch.mixed:
+            tabled = batch.decodes * batch.decode_blocks
+            decoding = told[:tabled].reshape(batch.decodes, -1) if batch.decodes else told[:0]
+            told = [*decoding, *told[tabled:].reshape(-1, batch.blocks)]
+        table: np.ndarray = told[row]
+        return table
 
 
 @dataclass
@@ -94,6 +116,8 @@ class Simulation:
     ahead: int = 1
     prefix_cache: bool = False
     tables: str = "full"
+    steps: int = 1
+    chunk_tokens: int = 0  # 0: prompts are prefilled whole
     flying: deque[tuple[Batch, list[int]]] = field(default_factory=deque)
     live: dict[int, Active] = field(default_factory=dict)
     ended: dict[int, Active] = field(default_factory=dict)
@@ -104,11 +128,23 @@ class Simulation:
     def __post_init__(self) -> None:
         buckets = bucket_sizes(-(-self.context // self.block_size))
         limits = Limits(
-            self.batch, self.prefill_batch, self.prefill_tokens, bucket_sizes(self.batch), buckets
+            self.batch,
+            self.prefill_batch,
+            self.prefill_tokens,
+            bucket_sizes(self.batch),
+            buckets,
+            self.chunk_tokens,
         )
         self.pool = BlockPool(self.blocks, self.block_size)
         chosen = tables.choose(self.tables, self.batch + 1, buckets[-1], Counter())
-        self.scheduler = Scheduler(self.pool, limits, chosen, self.prefix_cache)
+        self.scheduler = Scheduler(
+            self.pool,
+            limits,
+            chosen,
+            self.prefix_cache,
+            steps=self.steps,
+            compose=chunk.COMPOSE["on" if self.chunk_tokens else "off"],
+        )
         self.device = StubDevice(self.blocks, self.block_size, self.batch, buckets[-1])
 
     @property
@@ -126,9 +162,13 @@ class Simulation:
         batch = self.scheduler.schedule()
         if batch is not None:
             assert len(batch.requests) <= self.batch
-            if batch.kind == "prefill":
-                assert batch.tokens <= self.prefill_tokens or len(batch.requests) == 1
-                assert len(batch.requests) <= self.prefill_batch
+            prompts = len(batch.requests) - batch.decodes
+            if batch.length and self.chunk_tokens:
+                assert prompts * batch.length <= self.chunk_tokens
+                assert prompts <= self.prefill_batch
+            elif batch.length:
+                assert batch.tokens <= self.prefill_tokens or prompts == 1
+                assert prompts <= self.prefill_batch
             self.preempted += batch.preempted
             self.cached += batch.cached_tokens
             self.flying.append((batch, self.device.run(batch)))
@@ -138,9 +178,9 @@ class Simulation:
     def read(self) -> None:
         """The oldest step's ids are on the host."""
         batch, ids = self.flying.popleft()
-        for active, token in self.scheduler.append(batch, ids, frozenset({EOS})):
-            assert active.tokens[-1] == token
-            if active.finish_reason:
+        for active, token, last in self.scheduler.append(batch, ids, frozenset({EOS})).tokens:
+            assert token in active.tokens
+            if last:
                 self.ended[active.request.id] = self.live.pop(active.request.id)
 
     def end(self, request: int, reason: str) -> None:
@@ -162,6 +202,7 @@ class Simulation:
         assert shared <= pool._keys.keys(), "a block that nobody keeps has two owners"
         for request in scheduler.running:
             assert pool.blocks_for(request.context - 1) <= len(request.blocks), "a token without a slot"
+            assert 0 <= request.left <= request.context
             own = request.blocks[request.kept_blocks :]
             assert shared.isdisjoint(own), "a block was shared before it was known"
         assert 0 not in owners, "the dummy block was handed out"

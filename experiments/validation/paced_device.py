@@ -48,8 +48,8 @@ class Nothing:
         self.programs: dict[str, Callable[..., None]] = {"nothing": lambda: None}
         self.facts: dict[str, Any] = {}
 
-    def size(self, program: str, *arguments: int) -> Size:
-        return Size("decode", 1, 1, 0)
+    def sizes(self, program: str, *arguments: int) -> list[Size]:
+        return [Size("decode", 1, 1, 0)]
 
 
 def build(device: torch.device) -> Nothing:

@@ -84,11 +84,14 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "steps": {
         **_KEY_COLUMNS,
         "step": Column("int64", "", "number within the boot"),
-        "kind": Column("text", "", '"prefill", "decode", or "dropped": nobody wanted any of its rows'),
+        "kind": Column(
+            "text", "", '"prefill", "decode", "mixed", or "dropped": nobody wanted any of its rows'
+        ),
         "batch": Column("int64", "requests", "in the step"),
         "tokens": Column("int64", "tokens", "computed"),
         "dropped": Column("int64", "requests", "whose token nobody wanted any more"),
         "preempted": Column("int64", "requests", "sent back to the queue to make room"),
+        "given": Column("int64", "tokens", "that its requests got; -1: one each"),
         **{
             f"{phase}.{edge}": Column("int64", "ns", f"{edge} of the host's phase {phase}; {STAMP}")
             for phase in api.PHASES

@@ -48,6 +48,8 @@ def _of_arm(arm: str, blocks: Sequence[Block], per_step: bool) -> dict[str, tupl
         batch = steps.loc[steps["kind"] == "decode", "batch"]
         found["mean_batch"] = (float(batch.mean()) if len(batch) else 0.0, "requests per decode step")
         for kind in (*api.STEP_KINDS, "dropped"):
+            if kind == "mixed" and kind not in kinds:  # most engines never have one
+                continue
             found[f"{kind}_steps"] = (float(kinds.get(kind, 0)) / len(rounds), "per round")
         found["dropped_rows"] = (float(steps["dropped"].sum()) / len(rounds), "per round")
         found["preempted"] = (float(steps["preempted"].sum()) / len(rounds), "requests per round")

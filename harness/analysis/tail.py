@@ -20,14 +20,14 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from engines.api import PHASES
+from engines.api import PHASES, STEP_KINDS
 from harness.metrics.arrays import Int64s
 from harness.metrics.attribution import Painted, paint, spans
 
 TAILS = ("submit_lag_ms", "queue_wait_ms", "ttft_ms", "itl_token_ms")
 LEVELS = (95, 99)
 NEEDED_SAMPLES = {95: 72, 99: 368}  # for a 95% order-statistic interval of the percentile
-KINDS = ("prefill", "decode", "dropped")
+KINDS = (*STEP_KINDS, "dropped")
 ACTIVITIES = (*(f"{phase} ({kind})" for phase in PHASES for kind in KINDS), "between phases")
 
 

@@ -1,4 +1,8 @@
-"""Metrics of steps: intervals, exposed host time, device busy, phases, and steps at one batch mix."""
+"""Metrics of steps: intervals, exposed host time, device busy, phases, and steps at one batch mix.
+
+A decode step here gives each of its requests one token. Where an engine's step gave them several (multi-step
+scheduling), its times are shared out among them: else a step of eight tokens would look eight times slower.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,18 @@ from harness.common import intervals
 from harness.metrics.definitions import NS_PER_MS, NS_PER_US, SAME_DEVICE, SAME_HOST, phase_metric
 
 
+def tokens_each(steps: pd.DataFrame) -> np.ndarray:
+    """How many tokens each step gave each request that still wanted some: 1 where nothing else is known, as
+    in runs from before it was recorded. float64."""
+    if "given" not in steps:
+        return np.ones(len(steps))
+    given, rows = steps["given"].to_numpy(), (steps["batch"] - steps["dropped"]).to_numpy()
+    return np.where((given > 0) & (rows > 0), given / np.maximum(rows, 1), 1.0)
+
+
 def decode_intervals(steps: pd.DataFrame) -> pd.DataFrame:
     """One row per decode step that directly follows a decode step of its round: batch, interval_ns (device
-    end to device end), device_ns.
+    end to device end), device_ns, both for one token of each request (`tokens_each`).
 
     Requests join only by a prefill, so those of such a step were all waiting when the step before it ended:
     what the device idles in between is the host's doing, and never a lack of requests.
@@ -25,12 +38,12 @@ def decode_intervals(steps: pd.DataFrame) -> pd.DataFrame:
     follows = (rounds[1:] == rounds[:-1]) & (numbers[1:] == numbers[:-1] + 1)
     steady = np.flatnonzero(follows & decode[1:] & decode[:-1] & known[1:] & known[:-1]) + 1
     rows = order[steady]
+    interval, device = ends[steady] - ends[steady - 1], steps["device_ns"].to_numpy()[rows]
+    each = tokens_each(steps)[rows]
+    if (each != 1).any():
+        interval, device = interval / each, device / each
     return pd.DataFrame(
-        {
-            "batch": steps["batch"].to_numpy()[rows],
-            "interval_ns": ends[steady] - ends[steady - 1],
-            "device_ns": steps["device_ns"].to_numpy()[rows],
-        },
+        {"batch": steps["batch"].to_numpy()[rows], "interval_ns": interval, "device_ns": device},
         index=steps.index[rows],
     )
 
@@ -58,7 +71,7 @@ def decode_step_ms_mean(steps: pd.DataFrame) -> float:
     ends = ordered["device_end_ns"]
     before = ends.groupby(ordered["round"]).shift(fill_value=-1)
     known = (ordered["kind"] == "decode") & (ends >= 0) & (before >= 0)
-    return _mean((ends - before)[known]) / NS_PER_MS
+    return _mean_of_tokens((ends - before)[known], tokens_each(ordered)[known]) / NS_PER_MS
 
 
 def device_busy(steps: pd.DataFrame, device: pd.DataFrame) -> float:
@@ -78,8 +91,9 @@ def device_busy(steps: pd.DataFrame, device: pd.DataFrame) -> float:
 
 def phases_us(steps: pd.DataFrame) -> dict[str, float]:
     """Mean of each phase per decode step, us."""
-    spent = _phases_ns(steps[steps["kind"] == "decode"])
-    return {name: _mean(values) / NS_PER_US for name, values in spent.items()}
+    decodes = steps[steps["kind"] == "decode"]
+    each = tokens_each(decodes)
+    return {name: _mean_of_tokens(values, each) / NS_PER_US for name, values in _phases_ns(decodes).items()}
 
 
 def phase_times(steps: pd.DataFrame) -> pd.DataFrame:
@@ -148,6 +162,11 @@ def matched_share(arms: Sequence[pd.DataFrame]) -> list[float]:
     matched means are made of. NaN for an arm without steps."""
     shared = set.intersection(*(set(arm["batch"].unique()) for arm in arms))
     return [_mean(arm["batch"].isin(shared)) for arm in arms]
+
+
+def _mean_of_tokens(values: pd.Series, each: np.ndarray) -> float:
+    """What one token of each request took: all of it, by all of them."""
+    return float(values.sum() / each.sum()) if len(values) else np.nan
 
 
 def _mean(values: pd.Series) -> float:

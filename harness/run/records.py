@@ -107,10 +107,11 @@ def _broken_span(what: str, start: Int64s, end: Int64s, began_ns: int, ended_ns:
 def steps_frame(record: api.RoundRecord) -> pd.DataFrame:
     """One row per step; no rows, and all columns, for an engine that records none.
 
-    step; kind ("prefill", "decode", or "dropped" where nobody wanted any row of it any more); batch
-    (requests); tokens; dropped (rows); preempted (requests); "<phase>.start" and "<phase>.end" for each of
-    api.PHASES; device_start_ns, device_end_ns (first start and last end of its programs); device_ns (the
-    time in which one of them ran: an eager step is many programs with holes between them).
+    step; kind ("prefill", "decode", "mixed", or "dropped" where nobody wanted any row of it any more); batch
+    (requests); tokens; dropped (rows); preempted (requests); given (tokens that requests got; -1: one each);
+    "<phase>.start" and "<phase>.end" for each of api.PHASES; device_start_ns, device_end_ns (first start and
+    last end of its programs); device_ns (the time in which one of them ran: an eager step is many programs
+    with holes between them).
     """
     table = record.steps or api.StepTable(list(api.STEP_COLUMNS), 0, b"")
     frame = pd.DataFrame(_matrix(table.data, len(table.columns)), columns=table.columns)

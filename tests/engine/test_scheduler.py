@@ -34,6 +34,9 @@ def make_request(number: int, prompt: int, count: int, stop: bool = False) -> Ac
     return Active(Request(number, [1] * prompt, count, stop), [1] * prompt, 0, 0)
 
 
+STEPS = (1, 3, 8)  # of one batch; 8 are more tokens than a block holds
+CHUNKS = (0, 3, 12)  # tokens of prompts in one step; 0: whole prompts
+
 lengths = st.tuples(st.integers(1, 16), st.integers(1, 16), st.booleans())
 
 
@@ -45,12 +48,22 @@ lengths = st.tuples(st.integers(1, 16), st.integers(1, 16), st.booleans())
     blocks=st.integers(9, 30),
     prefix_cache=st.booleans(),
     choice=st.sampled_from(tables.TOGGLE.choices),
+    steps=st.sampled_from(STEPS),
+    chunk_tokens=st.sampled_from(CHUNKS),
 )
 def test_every_request_gets_its_tokens_once_and_every_block_comes_back(
-    asked, ahead, batch, blocks, prefix_cache, choice
+    asked, ahead, batch, blocks, prefix_cache, choice, steps, chunk_tokens
 ):
     """Down to a pool that holds one full request and nothing else. Every third prompt begins like others."""
-    simulation = Simulation(batch=batch, blocks=blocks, ahead=ahead, prefix_cache=prefix_cache, tables=choice)
+    simulation = Simulation(
+        batch=batch,
+        blocks=blocks,
+        ahead=ahead,
+        prefix_cache=prefix_cache,
+        tables=choice,
+        steps=steps,
+        chunk_tokens=chunk_tokens,
+    )
     for number, (prompt, count, stop) in enumerate(asked):
         ids = [(number % 3 * 7 + place) % VOCABULARY for place in range(prompt)]
         simulation.submit(Request(number, ids, count, stop))
@@ -147,7 +160,8 @@ def test_blocks_of_a_finished_request_stay_taken_while_a_step_that_reads_them_is
     scheduler.append(prefill, [EOS], frozenset({EOS}))
     assert request.finish_reason == "eos"
     assert scheduler.pool.free < free, "the decode step in flight still writes into these blocks"
-    assert scheduler.append(decode, [7], frozenset({EOS})) == [], "the token after EOS is dropped"
+    appended = scheduler.append(decode, [7], frozenset({EOS}))
+    assert (appended.tokens, appended.dropped_rows) == ([], 1), "the token after EOS is dropped"
     assert scheduler.pool.free == free
 
 
@@ -204,10 +218,18 @@ class Books(RuleBasedStateMachine):
         ahead=st.integers(0, 1),
         prefix_cache=st.booleans(),
         choice=st.sampled_from(tables.TOGGLE.choices),
+        steps=st.sampled_from(STEPS),
+        chunk_tokens=st.sampled_from(CHUNKS),
     )
-    def begin(self, batch, blocks, ahead, prefix_cache, choice):
+    def begin(self, batch, blocks, ahead, prefix_cache, choice, steps, chunk_tokens):
         self.simulation = Simulation(
-            batch=batch, blocks=blocks, ahead=ahead, prefix_cache=prefix_cache, tables=choice
+            batch=batch,
+            blocks=blocks,
+            ahead=ahead,
+            prefix_cache=prefix_cache,
+            tables=choice,
+            steps=steps,
+            chunk_tokens=chunk_tokens,
         )
         self.count = 0
 
@@ -247,10 +269,14 @@ TestBooks = Books.TestCase
 TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.parametrize(("ahead", "choice"), [(0, "full"), (1, "full"), (1, "dirty-rows")])
-def test_a_thousand_requests_go_through_and_nothing_is_lost(ahead, choice):
+@pytest.mark.parametrize(
+    ("ahead", "choice", "steps", "chunk_tokens"),
+    [(0, "full", 1, 0), (1, "full", 8, 16), (1, "dirty-rows", 1, 16), (1, "dirty-rows", 8, 0)],
+)
+def test_a_thousand_requests_go_through_and_nothing_is_lost(ahead, choice, steps, chunk_tokens):
     limits = {"batch": 16, "blocks": 40, "context": 64, "prefill_batch": 8, "prefill_tokens": 64}
-    simulation = Simulation(**limits, ahead=ahead, prefix_cache=True, tables=choice)
+    more = {"prefix_cache": True, "tables": choice, "steps": steps, "chunk_tokens": chunk_tokens}
+    simulation = Simulation(**limits, ahead=ahead, **more)
     soak(simulation, count=1000, seed=ahead, checks=100)
     assert simulation.over.total() == 1000
     assert min(simulation.over[reason] for reason in ("length", "eos", "stop", "cancelled")) > 10
@@ -384,3 +410,50 @@ def test_a_bucket_is_never_more_than_half_empty(most):
     sizes = bucket_sizes(most)
     assert sizes[-1] == most
     assert all(small < large <= 2 * small for small, large in pairwise(sizes))
+
+
+def test_a_prompt_in_chunks_gives_its_first_token_with_the_last_of_them_and_holds_nobody_up():
+    simulation = Simulation(batch=4, chunk_tokens=4, ahead=0)
+    simulation.submit(Request(0, [1, 2, 3], 20))
+    simulation.step()
+    simulation.submit(Request(1, list(range(10)), 4))
+    first, second, third = (simulation.scheduler.schedule() for _ in range(3))
+    for batch in (first, second, third):
+        assert batch.kind == "mixed"
+        assert [each.request.id for each in batch.requests] == [0, 1], "who decodes goes on beside it"
+    assert [batch.unfinished for batch in (first, second, third)] == [1, 1, 0]
+    assert [batch.values["position_ids"][1:] for batch in (first, second, third)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+
+
+def test_a_prompt_under_way_goes_on_before_another_begins_and_short_ones_share_a_step():
+    simulation = Simulation(batch=6, chunk_tokens=8, prefill_batch=4, ahead=0)
+    for number, length in enumerate((12, 2, 3, 2)):
+        simulation.submit(Request(number, [number + 1] * length, 4))
+    steps = [[(each.request.id) for each in simulation.scheduler.schedule().requests] for _ in range(3)]
+    assert steps == [[0], [0, 1], [0, 1, 2, 3]], "4 + 4 tokens, padded; then those that decode, and the rest"
+
+
+def test_a_batch_of_eight_steps_stops_at_each_requests_end_and_counts_what_came_after_it():
+    simulation = Simulation(batch=2, steps=8, ahead=0)
+    simulation.submit(Request(0, [1, 2, 3], 5))
+    simulation.submit(Request(1, [4, 5, 6], 20))
+    prefill = simulation.scheduler.schedule()
+    simulation.scheduler.append(prefill, [9, 9], frozenset())
+    decode = simulation.scheduler.schedule()
+    assert (decode.gives, decode.sampled, decode.tokens) == (8, 16, 16)
+    ids = [number for number in range(10, 18) for _ in range(2)]
+    appended = simulation.scheduler.append(decode, ids, frozenset())
+    assert appended.past_end == 4
+    assert [
+        (each.request.id, token, last) for each, token, last in appended.tokens if not each.request.id
+    ] == [
+        (0, 10, False),
+        (0, 11, False),
+        (0, 12, False),
+        (0, 13, True),
+    ]
+    assert simulation.live[1].tokens == [9, *range(10, 18)]

@@ -58,7 +58,8 @@ def test_the_cover_holds_every_pair_of_choices_that_can_stand_together():
 @pytest.mark.parametrize("settings", COVER, ids=name)
 def test_tokens_equal_generate(device, model, settings):
     requests = some_requests(12)
-    tokens, _, _ = serve(device, settings, requests, model=model, max_batch_size=6, stream_interval=3)
+    options = {"model": model, "max_batch_size": 6, "stream_interval": 3, "chunk_tokens": 7}
+    tokens, _, _ = serve(device, settings, requests, **options)
     assert near_ties(model, requests, tokens) == 0
 
 
@@ -66,7 +67,8 @@ def test_tokens_equal_generate(device, model, settings):
 @pytest.mark.parametrize("settings", COVER, ids=name)
 def test_tokens_equal_generate_under_chaos(chaotic_device, model, settings):
     requests = some_requests(8)
-    options = {"model": model, "max_batch_size": 5, "stream_interval": 3, "chaos": CHAOS_SEED}
+    options = {"model": model, "max_batch_size": 5, "stream_interval": 3, "chunk_tokens": 7}
+    options["chaos"] = CHAOS_SEED
     tokens, _, _ = serve(chaotic_device, settings, requests, **options)
     assert near_ties(model, requests, tokens) == 0
 

@@ -133,8 +133,8 @@ class DeviceContract:
     def test_arguments_reach_the_program(self, device: Device) -> None:
         stream = device.stream("forward")
         device.to_device(device.buffer("a"), ints(0), stream)
-        device.launch("sum4", 1, 2, 3, 4, stream=stream, step=0)
-        assert value(device) == 1234
+        device.launch("sum5", 1, 2, 3, 4, 5, stream=stream, step=0)
+        assert value(device) == 12345
 
     def test_a_buffer_is_a_range_of_bytes(self, device: Device) -> None:
         stream = device.stream("forward")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +54,19 @@ class DeviceModule:
             "hold": self.hold,
             "held_net": self.held_net,
             "fail": self.fail,
-            "sum4": self.sum4,
+            "sum5": self.sum5,
         }
         self.facts: dict[str, Any] = {"tag": tag, "leaf_calls": 4}
         self._gates = Path(gates)
 
-    def size(self, program: str, *arguments: int) -> Size | None:
+    def sizes(self, program: str, *arguments: int) -> Sequence[Size]:
         """`add` and `slow` are decodes of as many rows as they are given, `net` is a prefill of 4 tokens."""
         match program, arguments:
             case (("add" | "slow"), (rows,)):
-                return Size("decode", rows, rows, 0)
+                return [Size("decode", rows, rows, 0)]
             case "net", ():
-                return Size("prefill", 1, 4, 4)
-        return None
+                return [Size("prefill", 1, 4, 4)]
+        return []
 
     def add(self, amount: int) -> None:
         self.a += amount
@@ -76,8 +77,8 @@ class DeviceModule:
     def copy(self) -> None:
         self.b.copy_(self.a)
 
-    def sum4(self, a: int, b: int, c: int, d: int) -> None:
-        self.a += 1000 * a + 100 * b + 10 * c + d
+    def sum5(self, a: int, b: int, c: int, d: int, e: int) -> None:
+        self.a += 10_000 * a + 1000 * b + 100 * c + 10 * d + e
 
     def net(self) -> None:
         self.y.copy_(self.root(self.x))

@@ -26,10 +26,10 @@ PIPE_BYTES = QUEUE_RECORDS * RECORD.size
 TO_DEVICE = 0  # (code, arena offset, buffer id, buffer offset, bytes)
 TO_HOST = 1  # (code, arena offset, buffer id, buffer offset, bytes)
 WAIT = 2  # (code, stream index, value)
-LAUNCH = 3  # (code | argument count << 8, program id, step, leaves, up to four arguments)
+LAUNCH = 3  # (code | argument count << 8 | fifth argument << 16, program id, step, leaves, four arguments)
 KERNEL = 4  # (code,): one leaf module of the launch before it
 
-MAX_ARGUMENTS = 4
+MAX_ARGUMENTS = 5  # a record of 9 words would not fill the pipe evenly: the fifth shares one with the code
 CAPTURED = -1  # in place of `leaves`: runs without asking for KERNEL commands
 COUNTED = -2  # the same, and the leaf modules it calls are counted
 

@@ -47,7 +47,7 @@ from engines.devices.emulated.streams import EmulatedEvent, EmulatedStream, Wait
 from engines.machine import cpu_model
 
 _PINNED_BYTES = 1 << 30  # sparse: only what is touched exists
-_PADDING = tuple((0,) * (MAX_ARGUMENTS - count) for count in range(MAX_ARGUMENTS + 1))
+_PADDING = tuple((0,) * (4 - count) for count in range(MAX_ARGUMENTS + 1))  # of the words of a record
 
 
 class EmulatedBuffer:
@@ -257,18 +257,19 @@ class EmulatedDevice:
         """The first launch of a program that was never captured also counts its leaf modules, and blocks
         until it has run, as CUDA's first launch of a kernel does while it is loaded."""
         identity = self._program(program, arguments)
-        code = LAUNCH | len(arguments) << 8
-        padding = _PADDING[len(arguments)]
+        code, words = LAUNCH | len(arguments) << 8, arguments + _PADDING[len(arguments)]
+        if len(words) > 4:
+            code, words = code | words[4] << 16, words[:4]
         if (program, arguments) in self._captured:
-            stream.submit(RECORD.pack(code, identity, step, CAPTURED, *arguments, *padding))
+            stream.submit(RECORD.pack(code, identity, step, CAPTURED, *words))
             self.counters["captured_launches"] += 1
             return
         leaves = self._cells[LEAVES + identity]
         if leaves < 0:
-            value = stream.submit(RECORD.pack(code, identity, step, COUNTED, *arguments, *padding))
+            value = stream.submit(RECORD.pack(code, identity, step, COUNTED, *words))
             self._waiting.until(EmulatedEvent(stream.index, value))
         else:
-            stream.submit(RECORD.pack(code, identity, step, leaves, *arguments, *padding), kernels=leaves)
+            stream.submit(RECORD.pack(code, identity, step, leaves, *words), kernels=leaves)
             self.counters["kernel_commands"] += leaves
         self.counters["eager_launches"] += 1
 

@@ -298,7 +298,7 @@ class Executor:
         self._turns.remove(lane)
         self._turns.append(lane)
         run = self._programs[program]
-        given = arguments[: code >> 8]
+        given = [*arguments, code >> 16][: code >> 8 & 0xFF]
         pace = self._pace_ns(program, tuple(given))
         launched = _Running(lane, 1 + max(leaves, 0), step, perf_counter_ns(), pace)
         launched.due = launched.start + pace

@@ -57,7 +57,7 @@ class Blocking:
         pass
 
     def finish(self, step: Step) -> list[int]:
-        ids: torch.Tensor = self.allocate(step.batch.rows, dtype=self.dtype)
+        ids: torch.Tensor = self.allocate(step.batch.sampled, dtype=self.dtype)
         self.device.to_host(ids, self.sampled_ids, self.stream)
         values: list[int] = ids.tolist()
         return values
@@ -91,7 +91,7 @@ class BehindEvent:
         self.device.synchronize(step.copy_done)
 
     def _destination(self, step: Step) -> torch.Tensor:
-        return self.ids[step.number % 2][: step.batch.rows]
+        return self.ids[step.number % 2][: step.batch.sampled]
 
 
 def choose(choice: str, device: Device, sampled_ids: Buffer) -> DeviceToHost:
