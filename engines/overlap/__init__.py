@@ -5,6 +5,7 @@ Importing this package costs milliseconds, so that a command line can list and c
 
 from engines.api import EngineSpec
 from engines.overlap.toggles import (
+    accept,
     chunk,
     d2h,
     gc,
@@ -15,6 +16,7 @@ from engines.overlap.toggles import (
     output,
     prefill,
     schedule,
+    spec,
     steps,
     sync,
     tables,
@@ -35,6 +37,8 @@ SPEC = EngineSpec(
         prefill.TOGGLE,
         chunk.TOGGLE,
         steps.TOGGLE,
+        spec.TOGGLE,
+        accept.TOGGLE,
         gil.TOGGLE,
         gc.TOGGLE,
     ),

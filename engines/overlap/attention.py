@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor, cat, index_select
 from torch.nn.functional import scaled_dot_product_attention
 
+from engines.overlap.layout import DUMMY_SLOT
+
 
 @dataclass(slots=True)
 class Pages:
@@ -85,6 +87,15 @@ class Mixed:
             decoded = self.decode.attend(layer, rows[0], rows[1], rows[2], scale).flatten(0, 1)
             attended = cat((decoded, attended))
         return attended[None]
+
+
+def slots_at(positions: Tensor, tables: Tensor, block_size: int) -> Tensor:
+    """Where keys and values of these positions go, by each row's blocks. positions: int64 [batch, length];
+    tables: int32 [batch, blocks], 0 behind a row's own. What lies beyond them goes to the dummy block."""
+    column = positions // block_size
+    beyond = column >= tables.shape[1]
+    block = tables.gather(1, column.masked_fill(beyond, 0))
+    return (block * block_size + positions % block_size).masked_fill_(beyond, DUMMY_SLOT)
 
 
 def _store(pages: Pages, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:

@@ -25,7 +25,21 @@ from engines.overlap.recorder import Tracer, make_recorder
 from engines.overlap.refusal import why_refused
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Limits, Scheduler
-from engines.overlap.toggles import chunk, d2h, gc, gil, graph, h2d, launch, output, prefill, sync, tables
+from engines.overlap.toggles import (
+    accept,
+    chunk,
+    d2h,
+    gc,
+    gil,
+    graph,
+    h2d,
+    launch,
+    output,
+    prefill,
+    spec,
+    sync,
+    tables,
+)
 from engines.overlap.tokenizing import Tokenized, Tokenizing
 from engines.tracing import name_thread
 
@@ -76,9 +90,9 @@ class OverlapEngine(api.Engine):
             raise api.BadSetting(
                 "scoring and sampling exclude each other: a step is of one family of programs"
             )
-        if options.scoring and self._steps > 1:
+        if options.scoring and self._gives > 1:
             raise api.BadSetting(
-                f"scoring goes with steps=1, not {self._steps}: a step is told one target for each request"
+                "scoring goes with steps=1 and spec=off: a step is told one target for each request"
             )
         self._events = events
         device = self._opened or open_device(
@@ -109,7 +123,8 @@ class OverlapEngine(api.Engine):
         if options.tokenize_workers:
             self._tokenizing = Tokenizing(self.tokenizer, options.tokenize_workers)
             self.wake_fd = self._tokenizing.wake_fd
-        programs = [program_name("decode", family) for family in self._families()]
+        kind = "verify" if self._drafts else "decode"
+        programs = [program_name(kind, family) for family in self._families()]
         graph.PREPARE[toggles["graph"]](device, programs, shapes)
 
         plant = Plant(options.plant_at, options.plant_ns, device, device.stream("forward"), self.counters)
@@ -136,8 +151,10 @@ class OverlapEngine(api.Engine):
                 options.prefix_cache,
                 options.sampling,
                 options.scoring,
-                self._steps,
-                chunk.COMPOSE[toggles["chunk"]],
+                gives=self._gives,
+                counted=self._drafts > 0,
+                compose=chunk.COMPOSE[toggles["chunk"]],
+                goes_on=accept.GOES_ON[toggles.get("accept", "host")],
             ),
             h2d=host_to_device,
             d2h=device_to_host,
@@ -182,6 +199,7 @@ class OverlapEngine(api.Engine):
                 "persistent_tables": self._persistent_tables,
                 "steps": self._steps,
                 "chunk_tokens": self._chunk_tokens,
+                "drafts": self._drafts,
             },
         )
 
@@ -193,6 +211,16 @@ class OverlapEngine(api.Engine):
     def _steps(self) -> int:
         """Decode steps of one call of the scheduler."""
         return int(self.toggles["steps"])
+
+    @property
+    def _drafts(self) -> int:
+        """Tokens that a decode step tries for each request."""
+        return spec.DRAFTS if self.toggles["spec"] == "ngram" else 0
+
+    @property
+    def _gives(self) -> int:
+        """Tokens that a decode step gives each request at most."""
+        return self._drafts + 1 if self._drafts else self._steps
 
     @property
     def _chunk_tokens(self) -> int:
@@ -215,6 +243,7 @@ class OverlapEngine(api.Engine):
             families=self._families(),
             persistent_tables=self._persistent_tables,
             chunk_tokens=self._chunk_tokens,
+            drafts=self._drafts > 0,
         )
         device = self._device
         table_rows: tuple[Buffer, ...] = ()
@@ -227,7 +256,7 @@ class OverlapEngine(api.Engine):
                 arrays,
                 {array.name: device.buffer(name, array.offset, array.nbytes) for array in arrays},
                 device.buffer(name),
-                table_rows if name.startswith("decode") else (),
+                table_rows if name.startswith(("decode", "verify")) else (),
             )
             for name, arrays in layouts.items()
         }

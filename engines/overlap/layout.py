@@ -61,17 +61,18 @@ def families(sampling: bool, scoring: bool) -> list[str]:
 
 
 def program_name(kind: str, family: str) -> str:
-    """What the program of a kind ("prefill", "extend", "mixed", "decode") is called in a family."""
+    """What the program of a kind ("prefill", "extend", "mixed", "decode", "verify") is called in a family."""
     return kind if family == "greedy" else f"{kind}_{family}"
 
 
 def lay_out(tokens: int, batch: int, blocks: int, family: str = "greedy") -> tuple[Array, ...]:
-    """The arrays of a step of `batch` requests, `tokens` tokens in all and `blocks` blocks per request."""
+    """The arrays of a step of `batch` requests, `tokens` tokens in all and `blocks` blocks per request. One
+    that is told no tokens (under speculation the device knows them) is told no lengths either."""
     counts = {
         "input_ids": tokens,
         "position_ids": tokens,
         "slot_mapping": tokens,
-        "context_lens": batch,
+        "context_lens": batch if tokens else 0,
         "request_slots": batch,
         "block_tables": batch * blocks,
         **dict.fromkeys(FAMILIES[family], batch),
@@ -93,12 +94,14 @@ def lay_out_all(
     families: Iterable[str],
     persistent_tables: bool,
     chunk_tokens: int,
+    drafts: bool,
 ) -> dict[str, tuple[Array, ...]]:
     """Every metadata buffer of a module by its name: one per prefill program, one per program of mixed steps
     where prompts go in chunks, one per decode program and shape (batch, blocks). With persistent tables, a
     decode step is told none."""
     shapes = list(decode_shapes)
     most_requests, most_blocks = (max(each) for each in zip(*shapes, strict=True))
+    decode = "verify" if drafts else "decode"
     layouts = {}
     for family in families:
         prompts = prefill_max_tokens, prefill_max_batch_size
@@ -109,8 +112,9 @@ def lay_out_all(
             most = chunk_tokens + most_requests
             layouts[program_name("mixed", family)] = lay_out(most, most_requests, most_blocks, family)
         for batch, blocks in shapes:
-            name = f"{program_name('decode', family)}.{batch}.{blocks}"
-            layouts[name] = lay_out(batch, batch, 0 if persistent_tables else blocks, family)
+            name = f"{program_name(decode, family)}.{batch}.{blocks}"
+            told_blocks = 0 if persistent_tables else blocks
+            layouts[name] = lay_out(0 if drafts else batch, batch, told_blocks, family)
     return layouts
 
 

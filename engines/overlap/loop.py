@@ -136,6 +136,9 @@ class Loop:
             Produced(active.request.id, token, now, finish_event(active) if last else None)
             for active, token, last in appended.tokens
         ]
+        if appended.drafts:
+            self.counters["draft_tokens"] += appended.drafts
+            self.counters["accepted_drafts"] += appended.accepted
         if len(produced) != len(step.batch.requests):
             if appended.dropped_rows:
                 self.counters["dropped_rows"] += appended.dropped_rows

@@ -1,11 +1,13 @@
-"""What runs on the device: a Hugging Face causal LM over a paged KV cache, as four programs.
+"""What runs on the device: a Hugging Face causal LM over a paged KV cache, as its programs.
 
 `prefill(batch, length)` runs whole prompts, padded on the right to one length. `extend(batch, length,
 blocks)` runs what is left of prompts after a cached prefix, over at most `blocks` KV blocks, the new tokens'
 own included. `decode(batch, blocks)` runs one token per request (or several, one after another: toggle
 steps), each over at most `blocks` KV blocks. `mixed` runs a token of some requests beside parts of the
-prompts of others (toggle chunk). All end by sampling into `sampled_ids` and into the future map, so that the
-next step can be launched before the host knows the ids. Nothing here knows of streams, copies or the host.
+prompts of others (toggle chunk). `verify(batch, blocks)` runs drafts behind the newest token of each
+request, in place of `decode` (toggle spec). All end by sampling into `sampled_ids` and into the future map,
+so that the next step can be launched before the host knows the ids. Nothing here knows of streams, copies or
+the host.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from engines.api import BadSetting
 from engines.api.pace import Size
-from engines.overlap.attention import Mixed, Paged, Pages, Prefill
+from engines.overlap.attention import Mixed, Paged, Pages, Prefill, slots_at
 from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nbytes, program_name
 from engines.overlap.model_check import A_FEW_TOKENS, check_model
 from engines.overlap.models import open_model
@@ -28,6 +30,7 @@ from engines.overlap.models.contract import Attend, rescaling
 from engines.overlap.plant import PROGRAM, delay_program
 from engines.overlap.sampler import sample, sample_greedy
 from engines.overlap.scoring import score
+from engines.overlap.toggles import spec
 from engines.overlap.toggles import steps as multi_step
 
 
@@ -53,6 +56,7 @@ class OverlapModule:
         persistent_tables: bool,
         steps: int,
         chunk_tokens: int,
+        drafts: int,
     ) -> None:
         torch_dtype = getattr(torch, dtype)
         self.device = device
@@ -86,8 +90,16 @@ class OverlapModule:
 
         # One future token per request slot; the last entry is where padding rows write.
         self.future = torch.zeros(max_batch_size + 1, dtype=torch.int64, device=device)
+        if (
+            drafts
+        ):  # what each slot's request has said so far, and how much of it: the padding slot comes last
+            width = max_context + 2 * (drafts + 1) + 1  # a step under way may run past the end once more
+            self.history = torch.zeros(max_batch_size + 1, width, dtype=torch.int64, device=device)
+            self.lengths = torch.ones(max_batch_size + 1, dtype=torch.int64, device=device)
+        self.drafts = drafts
         rows = max(prefill_max_batch_size, *(batch for batch, _ in decode_shapes))
-        self.sampled_ids = torch.zeros(rows * steps, dtype=torch.int64, device=device)
+        ids = rows * (drafts + 2) if drafts else rows * steps  # with drafts, a count for each row comes last
+        self.sampled_ids = torch.zeros(ids, dtype=torch.int64, device=device)
         self.buffers = {"sampled_ids": self.sampled_ids}
         self._arrays: dict[str, dict[str, Tensor]] = {}
         most_blocks = max(blocks for _, blocks in decode_shapes)
@@ -95,7 +107,8 @@ class OverlapModule:
         self._gathered = [
             torch.zeros(gathered, *shape[1:], dtype=torch_dtype, device=device) for _ in range(2)
         ]
-        kinds: dict[str, Callable[..., None]] = {"prefill": self.prefill, "decode": self.decode}
+        kinds: dict[str, Callable[..., None]] = {"prefill": self.prefill}
+        kinds |= {"verify": self.verify} if drafts else {"decode": self.decode}
         if prefix_cache:
             kinds["extend"] = self.extend
         if chunk_tokens:
@@ -114,6 +127,7 @@ class OverlapModule:
             families=families,
             persistent_tables=persistent_tables,
             chunk_tokens=chunk_tokens,
+            drafts=drafts > 0,
         )
         for name, arrays in layouts.items():
             self._add_metadata(name, arrays)
@@ -131,6 +145,9 @@ class OverlapModule:
                 return [Size("decode", batch, batch, blocks * self.pages.block_size, self.steps)]
             case (("prefill" | "extend"), (batch, length, *_)):
                 return [Size("prefill", batch, batch * length, length)]
+            case "verify", (batch, blocks):
+                rows = batch * (self.drafts + 1)
+                return [Size("decode", rows, rows, blocks * self.pages.block_size)]
             case "mixed", (batch, reach, prompts, length, _):
                 decode = Size("decode", batch, batch, reach * self.pages.block_size, times=min(batch, 1))
                 return [decode, Size("prefill", prompts, prompts * length, length)]
@@ -170,7 +187,8 @@ class OverlapModule:
         )
         last = arrays["context_lens"][:batch].to(torch.int64) - 1
         rows = torch.arange(batch, device=self.device)
-        self._sample(hidden[rows, last], arrays, family, self.sampled_ids[:batch])
+        chosen = self._sample(hidden[rows, last], arrays, family, self.sampled_ids[:batch])
+        self._remember(arrays, batch, length, chosen)
 
     def extend(self, batch: int, length: int, blocks: int, family: str = "greedy") -> None:
         """Run at most `length` new tokens of each of `batch` requests, whose tokens, cached ones included,
@@ -187,7 +205,8 @@ class OverlapModule:
         hidden = self._forward(arrays["input_ids"][:tokens].view(batch, length), positions, work)
         last = arrays["context_lens"][:batch].to(torch.int64) - 1 - positions[:, 0]
         rows = torch.arange(batch, device=self.device)
-        self._sample(hidden[rows, last], arrays, family, self.sampled_ids[:batch])
+        chosen = self._sample(hidden[rows, last], arrays, family, self.sampled_ids[:batch])
+        self._remember(arrays, batch, length, chosen)
 
     def mixed(
         self, batch: int, reach: int, prompts: int, length: int, blocks: int, family: str = "greedy"
@@ -233,8 +252,52 @@ class OverlapModule:
             told = arrays | {"context_lens": place.context_lens}
             chosen = self._sample(hidden[:, 0], told, family, sampled)
             if number + 1 < self.steps:
-                table = tables.view(batch, blocks)
-                place = multi_step.next_place(place, chosen, table, block_size, self.positions)
+                slots = partial(slots_at, tables=tables.view(batch, blocks), block_size=block_size)
+                place = multi_step.next_place(place, chosen, slots, self.positions)
+
+    def verify(self, batch: int, blocks: int, family: str = "greedy") -> None:
+        """Run the newest token of each of `batch` requests and drafts behind it, over at most `blocks`
+        blocks, and keep what the model says itself. Where all of this is, the device knows: the host learns
+        only afterwards how many tokens each request got."""
+        arrays = self._arrays[f"{program_name('verify', family)}.{batch}.{blocks}"]
+        tables, block_size, length = self._tables(arrays, blocks), self.pages.block_size, self.drafts + 1
+        slots = arrays["request_slots"].to(torch.int64)
+        known, last = self.lengths[slots], self.history.shape[1] - 1
+        history = self.history[slots]
+        drafts = spec.propose(history, known)
+        ids = torch.cat((history.gather(1, (known - 1)[:, None]), drafts), 1)
+        offsets = torch.arange(length, device=self.device)
+        at = (known - 1)[:, None] + offsets
+        visible = self._places[: blocks * block_size] <= at[:, :, None]
+        work = self._paged(
+            slots_at(at, tables.view(batch, blocks), block_size).view(-1),
+            tables,
+            visible.repeat(1, self.queries_per_head, 1),
+        )
+        hidden = self._forward(ids, at.clamp(max=self.positions - 1), work).flatten(0, 1)
+        told = {name: arrays[name].repeat_interleave(length) for name in FAMILIES[family]}
+        told["context_lens"] = at.view(-1) + 1
+        chosen = self._choose(hidden, told, family, torch.empty_like(at).view(-1)).view(batch, length)
+        kept = spec.count_kept(chosen, drafts)
+        self.sampled_ids[: batch * length].view(length, batch).copy_(chosen.T)
+        self.sampled_ids[batch * length : batch * (length + 1)] = kept
+        self.history.index_put_((slots[:, None], known[:, None] + offsets), chosen)
+        # Padding rows, and a request that has ended, go on: they stay where there is room for a step.
+        self.lengths.index_copy_(0, slots, (known + kept).clamp(max=last - length))
+
+    def _remember(self, arrays: dict[str, Tensor], batch: int, length: int, chosen: Tensor) -> None:
+        """Under speculation: the prompts of a prefill, and the token that each went on with. Of a cached
+        prefix nothing is told, so what its slot held before stays: worse drafts, and no wrong token."""
+        if not self.drafts:
+            return
+        slots, known = (arrays[name][:batch].to(torch.int64) for name in ("request_slots", "context_lens"))
+        positions = arrays["position_ids"][: batch * length].view(batch, length)
+        ids = arrays["input_ids"][: batch * length].view(batch, length)
+        column = positions[:, :1] + torch.arange(length, device=self.device)
+        trash = torch.full_like(column, self.history.shape[1] - 1)  # where padding goes: nobody gets that far
+        self.history.index_put_((slots[:, None], column.where(column < known[:, None], trash)), ids)
+        self.history.index_put_((slots, known), chosen)
+        self.lengths.index_copy_(0, slots, known + 1)
 
     def _tables(self, arrays: dict[str, Tensor], blocks: int) -> Tensor:
         """int32 [batch * blocks]: sent with the step, or gathered from the rows that stay here."""
@@ -260,19 +323,23 @@ class OverlapModule:
         return self._model.hidden(ids, position_ids, work)
 
     def _sample(self, hidden: Tensor, arrays: dict[str, Tensor], family: str, sampled: Tensor) -> Tensor:
-        """The next token of each row of [batch, hidden], into `sampled`; those that the rows go on with."""
+        """The next token of each row of [batch, hidden], into `sampled` and the future map; those that the
+        rows go on with."""
+        chosen = self._choose(hidden, arrays, family, sampled)
+        self.future.index_copy_(0, arrays["request_slots"][: len(hidden)].to(torch.int64), chosen)
+        return chosen
+
+    def _choose(self, hidden: Tensor, arrays: dict[str, Tensor], family: str, sampled: Tensor) -> Tensor:
         batch = len(hidden)
         logits = self._model.logits(hidden)
         parameters = {name: arrays[name][:batch] for name in FAMILIES[family]}
-        chosen = sampled
         if family == "scored":
-            chosen = score(logits, out=sampled, **parameters)
-        elif parameters:
+            return score(logits, out=sampled, **parameters)
+        if parameters:
             sample(logits, out=sampled, positions=arrays["context_lens"][:batch], **parameters)
         else:
             sample_greedy(logits, out=sampled)
-        self.future.index_copy_(0, arrays["request_slots"][:batch].to(torch.int64), chosen)
-        return chosen
+        return sampled
 
 
 def _check_room(device: torch.device, blocks: int, wanted: int) -> None:

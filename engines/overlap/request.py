@@ -47,6 +47,11 @@ class Active:
         return forced[self.context - len(self.prompt)] if forced else NO_TARGET
 
     @property
+    def known(self) -> int:
+        """Its tokens that are on the host."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
     def most_kv_tokens(self) -> int:
         """The most tokens that it can ever need KV slots for; its last one is never fed back."""
         return self.limit - 1

@@ -26,7 +26,7 @@ from engines.overlap.kv_cache import NO_KEY, BlockPool, block_key
 from engines.overlap.layout import DUMMY_SLOT, FAMILIES, NO_TARGET, program_name
 from engines.overlap.request import NO_SLOT, Active
 from engines.overlap.scoring import scores
-from engines.overlap.toggles import chunk
+from engines.overlap.toggles import accept, chunk
 from engines.overlap.toggles.tables import Tables
 
 Values = Sequence[int] | Sequence[float] | np.ndarray
@@ -42,7 +42,8 @@ class Batch:
     cached prefix. `changed_rows` is what has to change in the table that the device keeps: (slot, int32 [max
     blocks]); nothing with tables=full. `family` is how tokens are chosen (layout.FAMILIES). `cached_tokens`
     were found in the prefix cache, not prefilled; `preempted` requests lost their blocks to make room.
-    `gives` is how many tokens each request is given, one decode step after another (toggle steps).
+    `gives` is how many tokens each request is given, one decode step after another (toggle steps); or at
+    most, where the device says how many they were (`counted`: toggle spec).
 
     A mixed step (toggle chunk) has `decodes` rows that decode, over `decode_blocks` blocks, then its prompts'
     rows, of which the last `unfinished` are given nothing: their prompts go on in a later step.
@@ -59,6 +60,7 @@ class Batch:
     preempted: int = 0
     family: str = "greedy"
     gives: int = 1
+    counted: bool = False
     decodes: int = 0
     decode_blocks: int = 0
     unfinished: int = 0
@@ -76,14 +78,16 @@ class Batch:
 
     @property
     def sampled(self) -> int:
-        """How many ids come back: [gives, rows], padding included."""
-        return self.gives * self.rows
+        """How many ids come back: [gives, rows], padding included; where they are counted, a count for each
+        row behind them."""
+        return (self.gives + self.counted) * self.rows
 
     @property
     def program(self) -> tuple[str, *tuple[int, ...]]:
         """The program that runs it and its arguments."""
         if self.kind == "decode":
-            return (program_name("decode", self.family), self.rows, self.blocks)
+            kind = "verify" if self.counted else "decode"
+            return (program_name(kind, self.family), self.rows, self.blocks)
         if self.mixed:
             prompts = self.rows - self.decodes
             name = program_name("mixed", self.family)
@@ -102,6 +106,8 @@ class Appended:
     tokens: list[tuple[Active, int, bool]] = field(default_factory=list)
     dropped_rows: int = 0
     past_end: int = 0
+    drafts: int = 0  # of the rows that wanted something, and how many of these the model said itself
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +139,10 @@ class Scheduler:
         prefix_cache: bool = False,
         sampling: bool = False,
         scoring: bool = False,
-        steps: int = 1,
+        gives: int = 1,
+        counted: bool = False,
         compose: Callable[[Scheduler], Batch | None] = chunk.whole,
+        goes_on: Callable[[Active], bool] = accept.known_to_the_host,
     ) -> None:
         self.pool = pool
         self.limits = limits
@@ -143,8 +151,10 @@ class Scheduler:
         self.sampling = sampling  # whether a request may ask for a temperature
         self.scoring = scoring  # whether a request may bring forced tokens
         self.compose = compose  # what goes into the next batch
-        self.steps = steps  # decode steps that one batch holds
-        self.growth = pool.blocks_for(steps)  # blocks that a request can need for them at most
+        self.gives = gives  # tokens that a batch of decode gives each request, at most
+        self.counted = counted  # whether how many they were comes back with them
+        self.goes_on = goes_on  # where it does: which requests are scheduled, and which wait for the count
+        self.growth = pool.blocks_for(gives)  # blocks that a request can need for them at most
         self.waiting: deque[Active] = deque()
         self._live: dict[int, Active] = {}  # by request id; of a reused id, the latest
         self.running: list[Active] = []  # in the order of arrival: admitted and preempted in that order
@@ -190,6 +200,9 @@ class Scheduler:
             request.in_flight -= 1
             if request.finish_reason:
                 appended.dropped_rows += 1
+            elif batch.counted:
+                self._append_to(request, given[: given[-1]], eos, appended)
+                self._correct(request, given[-1], appended)
             else:
                 self._append_to(request, given, eos, appended)
             if request.finish_reason and not request.in_flight:
@@ -217,6 +230,13 @@ class Scheduler:
         appended.past_end += before + len(given) - len(request.tokens)
         if self.prefix_cache:
             self._keep_full_blocks(request)
+
+    def _correct(self, request: Active, count: int, appended: Appended) -> None:
+        """Put a request's length right once the host knows how many tokens a step has given it: steps under
+        way were scheduled as if every step gave all it could."""
+        request.context = min(request.known + request.in_flight * self.gives, request.limit)
+        appended.drafts += self.gives - 1
+        appended.accepted += count - 1
 
     def end(self, request_id: int, reason: str) -> Active | None:
         """End a request for a reason other than its tokens; None where it has ended already. What steps in
@@ -380,9 +400,12 @@ class Scheduler:
         deepest = self.pool.blocks_for(decoding.deepest)
         rows = next(bucket for bucket in self.limits.batch_buckets if bucket >= len(requests))
         blocks = next(bucket for bucket in self.limits.block_buckets if bucket >= deepest)
-        batch = decode_batch(requests, rows, blocks, self.tables, self.pool.block_size, self.padding_slot)
-        if decoding.preempted or self.steps > 1:
-            return replace(batch, preempted=decoding.preempted, gives=self.steps)
+        if self.counted:
+            batch = verify_batch(requests, rows, blocks, self.tables, self.padding_slot)
+        else:
+            batch = decode_batch(requests, rows, blocks, self.tables, self.pool.block_size, self.padding_slot)
+        if decoding.preempted or self.gives > 1:
+            return replace(batch, preempted=decoding.preempted, gives=self.gives)
         return batch
 
     def mix(self, decoding: Decoding, chunks: list[tuple[Active, int]]) -> Batch:
@@ -401,10 +424,11 @@ class Scheduler:
     def _wanting(self) -> tuple[list[Active], dict[Active, int], int]:
         """Those that have use for one more token, how many more blocks some of them need for it, and how many
         tokens of the longest have keys and values then."""
-        size, ahead, deepest = self.pool.block_size, self.steps - 1, 0
+        size, ahead, deepest = self.pool.block_size, self.gives - 1, 0
         requests, growing = list[Active](), dict[Active, int]()
         for each in self.running:
-            if each.context < each.limit and not each.finish_reason and not each.left:
+            wants = self.goes_on(each) if self.counted else each.context < each.limit
+            if wants and not each.finish_reason and not each.left:
                 requests.append(each)
                 reach = min(each.context + ahead, each.limit - 1)  # its last token is never fed back
                 deepest = max(deepest, reach)
@@ -499,6 +523,14 @@ def decode_batch(
     slots = padded["request_slots"]
     values: dict[str, Values] = {**padded, **tables.whole(slots, blocks)}
     return Batch("decode", tuple(requests), rows, 0, blocks, values, tables.changed(slots))
+
+
+def verify_batch(requests: list[Active], rows: int, blocks: int, tables: Tables, padding_slot: int) -> Batch:
+    """Drafts behind the newest token of each request, padded to `rows`. Which tokens these are, and where,
+    the device knows; it is told who and where their blocks are."""
+    slots = [request.slot for request in requests] + [padding_slot] * (rows - len(requests))
+    values: dict[str, Values] = {"request_slots": slots, **tables.whole(slots, blocks)}
+    return Batch("decode", tuple(requests), rows, 0, blocks, values, tables.changed(slots), counted=True)
 
 
 def _newest_tokens(requests: list[Active], block_size: int) -> dict[str, list[int]]:

@@ -19,7 +19,7 @@ from engines.overlap.engine import bucket_sizes
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import NO_SLOT, Active
 from engines.overlap.scheduler import Batch, Limits, Scheduler
-from engines.overlap.toggles import chunk, tables
+from engines.overlap.toggles import accept, chunk, tables
 
 VOCABULARY = 97
 EOS = 5
@@ -50,12 +50,15 @@ class StubDevice:
         self.kv = np.full(num_blocks * block_size, -1)
         self.future = np.full(slots + 1, -1)
         self.tables = np.full((slots + 1, most_blocks), -1)
+        self.said: dict[int, list[int]] = {}  # by request slot: all tokens so far, its prompt's included
 
     def run(self, batch: Batch) -> list[int]:
         """The sampled ids, padding rows included."""
         values = {name: np.asarray(each) for name, each in batch.values.items()}
         for slot, changed in batch.changed_rows:
             self.tables[slot] = changed
+        if batch.counted:
+            return self._verify(batch, values)
         ids = values["input_ids"]
         ids = np.where(ids < 0, self.future[np.maximum(-1 - ids, 0)], ids)
         self.kv[values["slot_mapping"]] = ids
@@ -65,7 +68,30 @@ class StubDevice:
                 self.kv[self._slots(batch, values, row, turn)[-1]] = sampled[(turn - 1) * batch.rows + row]
             sampled += self._sample(batch, values, turn)
         self.future[values["request_slots"]] = sampled[-batch.rows :]
+        for row in range(len(batch.given)):
+            said = [*self.kv[self._slots(batch, values, row, 0)].tolist(), sampled[row]]
+            self.said[values["request_slots"][row]] = said
         return sampled
+
+    def _verify(self, batch: Batch, values: dict[str, np.ndarray]) -> list[int]:
+        """Each row's newest token with drafts behind it, of which every so many are right."""
+        sampled = np.zeros((batch.gives + 1, batch.rows), dtype=np.int64)
+        for row in range(len(batch.requests)):
+            said = self.said[values["request_slots"][row]]
+            known, right = len(said), list(said)
+            for _ in range(batch.gives):
+                right.append(next_token(right))
+            drafts = [token if (token + known) % 3 else (token + 1) % VOCABULARY for token in right[known:-1]]
+            slots = self._places(self._table(batch, values, row), known + len(drafts))
+            self.kv[slots[known - 1 :]] = [said[-1], *drafts]
+            chosen = [next_token(self.kv[slots[: known + each]]) for each in range(batch.gives)]
+            kept = 1
+            while kept < batch.gives and chosen[kept - 1] == drafts[kept - 1]:
+                kept += 1
+            sampled[:-1, row], sampled[-1, row] = chosen, kept
+            said += chosen[:kept]
+        ids: list[int] = sampled.ravel().tolist()
+        return ids
 
     def _sample(self, batch: Batch, values: dict[str, np.ndarray], turn: int) -> list[int]:
         """The next id of each row, so many decode steps later."""
@@ -80,7 +106,9 @@ class StubDevice:
         count = values["context_lens"][row] + turn
         if not batch.blocks:
             return values["slot_mapping"][row * batch.length :][:count]
-        table = self._table(batch, values, row)
+        return self._places(self._table(batch, values, row), count)
+
+    def _places(self, table: np.ndarray, count: int) -> np.ndarray:
         positions = np.arange(count)
         columns = positions // self.block_size
         beyond = columns >= len(table)
@@ -118,6 +146,7 @@ class Simulation:
     tables: str = "full"
     steps: int = 1
     chunk_tokens: int = 0  # 0: prompts are prefilled whole
+    accept: str = ""  # under speculation: who knows how many drafts were kept
     flying: deque[tuple[Batch, list[int]]] = field(default_factory=deque)
     live: dict[int, Active] = field(default_factory=dict)
     ended: dict[int, Active] = field(default_factory=dict)
@@ -142,7 +171,9 @@ class Simulation:
             limits,
             chosen,
             self.prefix_cache,
-            steps=self.steps,
+            gives=4 if self.accept else self.steps,
+            counted=bool(self.accept),
+            goes_on=accept.GOES_ON[self.accept or "host"],
             compose=chunk.COMPOSE["on" if self.chunk_tokens else "off"],
         )
         self.device = StubDevice(self.blocks, self.block_size, self.batch, buckets[-1])

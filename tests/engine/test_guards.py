@@ -19,7 +19,7 @@ from engines.overlap.step import Step
 from engines.overlap.toggles import h2d
 from engines.overlap.toggles.d2h import BehindEvent
 from engines.overlap.toggles.h2d import PinnedSet
-from engines.overlap.toggles.tables import DirtyRows
+from engines.overlap.toggles.tables import DirtyRows, Full
 from experiments.common.bench_command import PATIENCE_S
 from experiments.common.in_process_engine import generated, serve
 from tests.engine.conftest import CHAOS_SEED
@@ -32,15 +32,19 @@ THREAD = {"schedule": "overlap", "launch": "thread", "sync": "copy-done", "h2d":
 THREAD_PAGEABLE = THREAD | {"h2d": "pageable"}
 SERIAL = {"schedule": "serial", "d2h": "event", "h2d": "pinned", "graph": "on"}
 DIRTY_ROWS = INLINE | {"tables": "dirty-rows"}
+DRAFTS = INLINE | {"spec": "ngram", "accept": "device"}
 
 # Twice as many as run together, each prefilled into more blocks than the one before it in its slot ever had.
 SUCCESSORS = [api.Request(number, [number + 7] * (2 + 34 * (number // 4)), 24) for number in range(8)]
 
 
-def wrong_requests(device, settings: dict[str, str], requests: list[api.Request] = REQUESTS) -> int:
+def wrong_requests(
+    device, settings: dict[str, str], requests: list[api.Request] = REQUESTS, **options: object
+) -> int:
     """How many requests got other tokens than generate() gives."""
     expected = generated("tiny-gpt2", requests)
-    tokens, _, _ = serve(device, SPEC.check(settings), requests, max_batch_size=4, chaos=CHAOS_SEED)
+    options = {"max_batch_size": 4, "chaos": CHAOS_SEED} | options
+    tokens, _, _ = serve(device, SPEC.check(settings), requests, **options)
     return sum(tokens[number] != expected[number] for number in expected)
 
 
@@ -60,7 +64,9 @@ def keep_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "decode_batch", rewrite)
 
 
-@pytest.mark.parametrize("settings", [INLINE, THREAD, SERIAL], ids=["inline", "thread", "serial"])
+@pytest.mark.parametrize(
+    "settings", [INLINE, THREAD, SERIAL, DRAFTS], ids=["inline", "thread", "serial", "drafts"]
+)
 def test_with_every_guard_in_place_the_tokens_are_right(chaotic_device, settings):
     assert wrong_requests(chaotic_device, settings) == 0
 
@@ -73,7 +79,7 @@ def test_rewriting_a_pinned_set_before_its_copies_are_done_gives_wrong_tokens(
     assert wrong_requests(chaotic_device, settings) > 0
 
 
-@pytest.mark.parametrize("settings", [INLINE, SERIAL], ids=["inline", "serial"])
+@pytest.mark.parametrize("settings", [INLINE, SERIAL, DRAFTS], ids=["inline", "serial", "counts"])
 def test_reading_ids_before_copy_done_gives_wrong_tokens(chaotic_device, monkeypatch, settings):
     monkeypatch.setattr(BehindEvent, "wait_copy_done", lambda self, step: None)
     assert wrong_requests(chaotic_device, settings) > 0
@@ -105,6 +111,37 @@ def test_a_row_that_changed_and_was_not_marked_gives_wrong_tokens(chaotic_device
 
     monkeypatch.setattr(DirtyRows, "write", miss_some)
     assert wrong_requests(chaotic_device, DIRTY_ROWS, SUCCESSORS) > 0
+
+
+@pytest.mark.parametrize("settings", [INLINE, SERIAL], ids=["inline", "serial"])
+def test_a_token_of_a_prompt_that_is_not_whole_yet_would_be_taken_for_its_first(
+    chaotic_device, monkeypatch, settings
+):
+    long = [api.Request(number, [number + 7] * 40, 8) for number in range(4)]
+    chunks = settings | {"chunk": "on"}
+    assert wrong_requests(chaotic_device, chunks, long, chunk_tokens=16) == 0
+    monkeypatch.setattr(scheduler.Batch, "given", property(lambda batch: batch.requests))
+    assert wrong_requests(chaotic_device, chunks, long, chunk_tokens=16) > 0
+
+
+def test_a_row_past_its_end_would_write_over_whoever_has_the_blocks_of_its_slots_owner_before(
+    chaotic_device, monkeypatch
+):
+    """Long ones leave their block numbers behind in the rows of the table; short ones follow them there, and
+    run past their end in a batch of eight steps, beside long ones that have those blocks by then."""
+    lengths = [60] * 4 + [3, 60, 3, 60, 3, 60, 3, 60]
+    requests = [
+        api.Request(number, [number + 7] * length, 12 if length == 3 else 40)
+        for number, length in enumerate(lengths)
+    ]
+    eight = INLINE | {"steps": "8"}
+    assert wrong_requests(chaotic_device, eight, requests) == 0
+
+    def keep_what_follows(tables: Full, slot: int, blocks: list[int]) -> None:
+        tables.rows[slot, : len(blocks)] = blocks
+
+    monkeypatch.setattr(Full, "write", keep_what_follows)
+    assert wrong_requests(chaotic_device, eight, requests) > 0
 
 
 def ids_read_late(device, gates: Gates) -> list[list[int]]:

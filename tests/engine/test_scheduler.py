@@ -15,7 +15,7 @@ from engines.overlap.engine import bucket_sizes
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Batch, Limits, Scheduler
-from engines.overlap.toggles import tables
+from engines.overlap.toggles import accept, tables
 from experiments.common.simulation import EOS, VOCABULARY, Simulation, expected_tokens, soak
 
 BLOCK = 4
@@ -34,8 +34,11 @@ def make_request(number: int, prompt: int, count: int, stop: bool = False) -> Ac
     return Active(Request(number, [1] * prompt, count, stop), [1] * prompt, 0, 0)
 
 
-STEPS = (1, 3, 8)  # of one batch; 8 are more tokens than a block holds
-CHUNKS = (0, 3, 12)  # tokens of prompts in one step; 0: whole prompts
+# Of one batch, 8 steps are more tokens than a block holds; and chunk_tokens of 3 split every prompt.
+TODAY = (
+    *({"steps": steps, "chunk_tokens": tokens} for steps in (1, 3, 8) for tokens in (0, 3, 12)),
+    *({"accept": who} for who in accept.GOES_ON),
+)
 
 lengths = st.tuples(st.integers(1, 16), st.integers(1, 16), st.booleans())
 
@@ -48,11 +51,10 @@ lengths = st.tuples(st.integers(1, 16), st.integers(1, 16), st.booleans())
     blocks=st.integers(9, 30),
     prefix_cache=st.booleans(),
     choice=st.sampled_from(tables.TOGGLE.choices),
-    steps=st.sampled_from(STEPS),
-    chunk_tokens=st.sampled_from(CHUNKS),
+    today=st.sampled_from(TODAY),
 )
 def test_every_request_gets_its_tokens_once_and_every_block_comes_back(
-    asked, ahead, batch, blocks, prefix_cache, choice, steps, chunk_tokens
+    asked, ahead, batch, blocks, prefix_cache, choice, today
 ):
     """Down to a pool that holds one full request and nothing else. Every third prompt begins like others."""
     simulation = Simulation(
@@ -61,8 +63,7 @@ def test_every_request_gets_its_tokens_once_and_every_block_comes_back(
         ahead=ahead,
         prefix_cache=prefix_cache,
         tables=choice,
-        steps=steps,
-        chunk_tokens=chunk_tokens,
+        **today,
     )
     for number, (prompt, count, stop) in enumerate(asked):
         ids = [(number % 3 * 7 + place) % VOCABULARY for place in range(prompt)]
@@ -218,18 +219,16 @@ class Books(RuleBasedStateMachine):
         ahead=st.integers(0, 1),
         prefix_cache=st.booleans(),
         choice=st.sampled_from(tables.TOGGLE.choices),
-        steps=st.sampled_from(STEPS),
-        chunk_tokens=st.sampled_from(CHUNKS),
+        today=st.sampled_from(TODAY),
     )
-    def begin(self, batch, blocks, ahead, prefix_cache, choice, steps, chunk_tokens):
+    def begin(self, batch, blocks, ahead, prefix_cache, choice, today):
         self.simulation = Simulation(
             batch=batch,
             blocks=blocks,
             ahead=ahead,
             prefix_cache=prefix_cache,
             tables=choice,
-            steps=steps,
-            chunk_tokens=chunk_tokens,
+            **today,
         )
         self.count = 0
 
@@ -270,13 +269,19 @@ TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 
 
 @pytest.mark.parametrize(
-    ("ahead", "choice", "steps", "chunk_tokens"),
-    [(0, "full", 1, 0), (1, "full", 8, 16), (1, "dirty-rows", 1, 16), (1, "dirty-rows", 8, 0)],
+    ("ahead", "choice", "today"),
+    [
+        (0, "full", {}),
+        (1, "full", {"steps": 8, "chunk_tokens": 16}),
+        (1, "dirty-rows", {"chunk_tokens": 16}),
+        (1, "dirty-rows", {"steps": 8}),
+        (1, "full", {"accept": "device"}),
+        (0, "dirty-rows", {"accept": "host"}),
+    ],
 )
-def test_a_thousand_requests_go_through_and_nothing_is_lost(ahead, choice, steps, chunk_tokens):
+def test_a_thousand_requests_go_through_and_nothing_is_lost(ahead, choice, today):
     limits = {"batch": 16, "blocks": 40, "context": 64, "prefill_batch": 8, "prefill_tokens": 64}
-    more = {"prefix_cache": True, "tables": choice, "steps": steps, "chunk_tokens": chunk_tokens}
-    simulation = Simulation(**limits, ahead=ahead, **more)
+    simulation = Simulation(**limits, ahead=ahead, prefix_cache=True, tables=choice, **today)
     soak(simulation, count=1000, seed=ahead, checks=100)
     assert simulation.over.total() == 1000
     assert min(simulation.over[reason] for reason in ("length", "eos", "stop", "cancelled")) > 10
@@ -457,3 +462,43 @@ def test_a_batch_of_eight_steps_stops_at_each_requests_end_and_counts_what_came_
         (0, 13, True),
     ]
     assert simulation.live[1].tokens == [9, *range(10, 18)]
+
+
+def test_without_blocks_for_the_best_case_kept_drafts_would_have_nowhere_to_go(monkeypatch):
+    def run() -> Simulation:
+        simulation = Simulation(batch=3, accept="device", ahead=1)
+        for number in range(3):
+            simulation.submit(Request(number, [number + 1] * 3, 24))
+        while simulation.busy:
+            simulation.step()
+        return simulation
+
+    run().check_ended()
+    wanting = Scheduler._wanting
+
+    def of_one_token(scheduler: Scheduler) -> tuple[list[Active], dict[Active, int], int]:
+        scheduler.gives, gives = 1, scheduler.gives
+        try:
+            return wanting(scheduler)
+        finally:
+            scheduler.gives = gives
+
+    monkeypatch.setattr(Scheduler, "_wanting", of_one_token)
+    with pytest.raises(AssertionError):
+        run().check_ended()
+
+
+def test_a_request_whose_count_is_on_its_way_waits_for_the_host_and_goes_on_with_the_device():
+    in_a_row = {}
+    for who in accept.GOES_ON:
+        simulation = Simulation(accept=who, ahead=1)
+        simulation.submit(Request(0, [1, 2, 3], 24))
+        in_a_row[who] = [simulation.scheduler.schedule() is not None for _ in range(4)]
+    assert in_a_row == {"host": [True, False, False, False], "device": [True] * 4}
+
+
+def test_under_speculation_no_step_is_begun_for_a_request_that_has_all_its_tokens_under_way():
+    simulation = Simulation(accept="device", ahead=1)
+    simulation.submit(Request(0, [1, 2, 3], 3))
+    steps = [simulation.scheduler.schedule() is not None for _ in range(5)]
+    assert steps == [True, True, True, False, False], "each gives one token at least"

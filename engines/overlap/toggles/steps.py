@@ -14,11 +14,11 @@ eight, so ITL has two values, and a request that arrives waits for eight steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engines.api import Toggle
-from engines.overlap.layout import DUMMY_SLOT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,13 +48,9 @@ def told(arrays: dict[str, Tensor]) -> Place:
     return Place(*(arrays[name] for name in ("input_ids", "position_ids", "slot_mapping", "context_lens")))
 
 
-def next_place(place: Place, chosen: Tensor, tables: Tensor, block_size: int, positions: int) -> Place:
-    """After: one token on, worked out on the device. chosen: int64 [batch], what the last step sampled;
-    tables: int32 [batch, blocks]. A row whose request ends in mid-way goes on: its table is 0, the dummy
-    block, beyond its own blocks, and it stays within the model's `positions`."""
+def next_place(place: Place, chosen: Tensor, slots: Callable[[Tensor], Tensor], positions: int) -> Place:
+    """After: one token on, worked out on the device. chosen: int64 [batch], what the last step sampled.
+    `slots` says where keys and values of positions [batch, 1] go. A row whose request ends in mid-way goes on
+    within the model's `positions`, and its slots are in the dummy block once its own blocks are full."""
     at = (place.position_ids + 1).clamp_(max=positions - 1)
-    column = at // block_size
-    beyond = column >= tables.shape[1]
-    block = tables.gather(1, column.clamp(max=tables.shape[1] - 1)[:, None])[:, 0]
-    slots = (block * block_size + at % block_size).masked_fill_(beyond, DUMMY_SLOT)
-    return Place(chosen, at, slots, place.context_lens + 1)
+    return Place(chosen, at, slots(at[:, None])[:, 0], place.context_lens + 1)
