@@ -64,8 +64,18 @@ class Pace(msgspec.Struct, frozen=True):
 
     def ns(self, size: Size) -> int:
         """How long a program of this size takes."""
+        return round(size.times * self._once(size))
+
+    def ns_of(self, sizes: Sequence[Size]) -> int:
+        """How long a program takes that does all of these, the decode of some requests beside parts of the
+        prompts of others. It reads the model's weights once: of what each kind takes whatever its size, only
+        the most is counted."""
+        shared = sorted(self._once(Size(size.kind, 0, 0, 0)) for size in sizes)
+        return sum(map(self.ns, sizes)) - round(sum(shared[:-1]))
+
+    def _once(self, size: Size) -> float:
         terms: tuple[Term, ...] = getattr(self, size.kind)
-        return round(size.times * sum(term.of(size) for term in terms))
+        return sum(term.of(size) for term in terms)
 
 
 class PaceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

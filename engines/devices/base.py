@@ -48,8 +48,8 @@ class Module(Protocol):
     facts: dict[str, Any]  # what it says of itself: plain data, as it may cross a process border
 
     def sizes(self, program: str, *arguments: int) -> Sequence[Size]:
-        """What that program works on with these arguments, which a pace is made from: it takes the time of
-        all of them. None of them: it has no pace."""
+        """What that program works on with these arguments, which a pace is made from (Pace.ns_of); nothing
+        for one that has none."""
 
 
 class Buffer(Protocol):

@@ -149,8 +149,9 @@ class OverlapModule:
                 rows = batch * (self.drafts + 1)
                 return [Size("decode", rows, rows, blocks * self.pages.block_size)]
             case "mixed", (batch, reach, prompts, length, _):
-                decode = Size("decode", batch, batch, reach * self.pages.block_size, times=min(batch, 1))
-                return [decode, Size("prefill", prompts, prompts * length, length)]
+                prefill = Size("prefill", prompts, prompts * length, length)
+                decode = Size("decode", batch, batch, reach * self.pages.block_size)
+                return [decode, prefill] if batch else [prefill]
         return []
 
     def _few_logits(self) -> Tensor:

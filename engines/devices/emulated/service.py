@@ -136,7 +136,7 @@ class Service:
         names, pace = list(programs), self._pace
 
         def pace_ns(program: int, arguments: tuple[int, ...]) -> int:
-            return sum(map(pace.ns, module.sizes(names[program], *arguments))) if pace else 0
+            return pace.ns_of(module.sizes(names[program], *arguments)) if pace else 0
 
         self._executor.use(memory, runs, leaves, pace_ns)
         self._module = module

@@ -43,6 +43,19 @@ PRESETS = {
         model_type="gpt2",
         config={"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 1024, "vocab_size": 4096, **_INIT},
     ),
+    "echo-gpt2": Preset(
+        summary="micro-gpt2 with smaller weights: its text repeats itself, as drafts of speculation need",
+        model_type="gpt2",
+        config={
+            "n_layer": 2,
+            "n_embd": 64,
+            "n_head": 4,
+            "n_positions": 1024,
+            "vocab_size": 4096,
+            **_INIT,
+            "initializer_range": 0.05,  # of three drafts 1.1 are kept; of micro-gpt2's 0.2, 0.1
+        },
+    ),
     "tiny-gpt2": Preset(
         summary="GPT-2, 8 layers x 64, vocabulary 4096",
         model_type="gpt2",

@@ -88,3 +88,15 @@ def test_a_profile_is_a_pace_with_a_source(name: str) -> None:
     assert pace.ns(prefill(2048)) >= pace.ns(prefill(16)) > 0
     assert profile.source
     assert not {",", "="} & set(name)
+
+
+def test_a_step_that_decodes_and_prefills_reads_the_weights_once() -> None:
+    pace = make_pace("decode=6ms+0.1ms*batch,prefill=9ms+10us*tokens")
+    assert pace.ns_of([decode(8)]) == pace.ns(decode(8))
+    assert pace.ns_of([decode(8), prefill(64)]) == 9 * MS + 8 * 100_000 + 64 * 10_000
+    assert pace.ns_of([]) == 0
+
+
+def test_a_program_of_several_steps_takes_the_time_of_all() -> None:
+    pace = make_pace("decode=6ms+0.1ms*batch,prefill=9ms")
+    assert pace.ns(Size("decode", 8, 8, 0, times=4)) == 4 * pace.ns(decode(8))
