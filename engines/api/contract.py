@@ -23,8 +23,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         Meta(
-            description="A preset (micro-gpt2, echo-gpt2, tiny-gpt2, tiny-llama, gpt2 or llama-1b: shapes with random "
-            "weights), a local path or a hub id (tiny-gpt2).",
+            description="A preset (micro-gpt2, echo-gpt2, tiny-gpt2, tiny-llama, gpt2 or llama-1b: shapes "
+            "with random weights), a local path or a hub id (tiny-gpt2).",
             extra={"first": True},
         ),
     ] = "tiny-gpt2"

@@ -2,9 +2,9 @@
 
     python -m experiments.validation.todays_variants [NAME ...]    all that are not there yet
 
-Each is one `bench run --variant NAME --pace llama3-8b-h100`. Their steps give a request more than one token, or
-are of other kinds than decode, so they are decided in rounds. Later calls add to the runs of earlier ones; a
-name that is given is measured again.
+Each is one `bench run --variant NAME --pace llama3-8b-h100`. Their steps give a request more than one token,
+or are of other kinds than decode, so they are decided in rounds. Later calls add to the runs of earlier ones;
+a name that is given is measured again.
 """
 
 from __future__ import annotations
