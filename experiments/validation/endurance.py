@@ -44,6 +44,7 @@ OPTIONS = {
     "block_size": 4,
     "num_blocks": 1 + 130,
     "max_context": 96,
+    "chunk_tokens": 16,
     "prefix_cache": True,
     "sampling": True,
 }

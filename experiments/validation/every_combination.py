@@ -68,7 +68,13 @@ def check(script: str, description: str | None, pace: str = "") -> None:
         requests = mixed_requests(alike=chaos is not None)
         greedy = [each for each in requests if each.temperature == 0]
         drawn = [each for each in requests if each.temperature > 0]
-        options: dict[str, Any] = {"sampling": True, "max_batch_size": 6, "max_context": 96, "chaos": chaos}
+        options: dict[str, Any] = {
+            "sampling": True,
+            "max_batch_size": 6,
+            "max_context": 96,
+            "chunk_tokens": 7,
+            "chaos": chaos,
+        }
         if chaos is not None:
             options |= TIGHT
         for model in MODELS:

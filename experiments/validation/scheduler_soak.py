@@ -3,7 +3,8 @@
     python -m experiments.validation.scheduler_soak
 
 100,000 requests of mixed lengths, whose prompts begin alike, with EOS, stops and cancellations, through a
-pool that is far too small for them, with the prefix cache on; one step ahead and none. The stub device
+pool that is far too small for them, with the prefix cache on; one step ahead and none; prompts whole and in
+chunks, one token a step, eight, or as many drafts as are right. The stub device
 computes each token from what lies in the KV slots that the step names, so a wrong block is a wrong token.
 The books are checked 1,000 times on the way, and resident memory is looked at ten times: it must not grow.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import gc
 from time import perf_counter
+from typing import Any
 
 import psutil
 
@@ -22,12 +24,22 @@ from experiments.common.simulation import Simulation, soak
 REQUESTS = 100_000
 LAPS = 10
 CHECKS = 100  # of a lap
+CASES: tuple[tuple[int, str, dict[str, Any]], ...] = (
+    (0, "full", {}),
+    (1, "full", {}),
+    (1, "dirty-rows", {}),
+    (1, "full", {"chunk_tokens": 16}),
+    (1, "dirty-rows", {"chunk_tokens": 16, "steps": 8}),
+    (1, "full", {"steps": 8}),
+    (0, "full", {"accept": "host"}),
+    (1, "dirty-rows", {"accept": "device"}),
+)
 
 
 def main() -> None:
     command_line.parser(__file__, __doc__).parse_args()
     rows, data, process = [], {}, psutil.Process()
-    for ahead, tables in ((0, "full"), (1, "full"), (1, "dirty-rows")):
+    for ahead, tables, today in CASES:
         simulation = Simulation(
             batch=16,
             blocks=40,
@@ -37,6 +49,7 @@ def main() -> None:
             ahead=ahead,
             prefix_cache=True,
             tables=tables,
+            **today,
         )
         began, kib = perf_counter(), []
         for lap in range(LAPS):
@@ -49,6 +62,7 @@ def main() -> None:
             [
                 "overlap" if ahead else "serial",
                 tables,
+                ", ".join(f"{name} {each}" for name, each in today.items()) or "–",
                 str(simulation.over.total()),
                 ", ".join(f"{count} {reason}" for reason, count in sorted(simulation.over.items())),
                 str(simulation.preempted),
@@ -57,13 +71,14 @@ def main() -> None:
                 f"{perf_counter() - began:.0f} s",
             ]
         )
-        data[f"{rows[-1][0]}, {tables}"] = {"kib": kib}
+        data[", ".join(rows[-1][:3])] = {"kib": kib}
     write_result(
         __file__,
         title="Scheduler and block pool under a long load: every token is right, no block leaks",
         header=[
             "loop",
             "tables",
+            "besides",
             "requests",
             "ended by",
             "preempted",
