@@ -33,6 +33,9 @@ class EngineSpec:
     takes_turns: bool = False
     # Choices of toggles by which a step is launched before the one before it is finished.
     overlapping: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Toggles that decide which tokens a step computes, or how many it gives: no step of one choice is the
+    # same as one of another, so turns of such arms have no pairs.
+    composing: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = ()
     # This engine's own defaults for EngineOptions, where they differ.
     defaults: Mapping[str, Any] = field(default_factory=dict)

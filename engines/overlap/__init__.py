@@ -48,4 +48,5 @@ SPEC = EngineSpec(
     samples=True,
     takes_turns=True,
     overlapping={"schedule": ("overlap",)},
+    composing=("chunk", "steps", "spec"),
 )

@@ -3,10 +3,10 @@
     python -m experiments.validation.speculation [PACE ...]    all that are not there yet: 5ms 10ms 20ms
 
 On the paced emulated device, at batch 16 (closed loop). A step that verifies three drafts of each request
-runs four times the rows of a decode step; a row adds 50 us to either. Three models of one shape, whose weights
-are drawn more and more narrowly: the narrower, the more their text repeats itself, and the more drafts are
-kept. Two runs a point: `speculation`, off against on; and `overlap-speculation`, whether the next step waits
-until the host knows how many drafts were kept.
+runs four times the rows of a decode step; a row adds 50 us to either. Three models of one shape, whose
+weights are drawn more and more narrowly: the narrower, the more their text repeats itself, and the more
+drafts are kept. Two runs a point: `speculation`, off against on; and `overlap-speculation`, whether the next
+step waits until the host knows how many drafts were kept.
 """
 
 from __future__ import annotations

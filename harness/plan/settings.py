@@ -369,11 +369,20 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
     specs = [engines[arm.engine] for arm in design.arms]
     asked, primary = request.design.get("segments"), request.design.get("primary", usual)
     able = all(spec.takes_turns for spec in specs) and all(arm.options.recorder for arm in design.arms)
+    wanted = asked or request.design.get("primary") in OF_PAIRS
+    unlike = composed_otherwise(design.arms, engines)
+    if unlike and wanted:
+        raise api.BadSetting(
+            f"{primary} and --segments compare equal steps, and arms that differ in {unlike} have none: "
+            "--primary tpot_ms_mean is what their requests see"
+        )
     if len(design.arms) < 2 or not able or design.workload.most_new_tokens == 1:
-        if asked or request.design.get("primary") in OF_PAIRS:
+        if wanted:
             raise api.BadSetting(
                 f"{primary} and --segments need two arms, or more, whose engines take turns and record steps"
             )
+        return design
+    if unlike:
         return design
     if asked == 0 or (asked is None and primary not in OF_PAIRS):
         return design
@@ -389,6 +398,13 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
     if "rounds" not in request.design:
         by_turns["rounds"] = ROUNDS_BESIDE_TURNS[speed]
     return msgspec.structs.replace(design, **by_turns)
+
+
+def composed_otherwise(arms: Sequence[Arm], engines: Mapping[str, api.EngineSpec]) -> str:
+    """The first toggle by which the steps of these arms compute other tokens, or give other numbers of them;
+    "" where there is none."""
+    names = dict.fromkeys(name for arm in arms for name in engines[arm.engine].composing)
+    return next((name for name in names if len({arm.toggles.get(name) for arm in arms}) > 1), "")
 
 
 def turns_of(arms: Sequence[Arm], engines: Mapping[str, api.EngineSpec]) -> dict[str, int]:

@@ -287,6 +287,23 @@ def test_a_claim_about_rare_stalls_is_judged_by_the_plain_mean_where_turns_are_t
     assert primary(after=("gc=default",), before=("gc=frozen",)) == definitions.SLICED
 
 
+@pytest.mark.parametrize(
+    ("toggle", "choices"), [("steps", ("1", "8")), ("chunk", ("off", "on")), ("spec", ("off", "ngram"))]
+)
+def test_arms_whose_steps_compute_other_tokens_are_decided_by_what_requests_see(
+    toggle: str, choices: tuple[str, str]
+) -> None:
+    before, after = ([f"{toggle}={choice}"] for choice in choices)
+    common: dict[str, Any] = {"engine": "overlap", "before": before, "after": after}
+    found = made(**common)
+    assert found.segments == 0
+    assert found.primary not in definitions.OF_PAIRS
+    alike = made(engine="overlap", before=before, after=[*before, "h2d=packed"])
+    assert alike.primary in definitions.OF_PAIRS
+    with pytest.raises(api.BadSetting, match=f"arms that differ in {toggle} have none"):
+        made(**common, design={"segments": 2})
+
+
 def test_a_gate_stops_once_it_is_clear_unless_it_is_told_how_many_blocks() -> None:
     gate = made(variant="pinned", max_regression=0.02)
     assert gate.until is not None
