@@ -220,3 +220,22 @@ def test_steps_frame_keeps_stamps_exact_and_joins_the_device() -> None:
     empty = records.steps_frame(api.RoundRecord())
     assert empty.columns.tolist() == frame.columns.tolist()
     assert empty.empty
+
+
+def test_a_step_that_gives_each_request_several_tokens_counts_as_that_many() -> None:
+    """Two rows: eight tokens each in step 1 and 2, then one row of step 2 ends after four."""
+    steps, device = frames(
+        record(
+            [(0, PREFILL, 2, 0, 1), (1, DECODE, 2, 0, 8), (2, DECODE, 2, 0, 8), (3, DECODE, 2, 1, 8)],
+            [(0, 0, 0, 10), (0, 1, 20, 100), (0, 2, 110, 200), (0, 3, 210, 290)],
+        )
+    )
+    alone = decode_intervals(steps)
+    assert list(alone["interval_ns"]) == [100 * MS, 90 * MS], "without a count, one token each"
+    counted = steps.assign(given=[2, 16, 12, 8])
+    found = decode_intervals(counted)
+    assert list(found["interval_ns"]) == [100 * MS / 6, 90 * MS / 8]
+    assert list(found["device_ns"]) == [90 * MS / 6, 80 * MS / 8]
+    assert decode_step_ms_mean(counted) == pytest.approx((90 + 100 + 90) / (8 + 6 + 8))
+    values = boot.of_boot(pd.DataFrame([request()]), counted, rounds((0, 300)), device)
+    assert values["phase_schedule_us"] == pytest.approx(24_000 / (8 + 6 + 8))
