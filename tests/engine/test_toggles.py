@@ -116,6 +116,66 @@ def test_of_two_prefills_in_a_row_one_is_processed_before_the_other_is_launched(
     assert ("prefill_processing_ns" in record.counters) == (choice == "consecutive-sync")
 
 
+# -- chunk, steps, spec ---------------------------------------------------------------------------------
+
+
+def kinds_of(record: api.RoundRecord) -> Counter[str]:
+    return Counter(api.STEP_KINDS[step["kind"]] for step in steps_of(record))
+
+
+def test_prompts_in_chunks_run_beside_rows_that_decode(device):
+    requests = [api.Request(0, [1, 2, 3], 20), api.Request(1, list(range(1, 41)), 4)]
+    seen = {}
+    for choice in ("off", "on"):
+        _, _, record = serve(device, SPEC.check(INLINE | {"chunk": choice}), requests, chunk_tokens=16)
+        seen[choice] = kinds_of(record)["mixed"], record.counters.get("prompt_chunks")
+    assert seen == {"off": (0, None), "on": (3, 3)}, "16 + 16 + 8 tokens"
+
+
+def test_eight_steps_are_one_and_what_they_compute_past_an_end_is_counted(device):
+    requests = [api.Request(number, [number + 1, 5, 6], 1 + 12) for number in range(4)]
+    _, _, record = serve(device, SPEC.check(INLINE | {"steps": "8"}), requests)
+    decodes = [step for step in steps_of(record) if api.STEP_KINDS[step["kind"]] == "decode"]
+    assert [step["given"] for step in decodes] == [4 * 8, 4 * 4]
+    assert record.counters["tokens_past_end"] == 4 * 4
+    assert record.counters["captured_launches"] == 2
+
+
+@pytest.mark.parametrize("who", ["host", "device"])
+def test_drafts_that_are_kept_save_steps_and_no_token_is_another(device, who):
+    requests = [api.Request(number, [number + 1, 5, 6, 7], 48) for number in range(4)]
+    options = {"model": "echo-gpt2", "max_batch_size": 4}
+    plain, _, slow = serve(device, SPEC.check(INLINE), requests, **options)
+    settings = SPEC.check(INLINE | {"spec": "ngram", "accept": who})
+    tokens, _, record = serve(device, settings, requests, **options)
+    assert tokens == plain
+    counters = record.counters
+    assert 0 < counters["accepted_drafts"] < counters["draft_tokens"]
+    assert kinds_of(record)["decode"] < kinds_of(slow)["decode"]
+    given = sum(step["given"] for step in steps_of(record))
+    assert given == 4 * 48
+
+
+def test_only_counts_that_stay_on_the_device_let_the_next_step_be_launched_meanwhile(device):
+    requests = [api.Request(number, [number + 1, 5, 6, 7], 24) for number in range(3)]
+    ahead = {}
+    for who in ("host", "device"):
+        settings = SPEC.check(INLINE | {"spec": "ngram", "accept": who})
+        _, _, record = serve(device, settings, requests, model="echo-gpt2")
+        decodes = [step for step in steps_of(record) if api.STEP_KINDS[step["kind"]] == "decode"]
+        ahead[who] = sum(
+            second["launch.start"] < first["append.start"] for first, second in pairwise(decodes)
+        ) / len(decodes)
+    assert ahead["host"] == 0
+    assert ahead["device"] > 0.8
+
+
+def test_scoring_is_refused_where_a_step_gives_several_tokens(device):
+    for today in ({"steps": "8"}, {"spec": "ngram"}):
+        with pytest.raises(api.BadSetting, match="scoring goes with steps=1 and spec=off"):
+            serve(device, SPEC.check(INLINE | today), some_requests(1), scoring=True)
+
+
 # -- gil ------------------------------------------------------------------------------------------------
 
 
