@@ -40,10 +40,11 @@ COLOURS = {
     "send": "#444444",
     "d2h": "#7a5c00",
     "decode": "#5b8fc7",
+    "mixed": "#3b74a8",
     "prefill": "#1f4e79",
     "program": "#5b8fc7",
 }
-DARK = {"schedule", "launch", "output", "prefill", "d2h"}  # that want white letters
+DARK = {"schedule", "launch", "output", "mixed", "prefill", "d2h"}  # that want white letters
 OTHER, INK = "#b0b0b0", "#1f4e79"
 
 
