@@ -94,7 +94,13 @@ def steps(interval_ms: float, count: int = 10) -> pd.DataFrame:
     for index in range(count):
         start = round(index * interval_ms * MS)
         row = {"step": index, "kind": "decode" if index else "prefill", "batch": 4, "tokens": 4, "dropped": 0}
-        row |= {"preempted": 0, "device_start_ns": start, "device_end_ns": start + MS, "device_ns": MS}
+        row |= {
+            "preempted": 0,
+            "given": 4,
+            "device_start_ns": start,
+            "device_end_ns": start + MS,
+            "device_ns": MS,
+        }
         for phase in api.PHASES:
             row |= {f"{phase}.start": start, f"{phase}.end": start + 1000}
         rows.append(row)

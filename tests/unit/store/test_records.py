@@ -37,7 +37,7 @@ def test_what_can_be_is_taken() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kind": 2}, "a step's kind is not an index into STEP_KINDS"),
+        ({"kind": 3}, "a step's kind is not an index into STEP_KINDS"),
         ({"launch.end": 101 * S - 1}, "launch of a step ends before it starts"),
         ({"launch.end": -1}, "launch of a step ends before it starts"),
         (
@@ -70,7 +70,7 @@ def test_a_table_that_can_not_be_is_told() -> None:
     assert of_steps(table(STEP, STEP)) == "two steps have the same number"
     short = table(STEP)
     assert of_steps(api.StepTable(short.columns, 2, short.data)) == (
-        "its step records are 192 bytes, which is not 2 rows"
+        "its step records are 200 bytes, which is not 2 rows"
     )
     assert of_steps(table(STEP, columns=api.STEP_COLUMNS[1:])) == (
         "the columns of its steps are not those of StepTable: step"
