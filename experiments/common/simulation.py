@@ -120,13 +120,16 @@ class StubDevice:
         """The blocks of a row; those that decode in a mixed step come first, and have tables of their own
         width."""
         told = values.get("block_tables")
+        tables: Sequence[np.ndarray] | np.ndarray
         if told is None:
-            told = self.tables[values["request_slots"]]
+            tables = self.tables[values["request_slots"]]
         elif batch.mixed:
             tabled = batch.decodes * batch.decode_blocks
             decoding = told[:tabled].reshape(batch.decodes, -1) if batch.decodes else told[:0]
-            told = [*decoding, *told[tabled:].reshape(-1, batch.blocks)]
-        table: np.ndarray = told[row]
+            tables = [*decoding, *told[tabled:].reshape(-1, batch.blocks)]
+        else:
+            tables = told
+        table: np.ndarray = tables[row]
         return table
 
 
