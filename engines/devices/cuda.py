@@ -3,7 +3,7 @@
 Threads: torch's current device and current stream are thread-local, and copies and replays go to the current
 stream. `torch.cuda.stream(...)` around each call would cost several µs, so a thread stays on the stream it
 used last and is switched only when a call names another one. With d2h=blocking all is on `forward`, and no
-thread switches after its first call; with d2h=event the one that launches goes to `copy` and back in each
+thread switches after its first call; otherwise the one that launches goes to `copy` and back in each
 step. Other code that uses torch.cuda in the same thread gets the stream that was used last.
 
 Device time: a captured program has its timing events inside of the graph. A start event outside of it, on an

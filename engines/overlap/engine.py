@@ -130,7 +130,7 @@ class OverlapEngine(api.Engine):
         plant = Plant(options.plant_at, options.plant_ns, device, device.stream("forward"), self.counters)
         plant.prepare()
         recorder = make_recorder(options.recorder)
-        device_to_host = d2h.choose(toggles["d2h"], device, device.buffer("sampled_ids"))
+        device_to_host = d2h.choose(toggles["d2h"], device, device.buffer("sampled_ids"), self.counters)
         host_to_device = h2d.choose(
             toggles["h2d"],
             device,
@@ -406,6 +406,7 @@ class OverlapEngine(api.Engine):
             self._tokenizing = self.wake_fd = None
         if self._started is not None:
             self._started.launch.stop()
+            self._started.d2h.stop()  # behind the last launch, and before the device that it waits for
             self._started.output.stop()
             self._started = None
         if self._opened is not None and self._own_device:

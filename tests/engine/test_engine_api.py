@@ -40,6 +40,7 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
         ({"schedule": "serial", "sync": "copy-done"}, "sync applies only with schedule"),
         ({"schedule": "serial", "launch": "thread"}, "launch=thread applies only with"),
         ({"schedule": "overlap", "d2h": "blocking"}, "d2h=blocking applies only with"),
+        ({"schedule": "serial", "d2h": "thread"}, "d2h=thread applies only with schedule=overlap"),
         ({"schedule": "overlap", "output": "deferred"}, "output=deferred applies only"),
         ({"schedule": "overlap", "launch": "inline", "sync": "copy-done"}, "sync applies only"),
         ({"schedule": "serial", "prefill": "consecutive-sync"}, "prefill applies only with schedule"),

@@ -6,6 +6,7 @@ Chaos holds back device streams and the forward thread at random, so that what c
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -31,6 +32,8 @@ INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "pinned", "graph": "
 THREAD = {"schedule": "overlap", "launch": "thread", "sync": "copy-done", "h2d": "pinned", "graph": "on"}
 THREAD_PAGEABLE = THREAD | {"h2d": "pageable"}
 SERIAL = {"schedule": "serial", "d2h": "event", "h2d": "pinned", "graph": "on"}
+READER = INLINE | {"d2h": "thread"}
+READER_THREAD = THREAD | {"d2h": "thread"}
 DIRTY_ROWS = INLINE | {"tables": "dirty-rows"}
 DRAFTS = INLINE | {"spec": "ngram", "accept": "device"}
 
@@ -65,7 +68,9 @@ def keep_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [INLINE, THREAD, SERIAL, DRAFTS], ids=["inline", "thread", "serial", "drafts"]
+    "settings",
+    [INLINE, THREAD, SERIAL, READER, DRAFTS],
+    ids=["inline", "thread", "serial", "reader", "drafts"],
 )
 def test_with_every_guard_in_place_the_tokens_are_right(chaotic_device, settings):
     assert wrong_requests(chaotic_device, settings) == 0
@@ -79,7 +84,9 @@ def test_rewriting_a_pinned_set_before_its_copies_are_done_gives_wrong_tokens(
     assert wrong_requests(chaotic_device, settings) > 0
 
 
-@pytest.mark.parametrize("settings", [INLINE, SERIAL, DRAFTS], ids=["inline", "serial", "counts"])
+@pytest.mark.parametrize(
+    "settings", [INLINE, SERIAL, READER, DRAFTS], ids=["inline", "serial", "reader", "counts"]
+)
 def test_reading_ids_before_copy_done_gives_wrong_tokens(chaotic_device, monkeypatch, settings):
     monkeypatch.setattr(BehindEvent, "wait_copy_done", lambda self, step: None)
     assert wrong_requests(chaotic_device, settings) > 0
@@ -166,6 +173,25 @@ def test_without_two_destinations_the_next_steps_ids_overwrite_those_not_read_ye
     assert ids_read_late(device, gates) == [[1, 1], [2, 2]]
     monkeypatch.setattr(BehindEvent, "_destination", lambda self, step: self.ids[0][: step.batch.rows])
     assert ids_read_late(device, gates) == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize("settings", [READER, READER_THREAD], ids=["inline", "thread"])
+def test_a_reader_that_is_late_reads_the_next_steps_ids_unless_there_are_two_destinations(
+    chaotic_device, monkeypatch, settings
+):
+    wait = BehindEvent.wait_copy_done
+
+    def oversleep(self: BehindEvent, step: Step) -> None:
+        wait(self, step)
+        time.sleep(0.02)  # the next step, launched already, takes a tenth of that
+
+    monkeypatch.setattr(BehindEvent, "wait_copy_done", oversleep)
+    assert wrong_requests(chaotic_device, settings) == 0
+    both = BehindEvent._destination
+    monkeypatch.setattr(
+        BehindEvent, "_destination", lambda self, step: both(self, Step(0, step.batch, step.staged))
+    )
+    assert wrong_requests(chaotic_device, settings) > 0
 
 
 def rows_on_device(device, choice: str, gates: Gates) -> list[list[int]]:

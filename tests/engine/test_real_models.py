@@ -99,6 +99,14 @@ def test_tokens_of_a_saved_model_equal_generate(device, make, name):
     assert near_ties(make(name), requests, tokens) == 0
 
 
+@pytest.mark.parametrize("today", [{"chunk": "on", "steps": "8"}, {"spec": "ngram", "accept": "device"}])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_published_models_code_takes_mixed_steps_and_drafts(device, make, name, today):
+    requests, settings = requests_of(VOCABULARY), SPEC.check(SETTINGS | today)
+    tokens, _, _ = serve(device, settings, requests, model=make(name), max_batch_size=4, chunk_tokens=7)
+    assert near_ties(make(name), requests, tokens) == 0
+
+
 def test_a_saved_models_own_tokenizer_reads_and_writes(device, make, tokenizer):
     own = Tokenizer.from_file(str(tokenizer))
     asked = "the quick brown fox"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import api
 from engines.devices.base import DeviceLost
-from engines.overlap import SPEC
+from engines.overlap import SPEC, scheduler
+from engines.overlap.step import Step
 from engines.overlap.toggles import d2h, h2d, launch, output, tables
 from engines.overlap.toggles import gc as gc_toggle
 from experiments.common import in_process_engine
@@ -34,7 +37,7 @@ def steps_of(record: api.RoundRecord) -> list[dict[str, int]]:
     return [dict(zip(table.columns, row.tolist(), strict=True)) for row in rows]
 
 
-@pytest.mark.parametrize(("toggle", "arguments"), [(d2h, 2), (h2d, 5), (launch, 2), (output, 6), (tables, 3)])
+@pytest.mark.parametrize(("toggle", "arguments"), [(d2h, 3), (h2d, 5), (launch, 2), (output, 6), (tables, 3)])
 def test_a_choice_that_nobody_wrote_is_not_measured_as_another(toggle, arguments):
     with pytest.raises(KeyError, match="declared"):
         toggle.choose("declared", *[None] * arguments)
@@ -55,6 +58,97 @@ def test_a_forward_thread_that_can_not_begin_is_told_of_by_its_first_step():
     with pytest.raises(DeviceLost, match="the card is gone"):
         thread.wait_until_launched(step)
     thread.stop()
+
+
+# -- d2h ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launching", ["inline", "thread"])
+@pytest.mark.parametrize(("choice", "waiting"), [("event", "MainThread"), ("thread", "reader")])
+def test_one_thread_waits_for_all_sampled_ids(device, monkeypatch, launching, choice, waiting):
+    waited, synchronize = [], device.synchronize
+
+    def synchronized(event):
+        waited.append(threading.current_thread().name)
+        synchronize(event)
+
+    monkeypatch.setattr(device, "synchronize", synchronized)  # h2d=pageable waits for no event
+    full_settings = SPEC.check({"schedule": "overlap", "launch": launching, "d2h": choice})
+    _, _, record = serve(device, full_settings, some_requests(4))
+    assert waited == [waiting] * record.steps.rows
+    assert ("reader_wait_ns" in record.counters) == (choice == "thread")
+    assert "reader" not in {each.name for each in threading.enumerate()}, "it ends with the engine"
+
+
+class Ids:
+    """A device with two streams and no memory, on which copies are done at once; waiting for the event of a
+    step may take as long as its gate is closed, or fail."""
+
+    def __init__(self) -> None:
+        self.gates = [threading.Event() for _ in range(3)]
+        self.recorded = 0
+        self.failing: BaseException | None = None
+
+    def stream(self, name):
+        return name
+
+    def pinned(self, count, dtype):
+        return torch.zeros(count, dtype=dtype)
+
+    def to_host(self, target, source, stream):
+        target.fill_(self.recorded // 2)
+
+    def wait(self, stream, event):
+        pass
+
+    def record(self, stream):
+        self.recorded += 1
+        return (self.recorded - 1) // 2  # one event ahead of each copy, and one behind it
+
+    def synchronize(self, event):
+        assert self.gates[event].wait(PATIENCE_S)
+        if self.failing is not None:
+            raise self.failing
+
+
+def reading(fake: Ids) -> tuple[d2h.OnThread, list[Step], Counter[str]]:
+    """A reader, two steps that it was given, and its counters."""
+    counters = Counter[str]()
+    toggle = d2h.choose("thread", fake, SimpleNamespace(nbytes=16), counters)
+    batch = scheduler.Batch("decode", (), 2, 0, 1, {})
+    steps = [Step(number, batch, None) for number in range(2)]
+    for step in steps:
+        toggle.start(step)
+    return toggle, steps, counters
+
+
+def test_ids_that_lay_ready_are_told_from_ids_that_were_waited_for():
+    fake = Ids()
+    toggle, steps, counters = reading(fake)
+    fake.gates[0].set()
+    deadline = time.monotonic() + PATIENCE_S
+    while toggle._read.empty() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    first = toggle.finish(steps[0])
+    assert counters["reader_ahead"] == 1
+    threading.Timer(0.2, fake.gates[1].set).start()
+    second = toggle.finish(steps[1])
+    assert counters["reader_ahead"] == 1
+    assert counters["reader_wait_ns"] > 0
+    toggle.stop()
+    assert (first, second) == ([0, 0], [1, 1])
+
+
+def test_what_fails_on_the_reader_is_raised_at_the_step_that_is_waited_for_and_at_each_later_one():
+    fake = Ids()
+    toggle, steps, _ = reading(fake)
+    fake.failing = DeviceLost("the card is gone")
+    for step, gate in zip(steps, fake.gates, strict=False):
+        gate.set()
+        with pytest.raises(DeviceLost, match="the card is gone"):
+            toggle.finish(step)
+    toggle.stop()
+    assert not toggle._thread.is_alive()
 
 
 # -- tables ---------------------------------------------------------------------------------------------
