@@ -154,7 +154,7 @@ class OverlapEngine(api.Engine):
                 gives=self._gives,
                 counted=self._drafts > 0,
                 compose=chunk.COMPOSE[toggles["chunk"]],
-                goes_on=accept.GOES_ON[toggles.get("accept", "host")],
+                goes_on=accept.POLICIES[toggles.get("accept", "host")],
             ),
             h2d=host_to_device,
             d2h=device_to_host,

@@ -142,7 +142,7 @@ class Scheduler:
         gives: int = 1,
         counted: bool = False,
         compose: Callable[[Scheduler], Batch | None] = chunk.whole,
-        goes_on: Callable[[Active], bool] = accept.known_to_the_host,
+        goes_on: Callable[[int], bool] = accept.wait_for_the_host,
     ) -> None:
         self.pool = pool
         self.limits = limits
@@ -153,7 +153,7 @@ class Scheduler:
         self.compose = compose  # what goes into the next batch
         self.gives = gives  # tokens that a batch of decode gives each request, at most
         self.counted = counted  # whether how many they were comes back with them
-        self.goes_on = goes_on  # where it does: which requests are scheduled, and which wait for the count
+        self.goes_on = goes_on  # where it does: whether more is scheduled before the host knows
         self.growth = pool.blocks_for(gives)  # blocks that a request can need for them at most
         self.waiting: deque[Active] = deque()
         self._live: dict[int, Active] = {}  # by request id; of a reused id, the latest
@@ -378,7 +378,9 @@ class Scheduler:
 
     def grow(self) -> Decoding | None:
         """Give every running request that has use for one more token the blocks for it. None where blocks ran
-        out while a step is in flight."""
+        out while a step is in flight, or where that step's count must be known first."""
+        if self.counted and not self.goes_on(self._steps_in_flight):
+            return None
         preempted = 0
         requests, growing, deepest = self._wanting()
         while sum(growing.values()) > self.pool.free:
@@ -427,7 +429,8 @@ class Scheduler:
         size, ahead, deepest = self.pool.block_size, self.gives - 1, 0
         requests, growing = list[Active](), dict[Active, int]()
         for each in self.running:
-            wants = self.goes_on(each) if self.counted else each.context < each.limit
+            # A step whose tokens are counted may have given as little as one.
+            wants = (each.known + each.in_flight if self.counted else each.context) < each.limit
             if wants and not each.finish_reason and not each.left:
                 requests.append(each)
                 reach = min(each.context + ahead, each.limit - 1)  # its last token is never fed back

@@ -176,7 +176,7 @@ class Simulation:
             self.prefix_cache,
             gives=4 if self.accept else self.steps,
             counted=bool(self.accept),
-            goes_on=accept.GOES_ON[self.accept or "host"],
+            goes_on=accept.POLICIES[self.accept or "host"],
             compose=chunk.COMPOSE["on" if self.chunk_tokens else "off"],
         )
         self.device = StubDevice(self.blocks, self.block_size, self.batch, buckets[-1])

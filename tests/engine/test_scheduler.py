@@ -37,7 +37,7 @@ def make_request(number: int, prompt: int, count: int, stop: bool = False) -> Ac
 # Of one batch, 8 steps are more tokens than a block holds; and chunk_tokens of 3 split every prompt.
 TODAY = (
     *({"steps": steps, "chunk_tokens": tokens} for steps in (1, 3, 8) for tokens in (0, 3, 12)),
-    *({"accept": who} for who in accept.GOES_ON),
+    *({"accept": who} for who in accept.POLICIES),
 )
 
 lengths = st.tuples(st.integers(1, 16), st.integers(1, 16), st.booleans())
@@ -488,13 +488,14 @@ def test_without_blocks_for_the_best_case_kept_drafts_would_have_nowhere_to_go(m
         run().check_ended()
 
 
-def test_a_request_whose_count_is_on_its_way_waits_for_the_host_and_goes_on_with_the_device():
+def test_while_a_count_is_on_its_way_all_wait_for_the_host_or_go_on_with_the_device():
     in_a_row = {}
-    for who in accept.GOES_ON:
-        simulation = Simulation(accept=who, ahead=1)
-        simulation.submit(Request(0, [1, 2, 3], 24))
+    for who in accept.POLICIES:
+        simulation = Simulation(accept=who, ahead=1, prefill_batch=1)
+        for number in range(2):
+            simulation.submit(Request(number, [1, 2, 3], 24))
         in_a_row[who] = [simulation.scheduler.schedule() is not None for _ in range(4)]
-    assert in_a_row == {"host": [True, False, False, False], "device": [True] * 4}
+    assert in_a_row == {"host": [True, True, False, False], "device": [True] * 4}, "prompts need no count"
 
 
 def test_under_speculation_no_step_is_begun_for_a_request_that_has_all_its_tokens_under_way():

@@ -1,9 +1,9 @@
 """accept: whether the next step waits until the host knows how many drafts were kept.
 
-Before (`host`): a request whose step is under way is not scheduled again: where its next tokens go depends on
-how many of the last ones stand. The device stands still meanwhile. After (`device`): it is scheduled as if
-all of them did, so that there are blocks for the best case; the device knows the true count, and works out
-positions and places from it.
+Before (`host`): while a step is under way, none is scheduled behind it: where its requests' next tokens go
+depends on how many of the last ones stand. The device stands still meanwhile. After (`device`): the next step
+is scheduled as if all of them did, so that there are blocks for the best case; the device knows the true
+count, and works out positions and places from it.
 
 Claims: SGLang 9588, vLLM 29957 and 32951 (+5 to 10%).
 
@@ -15,32 +15,29 @@ counted as dropped rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from engines.api import Toggle
-
-if TYPE_CHECKING:
-    from engines.overlap.request import Active
 
 TOGGLE = Toggle(
     name="accept",
     choices=("host", "device"),
-    changes="under speculation, whether a request waits until the host knows how many drafts were kept, or "
-    "goes on with what the device knows",
+    changes="under speculation, whether the next step waits until the host knows how many drafts were kept, "
+    "or goes on with what the device knows",
     source="SGLang 9588, vLLM 29957, 32951, 36013",
     requires={"*": {"spec": ("ngram",), "schedule": ("overlap",)}},
     counters=("draft_tokens", "accepted_drafts", "dropped_rows"),
 )
 
 
-def known_to_the_host(request: Active) -> bool:
+def wait_for_the_host(steps_in_flight: int) -> bool:
     """Before."""
-    return not request.in_flight
+    return not steps_in_flight
 
 
-def known_to_the_device(request: Active) -> bool:
-    """After. A step under way gives one token at least, so one that needs no more is left alone."""
-    return request.known + request.in_flight < request.limit
+def go_on(steps_in_flight: int) -> bool:
+    """After."""
+    return True
 
 
-GOES_ON: dict[str, Callable[[Active], bool]] = {"host": known_to_the_host, "device": known_to_the_device}
+# Whether those that decode are scheduled while so many steps are under way.
+POLICIES: dict[str, Callable[[int], bool]] = {"host": wait_for_the_host, "device": go_on}
