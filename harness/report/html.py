@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from engines import api
 from harness.analysis.frames import Run, load
-from harness.analysis.result import UNDECIDED, Comparison, Outputs, Result, Warning, texts
+from harness.analysis.result import UNDECIDED, Comparison, Result, Warning, texts
 from harness.analysis.stored import check_two
 from harness.analysis.words import conclusion
 from harness.common.formatting import blocks_of
@@ -76,7 +76,7 @@ def to_html(run: Run) -> str:
     result, comparison = _shown(run)
     first, *others = tables.parts(comparison)
     pictures = _pictures(run, comparison)
-    outputs = [] if comparison.after is None else [_outputs(comparison.outputs)]
+    outputs = [] if comparison.after is None else [tables.outputs_line(comparison.outputs)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report", "."),
         autoescape=True,
@@ -135,13 +135,6 @@ def _shown(run: Run) -> tuple[Result, Comparison]:
 def _as_text(markdown: str) -> str:
     """Without tags and links: names, settings and errors come from the run."""
     return html.escape(markdown, quote=False).replace("](", "]\\(")
-
-
-def _outputs(outputs: Outputs) -> str:
-    if not outputs.compared:
-        return "Outputs: none could be compared."
-    counts = f"{outputs.identical} of {outputs.compared}"
-    return f"Outputs: {counts} requests have the same tokens in both arms ({outputs.distinct} distinct)."
 
 
 def _tone(comparison: Comparison) -> str:
