@@ -4,6 +4,7 @@ Importing this package costs milliseconds, so that a command line can list and c
 """
 
 from engines.api import EngineSpec
+from engines.overlap.presets import PRESETS
 from engines.overlap.toggles import (
     d2h,
     gc,
@@ -40,4 +41,5 @@ SPEC = EngineSpec(
     samples=True,
     takes_turns=True,
     overlapping={"schedule": ("overlap",)},
+    presets=tuple(PRESETS),
 )
