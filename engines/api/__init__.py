@@ -56,7 +56,7 @@ from engines.api.records import (
     StepTable,
     TurnTable,
 )
-from engines.api.registry import EngineSpec, find_engines, pick
+from engines.api.registry import EngineSpec, check_preset, find_engines, pick
 from engines.api.toggles import Setting, Settings, Toggle
 from engines.api.wire import (
     BeginProfile,
@@ -130,6 +130,7 @@ __all__ = [
     "Toggle",
     "TurnTable",
     "Waiting",
+    "check_preset",
     "find_engines",
     "make_pace",
     "pick",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -39,6 +40,7 @@ class EngineSpec:
     settings: tuple[Setting, ...] = ()
     # This engine's own defaults for EngineOptions, where they differ.
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    presets: Collection[str] = ()  # models that it knows by name, besides folders and those of the hub
     asks_text: bool = False  # prompts go to it as text unless --pretok is asked: it may name no tokenizer
     # Whether it sizes itself by the memory that it finds free. It would count as its own what starts
     # beside it, and two arms would get caches of two sizes (vLLM issue 55827); so one starts after the other.
@@ -77,6 +79,11 @@ class EngineSpec:
         declared = [each.name for each in self.toggles] + [each.name for each in self.settings]
         return {name: full[name] for name in declared if name in full}
 
+    def check_model(self, name: str) -> None:
+        """BadSetting where a model of that name can only be a preset misspelt."""
+        if self.presets:
+            check_preset(name, self.presets)
+
     def every_setting(self) -> list[dict[str, str]]:
         """Every full setting that means something."""
         partial: list[dict[str, str]] = [{}]
@@ -100,6 +107,17 @@ def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
     offer = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
     hint = f"; did you mean {offer}?" if near else f"; available: {', '.join(among)}"
     raise BadSetting(f"unknown {what} '{name}'{hint}")
+
+
+def check_preset(name: str, presets: Collection[str]) -> None:
+    """BadSetting, with the nearest of `presets`, for a name that is no folder and without a slash: one of the
+    hub is not taken by such a name, since a typo must not become a download."""
+    if "/" in name or os.path.isdir(os.path.expanduser(name)):
+        return
+    try:
+        pick(name, dict.fromkeys(presets), "model")
+    except BadSetting as error:
+        raise BadSetting(f"{error} (one of the hub is OWNER/NAME, a folder its path)") from None
 
 
 def find_engines() -> dict[str, EngineSpec]:

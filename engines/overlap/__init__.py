@@ -4,6 +4,7 @@ Importing this package costs milliseconds, so that a command line can list and c
 """
 
 from engines.api import EngineSpec
+from engines.overlap.presets import PRESETS
 from engines.overlap.toggles import (
     accept,
     chunk,
@@ -49,4 +50,5 @@ SPEC = EngineSpec(
     takes_turns=True,
     overlapping={"schedule": ("overlap",)},
     composing=("chunk", "steps", "spec"),
+    presets=tuple(PRESETS),
 )

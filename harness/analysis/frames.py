@@ -263,8 +263,20 @@ def load(run: str | Path) -> Run:
         read = list(read_blocks(folder, design))
         values = _values(read, design)
         blocks = [block for block, _ in read]
-    frames = {table: _joined(table, blocks, design) for table in tables.TABLES}
-    return Run(folder, manifest, frames, values, read)
+    return Run(folder, manifest, Frames(blocks, design), values, read)
+
+
+class Frames(dict[str, pd.DataFrame]):
+    """The tables of all blocks by name, each joined when it is first asked for: a figure looks at one or two
+    of them."""
+
+    def __init__(self, blocks: Sequence[Block], design: Design) -> None:
+        super().__init__()
+        self._blocks, self._design = blocks, design
+
+    def __missing__(self, table: str) -> pd.DataFrame:
+        found = self[table] = _joined(table, self._blocks, self._design)
+        return found
 
 
 def _joined(table: str, blocks: Sequence[Block], design: Design) -> pd.DataFrame:

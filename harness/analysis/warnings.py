@@ -258,7 +258,7 @@ def _noise(rounds: pd.DataFrame) -> Iterator[str]:
         if slow >= core_speed.STEADY * fast:
             yield (
                 f"noise: the same loop took {fast:.0f} us between some rounds and {slow:.0f} us between "
-                "others: a neighbour on the same physical core, or clocks that move; steal does not show it"
+                "others: other work on the same physical core, or clocks that move; steal does not show it"
             )
     if _largest(rounds, "gpu_other_processes") > 0:
         yield "shared GPU: other processes were on the card"

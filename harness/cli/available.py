@@ -29,7 +29,7 @@ def engines(name: Annotated[str | None, argument("One engine instead of all.")] 
 
     found, screen = api.find_engines(), Console()
     chosen = found if name is None else {name: api.pick(name, found, "engine")}
-    screen.print(*listings.engines(chosen, screen.width), sep="\n")
+    screen.print(*listings.engines(chosen), sep="\n")
 
 
 def devices() -> None:

@@ -20,15 +20,12 @@ if TYPE_CHECKING:
 
 
 def variants(found: Mapping[str, Variant]) -> RenderableType:
-    """What each changes and who said so, under each other: side by side, neither would have the room."""
-    lines = Table.grid(padding=(0, 2))
-    lines.add_column(no_wrap=True)
-    lines.add_column()
-    for name, each in found.items():
-        said = Text.assemble(each.title, "\n", (f"from {each.source}", "dim"))
-        lines.add_row(Text(name, style="bold"), said)
+    """What each changes and who said so."""
+    entries = {
+        name: Text.assemble(each.title, "\n", (f"from {each.source}", "dim")) for name, each in found.items()
+    }
     more = "\nbench variants NAME shows one in full; bench run --variant NAME measures it"
-    return Group(lines, Text(more))
+    return Group(_entries(entries), Text(more))
 
 
 def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) -> RenderableType:
@@ -49,16 +46,27 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) ->
     return Group(Text(each.name, style="bold"), _table(("", ""), facts, width))
 
 
-def engines(found: Mapping[str, api.EngineSpec], width: int) -> Iterator[RenderableType]:
-    """Each engine with its toggles, for a terminal of `width` columns; so below."""
+def engines(found: Mapping[str, api.EngineSpec]) -> Iterator[RenderableType]:
+    """Each engine with its toggles and settings."""
     for spec in found.values():
         yield Text(f"{spec.name}: {spec.summary}" + (f" (needs {spec.needs})" if spec.needs else ""))
         if spec.toggles:
-            rows = [(each.name, ", ".join(each.choices), each.changes, each.source) for each in spec.toggles]
-            yield _table(("toggle", "choices, the before first", "changes", "source"), rows, width)
+            yield Text("\nToggles, the before first", style="bold")
+            yield _entries({each.name: _told(each) for each in spec.toggles})
         if spec.settings:
-            settings = [(each.name, each.default, each.summary) for each in spec.settings]
-            yield _table(("setting", "default", "meaning"), settings, width)
+            yield Text("\nSettings", style="bold")
+            yield _entries(
+                {
+                    each.name: Text(each.summary + (f" ({each.default})" if each.default else ""))
+                    for each in spec.settings
+                }
+            )
+        yield Text("")
+
+
+def _told(toggle: api.Toggle) -> Text:
+    said = (f"; from {toggle.source}", "dim")
+    return Text.assemble(", ".join(toggle.choices), "\n", toggle.changes, said)
 
 
 def devices(profiles: Mapping[str, api.PaceProfile]) -> Iterator[RenderableType]:
@@ -74,10 +82,22 @@ def devices(profiles: Mapping[str, api.PaceProfile]) -> Iterator[RenderableType]
 
 
 def checkup(findings: Sequence[Finding], width: int) -> RenderableType:
-    """One line per finding, with a remedy where something would spoil a measurement."""
+    """One line per finding, with a remedy where something would spoil a measurement, for a terminal of
+    `width` columns."""
     fine, spoils = Text("ok", style="green"), Text("warn", style="yellow")
     rows = [(fine if each.fine else spoils, each.what, each.found, each.remedy) for each in findings]
     return _table(("", "", "found", "remedy"), rows, width)
+
+
+def _entries(found: Mapping[str, Text]) -> RenderableType:
+    """Names, and beside each what is told of it, in lines under each other: in columns of their own, none
+    would have the room."""
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(no_wrap=True)
+    lines.add_column()
+    for name, told in found.items():
+        lines.add_row(Text(name, style="bold"), told)
+    return lines
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from harness.trace.result import TraceResult
 
 PROFILE = "Profile"
+AllTables = Annotated[
+    bool, option(OUTPUT, "Print every table, behind the summary (json and csv have all).", "--all")
+]
 
 
 class GraphTrace(StrEnum):
@@ -45,6 +48,7 @@ def profile(
         bool, option(PROFILE, "Print the nsys command of each arm and end.", "--print-command")
     ] = False,
     out: Out = RESULTS,
+    all_tables: AllTables = False,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
@@ -69,8 +73,8 @@ def profile(
         raise api.BadSetting("--graph-trace applies only with nsys; give --nsys PATH")
     tool = None if found is None else profiling.Nsys(found, graph)
     profiled = profiling.profile(design, wanted, tool, out, say)
-    printing.show(_read(profiled.traces, of_profile=True), format)
-    say(f"the traces open in ui.perfetto.dev; the picture is {profiled.picture}")
+    _show(_read(profiled.traces, of_profile=True), all_tables, format)
+    say(f"the picture is {profiled.picture}; the traces open in ui.perfetto.dev")
 
 
 def trace(
@@ -81,9 +85,7 @@ def trace(
             metavar="FILE...",
         ),
     ],
-    all_tables: Annotated[
-        bool, option(OUTPUT, "Print every table, behind the summary (json and csv have all).", "--all")
-    ] = False,
+    all_tables: AllTables = False,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
@@ -91,9 +93,14 @@ def trace(
     calls, copies, synchronizations, kernels, launches, gaps."""
     if len(files) > 2:
         raise api.BadSetting(f"trace takes one file, or two as before and after, not {len(files)}")
+    _show(_read(files), all_tables, format)
+
+
+def _show(found: TraceResult, all_tables: bool, format: Format) -> None:
+    """Print it: for people its summary, unless all tables are asked for."""
     from harness.trace.result import Brief
 
-    found, brief = _read(files), not all_tables and format in (Format.TABLE, Format.MARKDOWN)
+    brief = not all_tables and format in (Format.TABLE, Format.MARKDOWN)
     printing.show(Brief(found) if brief else found, format)
 
 

@@ -1,6 +1,6 @@
 """How fast a core is now: one small loop, timed.
 
-A busy neighbour on the same physical core can make all work take half as long again, and in a virtual machine
+Other work on the same physical core can make all work take half as long again, and in a virtual machine
 no counter shows it: nothing was stolen. Clocks that move and heat show here too.
 """
 

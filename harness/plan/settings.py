@@ -111,10 +111,12 @@ def make_arm(
     full = spec.check(new_toggles)
     if spec.setting("url") is not None:
         _check_server(name, full)
+    made = make_options({**spec.defaults, **new_options})
+    spec.check_model(made.model)
     return Arm(
         name=name,
         engine=spec.name,
-        options=make_options({**spec.defaults, **new_options}),
+        options=made,
         toggles=full,
         python=changes.get("python"),
         env=env,

@@ -37,7 +37,7 @@ def page(result: Result, comparison: Comparison) -> Page:
         tables.changed_settings(comparison.before, comparison.after),
         *([] if ended.startswith("all ") else [tables.stopped(result)]),
         *tables.remarks(comparison),
-        *filter(None, [_outputs(comparison)]),
+        tables.outputs_line(comparison.outputs),
     ]
     return Page(
         conclusion(result.device, comparison),
@@ -67,15 +67,6 @@ def _chosen(comparison: Comparison) -> list[str]:
     """The primary and what else has a verdict, TTFT, TPOT, throughput."""
     judged = [name for name, row in comparison.metrics.items() if row.verdict is not None]
     return [comparison.primary, *judged, *ROWS]
-
-
-def _outputs(comparison: Comparison) -> str:
-    outputs = comparison.outputs
-    if not outputs.compared:
-        return ""
-    ties = f", {outputs.near_ties} of the others near-ties" if outputs.near_ties else ""
-    identical = f"{outputs.identical} of {outputs.compared} identical"
-    return f"Outputs: {identical}{ties} ({outputs.distinct} distinct)."
 
 
 def _warnings(comparison: Comparison) -> list[str]:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from engines import api
 from harness.analysis.frames import Run, load
-from harness.analysis.result import UNDECIDED, Comparison, Outputs, Result, Warning, texts
+from harness.analysis.result import UNDECIDED, Comparison, Result, Warning, texts
 from harness.analysis.stored import check_two
 from harness.analysis.words import conclusion
 from harness.common.formatting import blocks_of
@@ -33,20 +33,19 @@ from harness.workload.arrivals import ARRIVALS
 from harness.workload.workload import Workload
 
 TEMPLATE = "report.html.jinja"
-PHONE = 3.7  # inches: the second drawing of each figure, for narrow screens
-LEADING = (
-    "Block by block",
-    "Host phases",
-)  # right under the verdict: the pairs, and the step before and after
+# Inches: of the pictures that lead, two of which stand side by side, and of the second drawing of each other
+# one, for narrow screens.
+NARROW = 3.7
 ALWAYS = ("arrival", "num_requests", "max_new_tokens", "pretok")  # of the workload
 MODEL = ("name", "dtype", "parameters", "vocabulary", "context", "kv_bytes_per_token")  # no paths
+Draw = Callable[[float], Figure]
 # Of the verdicts, how the page colours them; the word stands there too.
 TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad", "same": "calm"}
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One figure in two widths, as SVG, or what it is missing for."""
+    """One figure as SVG, or what it is missing for. Without a `wide` one, `narrow` is for all screens."""
 
     title: str
     wide: str = ""
@@ -75,8 +74,7 @@ def to_html(run: Run) -> str:
     for nothing from any network."""
     result, comparison = _shown(run)
     first, *others = tables.parts(comparison)
-    pictures = _pictures(run, comparison)
-    outputs = [] if comparison.after is None else [_outputs(comparison.outputs)]
+    outputs = [] if comparison.after is None else [tables.outputs_line(comparison.outputs)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report", "."),
         autoescape=True,
@@ -96,8 +94,8 @@ def to_html(run: Run) -> str:
         first=first,
         others=[table for table in others if table.title != "Outputs"],
         everything=tables.metric_table(comparison, every=True),
-        leading=[each for each in pictures if each.title in LEADING],
-        pictures=[each for each in pictures if each.title not in LEADING],
+        leading=_leading(run, comparison),
+        pictures=_pictures(run, comparison),
         method=method(run),
         environment=environment_of(run),
         settings=settings_of(comparison),
@@ -137,13 +135,6 @@ def _as_text(markdown: str) -> str:
     return html.escape(markdown, quote=False).replace("](", "]\\(")
 
 
-def _outputs(outputs: Outputs) -> str:
-    if not outputs.compared:
-        return "Outputs: none could be compared."
-    counts = f"{outputs.identical} of {outputs.compared}"
-    return f"Outputs: {counts} requests have the same tokens in both arms ({outputs.distinct} distinct)."
-
-
 def _tone(comparison: Comparison) -> str:
     if comparison.outputs.unexplained:
         return "bad"
@@ -151,27 +142,31 @@ def _tone(comparison: Comparison) -> str:
     return TONES.get((row and row.verdict) or "", "open")
 
 
+def _leading(run: Run, comparison: Comparison) -> list[Picture]:
+    """What belongs on the first screen, below the verdict: the pairs, and the step before and after."""
+    pairs: dict[str, Draw] = {"Block by block": partial(figures.block_changes, run, None)}
+    step: dict[str, Draw] = {"Host phases": partial(figures.phases, run)}
+    chosen = step if comparison.after is None else {**pairs, **step}
+    return [_picture(title, draw, leads=True) for title, draw in chosen.items()]
+
+
 def _pictures(run: Run, comparison: Comparison) -> list[Picture]:
-    """Every figure; for one arm alone without those of changes."""
-    changes: dict[str, Callable[[float], Figure]] = {
-        "Changes": partial(figures.changes, run),
-        "Block by block": partial(figures.block_changes, run, None),
-    }
-    levels: dict[str, Callable[[float], Figure]] = {
+    """Every other figure; for one arm alone without that of changes."""
+    changes: dict[str, Draw] = {"Changes": partial(figures.changes, run)}
+    levels: dict[str, Draw] = {
         "Latencies": partial(figures.latency_cdfs, run),
         "Over time": partial(figures.itl_over_time, run),
-        "Host phases": partial(figures.phases, run),
     }
     chosen = levels if comparison.after is None else {**changes, **levels}
-    return [_picture(title, draw) for title, draw in chosen.items()]
+    return [_picture(title, draw, leads=False) for title, draw in chosen.items()]
 
 
-def _picture(title: str, draw: Callable[[float], Figure]) -> Picture:
+def _picture(title: str, draw: Draw, leads: bool) -> Picture:
     try:
-        wide, narrow = draw(style.WIDTH), draw(PHONE)
+        wide = "" if leads else inline_svg(draw(style.WIDTH), f"{title}, wide")
+        return Picture(title, wide, inline_svg(draw(NARROW), f"{title}, narrow"))
     except api.BadSetting as error:
         return Picture(title, missing=str(error))
-    return Picture(title, inline_svg(wide, f"{title}, wide"), inline_svg(narrow, f"{title}, narrow"))
 
 
 def method(run: Run) -> Table:

@@ -90,8 +90,8 @@ def in_turns(comparison: Comparison) -> str | None:
         return None
     return (
         f"In turn, {sliced.steps} steps at a time, both arms ran the same decode steps at batch "
-        f"{sliced.batch:.3g}: {sliced.pairs:,} pairs of neighbours, {sliced.kept:.0%} kept. TTFT, TPOT and "
-        "the rest are of rounds with the workload's own arrivals."
+        f"{sliced.batch:.3g}: {sliced.pairs:,} pairs of adjacent turns, {sliced.kept:.0%} kept. TTFT, TPOT "
+        "and the rest are of rounds with the workload's own arrivals."
     )
 
 
@@ -115,10 +115,24 @@ def step_parts(comparison: Comparison) -> str | None:
         if len(rows) == len(names) and all(row.change is not None for row in rows):
             step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows)
             return (
-                f"Decode step {step}: exposed host time {host} of the step ({names[1]}), device time "
-                f"{device} ({names[2]})."
+                f"Decode step {step}: exposed host time {host} of the step ({names[1]}, which holds device "
+                f"time equal), device time {device} ({names[2]}, which holds host time equal)."
             )
     return None
+
+
+def outputs_line(outputs: Outputs) -> str:
+    """Whether the arms gave the same tokens; and, apart from that, how many outputs there were to tell apart:
+    where every request has the same one, equal arms show little."""
+    if not outputs.compared:
+        return "Outputs: none could be compared."
+    ties = f", {outputs.near_ties} of the others near-ties" if outputs.near_ties else ""
+    among = ""
+    if outputs.distinct == 1:
+        among = " (the same output for all requests)"
+    elif outputs.distinct is not None:
+        among = f" ({outputs.distinct} different outputs among the requests)"
+    return f"Outputs: {outputs.identical} of {outputs.compared} identical in both arms{ties}{among}."
 
 
 def planted(comparison: Comparison) -> str | None:
@@ -196,7 +210,7 @@ def _outputs_table(outputs: Outputs) -> Table:
     names = ["compared", "identical", "distinct"]
     note = (
         "identical: requests with the same tokens in both arms, by digest; "
-        "distinct: how many different outputs the before arm gave"
+        "distinct: different outputs among the before arm's own requests, 1 where all asked for the same"
     )
     if outputs.near_ties is not None:
         names.append("near_ties")

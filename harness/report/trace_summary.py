@@ -1,5 +1,5 @@
 """A trace, or two, in ten lines: what takes longest or changed most, device by device and per step, and where
-the devices stood still. Input is a `TraceResult`."""
+the devices stood still; of a profile, the host's phases too. Input is a `TraceResult`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from harness.common.formatting import number, percent, signed
 from harness.report.page import Table
 from harness.trace.gaps import Gap
-from harness.trace.result import Source, TraceResult
+from harness.trace.result import ProfileResult, Source, TraceResult
 
 NAME_WIDTH = 70  # of a name in a table, longer ones lose their middle
-# Lines of each kind, ten in all.
+# Lines of each kind, ten in all. The ranges of a profile are the phases of a step, and few; those of another
+# trace may be every operator.
 OF_DEVICES, OF_KERNELS, OF_CALLS, OF_GAPS = 3, 3, 2, 2
+OF_PHASES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ def summary(result: TraceResult) -> Table:
         *_largest(_of_devices(result, per_step), OF_DEVICES, result.compared),
         *_largest(_of_part(result, "kernels", per_step), OF_KERNELS, result.compared),
         *_largest(_of_part(result, "calls", per_step), OF_CALLS, result.compared),
+        *_largest(_of_phases(result, per_step), OF_PHASES, result.compared),
         *_largest(_of_gaps(result), OF_GAPS, result.compared),
     ]
     counted = " and ".join(f"{count:,}" for count in steps)
@@ -47,7 +50,7 @@ def summary(result: TraceResult) -> Table:
     sides = ("us",) if result.after is None else ("before", "after")
     columns = ("", "device", *sides, *(("change",) if result.compared else ()))
     rows = tuple(_cells(each)[: len(columns)] for each in lines)
-    note = "A gap is one, not per step. All tables: bench trace --all; every row: --format json."
+    note = "A gap is one, not per step. All tables: --all; every row: --format json."
     return Table(title, columns, rows, note, numbers=columns[2:])
 
 
@@ -91,6 +94,11 @@ def _of_part(result: TraceResult, part: str, per_step: bool) -> Iterator[Line]:
         value = row.values["total_ms"]
         device = row.key[0] if row.key[1:] else ""
         yield Line(row.key[-1], device, *_sides(result, value.before, value.after, per_step))
+
+
+def _of_phases(result: TraceResult, per_step: bool) -> Iterator[Line]:
+    if isinstance(result, ProfileResult):
+        yield from _of_part(result, "ranges", per_step)
 
 
 def _sides(

@@ -1,5 +1,14 @@
 """What each of several toggles contributes, alone and with the others, from one run of all their settings: a
-2^k factorial design. Model, families and what a verdict on an interaction says: stats.md, Several arms.
+2^k factorial design. Families, and what a verdict on an interaction says: stats.md, Several arms.
+
+Model, with y the metric in a block at setting s, and x_A(s) = -1 at the before of toggle A, +1 at its after:
+
+    log y(s) = m + 1/2 · sum over the sets T of toggles of  effect_T · (product of x_A(s) over A in T) + e(s)
+
+The effect of {A} is the mean, over the settings of the others, of log(y at A's after / y at A's before).
+That of {A, B} is half the difference of A's effect between B's after and B's before: two toggles of -10% each
+and -12% for both have 0.88 / 0.90² = 1.086, the whole difference 2 AB, so AB is +4.2%. Each effect is one
+number per block, with a t interval over blocks.
 
 Source: Box, Hunter & Hunter, "Statistics for Experimenters", 2nd ed. 2005, ch. 5, on the log scale; ch. 6 for
 settings that are left out.

@@ -3,7 +3,8 @@ stats.md.
 
 A block gives d_i = log(after_i / before_i), or after_i - before_i for a metric that can be zero. Model: d_i =
 theta + e_i, e_i independent with mean 0 and one variance. theta is estimated by the mean of the d_i, with
-Student's t on n-1 degrees of freedom; exp(theta) - 1 is the change as a fraction.
+Student's t on n-1 degrees of freedom; exp(theta) - 1 is the change as a fraction. (Kalibera & Jones,
+"Rigorous benchmarking in reasonable time", ISMM'13; Bulej et al., "Duet benchmarking", ICPE'20.)
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def steal(busy: Busy) -> Finding:
 def speed(busy: Busy) -> Finding:
     """Of cores that are kept busy; all of them together, for threads move."""
     fast, slow = core_speed.spread(busy.loops_us)
-    remedy = "a neighbour on the same physical core, or clocks that move: use a dedicated host"
+    remedy = "other work on the same physical core, or clocks that move: use a dedicated host"
     steady = slow < core_speed.STEADY * fast
     return finding("speed", steady, f"the same loop takes {fast:.0f} to {slow:.0f} us", remedy)
 

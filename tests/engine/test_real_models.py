@@ -187,8 +187,9 @@ def test_a_configuration_that_cannot_be_understood(tmp_path, content):
 
 
 def test_a_preset_misspelt():
-    said = refusal("tiny-gtp2")
-    assert said.startswith("unknown model 'tiny-gtp2': the presets are ")
+    assert refusal("tiny-gtp2").startswith("unknown model 'tiny-gtp2'; did you mean tiny-gpt2?")
+    said = refusal("x")
+    assert said.startswith("unknown model 'x'; available: ")
     assert all(preset in said for preset in PRESETS)
 
 

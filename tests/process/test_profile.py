@@ -264,7 +264,7 @@ def test_below_nsys_every_process_tells_a_tool_of_its_ranges_in_its_own_domain(
     nsys = program(tmp_path / "nsys", STAND_IN)
     told = tmp_path / "told"
     told.mkdir()
-    code, _, err = profiled(
+    code, out, err = profiled(
         tmp_path,
         *(*SMALL, "--nsys", str(nsys)),
         STAND_IN_CALLS=str(nsys_calls),
@@ -272,6 +272,9 @@ def test_below_nsys_every_process_tells_a_tool_of_its_ranges_in_its_own_domain(
         NVTX_TOOL_LOG=str(told / "ranges"),
     )
     assert code == 0, err
+    assert len(out.splitlines()) <= 40
+    assert "What takes most, us per step" in out
+    assert "--all" in out
     (folder,) = (tmp_path / "results").iterdir()
     assert sorted(each.name for each in folder.iterdir()) == [
         *("before.nsys-rep", "before.sqlite", "before.trace.json"),

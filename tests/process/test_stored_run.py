@@ -64,6 +64,13 @@ def test_each_frame_holds_every_block_and_arm(whole: frames.Run) -> None:
     assert whole.arms == ("before", "after")
 
 
+def test_a_frame_is_joined_when_it_is_first_asked_for(tmp_path: Path) -> None:
+    run = harness.load(stored(tmp_path, "a", plan=manifest(2)))
+    assert dict(run.frames) == {}
+    assert run.rounds is run.rounds
+    assert set(run.frames) == {"rounds"}
+
+
 def test_the_frames_give_the_metrics(whole: frames.Run) -> None:
     one = whole.requests[(whole.requests["block"] == 3) & (whole.requests["arm"] == "after")]
     steps = whole.steps[(whole.steps["block"] == 3) & (whole.steps["arm"] == "after")]

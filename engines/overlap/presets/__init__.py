@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.api import BadFile, BadSetting
+from engines.api import BadFile, check_preset
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -156,15 +156,10 @@ def widened(vocabulary: int) -> Tokenizer:
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder of a local model; None for what can only be a hub id. A name without a slash is taken for
-    a preset: a typo must not become a download."""
+    """The folder of a local model; None for what can only be a hub id."""
+    check_preset(name, PRESETS)
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        if "/" not in name:
-            raise BadSetting(
-                f"unknown model '{name}': the presets are {', '.join(PRESETS)}; one of the hub is "
-                "OWNER/NAME, a folder its path"
-            )
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise BadFile(f"no model at {name}: there is no such folder")
         return None

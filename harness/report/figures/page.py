@@ -7,6 +7,7 @@ import re
 from xml.etree import ElementTree
 
 import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from harness.report.figures import style
@@ -27,11 +28,14 @@ COLOUR = re.compile("|".join(PROPERTIES))
 
 
 def inline_svg(figure: Figure, name: str) -> str:
-    """The <svg> of a figure: as wide as there is room, at most its own width. `name` is spoken for the
-    figure, and keeps its ids apart from those of others on the page."""
+    """The <svg> of a figure, which is for nothing else afterwards: as wide as there is room, at most its own
+    width. `name` is spoken for the figure, and keeps its ids apart from those of others on the page."""
+    for each in (figure, *figure.axes):
+        each.set_facecolor("none")
     written = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "text.usetex": False}):
-        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+        # By savefig it would be drawn twice: once for its layout, which this does while it draws.
+        FigureCanvasSVG(figure).print_svg(written, metadata={"Date": None})
     root = ElementTree.fromstring(written.getvalue())
     for metadata in root.findall(f"{{{SVG}}}metadata"):
         root.remove(metadata)

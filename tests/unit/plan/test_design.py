@@ -368,6 +368,14 @@ def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() ->
         ({"variant": "pinned", "both": ["num_blocks=0"]}, "num_blocks must be at least 2, not 0"),
         ({"variant": "pinned", "both": ["max_context=-5"]}, "max_context must be at least 2, not -5"),
         ({"variant": "pinned", "options": {"device": "cudda"}}, "unknown device 'cudda'; did you mean cuda?"),
+        (
+            {"variant": "pinned", "options": {"model": "tiny-gtp2"}},
+            "unknown model 'tiny-gtp2'; did you mean tiny-gpt2?",
+        ),
+        (
+            {"variant": "pinned", "after": ["model=bert"]},
+            "available: micro-gpt2, tiny-gpt2, tiny-llama, gpt2, llama-1b (one of the hub is OWNER/NAME",
+        ),
         ({"variant": "pinned", "options": {"pace": "h100"}}, "there is no pace 'h100': one of sglang-"),
         ({"variant": "pinned", "options": {"pace": "1ms", "device": "cuda"}}, "a card has its own"),
         ({"variant": "pinned", "after": ["pace=1ms"]}, "all arms need the same pace"),
@@ -424,6 +432,18 @@ def test_what_cannot_be_run_is_refused_with_one_reason(asked: Mapping[str, Any],
         made(**asked)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_the_hub_a_folder_and_what_a_server_calls_its_own_are_not_taken_for_a_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for model in ("Qwen/Qwen3-0.6B", "mine", "./mine", "/on/another/machine", str(tmp_path)):
+        assert made(variant="pinned", options={"model": model}).arms[0].options.model == model
+    servers = {"openai": api.find_engines()["openai"]}
+    asked = Request(engine="openai", options={"model": "gpt-9"}, before=["url=http://127.0.0.1:1"])
+    assert make_design(asked, servers, {}, lambda: "emulated").arms[0].options.model == "gpt-9"
 
 
 def test_metrics_of_steps_need_their_records() -> None:

@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from engines.api import find_engines
 from harness.cli import listings
 from harness.common import consoles
 from harness.plan.variants import load_variants
@@ -40,6 +41,31 @@ def test_variants_are_listed_on_a_screen_or_so_and_no_name_is_broken(width: int,
     assert {line.split()[0] for line in lines if line.strip()} >= set(found)
     words = {word for line in lines for word in line.split()}
     assert words >= {word for each in found.values() for word in f"{each.title} {each.source}".split()}
+
+
+@pytest.mark.parametrize(("width", "most"), [(60, 60), (100, 42)])
+def test_engines_are_listed_without_a_broken_name_and_one_of_them_on_a_screen_or_so(
+    width: int, most: int
+) -> None:
+    found = {
+        name: spec
+        for name, spec in find_engines().items()
+        if name in ("openai", "overlap", "transformers", "vllm")
+    }
+    text = io.StringIO()
+    Console(file=text, width=width).print(*listings.engines(found), sep="\n")
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    said = {word.rstrip(",;") for line in lines for word in line.split()}
+    for spec in found.values():
+        for each in spec.toggles:
+            told = " ".join((each.name, *each.choices, each.changes, each.source))
+            assert said >= {word.rstrip(",;") for word in told.split()}, each.name
+        for setting in spec.settings:
+            assert said >= {setting.name, *(word.rstrip(",;") for word in setting.summary.split())}
+    one = io.StringIO()
+    Console(file=one, width=width).print(*listings.engines({"overlap": found["overlap"]}), sep="\n")
+    assert len(one.getvalue().splitlines()) <= most
 
 
 def test_markdown_is_a_table_of_even_rows() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 import harness
 from engines import api
@@ -123,6 +125,31 @@ def test_the_parts_come_in_the_order_in_which_they_are_read(page: str) -> None:
     ]  # fmt: skip
 
 
+def test_the_first_screen_is_the_verdict_with_the_pairs_and_the_step_side_by_side(page: str) -> None:
+    header, _, rest = page.partition("</header>")
+    leading, _, rest = rest.partition("</section>")
+    assert not Page(header.rpartition("<body>")[2] + "</header>").tags & {"svg", "table"}
+    assert texts(Page(leading + "</section>"), "h2") == ["Block by block", "Host phases"]
+    assert leading.lstrip().startswith('<section class="leading">')
+    assert leading.count("<svg") == 2  # one drawing of each, whatever the screen
+    assert 'class="wide"' not in leading
+    assert rest.count('class="wide"') == 3
+
+
+def test_a_figure_is_laid_out_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By savefig it would be twice, which took a third of the time of a report."""
+    done: list[object] = []
+    lay_out = ConstrainedLayoutEngine.execute
+
+    def counted(engine: ConstrainedLayoutEngine, figure: Figure) -> object:
+        done.append(figure)
+        return lay_out(engine, figure)
+
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", counted)
+    html.to_html(run)
+    assert len(done) == len(set(map(id, done))) == 8
+
+
 def test_failed_requests_are_on_the_page_with_their_causes(run: Run) -> None:
     (comparison,) = run.result.comparisons
     before = Failures(failed=2, requests=960, causes={"timed out": 2})
@@ -149,7 +176,7 @@ def test_every_cell_is_a_cell_of_the_commands_tables(run: Run, page: str) -> Non
 
 def test_figures_take_the_colours_of_the_page(page: str) -> None:
     figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
-    assert len(figures) == 10  # five, each for a page and for a phone
+    assert len(figures) == 8  # two that lead, and three others, each for a page and for a phone
     for colour, name in PROPERTIES.items():
         assert not any(colour in figure for figure in figures)
         assert page.count(f"{name}:") == 2  # light and dark

@@ -11,10 +11,10 @@ import pytest
 
 from engines import api
 from harness.analysis import comparison, words
-from harness.analysis.result import Failures
+from harness.analysis.result import Failures, Outputs
 from harness.cli import printing
 from harness.plan.design import Arm, Ref
-from harness.report import formats, tables
+from harness.report import brief, formats, tables
 from tests.support.made_blocks import REQUESTS, blocks, manifest, result, warned
 
 
@@ -85,7 +85,8 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     assert parts is not None
     found = re.fullmatch(
         r"Decode step −10\.\d% \[.*\]: exposed host time −10\.\d% \[.*\] of the step "
-        r"\(step_ms_same_device\), device time \+0\.00% \[.*\] \(step_ms_same_host\)\.",
+        r"\(step_ms_same_device, which holds device time equal\), device time \+0\.00% \[.*\] "
+        r"\(step_ms_same_host, which holds host time equal\)\.",
         parts,
     )
     assert found, parts  # the device takes 1 ms of each step there, whatever the step
@@ -94,6 +95,25 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     without = msgspec.structs.replace(only, metrics={"tpot_ms_p50": only.metrics["tpot_ms_p50"]})
     assert tables.step_parts(without) is None
     assert not list(tables.remarks(without))
+
+
+@pytest.mark.parametrize(
+    ("distinct", "among"),
+    [
+        (1, " (the same output for all requests)"),  # of one prompt: not one output that differs
+        (12, " (12 different outputs among the requests)"),
+        (None, ""),  # of an old run
+    ],
+)
+def test_how_many_outputs_there_are_is_not_taken_for_how_many_differ(
+    distinct: int | None, among: str
+) -> None:
+    found = Outputs(compared=72, identical=70, near_ties=2, distinct=distinct)
+    said = tables.outputs_line(found)
+    assert said == f"Outputs: 70 of 72 identical in both arms, 2 of the others near-ties{among}."
+    whole = result()
+    (only,) = whole.comparisons
+    assert said in brief.page(whole, msgspec.structs.replace(only, outputs=found)).lines
 
 
 def test_the_primary_comes_first_and_judged_ones_next() -> None:

@@ -67,6 +67,16 @@ def test_two_traces_begin_with_ten_lines_that_lead_with_what_changed_most(tmp_pa
     assert lines["cudaMemsetAsync", ""] == ("0", "190", "+190")
 
 
+def test_a_profile_begins_with_the_phases_of_its_steps_too_and_other_traces_do_not(tmp_path: Path) -> None:
+    def first(of_profile: bool) -> set[str]:
+        (table,) = trace_tables.brief_page(Brief(compared(tmp_path, of_profile))).tables
+        return {row[0] for row in table.rows}
+
+    ranges = {"ProfilerStep#N", "aten::zero_"}
+    assert first(of_profile=True) >= ranges
+    assert not first(of_profile=False) & ranges
+
+
 def test_the_longest_gap_says_what_the_host_did_in_it(tmp_path: Path) -> None:
     trace = trace_file.read(training(tmp_path / "one.json", 3, (50.0, 50.0), memset_us=5_700.0))
     assert steps(trace) == 3
