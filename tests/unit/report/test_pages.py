@@ -43,7 +43,7 @@ def test_variants_are_listed_on_a_screen_or_so_and_no_name_is_broken(width: int,
     assert words >= {word for each in found.values() for word in f"{each.title} {each.source}".split()}
 
 
-@pytest.mark.parametrize(("width", "most"), [(60, 60), (100, 42)])
+@pytest.mark.parametrize(("width", "most"), [(60, 80), (100, 56)])
 def test_engines_are_listed_without_a_broken_name_and_one_of_them_on_a_screen_or_so(
     width: int, most: int
 ) -> None:
