@@ -226,7 +226,12 @@ def named_variants(folder: Path) -> str:
     with patch.object(variants, "files", lambda _: folder):
         ends = [
             judged(bench(words))
-            for words in (["variants"], ["variants", "pinned-h2d"], ["run", "--variant", "all"])
+            for words in (
+                ["variants"],
+                ["variants", "--claims"],
+                ["variants", "pinned-h2d"],
+                ["run", "--variant", "all"],
+            )
         ]
     return ", ".join(ends)
 

@@ -35,6 +35,7 @@ def measured(variant: str) -> dict[str, Any]:
     found = set(SHOWN) | {comparison["primary"]}
     return {
         "variant": variant,
+        "device": f"paced, {PACE}",
         **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
         "primary": comparison["primary"],
         "metrics": {name: comparison["metrics"][name] for name in found if name in comparison["metrics"]},

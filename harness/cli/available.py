@@ -2,24 +2,71 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 from engines import api
-from harness.cli.options import argument
+from harness.cli.options import OUTPUT, argument, option
+from harness.cli.printing import Format
+
+CLAIMS = "With --claims"
 
 
-def variants(name: Annotated[str | None, argument("One variant, in full.")] = None) -> None:
+def variants(
+    name: Annotated[str | None, argument("One variant, in full.")] = None,
+    claims: Annotated[
+        bool, option(OUTPUT, "Each claim beside what was measured of it, in one table.", "--claims")
+    ] = False,
+    results: Annotated[
+        Path | None, option(CLAIMS, "Folder that holds what was measured (results/reference).")
+    ] = None,
+    format: Annotated[Format | None, option(CLAIMS, "table, markdown, json or csv (table).")] = None,
+    out: Annotated[
+        Path | None, option(CLAIMS, "Write a web page whose columns sort, .html.", "-o", "--out")
+    ] = None,
+) -> None:
     """The named before/after pairs: what each changes and its source; of one, also what to expect where."""
-    from harness.cli import listings
-    from harness.common.consoles import Console
     from harness.plan.variants import load_variants
 
-    found, screen = load_variants(), Console()
+    found = load_variants()
+    if name is not None:
+        api.pick(name, found, "variant")
+    if claims:
+        _show_claims(name, results, format, out)
+        return
+    if (results, format, out) != (None, None, None):
+        raise api.BadSetting("--results, --format and -o apply only with --claims")
+    from harness.cli import listings
+    from harness.common.consoles import Console
+
+    screen = Console()
     if name is None:
         screen.print(listings.variants(found))
     else:
-        chosen = api.pick(name, found, "variant")
-        screen.print(listings.variant(chosen, api.find_engines(), screen.width))
+        screen.print(listings.variant(found[name], api.find_engines(), screen.width))
+
+
+def _show_claims(name: str | None, results: Path | None, format: Format | None, out: Path | None) -> None:
+    """Print the catalogue, or write its page."""
+    from harness.cli import printing
+    from harness.cli.exit_codes import say
+    from harness.report import catalogue_tables
+    from harness.studies import catalogue
+
+    if out is not None and (format is not None or out.suffix.lower() != ".html"):
+        raise api.BadSetting("-o takes a web page: end it in .html, and leave --format out")
+    if results is not None and not results.is_dir():
+        raise api.BadSetting(f"{results} is no folder with results")
+    folder = results or catalogue.REFERENCE
+    if not folder.is_dir():
+        say("what was measured comes with the repository: give its results/reference by --results")
+    found = catalogue.catalogue_of(folder, name)
+    if out is None:
+        printing.show(found, format or Format.TABLE)
+    else:
+        catalogue_tables.write(found, out)
+        sys.stdout.write(f"{out}\n")
 
 
 def engines(name: Annotated[str | None, argument("One engine instead of all.")] = None) -> None:

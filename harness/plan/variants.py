@@ -1,7 +1,8 @@
 """The named before/after pairs of engines/variants.toml.
 
 The table [base] holds settings by name, which may build on a `base` themselves. A variant names the one that
-both its arms start from, and what `before` and `after` set anew.
+both its arms start from, and what `before` and `after` set anew. The table [unmeasured] holds claims by name
+that have no variant yet.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from engines import api
 
 FILE = "engines/variants.toml"
+BASE, UNMEASURED = "base", "unmeasured"  # its tables that are no variants
 Bases = Mapping[str, Mapping[str, str]]  # by name, then by toggle
 
 
@@ -43,17 +45,44 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return [name for name in names if self.after.get(name) != self.before.get(name)]
 
 
+class Unmeasured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A claim without a variant, and what it would take to measure it."""
+
+    title: str
+    source: str
+    claim: str
+    needs: str
+
+
 def load_variants() -> dict[str, Variant]:
     """Every named variant, in the order of the file. Raises BadFile where the file can't be understood."""
+    tables = _tables()
     try:
-        tables = tomllib.loads(files("engines").joinpath("variants.toml").read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise api.BadFile(f"{FILE} can't be read: {error}") from error
-    try:
-        bases = msgspec.convert(tables.pop("base", {}), type=dict[str, dict[str, str]])
+        bases = msgspec.convert(tables.pop(BASE, {}), type=dict[str, dict[str, str]])
     except msgspec.ValidationError as error:
         raise api.BadFile(f'{FILE}: [base] holds NAME = {{ toggle = "choice" }}: {error}') from error
-    return {name: _variant(name, table, bases) for name, table in tables.items()}
+    return {name: _variant(name, table, bases) for name, table in tables.items() if name != UNMEASURED}
+
+
+def load_unmeasured() -> dict[str, Unmeasured]:
+    """The claims that no variant measures, in the order of the file. Raises BadFile, also where there is such
+    a variant."""
+    tables = _tables()
+    try:
+        found = msgspec.convert(tables.get(UNMEASURED, {}), type=dict[str, Unmeasured])
+    except msgspec.ValidationError as error:
+        raise api.BadFile(f"{FILE}, [{UNMEASURED}]: {error}") from error
+    for name in found:
+        if name in tables:
+            raise api.BadFile(f"{FILE}, [{UNMEASURED}]: '{name}' is a variant, so it can be measured")
+    return found
+
+
+def _tables() -> dict[str, Any]:
+    try:
+        return tomllib.loads(files("engines").joinpath("variants.toml").read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise api.BadFile(f"{FILE} can't be read: {error}") from error
 
 
 def _variant(name: str, table: Any, bases: Bases) -> Variant:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from harness.analysis.accuracy import Evaluation
+from harness.analysis.catalogue import Catalogue
 from harness.analysis.experiment_result import ExperimentResult
 from harness.analysis.explain import Explained
 from harness.analysis.gate_plans import GatePlans
 from harness.analysis.result import Result, SweepResult, to_plain
 from harness.report import (
     brief,
+    catalogue_tables,
     evaluation_tables,
     experiment_tables,
     explain_tables,
@@ -37,11 +39,22 @@ FORMS: dict[type, Form] = {
     ExperimentResult: (experiment_tables.page, experiment_tables.to_csv),
     Evaluation: (evaluation_tables.page, evaluation_tables.to_csv),
     GatePlans: (gate_plan_tables.page, gate_plan_tables.to_csv),
+    Catalogue: (catalogue_tables.page, catalogue_tables.to_csv),
     TraceResult: (trace_tables.page, trace_tables.to_csv),
     ProfileResult: (trace_tables.page, trace_tables.to_csv),
     Brief: (trace_tables.brief_page, lambda brief: trace_tables.to_csv(brief.whole)),
 }
-Found = Result | SweepResult | Explained | ExperimentResult | Evaluation | GatePlans | TraceResult | Brief
+Found = (
+    Result
+    | SweepResult
+    | Explained
+    | ExperimentResult
+    | Evaluation
+    | GatePlans
+    | Catalogue
+    | TraceResult
+    | Brief
+)
 
 
 def to_json(found: Found) -> str:
@@ -56,6 +69,8 @@ def to_csv(found: Found) -> str:
 def to_markdown(found: Found) -> str:
     if isinstance(found, Result) and found.gate is not None:
         return gate_tables.to_markdown(found)
+    if isinstance(found, Catalogue):
+        return catalogue_tables.to_markdown(found)
     return "\n".join(map(markdown_page, _pages(found)))
 
 

@@ -143,10 +143,19 @@ def test_what_fails_on_the_reader_is_raised_at_the_step_that_is_waited_for_and_a
     fake = Ids()
     toggle, steps, _ = reading(fake)
     fake.failing = DeviceLost("the card is gone")
-    for step, gate in zip(steps, fake.gates, strict=False):
-        gate.set()
-        with pytest.raises(DeviceLost, match="the card is gone"):
-            toggle.finish(step)
+    raised: list[DeviceLost] = []
+
+    def wait_for_all() -> None:
+        for step, gate in zip(steps, fake.gates, strict=False):
+            gate.set()
+            with pytest.raises(DeviceLost, match="the card is gone") as caught:
+                toggle.finish(step)
+            raised.append(caught.value)
+
+    scheduler_thread = threading.Thread(target=wait_for_all, daemon=True)  # it might wait for ever
+    scheduler_thread.start()
+    scheduler_thread.join(PATIENCE_S)
+    assert raised == [fake.failing] * len(steps)
     toggle.stop()
     assert not toggle._thread.is_alive()
 

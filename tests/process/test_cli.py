@@ -115,7 +115,11 @@ from tests.support.in_process import bench
         ("ran", "ran"),
         (f"report {'a' * 300}", "File name too long: "),
         (f"gate {'a' * 300}", "File name too long: "),
-        ("variants pinned", "unknown variant 'pinned'; did you mean pinned-h2d?"),
+        ("variants pinned-h2b", "unknown variant 'pinned-h2b'; did you mean pinned-h2d?"),
+        ("variants pinned-h2b --claims", "unknown variant 'pinned-h2b'; did you mean pinned-h2d?"),
+        ("variants --format csv", "--results, --format and -o apply only with --claims"),
+        ("variants --claims --results /no/where", "/no/where is no folder with results"),
+        ("variants --claims -o claims.md", "-o takes a web page: end it in .html, and leave --format out"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -215,6 +219,32 @@ def test_variants_are_listed_and_shown(
         "h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%", "step_ms_same_device"
     ):  # fmt: skip
         assert word in full
+
+
+def test_claims_stand_beside_what_was_measured_and_one_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(monkeypatch, "variants", "--claims", "--format", "csv") == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert bench(monkeypatch, "variants", "pinned-h2d", "--claims", "--format", "csv") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        head,
+        *(line for line in lines if line.startswith("pinned-h2d,")),
+    ]
+    page = tmp_path / "claims.html"
+    assert bench(monkeypatch, "variants", "--claims", "-o", str(page)) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    assert page.read_text().count("<tr>") == 1 + len(lines)
+
+
+def test_a_bench_without_the_repository_says_where_what_was_measured_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.studies.catalogue.REFERENCE", tmp_path / "gone")
+    assert bench(monkeypatch, "variants", "overlap", "--claims", "--format", "csv") == 0
+    shown = capsys.readouterr()
+    assert "not measured" in shown.out
+    assert "give its results/reference by --results" in shown.err
 
 
 def test_engines_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

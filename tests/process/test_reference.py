@@ -94,6 +94,14 @@ def test_every_run_shows_what_it_found(run: Path) -> None:
         assert effects.metrics
 
 
+def test_the_page_of_claims_is_what_the_results_beside_it_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """bench variants --claims --format markdown > results/reference/claims.md"""
+    assert bench(monkeypatch, "variants", "--claims", "--format", "markdown") == 0
+    assert capsys.readouterr().out == (ROOT / "results" / "reference" / "claims.md").read_text()
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_shows_what_it_found(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

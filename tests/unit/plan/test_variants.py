@@ -32,6 +32,35 @@ def test_both_arms_start_from_the_base_and_what_it_builds_on(monkeypatch: pytest
     assert set(mine.changes) == {"h2d", "gil"}
 
 
+def test_a_claim_without_a_variant_says_what_it_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        f'[mine]\n{KNOWN}[unmeasured]\nyours = {{ title = "t", source = "s", claim = "c", needs = "a card" }}'
+    )
+    assert set(read(monkeypatch, text)) == {"mine"}
+    assert {name: each.needs for name, each in variants.load_unmeasured().items()} == {"yours": "a card"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[unmeasured]\nyours = { title = "t" }', "[unmeasured]: Object missing required field `source`"),
+        (
+            f'[mine]\n{KNOWN}[unmeasured]\nmine = {{ title = "t", source = "s", claim = "c", needs = "n" }}',
+            "[unmeasured]: 'mine' is a variant, so it can be measured",
+        ),
+    ],
+)
+def test_what_is_wrong_with_such_a_claim_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    read(monkeypatch, text)
+    with pytest.raises(BadFile) as caught:
+        variants.load_unmeasured()
+    said = str(caught.value)
+    assert said.startswith(f"engines/variants.toml, {message}")
+    assert "\n" not in said
+
+
 def test_a_variant_needs_no_base(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = read(monkeypatch, f'[mine]\n{KNOWN}engine = "e"\nbefore = {{}}\nafter.h2d = "pinned"\n')["mine"]
     assert (mine.engine, mine.before, mine.after, mine.changes) == ("e", {}, {"h2d": "pinned"}, ["h2d"])

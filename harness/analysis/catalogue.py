@@ -1,0 +1,141 @@
+"""Every claim beside what was measured of it: what `bench variants --claims` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from harness.analysis.experiment_result import Change, ClaimResult
+from harness.analysis.result import Comparison, MetricRow, Result, Settings
+from harness.metrics.definitions import SLICED
+from harness.plan.variants import Unmeasured, Variant
+
+NOT_MEASURED, DESCRIPTIVE = "not measured", "descriptive"
+STEPS = (SLICED, "step_ms_matched")  # what says how long a step is, the best first
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim, and one measurement of it, or none. `reported` and the change with its interval are fractions;
+    `reported` is there where the source has a number of what was measured. `step_ms` and `batch`: of the
+    before arm's decode steps, the regime in which it was measured."""
+
+    claim: str  # the variant that makes it testable; of one that has none, its own name
+    title: str
+    source: str
+    says: str
+    reported: float | None = None
+    metric: str = ""
+    change: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    verdict: str = NOT_MEASURED  # or how a reported number compares with the interval
+    device: str = ""
+    machine: str = ""
+    step_ms: float | None = None
+    batch: float | None = None
+    found_in: str = ""  # below the results folder
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
+    """All claims, in the order of variants.toml, the measurements of each in a row."""
+
+    schema_version: int
+    entries: list[Entry]
+
+
+def of_variant(variant: Variant) -> Entry:
+    """Its claim, not measured yet."""
+    return Entry(claim=variant.name, title=variant.title, source=variant.source, says=variant.claim)
+
+
+def of_unmeasured(name: str, claim: Unmeasured) -> Entry:
+    """A claim that nothing here can measure; what it would take stands in place of the verdict."""
+    return Entry(
+        claim=name,
+        title=claim.title,
+        source=claim.source,
+        says=claim.claim,
+        verdict=f"{NOT_MEASURED}: {claim.needs}",
+    )
+
+
+def measured_by(
+    variants: Mapping[str, Variant], engine: str, before: Mapping[str, str], after: Mapping[str, str]
+) -> Variant | None:
+    """The variant whose change two arms make, whatever else both have; of several, the one whose other
+    settings are nearest: output moves to a process in a serial loop and under overlap."""
+    changed = _changes(before, after)
+    if not changed:
+        return None
+
+    def shared(variant: Variant) -> int:
+        return sum(before.get(name) == choice for name, choice in variant.before.items())
+
+    found = [
+        each
+        for each in variants.values()
+        if each.engine == engine and _changes(each.before, each.after) == changed
+    ]
+    return max(found, key=shared, default=None)
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return {name: (before.get(name, ""), after.get(name, "")) for name in names}
+
+
+def of_run(variants: Mapping[str, Variant], result: Result, machine: str, found_in: str) -> Iterator[Entry]:
+    """Each comparison of a run that measures a claim: arms that differ in toggles alone."""
+    for comparison in result.comparisons:
+        row, sides = comparison.decided, (comparison.before, comparison.after)
+        if row is None or comparison.after is None or not _toggles_alone(*sides):
+            continue
+        variant = measured_by(
+            variants, comparison.before.engine, comparison.before.toggles, comparison.after.toggles
+        )
+        if variant is not None and row.change is not None:
+            where = {"machine": machine, "found_in": found_in, **regime(comparison)}
+            yield measured(variant, comparison.primary, row, result.device, **where)
+
+
+def measured(variant: Variant, metric: str, row: MetricRow, device: str, **more: object) -> Entry:
+    """A claim with its row of a comparison; `more`: further fields."""
+    return msgspec.structs.replace(
+        of_variant(variant),
+        metric=metric,
+        change=row.change,
+        ci_low=row.ci_low,
+        ci_high=row.ci_high,
+        verdict=row.verdict or DESCRIPTIVE,
+        device=device,
+        **more,
+    )
+
+
+def of_claim(variant: Variant, claim: ClaimResult, device: str, **more: object) -> Entry | None:
+    """What an experiment found of a source's number; None where that is no change."""
+    if not isinstance(claim.measured, Change):
+        return None
+    change = claim.measured
+    row = MetricRow(unit="", better="", change=change.value, ci_low=change.low, ci_high=change.high)
+    entry = measured(variant, claim.metric, row, device, says=claim.says, reported=claim.reported, **more)
+    return msgspec.structs.replace(entry, verdict=claim.finding or DESCRIPTIVE)
+
+
+def step_ms(metrics: Mapping[str, MetricRow]) -> float | None:
+    """How long a decode step of the before arm is."""
+    return next((metrics[name].before for name in STEPS if name in metrics), None)
+
+
+def regime(comparison: Comparison) -> dict[str, float | None]:
+    """`step_ms` and `batch` of an entry."""
+    counted = comparison.mechanism.get("mean_batch")
+    batch = None if counted is None else counted.before
+    if comparison.sliced is not None:
+        batch = comparison.sliced.batch
+    return {"step_ms": step_ms(comparison.metrics), "batch": batch}
+
+
+def _toggles_alone(before: Settings, after: Settings | None) -> bool:
+    return after is not None and msgspec.structs.replace(before, toggles=after.toggles) == after
