@@ -374,7 +374,7 @@ def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() ->
         ),
         (
             {"variant": "pinned", "after": ["model=bert"]},
-            "available: micro-gpt2, echo-gpt2, tiny-gpt2, tiny-llama, gpt2, llama-1b (one of the hub is OWNER/NAME",
+            "echo-gpt2, tiny-gpt2, tiny-llama, gpt2, llama-1b (one of the hub is OWNER/NAME",
         ),
         ({"variant": "pinned", "options": {"pace": "h100"}}, "there is no pace 'h100': one of sglang-"),
         ({"variant": "pinned", "options": {"pace": "1ms", "device": "cuda"}}, "a card has its own"),
