@@ -30,8 +30,9 @@ COLOUR = re.compile("|".join(PROPERTIES))
 def inline_svg(figure: Figure, name: str) -> str:
     """The <svg> of a figure, which is for nothing else afterwards: as wide as there is room, at most its own
     width. `name` is spoken for the figure, and keeps its ids apart from those of others on the page."""
-    for each in (figure, *figure.axes):
-        each.set_facecolor("none")
+    figure.set_facecolor("none")
+    for axes in figure.axes:
+        axes.set_facecolor("none")
     written = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "text.usetex": False}):
         # By savefig it would be drawn twice: once for its layout, which this does while it draws.
