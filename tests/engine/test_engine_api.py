@@ -25,6 +25,9 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
         "output": "inline",
         "graph": "off",
         "tables": "full",
+        "chunk": "off",
+        "steps": "1",
+        "spec": "off",
         "gc": "default",
     }
     overlap = SPEC.check({"schedule": "overlap"})
@@ -57,7 +60,8 @@ def test_a_setting_that_means_nothing_is_refused_with_the_reason(settings, messa
 
 
 def test_settings_have_the_order_of_declaration_however_they_are_given():
-    checked = SPEC.check({"gil": "fast-switch", "launch": "thread", "schedule": "overlap"})
+    given = {"accept": "device", "spec": "ngram", "gil": "fast-switch", "launch": "thread"}
+    checked = SPEC.check(given | {"schedule": "overlap"})
     assert list(checked) == [toggle.name for toggle in SPEC.toggles]
 
 

@@ -82,6 +82,9 @@ def small_module(monkeypatch, name: str) -> tuple[model.OverlapModule, list[torc
         prefix_cache=True,
         families=["greedy"],
         persistent_tables=False,
+        steps=1,
+        chunk_tokens=0,
+        drafts=0,
     )
     return module, seen
 
