@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,9 @@ def measure_together(
                 if session is None:
                     worktrees = stack.enter_context(checked_out(design.arms))
                     session = stack.enter_context(Session(worktrees))
-                    manifests = _discarded(session, folders, manifests, len(missing), observe)
+                    manifests = discarded(session, manifests, len(missing), observe)
+                    for folder, manifest in zip(folders, manifests, strict=True):
+                        write_manifest(folder, manifest)
                 observe(BlockBegun(number, sum(each >= number for each in missing)))
                 fresh = _measured(session, folders, manifests, number, kept, observe)
             yield (
@@ -109,21 +111,42 @@ def _measured(
 ) -> list[Block]:
     """One block of each run: booted, measured, written, shut down."""
     began = time.monotonic()
+
+    def write(measured: Sequence[Mapping[str, pd.DataFrame]]) -> None:
+        for folder, blocks, tables in zip(folders, kept, measured, strict=True):
+            if number not in blocks:  # killed between two writes, some have it
+                write_block(folder, number, tables)
+
+    measured = one_block(session, manifests, number, observe, write)
+    observe(BlockDone(number, time.monotonic() - began, stolen(measured)))
+    return [Block(number, tables) for tables in measured]
+
+
+def one_block(
+    session: Session,
+    manifests: Sequence[Manifest],
+    number: int,
+    observe: Observer,
+    write: Callable[[Sequence[Mapping[str, pd.DataFrame]]], None],
+) -> list[dict[str, pd.DataFrame]]:
+    """The tables of one block of each run: its arms booted in the order drawn for it, measured, shut down.
+    `write` gets them first: an engine that fails while it stops costs no block."""
     first = manifests[0]
     arms = first.design.arms_with_plant(first.plant_ns)
     booted = session.boot([arms[each] for each in first.drawn[number]])
     measured = [whole(each) for each in _block(session, manifests, number, booted, observe)]
-    for folder, blocks, tables in zip(folders, kept, measured, strict=True):
-        if number not in blocks:  # killed between two writes, some have it
-            write_block(folder, number, tables)
+    write(measured)
     _shut(session, booted, observe)
-    stolen = max(float(np.max(each["rounds"].get("steal_share", 0.0))) for each in measured)
-    observe(BlockDone(number, time.monotonic() - began, stolen))
-    return [Block(number, tables) for tables in measured]
+    return measured
 
 
-def _discarded(
-    session: Session, folders: Sequence[Path], manifests: Sequence[Manifest], left: int, observe: Observer
+def stolen(measured: Sequence[Mapping[str, pd.DataFrame]]) -> float:
+    """The share of the CPU time that other virtual machines took, in the worst round."""
+    return max(float(np.max(each["rounds"].get("steal_share", 0.0))) for each in measured)
+
+
+def discarded(
+    session: Session, manifests: Sequence[Manifest], left: int, observe: Observer
 ) -> list[Manifest]:
     """The first boots, whose times are thrown away; the manifests with what they said of themselves, and with
     the size of a delay that is to be planted."""
@@ -142,8 +165,6 @@ def _discarded(
         else each
         for each, tables in zip(manifests, measured, strict=True)
     ]
-    for folder, manifest in zip(folders, manifests, strict=True):
-        write_manifest(folder, manifest)
     _shut(session, booted, observe)
     observe(BlockDone(-1, time.monotonic() - began))
     return manifests
@@ -173,13 +194,18 @@ def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
     if len(kinds) > 1:
         names = " and ".join(arm.name for arm in manifest.design.arms)
         raise api.BadSetting(f"{names} run on different devices ({', '.join(kinds)}): never compared")
-    for name, old in manifest.descriptions.items():
-        if name in found and (other := differences.difference(_identity(old), _identity(found[name]))):
-            raise StoreError(
-                f"can't resume {manifest.run} with another engine in {name}: {other}; start a fresh run"
-            )
+    if other := another_engine(manifest, found):
+        raise StoreError(f"can't resume {manifest.run} with {other}; start a fresh run")
     stored = {name: without_places(each) for name, each in found.items()}
     return msgspec.structs.replace(manifest, descriptions=stored)
+
+
+def another_engine(manifest: Manifest, found: Mapping[str, api.Description]) -> str:
+    """Which engine is not the one that a run began with, and how; "" where all are."""
+    for name, old in manifest.descriptions.items():
+        if name in found and (other := differences.difference(_identity(old), _identity(found[name]))):
+            return f"another engine in {name}: {other}"
+    return ""
 
 
 def _identity(described: api.Description) -> dict[str, Any]:
