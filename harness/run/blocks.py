@@ -86,13 +86,13 @@ def measure_together(
             yield (
                 manifests,
                 [
-                    fresh[place] if fresh and number not in blocks else _kept(folder, number)
+                    fresh[place] if fresh and number not in blocks else stored_block(folder, number)
                     for place, (folder, blocks) in enumerate(zip(folders, kept, strict=True))
                 ],
             )
 
 
-def _kept(folder: Path, number: int) -> Block:
+def stored_block(folder: Path, number: int) -> Block:
     """A block that was measured before. Raises StoreError where it can't be read any more."""
     try:
         return Block(number, read_block(folder, number))
@@ -188,24 +188,21 @@ def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:
 
 def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
     """The manifest with what the engines say of themselves. Raises BadSetting where the arms run on
-    different kinds of device, StoreError where a resumed run would go on with another engine."""
+    different kinds of device, StoreError where a resumed run, or another node, would go on with another
+    engine."""
     found = {name: each.description for name, each in booted.items()}
     kinds = sorted({each.device["kind"] for each in found.values()})
     if len(kinds) > 1:
         names = " and ".join(arm.name for arm in manifest.design.arms)
         raise api.BadSetting(f"{names} run on different devices ({', '.join(kinds)}): never compared")
-    if other := another_engine(manifest, found):
-        raise StoreError(f"can't resume {manifest.run} with {other}; start a fresh run")
-    stored = {name: without_places(each) for name, each in found.items()}
-    return msgspec.structs.replace(manifest, descriptions=stored)
-
-
-def another_engine(manifest: Manifest, found: Mapping[str, api.Description]) -> str:
-    """Which engine is not the one that a run began with, and how; "" where all are."""
     for name, old in manifest.descriptions.items():
         if name in found and (other := differences.difference(_identity(old), _identity(found[name]))):
-            return f"another engine in {name}: {other}"
-    return ""
+            raise StoreError(
+                f"{manifest.run} began with another engine in {name}: {other}; a run is of one engine on one "
+                "kind of device, so start a fresh one"
+            )
+    stored = {name: without_places(each) for name, each in found.items()}
+    return msgspec.structs.replace(manifest, descriptions=stored)
 
 
 def _identity(described: api.Description) -> dict[str, Any]:

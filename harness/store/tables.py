@@ -86,8 +86,7 @@ def packed(tables: Mapping[str, pd.DataFrame]) -> dict[str, bytes]:
 
 
 def write_packed(folder: Path, block: int, files: Mapping[str, bytes]) -> None:
-    """Write the files of one whole block; what a killed run left of it is dropped first. Raises WriteFailed.
-    """
+    """Write one whole block's files; what a killed run left of it is dropped first. Raises WriteFailed."""
     whole = _block_folder(folder, block)
     partial = whole.with_name(whole.name + PARTIAL)
     try:

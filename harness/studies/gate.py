@@ -24,7 +24,7 @@ from harness.plan.settings import make_design
 from harness.plan.variants import load_variants
 from harness.run.worktrees import resolve, uncommitted
 from harness.studies import measure as measure_
-from harness.studies.measure import Display
+from harness.studies.measure import Display, Source
 
 Say = Callable[[str], None]
 CALIBRATED_BY = 6  # blocks: of fewer, the SD is known too badly to plan with
@@ -39,6 +39,7 @@ def measure(
     out: Path,
     say: Say,
     display: Display,
+    source: Source,
 ) -> Path:
     """Measure a base against a head; the folder of the run. `base` and `head` are git refs, or None; `names`
     and `limit` what it is judged by, and so planned for. Raises as measure.measure does, and BadSetting where
@@ -68,7 +69,7 @@ def measure(
         if changed := uncommitted(ref):
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             say(f"{ref.name} is measured as it was committed, without your changes to {changed[0]}{more}")
-    return measure_.measure(design, out, display).folder
+    return measure_.measure(design, out, display, source=source).folder
 
 
 def calibrate(
