@@ -10,6 +10,7 @@ from harness.analysis.result import Result
 from harness.common.machine import guess_device
 from harness.plan.factors import make_factorial
 from harness.plan.request import Request
+from harness.run.blocks import measure as measure_blocks
 from harness.store.manifest import Manifest, read_manifest
 from harness.store.trust import Admit
 from harness.studies.measure import Display, Source, measure_or_resume
@@ -22,7 +23,7 @@ def measure(
     out: Path,
     admit: Admit,
     display: Display,
-    source: Source,
+    source: Source = measure_blocks,
 ) -> tuple[Result, bool]:
     """Measure a factorial, or go on with one; its result, and whether outputs differ that must not. Raises
     as measure.measure and measure.resume do."""

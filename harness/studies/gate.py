@@ -22,6 +22,7 @@ from harness.plan import checks
 from harness.plan.request import Request
 from harness.plan.settings import make_design
 from harness.plan.variants import load_variants
+from harness.run.blocks import measure as measure_blocks
 from harness.run.worktrees import resolve, uncommitted
 from harness.studies import measure as measure_
 from harness.studies.measure import Display, Source
@@ -39,7 +40,7 @@ def measure(
     out: Path,
     say: Say,
     display: Display,
-    source: Source,
+    source: Source = measure_blocks,
 ) -> Path:
     """Measure a base against a head; the folder of the run. `base` and `head` are git refs, or None; `names`
     and `limit` what it is judged by, and so planned for. Raises as measure.measure does, and BadSetting where

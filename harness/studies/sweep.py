@@ -15,6 +15,7 @@ from harness.plan.grid import Axis, Point
 from harness.plan.request import Request
 from harness.plan.settings import spelled
 from harness.plan.variants import load_variants
+from harness.run.blocks import measure as measure_blocks
 from harness.store import sweep, tables, trust
 from harness.store.files import SWEEP_FILE, create_within, write_json
 from harness.store.folders import create, discard
@@ -34,7 +35,7 @@ def measure(
     say: Say,
     admit: Admit,
     display: Display,
-    source: Source,
+    source: Source = measure_blocks,
 ) -> Path:
     """Measure every point that is not measured yet; the folder. Raises as measure.measure and `admit` do, and
     every finished point is kept; a sweep that ends before its first block leaves no folder."""
