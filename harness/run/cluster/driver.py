@@ -13,6 +13,7 @@ way ends the run with that.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Generator, Iterator
@@ -69,6 +70,7 @@ def _connected(address: str) -> Iterator[Any]:
         import ray
     except ImportError:
         raise api.BadSetting("--ray needs Ray: pip install -e '.[ray]'") from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that is started here reports itself
     start = {"resources": {RESOURCE: 1}, "include_dashboard": False} if address == LOCAL else {}
     # Ray takes SIGTERM for itself, and would end this process without a last word.
     handlers = {each: signal.getsignal(each) for each in ENDING}
