@@ -1,4 +1,4 @@
-"""A real Ray cluster on this machine: a head that measures nothing, and nodes that come, go and are killed."""
+"""A real Ray cluster on this machine: a head that measures nothing, nodes that come and are killed."""
 
 from __future__ import annotations
 

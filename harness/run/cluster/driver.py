@@ -70,7 +70,7 @@ def _connected(address: str) -> Iterator[Any]:
         import ray
     except ImportError:
         raise api.BadSetting("--ray needs Ray: pip install -e '.[ray]'") from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that is started here reports itself
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what is started here reports nothing to anybody
     start = {"resources": {RESOURCE: 1}, "include_dashboard": False} if address == LOCAL else {}
     # Ray takes SIGTERM for itself, and would end this process without a last word.
     handlers = {each: signal.getsignal(each) for each in ENDING}

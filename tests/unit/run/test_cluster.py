@@ -81,7 +81,7 @@ def test_a_block_that_fails_is_measured_once_more_and_counted(run: Any, tmp_path
     failed(run.made, 1, RayError("node gone"))  # another way, and so is another block's
     assert run.made.missing == [1, 0, 2]
     assert [each.block for each in read_manifest(tmp_path).repeats] == [1, 0, 1]
-    assert [each for each in run.seen if isinstance(each, Said)][0] == Said(
+    assert next(each for each in run.seen if isinstance(each, Said)) == Said(
         "block 2 is measured once more: the engine (pid 12) died"
     )
 
