@@ -196,7 +196,7 @@ def comparison(
 def so_far(design: Design, per_block: Sequence[Values]) -> str:
     """The primary's change with its 95% interval, in words; "" where two arms, two blocks or a value are
     missing. For whoever watches a run: it decides nothing."""
-    per_arm = measured(design, per_block).get(design.primary, {})
+    per_arm = measured(design, per_block, [design.primary]).get(design.primary, {})
     if len(per_block) < 2 or len(design.arms) != 2 or len(per_arm) != 2:
         return ""
     effect = effect_of(design.primary, per_arm, ALPHA)

@@ -51,7 +51,7 @@ def effect(
 
 def on_nodes(design: Design, per_block: Sequence[Values], nodes: Sequence[str], alpha: float) -> Nodes | None:
     """The primary's change on each of several nodes, by itself; None of one machine, or one arm."""
-    per_arm = measured(design, per_block).get(design.primary, {})
+    per_arm = measured(design, per_block, [design.primary]).get(design.primary, {})
     if len(set(nodes)) < 2 or len(per_arm) != 2:
         return None
     found = agreed(design.primary, per_arm, nodes, design.margin)
@@ -83,8 +83,8 @@ def disagreement(
     design: Design, per_block: Sequence[Values], nodes: Sequence[str], names: Sequence[str]
 ) -> str | None:
     """Which of these metrics nodes disagree about, for a gate, whose bounds are over blocks; None of none."""
-    for name, per_arm in measured(design, per_block).items():
-        found = agreed(name, per_arm, nodes, design.margin) if name in names and len(per_arm) == 2 else None
+    for name, per_arm in measured(design, per_block, names).items():
+        found = agreed(name, per_arm, nodes, design.margin) if len(per_arm) == 2 else None
         if found is not None and found.disagree:
             return f"nodes disagree about {name} (p = {found.p:.3f})"
     return None

@@ -46,11 +46,11 @@ def lacking(design: Design, per_block: Sequence[Values], name: str, ratio: bool 
     return None
 
 
-def measured(design: Design, per_block: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
-    """metric → arm → one value per block, for the metrics that the first arm has."""
-    values = series(
-        {arm.name: [each[arm.name] for each in per_block] for arm in design.arms}, definitions.METRICS
-    )
+def measured(
+    design: Design, per_block: Sequence[Values], names: Iterable[str] = definitions.METRICS
+) -> dict[str, dict[str, list[float]]]:
+    """metric → arm → one value per block, for those of these metrics that the first arm has."""
+    values = series({arm.name: [each[arm.name] for each in per_block] for arm in design.arms}, names)
     return {name: per_arm for name, per_arm in values.items() if design.arms[0].name in per_arm}
 
 

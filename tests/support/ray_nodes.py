@@ -15,7 +15,7 @@ from experiments.common.bench_command import PATIENCE_S
 from harness.run.cluster.driver import RESOURCE
 
 OURS = ("engines.host", "harness.run.load_generator")  # what a block starts
-TASK = "ray::_measure"  # a worker's title while it measures
+TASK = "ray::on_this_node"  # a worker's title while it measures
 
 
 class Nodes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -42,12 +42,34 @@ LOOK_S = 5.0  # between two looks for nodes that joined, while no block comes
 GRACE_S = 10.0  # for tasks that are told to stop to end what they started, before Ray kills them
 LOCAL = "local"
 
+Task = Callable[[bytes, int, frozenset[str]], Measured]
+
+
+def on_this_node(asked: bytes, number: int, warm: frozenset[str]) -> Measured:
+    """The task."""
+    return node.measure(asked, number, name_here(), warm)
+
+
+def name_here() -> str:
+    """What Ray calls the node that this process, a worker, runs on."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    (name,) = (each["NodeName"] for each in ray.nodes() if each["NodeID"] == here)
+    return str(name)
+
 
 def measure(
-    folder: Path, manifest: Manifest, observe: Observer, address: str, nodes_at_once: int | None = None
+    folder: Path,
+    manifest: Manifest,
+    observe: Observer,
+    address: str,
+    nodes_at_once: int | None = None,
+    task: Task = on_this_node,
 ) -> Generator[tuple[Manifest, Block]]:
     """As run.blocks.measure, on the nodes of the cluster at `address`: "auto", one that this machine is part
-    of; "local", this machine alone. Blocks are kept as they come, and given in their order."""
+    of; "local", this machine alone. Blocks are kept as they come, and given in their order. `task`: what a
+    node does for a block."""
     done = set(finished_blocks(folder))
     missing = [number for number in range(manifest.design.blocks) if number not in done]
     if not missing:
@@ -56,7 +78,7 @@ def measure(
         return
     with (
         _connected(address) as ray,
-        closing(_Run(ray, folder, manifest, missing, observe, nodes_at_once)) as run,
+        closing(_Run(ray, task, folder, manifest, missing, observe, nodes_at_once)) as run,
     ):
         for number in range(manifest.design.blocks):
             run.wait_for(number)
@@ -114,20 +136,12 @@ def _whole(count: float) -> float:
     return count if count < 1 else int(count)
 
 
-def _measure(asked: bytes, number: int, warm: frozenset[str]) -> Measured:
-    """The task."""
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    (name,) = (each["NodeName"] for each in ray.nodes() if each["NodeID"] == here)
-    return node.measure(asked, number, name, warm)
-
-
 @dataclass(slots=True)
 class _Run:
     """The blocks of a run that are missing, those under way, and what came of them."""
 
     ray: Any
+    task: Task
     folder: Path
     manifest: Manifest
     missing: list[int]  # not under way, the next one first
@@ -173,7 +187,7 @@ class _Run:
         self.nowhere = True
 
     def _start(self, block: int, there: Places) -> None:
-        task = self.ray.remote(_measure).options(
+        task = self.ray.remote(self.task).options(
             num_cpus=there.cpus, num_gpus=there.gpus, resources={RESOURCE: 1}, max_retries=0
         )
         reference = task.remote(msgspec.json.encode(self.manifest), block, frozenset(self.warm))

@@ -71,7 +71,7 @@ def run(tmp_path: Path) -> Any:
     ray = SimpleNamespace(exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError))
     seen: list[Event] = []
     write_manifest(tmp_path, manifest())
-    made = driver._Run(ray, tmp_path, manifest(), [0, 1, 2], seen.append, None)
+    made = driver._Run(ray, driver.on_this_node, tmp_path, manifest(), [0, 1, 2], seen.append, None)
     return SimpleNamespace(made=made, seen=seen)
 
 
