@@ -1,0 +1,144 @@
+"""What a run on a Ray cluster costs the machine that drives it, and how busy it keeps the nodes.
+
+    python -m experiments.validation.ray_driver    five minutes; needs Ray
+
+A real cluster of four nodes on this machine, and the driver as `bench run --ray` has it, from the tasks to the
+summary. What a node does for a block is to sleep, and to send the first block of a stored run. So the driver
+has the whole of its work, and the nodes leave it the cores.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from experiments.common import command_line
+from experiments.common.command_line import ROOT
+from experiments.common.record import write_result
+from harness.common.machine import fingerprint
+from harness.plan.design import Design
+from harness.run.cluster import driver
+from harness.run.cluster.node import Measured
+from harness.run.events import BlockDone, Event, NodeDone, Observer
+from harness.store.manifest import Manifest, read_manifest
+from harness.store.tables import packed, read_block
+from harness.studies import measure
+
+STORED = ROOT / "results" / "reference" / "runs" / "pinned-h2d"
+NODES = 4
+CASES = ((100, 2.0), (1000, 0.5))  # blocks, and the seconds that each takes
+MIB = 1 << 20
+
+
+@cache
+def sent(node: str) -> dict[str, bytes]:
+    """The first block of the stored run, as if that node had measured it."""
+    tables = read_block(STORED, 0)
+    tables["rounds"]["node"] = node
+    return packed(tables)
+
+
+def sleep(seconds: float, asked: bytes, number: int, warm: frozenset[str]) -> Measured:
+    """The task."""
+    node, began = driver.name_here(), time.monotonic()
+    manifest = msgspec.json.decode(asked, type=Manifest)
+    if number == -1:
+        manifest = msgspec.structs.replace(manifest, descriptions=read_manifest(STORED).descriptions)
+    tables = sent(node) if number >= 0 else {}
+    time.sleep(max(0.0, began + seconds - time.monotonic()))
+    return Measured(
+        node=node,
+        machine=fingerprint(),
+        manifest=msgspec.json.encode(manifest),
+        tables=tables,
+        seconds=time.monotonic() - began,
+        stolen=0.0,
+        said=[],
+    )
+
+
+@dataclass(slots=True)
+class Watch:
+    """The driver's own time and memory, as its blocks come."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    busy: float = 0.0  # seconds that nodes spent in blocks
+    cpu: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case BlockDone():  # the discarded one
+                self.began = time.monotonic()
+                self.cpu.append(time.process_time())
+            case NodeDone(seconds=seconds):
+                self.ended = time.monotonic()
+                self.busy += seconds
+                self.cpu.append(time.process_time())
+                self.memory.append(psutil.Process().memory_info().rss)
+
+    @contextmanager
+    def display(self, folder: Path, design: Design) -> Iterator[Observer]:
+        yield self
+
+
+def row(blocks: int, seconds: float, address: str) -> list[str]:
+    """One run, and what it cost."""
+    stored = read_manifest(STORED).design
+    design = msgspec.structs.replace(stored, blocks=blocks, until=None, max_minutes=None)
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as results:
+        source = partial(driver.measure, address=address, task=partial(sleep, seconds))
+        measure.measure(design, Path(results), watch.display, source=source)
+    each = (watch.cpu[-1] - watch.cpu[0]) / blocks
+    share = watch.busy / (NODES * (watch.ended - watch.began))
+    tenth, last = watch.memory[blocks // 10 - 1], watch.memory[-1]
+    return [
+        f"{blocks:,} blocks of {seconds:g} s",
+        f"{1e3 * each:.1f} ms",
+        f"{share:.1%}",
+        f"{watch.ended - watch.began:.1f} s",
+        f"{tenth / MIB:.0f} MiB",
+        f"{last / MIB:.0f} MiB",
+    ]
+
+
+def main() -> None:
+    command_line.parser(__file__, __doc__).parse_args()
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        cluster.add_node(num_cpus=0, node_name="head", include_dashboard=False)
+        for number in range(NODES):
+            cluster.add_node(num_cpus=1, resources={driver.RESOURCE: 1}, node_name=f"node-{number}")
+        rows = [row(*case, cluster.address) for case in CASES]
+    finally:
+        cluster.shutdown()
+    write_result(
+        __file__,
+        title=f"The driver of a run on {NODES} Ray nodes of this machine, whose blocks only sleep",
+        header=[
+            "",
+            "driver's CPU time a block",
+            "nodes busy",
+            "in all",
+            "memory after a tenth",
+            "at the end",
+        ],
+        rows=rows,
+        data={"cases": CASES, "nodes": NODES},
+    )
+
+
+if __name__ == "__main__":
+    main()
