@@ -2,9 +2,10 @@
 
     python -m experiments.validation.ray_driver    five minutes; needs Ray
 
-A real cluster of four nodes on this machine, and the driver as `bench run --ray` has it, from the tasks to the
-summary. What a node does for a block is to sleep, and to send the first block of a stored run. So the driver
-has the whole of its work, and the nodes leave it the cores.
+A real cluster of four nodes on this machine, and the driver as `bench run --ray` has it, from the tasks to
+the summary. What a node does for a block is to sleep, and to send the first block of a stored run: one that
+has the records of every step, or one of requests and rounds alone, as a server's. So the driver has the whole
+of its work, and the nodes leave it the cores.
 """
 
 from __future__ import annotations
@@ -32,27 +33,29 @@ from harness.store.manifest import Manifest, read_manifest
 from harness.store.tables import packed, read_block
 from harness.studies import measure
 
-STORED = ROOT / "results" / "reference" / "runs" / "pinned-h2d"
+RUNS = ROOT / "results" / "reference" / "runs"
+WITH_STEPS, WITHOUT = "overlap", "pinned-h2d"
 NODES = 4
-CASES = ((100, 2.0), (1000, 0.5))  # blocks, and the seconds that each takes
+# The stored run, how many blocks, and the seconds that each takes.
+CASES = ((WITHOUT, 1000, 0.5), (WITHOUT, 100, 2.0), (WITH_STEPS, 100, 2.0))
 MIB = 1 << 20
 
 
 @cache
-def sent(node: str) -> dict[str, bytes]:
+def sent(run: str, node: str) -> dict[str, bytes]:
     """The first block of the stored run, as if that node had measured it."""
-    tables = read_block(STORED, 0)
+    tables = read_block(RUNS / run, 0)
     tables["rounds"]["node"] = node
     return packed(tables)
 
 
-def sleep(seconds: float, asked: bytes, number: int, warm: frozenset[str]) -> Measured:
+def sleep(run: str, seconds: float, asked: bytes, number: int, warm: frozenset[str]) -> Measured:
     """The task."""
     node, began = driver.name_here(), time.monotonic()
     manifest = msgspec.json.decode(asked, type=Manifest)
     if number == -1:
-        manifest = msgspec.structs.replace(manifest, descriptions=read_manifest(STORED).descriptions)
-    tables = sent(node) if number >= 0 else {}
+        manifest = msgspec.structs.replace(manifest, descriptions=read_manifest(RUNS / run).descriptions)
+    tables = sent(run, node) if number >= 0 else {}
     time.sleep(max(0.0, began + seconds - time.monotonic()))
     return Measured(
         node=node,
@@ -91,19 +94,20 @@ class Watch:
         yield self
 
 
-def row(blocks: int, seconds: float, address: str) -> list[str]:
+def row(run: str, blocks: int, seconds: float, address: str) -> list[str]:
     """One run, and what it cost."""
-    stored = read_manifest(STORED).design
+    stored = read_manifest(RUNS / run).design
     design = msgspec.structs.replace(stored, blocks=blocks, until=None, max_minutes=None)
     watch = Watch()
     with tempfile.TemporaryDirectory() as results:
-        source = partial(driver.measure, address=address, task=partial(sleep, seconds))
+        source = partial(driver.measure, address=address, task=partial(sleep, run, seconds))
         measure.measure(design, Path(results), watch.display, source=source)
     each = (watch.cpu[-1] - watch.cpu[0]) / blocks
     share = watch.busy / (NODES * (watch.ended - watch.began))
     tenth, last = watch.memory[blocks // 10 - 1], watch.memory[-1]
     return [
-        f"{blocks:,} blocks of {seconds:g} s",
+        f"{blocks:,} blocks of {seconds:g} s and {sum(map(len, sent(run, '').values())) / 1024:.0f} KiB"
+        + (", every step recorded" if run == WITH_STEPS else ""),
         f"{1e3 * each:.1f} ms",
         f"{share:.1%}",
         f"{watch.ended - watch.began:.1f} s",
