@@ -49,18 +49,18 @@ def sent(run: str, node: str) -> dict[str, bytes]:
     return packed(tables)
 
 
-def sleep(run: str, seconds: float, asked: bytes, number: int, warm: frozenset[str]) -> Measured:
+def sleep(run: str, seconds: float, asked: list[bytes], number: int, warm: frozenset[str]) -> Measured:
     """The task."""
     node, began = driver.name_here(), time.monotonic()
-    manifest = msgspec.json.decode(asked, type=Manifest)
+    manifest = msgspec.json.decode(asked[0], type=Manifest)
     if number == -1:
         manifest = msgspec.structs.replace(manifest, descriptions=read_manifest(RUNS / run).descriptions)
-    tables = sent(run, node) if number >= 0 else {}
+    tables = [sent(run, node)] if number >= 0 else []
     time.sleep(max(0.0, began + seconds - time.monotonic()))
     return Measured(
         node=node,
         machine=fingerprint(),
-        manifest=msgspec.json.encode(manifest),
+        manifests=[msgspec.json.encode(manifest)],
         tables=tables,
         seconds=time.monotonic() - began,
         stolen=0.0,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +49,17 @@ LONGER_TURNS = 3  # one segment in so many has turns of twice as many steps
 WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
 
 
-def measure(folder: Path, manifest: Manifest, observe: Observer) -> Generator[tuple[Manifest, Block]]:
-    """Each block of a run in its turn, with the manifest as it then stands; those that `folder` holds already
-    are read, the others measured and written. Whoever has enough closes it.
+def measure(
+    runs: Mapping[Path, Manifest], observe: Observer
+) -> Generator[tuple[list[Manifest], list[Block]]]:
+    """Each block in its turn, with the manifests as they then stand; those that a run's folder holds already
+    are read, the others measured and written. Whoever has enough closes it. `runs`, by folder: one, or
+    several that differ in their workload alone, and share their boots. In each round every workload has its
+    turn; each run keeps its own folder, as if it had been alone.
 
     Raises BadSetting (the request can't be served), RunFailed (a process failed or died) or
     KeyboardInterrupt; in each case every finished block is on disk and no process is left.
     """
-    with closing(measure_together({folder: manifest}, observe)) as measured:
-        for (described_by,), (block,) in measured:
-            yield described_by, block
-
-
-def measure_together(
-    runs: Mapping[Path, Manifest], observe: Observer
-) -> Generator[tuple[list[Manifest], list[Block]]]:
-    """The same for runs that differ in their workload alone, and share their boots: in each round every
-    workload has its turn. Each run keeps its own folder, as if it had been alone."""
     folders, manifests = list(runs), list(runs.values())
     design = manifests[0].design
     kept = [set(finished_blocks(folder)) for folder in folders]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,8 +41,8 @@ from harness.store.tables import finished_blocks
 from harness.store.trust import Admit
 
 Display = Callable[[Path, Design], AbstractContextManager[Observer]]
-# What measures the blocks of a run: run.blocks.measure, or the same on a cluster.
-Source = Callable[[Path, Manifest, Observer], Generator[tuple[Manifest, Block]]]
+# What measures the blocks of runs: run.blocks.measure, or the same on a cluster.
+Source = Callable[[Mapping[Path, Manifest], Observer], Generator[tuple[list[Manifest], list[Block]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
     clock = _Clock()
     try:
         with display(folder, design) as observe:
-            with closing(source(folder, manifest, observe)) as measured:
-                for described, block in measured:
+            with closing(source({folder: manifest}, observe)) as measured:
+                for (described,), (block,) in measured:
                     manifest = msgspec.structs.replace(described, blocks_in_time=manifest.blocks_in_time)
                     blocks.append(block)
                     values.append(block_values(design, block))
@@ -135,10 +135,7 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
                         break
                     if len(blocks) < design.blocks and (seen := so_far(design, values)):
                         observe(SoFar(len(blocks), seen))
-            if source is measure_blocks:
-                blocks = judge(folder, manifest, blocks, lambda line: observe(Said(line)))
-            elif any(len(block.tables["divergences"]) for block in blocks):
-                observe(Said("the outputs that differ are not judged: --resume without --ray asks the model"))
+            blocks = judge_with(source, folder, manifest, blocks, observe)
         found = with_floor(
             result(manifest, blocks, values), manifest, noise_floor.folder_of(folder), block_seconds(blocks)
         )
@@ -153,6 +150,17 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
             error.add_note("no block was done, so nothing is kept")
         raise
     return Outcome(found, outputs_differ(manifest, found), folder)
+
+
+def judge_with(
+    source: Source, folder: Path, manifest: Manifest, blocks: Sequence[Block], observe: Observer
+) -> list[Block]:
+    """The blocks with each divergence judged, by the model of this machine: not where others measured."""
+    if source is measure_blocks:
+        return judge(folder, manifest, blocks, lambda line: observe(Said(line)))
+    if any(len(block.tables["divergences"]) for block in blocks):
+        observe(Said("the outputs that differ are not judged: --resume without --ray asks the model"))
+    return [*blocks]
 
 
 class _Clock:

@@ -16,9 +16,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -40,12 +40,15 @@ from harness.store.tables import finished_blocks, write_packed
 RESOURCE = "bench_node"
 LOOK_S = 5.0  # between two looks for nodes that joined, while no block comes
 GRACE_S = 10.0  # for tasks that are told to stop to end what they started, before Ray kills them
+MOST_WAYS = 4  # in which a block may fail, one after the other
 LOCAL = "local"
+DEATHS = {"NodeDiedError": "its node died", "WorkerCrashedError": "its worker died"}
+NODE = re.compile(r"node ID: (\w{6})")  # in what Ray says of a dead node
 
-Task = Callable[[bytes, int, frozenset[str]], Measured]
+Task = Callable[[list[bytes], int, frozenset[str]], Measured]
 
 
-def on_this_node(asked: bytes, number: int, warm: frozenset[str]) -> Measured:
+def on_this_node(asked: list[bytes], number: int, warm: frozenset[str]) -> Measured:
     """The task."""
     return node.measure(asked, number, name_here(), warm)
 
@@ -60,29 +63,29 @@ def name_here() -> str:
 
 
 def measure(
-    folder: Path,
-    manifest: Manifest,
+    runs: Mapping[Path, Manifest],
     observe: Observer,
     address: str,
     nodes_at_once: int | None = None,
     task: Task = on_this_node,
-) -> Generator[tuple[Manifest, Block]]:
+) -> Generator[tuple[list[Manifest], list[Block]]]:
     """As run.blocks.measure, on the nodes of the cluster at `address`: "auto", one that this machine is part
     of; "local", this machine alone. Blocks are kept as they come, and given in their order. `task`: what a
     node does for a block."""
-    done = set(finished_blocks(folder))
-    missing = [number for number in range(manifest.design.blocks) if number not in done]
-    if not missing:
-        for number in range(manifest.design.blocks):
-            yield manifest, stored_block(folder, number)
-        return
-    with (
-        _connected(address) as ray,
-        closing(_Run(ray, task, folder, manifest, missing, observe, nodes_at_once)) as run,
-    ):
-        for number in range(manifest.design.blocks):
-            run.wait_for(number)
-            yield run.manifest, stored_block(folder, number)
+    folders, manifests = list(runs), list(runs.values())
+    numbers = range(manifests[0].design.blocks)
+    kept = [set(finished_blocks(folder)) for folder in folders]
+    missing = [number for number in numbers if not all(number in there for there in kept)]
+    with ExitStack() as stack:
+        if missing:
+            ray = stack.enter_context(_connected(address))
+            under_way = _Blocks(ray, task, folders, manifests, kept, missing, observe, nodes_at_once)
+            stack.enter_context(closing(under_way))
+        for number in numbers:
+            if missing:
+                under_way.wait_for(number)
+                manifests = under_way.manifests
+            yield manifests, [stored_block(folder, number) for folder in folders]
 
 
 @contextmanager
@@ -136,21 +139,33 @@ def _whole(count: float) -> float:
     return count if count < 1 else int(count)
 
 
+class Died(RunFailed):
+    """What measured a block is gone, and could not say why."""
+
+
+def of_death(error: Exception) -> str:
+    """What Ray says of it, in words that are the same where the same thing happened."""
+    said = DEATHS.get(type(error).__name__) or str(error).splitlines()[0]
+    which = NODE.search(str(error))
+    return f"{said} ({which.group(1)})" if which else said
+
+
 @dataclass(slots=True)
-class _Run:
-    """The blocks of a run that are missing, those under way, and what came of them."""
+class _Blocks:
+    """The blocks that are missing, those under way, and what came of them."""
 
     ray: Any
     task: Task
-    folder: Path
-    manifest: Manifest
+    folders: list[Path]
+    manifests: list[Manifest]
+    kept: list[set[int]]  # of each run; killed between two writes, some have a block that others lack
     missing: list[int]  # not under way, the next one first
     observe: Observer
     most: int | None  # blocks under way at once; None: as many as there are places
     tasks: dict[Future[Measured], tuple[int, Any]] = field(default_factory=dict)  # block, and Ray's reference
     done: SimpleQueue[Future[Measured]] = field(default_factory=SimpleQueue)
     warm: set[str] = field(default_factory=set)  # nodes that have had their first boots
-    failed: set[tuple[int, str]] = field(default_factory=set)
+    failed: dict[int, set[str]] = field(default_factory=dict)  # by block, in which ways
     nowhere: bool = False  # told that there is no node
 
     def wait_for(self, block: int) -> None:
@@ -168,11 +183,12 @@ class _Run:
         is sized by it has to be the same on each node."""
         there = places(self.ray.nodes())
         self._check_there(there)
-        if not self.manifest.descriptions and not self.tasks:
+        described = bool(self.manifests[0].descriptions)
+        if not described and not self.tasks:
             self.observe(BlockBegun(-1, len(self.missing)))
             self._start(-1, there)
         most = there.count if self.most is None else min(self.most, there.count)
-        while self.manifest.descriptions and self.missing and len(self.tasks) < most:
+        while described and self.missing and len(self.tasks) < most:
             self._start(self.missing.pop(0), there)
 
     def _check_there(self, there: Places) -> None:
@@ -180,7 +196,7 @@ class _Run:
             self.nowhere = False
             return
         remedy = f"""start a node with ray start --resources '{{"{RESOURCE}": 1}}' --address=..."""
-        if not self.manifest.nodes and not self.tasks:
+        if not self.warm and not self.tasks:
             raise api.BadSetting(f"no node of the cluster has the resource {RESOURCE}: {remedy}")
         if not self.nowhere:
             self.observe(Said(f"no node is left: waiting for one; {remedy}"))
@@ -190,7 +206,7 @@ class _Run:
         task = self.ray.remote(self.task).options(
             num_cpus=there.cpus, num_gpus=there.gpus, resources={RESOURCE: 1}, max_retries=0
         )
-        reference = task.remote(msgspec.json.encode(self.manifest), block, frozenset(self.warm))
+        reference = task.remote([*map(msgspec.json.encode, self.manifests)], block, frozenset(self.warm))
         future: Future[Measured] = reference.future()
         self.tasks[future] = block, reference
         future.add_done_callback(self.done.put)
@@ -202,42 +218,53 @@ class _Run:
         except self.ray.exceptions.RayTaskError as error:
             self._again(block, error.cause)
         except self.ray.exceptions.RayError as error:
-            self._again(block, RunFailed(f"its node or its worker died ({type(error).__name__})", str(error)))
+            self._again(block, Died(of_death(error), str(error)))
         else:
             self.warm.add(measured.node)
             self._keep(block, measured)
 
     def _keep(self, block: int, measured: Measured) -> None:
         if block == -1:
-            self.manifest = msgspec.json.decode(measured.manifest, type=Manifest)
-        if measured.node not in self.manifest.nodes:
-            nodes = {**self.manifest.nodes, measured.node: measured.machine}
-            self.manifest = msgspec.structs.replace(self.manifest, nodes=nodes)
-            write_manifest(self.folder, self.manifest)
+            self.manifests = [msgspec.json.decode(each, type=Manifest) for each in measured.manifests]
+        if measured.node not in (known := self.manifests[0].nodes):
+            self._record(nodes={**known, measured.node: measured.machine})
         for line in measured.said:
             self.observe(Said(line))
         if block == -1:
             self.observe(BlockDone(-1, measured.seconds))
             return
         self._ask()  # the node is free: it shall not wait for what is written here
-        write_packed(self.folder, block, measured.tables)
+        for folder, there, tables in zip(self.folders, self.kept, measured.tables, strict=True):
+            if block not in there:
+                write_packed(folder, block, tables)
         left = len(self.missing) + len(self.tasks)
         self.observe(NodeDone(block, measured.node, measured.seconds, measured.stolen, left, len(self.tasks)))
 
     def _again(self, block: int, error: BaseException) -> None:
         """Have a block measured once more. Raises what failed, if that is nothing that another node, or
-        another time, could help; and if it failed before in that way, with other numbers in its words."""
+        another time, could help; and if it failed before in that way, with other numbers in its words. An
+        engine that can't even be booted for the first time is not tried again."""
+        if isinstance(error, ImportError):
+            raise api.BadSetting(f"a node lacks this project, or a package of it: {error}") from error
         if isinstance(error, api.BadSetting) or not isinstance(error, api.EngineError):
             raise error
-        way = block, re.sub(r"\d+", "", f"{type(error).__name__}{error}")
-        if way in self.failed or block == -1:
+        ways = self.failed.setdefault(block, set())
+        way = re.sub(r"\d+", "", str(error))
+        if way in ways or len(ways) == MOST_WAYS or (block == -1 and not isinstance(error, Died)):
             raise error
-        self.failed.add(way)
-        repeats = [*self.manifest.repeats, Repeat(block=block, reason=str(error))]
-        self.manifest = msgspec.structs.replace(self.manifest, repeats=repeats)
-        write_manifest(self.folder, self.manifest)
+        ways.add(way)
+        if block == -1:
+            self.observe(Said(f"the first boots are done once more: {error}"))
+            return
+        self._record(repeats=[*self.manifests[0].repeats, Repeat(block=block, reason=str(error))])
         self.missing.insert(0, block)
         self.observe(Said(f"block {block + 1} is measured once more: {error}"))
+
+    def _record(self, **changes: object) -> None:
+        """Note in every manifest what holds for all these runs, whose boots are the same."""
+        self.manifests = [msgspec.structs.replace(each, **changes) for each in self.manifests]
+        for folder, manifest in zip(self.folders, self.manifests, strict=True):
+            write_manifest(folder, manifest)
 
     def close(self) -> None:
         """End what is under way, wherever it is."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,25 +21,29 @@ from harness.run.worktrees import checked_out
 from harness.store.manifest import Manifest, check_same_data
 from harness.store.tables import packed
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a node sends back. `tables`: the block's parquet files; none of the discarded block, -1, after
-    which `manifest` has what the engines said of themselves."""
+    """What a node sends back. `tables`: of each run, the block's parquet files; none of the discarded block,
+    -1, after which the `manifests` have what the engines said of themselves."""
 
     node: str
     machine: Machine
-    manifest: bytes
-    tables: dict[str, bytes]
+    manifests: list[bytes]
+    tables: list[dict[str, bytes]]
     seconds: float
     stolen: float
     said: list[str]
 
 
-def measure(asked: bytes, number: int, node: str, warm: Collection[str]) -> Measured:
-    """Measure a block of the run whose manifest is `asked`, on this machine, which is called `node`. Where it
-    is not one of the `warm`, its first boots are thrown away, as everywhere. Raises BadSetting where it can't
-    measure what the run is made of, and as run.blocks.measure does; in each case no process is left."""
+def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str]) -> Measured:
+    """Measure a block of the runs whose manifests are `asked`, on this machine, which is called `node`. Where
+    it is not one of the `warm`, its first boots are thrown away, as everywhere. Raises BadSetting where it
+    can't measure what the runs are made of, and as run.blocks.measure does; in each case no process is left.
+    """
     began = time.monotonic()
     said: list[str] = []
 
@@ -46,27 +51,28 @@ def measure(asked: bytes, number: int, node: str, warm: Collection[str]) -> Meas
         if isinstance(event, Said):
             said.append(event.line)
 
-    manifest = msgspec.json.decode(asked, type=Manifest)
-    tables = {}
+    manifests = [msgspec.json.decode(each, type=Manifest) for each in asked]
+    tables: list[dict[str, pd.DataFrame]] = []
     try:
-        check(manifest, machine.code(), machine.versions())
-        with checked_out(manifest.design.arms) as worktrees, Session(worktrees) as session:
+        for manifest in manifests:
+            check(manifest, machine.code(), machine.versions())
+        with checked_out(manifests[0].design.arms) as worktrees, Session(worktrees) as session:
             if number == -1 or node not in warm:
-                (manifest,) = blocks.discarded(session, [manifest], 0, observe)
+                manifests = blocks.discarded(session, manifests, 0, observe)
             if number >= 0:
-                (tables,) = blocks.one_block(session, [manifest], number, observe, lambda measured: None)
+                tables = blocks.one_block(session, manifests, number, observe, lambda measured: None)
     except api.EngineError as error:
         error.args = (f"on the node {node}: {error}",)
         raise
-    if tables:
-        tables["rounds"]["node"] = node
+    for each in tables:
+        each["rounds"]["node"] = node
     return Measured(
         node=node,
         machine=machine.fingerprint(),
-        manifest=msgspec.json.encode(manifest),
-        tables=packed(tables),
+        manifests=[*map(msgspec.json.encode, manifests)],
+        tables=[*map(packed, tables)],
         seconds=time.monotonic() - began,
-        stolen=blocks.stolen([tables]) if tables else 0.0,
+        stolen=blocks.stolen(tables) if tables else 0.0,
         said=said,
     )
 

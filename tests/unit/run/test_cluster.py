@@ -71,7 +71,9 @@ def run(tmp_path: Path) -> Any:
     ray = SimpleNamespace(exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError))
     seen: list[Event] = []
     write_manifest(tmp_path, manifest())
-    made = driver._Run(ray, driver.on_this_node, tmp_path, manifest(), [0, 1, 2], seen.append, None)
+    made = driver._Blocks(
+        ray, driver.on_this_node, [tmp_path], [manifest()], [set()], [0, 1, 2], seen.append, None
+    )
     return SimpleNamespace(made=made, seen=seen)
 
 
@@ -96,4 +98,4 @@ def test_the_same_failure_twice_ends_the_run_whatever_its_numbers(run: Any) -> N
 def test_what_no_other_node_could_help_ends_the_run_at_once(run: Any, error: Exception) -> None:
     with pytest.raises(type(error)):
         failed(run.made, 1, RayTaskError(error))
-    assert run.made.manifest.repeats == []
+    assert run.made.manifests[0].repeats == []
