@@ -16,6 +16,7 @@ import pytest
 from experiments.common.bench_command import Bench, last_line, start
 from harness.store import tables
 from harness.store.manifest import Manifest, read_manifest
+from tests.process.test_experiment import write as write_experiment
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.processes import DEATH_LIMIT_S
 from tests.support.ray_nodes import Nodes, nodes
@@ -190,6 +191,27 @@ def test_an_engine_that_breaks_ends_the_run_with_its_words_and_its_node(
     assert code == 2
     assert "on the node one: can't start before with /nowhere/python" in last_line(stderr)
     assert not list((tmp_path / "results").iterdir())
+
+
+def test_sweeps_and_experiments_run_on_a_cluster_too(
+    cluster: Nodes, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Of an experiment, the runs of one boot share their nodes, block by block."""
+    cluster.add("one", "two")
+    for name, asked in (
+        ("sweep", ("sweep", *COMPARE, "--blocks", "2", "--over", "num_requests=4,8")),
+        ("experiment", ("experiment", "run", write_experiment(tmp_path))),
+    ):
+        out = tmp_path / name
+        code, _, stderr = start(
+            environment, tmp_path, *asked, "--out", str(out), "--ray", cluster.address
+        ).end()
+        assert code == 0, stderr
+        (whole,) = (each for each in out.iterdir() if each.name != "floors")
+        by = [measured_by(each) for each in sorted(whole.iterdir()) if (each / "manifest.json").exists()]
+        assert len(by) == 2
+        assert {node for nodes_of_run in by for node in nodes_of_run} == {"one", "two"}
+    assert by[0] == by[1]
 
 
 def test_a_cluster_without_a_node_that_may_measure_is_refused(

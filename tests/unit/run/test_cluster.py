@@ -94,6 +94,30 @@ def test_the_same_failure_twice_ends_the_run_whatever_its_numbers(run: Any) -> N
         failed(run.made, 1, RayTaskError(RunFailed("the engine (pid 13) died")))
 
 
+def test_what_dies_in_its_first_boots_is_tried_again_but_an_engine_that_can_not_boot_is_not(run: Any) -> None:
+    future: Future[Any] = Future()
+    future.set_exception(RayError("node gone"))
+    run.made.tasks[future] = -1, None
+    run.made._take(future)
+    assert run.made.missing == [0, 1, 2]
+    assert run.made.manifests[0].repeats == []
+    assert run.seen[-1] == Said("the first boots are done once more: node gone")
+    with pytest.raises(RunFailed, match="mainspring"):
+        run.made._again(-1, RunFailed("the mainspring is broken"))
+
+
+def test_a_block_that_fails_in_ever_other_ways_ends_the_run_too(run: Any) -> None:
+    for way in "abcd":
+        failed(run.made, 1, RayTaskError(RunFailed(f"fault {way}")))
+    with pytest.raises(RunFailed, match="fault e"):
+        failed(run.made, 1, RayTaskError(RunFailed("fault e")))
+
+
+def test_a_node_that_lacks_the_project_is_told_so(run: Any) -> None:
+    with pytest.raises(api.BadSetting, match="a node lacks this project, or a package of it: No module"):
+        failed(run.made, 1, RayTaskError(ModuleNotFoundError("No module named 'harness'")))
+
+
 @pytest.mark.parametrize("error", [api.BadSetting("no such thing"), KeyError("a fault of ours")])
 def test_what_no_other_node_could_help_ends_the_run_at_once(run: Any, error: Exception) -> None:
     with pytest.raises(type(error)):
