@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
@@ -94,25 +94,45 @@ class Watch:
         yield self
 
 
-def row(run: str, blocks: int, seconds: float, address: str) -> list[str]:
-    """One run, and what it cost."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run cost. Of a block: the driver's CPU time, and what the node sent."""
+
+    cost_s: float
+    bytes: int
+    busy: float
+    seconds: float
+    memory_after_tenth: int
+    memory: int
+
+
+def measured(run: str, blocks: int, seconds: float, address: str) -> Cost:
+    """One run whose blocks are those of the stored `run`."""
     stored = read_manifest(RUNS / run).design
     design = msgspec.structs.replace(stored, blocks=blocks, until=None, max_minutes=None)
     watch = Watch()
     with tempfile.TemporaryDirectory() as results:
         source = partial(driver.measure, address=address, task=partial(sleep, run, seconds))
         measure.measure(design, Path(results), watch.display, source=source)
-    each = (watch.cpu[-1] - watch.cpu[0]) / blocks
-    share = watch.busy / (NODES * (watch.ended - watch.began))
-    tenth, last = watch.memory[blocks // 10 - 1], watch.memory[-1]
+    return Cost(
+        cost_s=(watch.cpu[-1] - watch.cpu[0]) / blocks,
+        bytes=sum(map(len, sent(run, "node-0").values())),
+        busy=watch.busy / (NODES * (watch.ended - watch.began)),
+        seconds=watch.ended - watch.began,
+        memory_after_tenth=watch.memory[blocks // 10 - 1],
+        memory=watch.memory[-1],
+    )
+
+
+def row(run: str, blocks: int, seconds: float, cost: Cost) -> list[str]:
+    kind = "every step recorded" if run == WITH_STEPS else "requests and rounds"
     return [
-        f"{blocks:,} blocks of {seconds:g} s and {sum(map(len, sent(run, '').values())) / 1024:.0f} KiB"
-        + (", every step recorded" if run == WITH_STEPS else ""),
-        f"{1e3 * each:.1f} ms",
-        f"{share:.1%}",
-        f"{watch.ended - watch.began:.1f} s",
-        f"{tenth / MIB:.0f} MiB",
-        f"{last / MIB:.0f} MiB",
+        f"{blocks:,} blocks of {seconds:g} s, {kind}, {cost.bytes / 1024:.0f} KiB",
+        f"{1e3 * cost.cost_s:.1f} ms",
+        f"{cost.busy:.1%}",
+        f"{cost.seconds:.1f} s",
+        f"{cost.memory_after_tenth / MIB:.0f} MiB",
+        f"{cost.memory / MIB:.0f} MiB",
     ]
 
 
@@ -125,7 +145,7 @@ def main() -> None:
         cluster.add_node(num_cpus=0, node_name="head", include_dashboard=False)
         for number in range(NODES):
             cluster.add_node(num_cpus=1, resources={driver.RESOURCE: 1}, node_name=f"node-{number}")
-        rows = [row(*case, cluster.address) for case in CASES]
+        costs = [measured(*case, cluster.address) for case in CASES]
     finally:
         cluster.shutdown()
     write_result(
@@ -139,8 +159,8 @@ def main() -> None:
             "memory after a tenth",
             "at the end",
         ],
-        rows=rows,
-        data={"cases": CASES, "nodes": NODES},
+        rows=[row(*case, cost) for case, cost in zip(CASES, costs, strict=True)],
+        data={"nodes": NODES, "without steps": asdict(costs[0]), "with steps": asdict(costs[-1])},
     )
 
 

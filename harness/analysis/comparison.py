@@ -93,7 +93,7 @@ def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence
     first, *others = (arm.name for arm in design.arms)
     pairs = {other: manifest.pair(first, other) for other in others}
     values = {other: of_two(blocks, per_block, (first, other)) for other in others}
-    measured_by = nodes.nodes_of(blocks)
+    measured_by = [block.node for block in blocks]
     effects = {other: _effects(pair.design, values[other], measured_by) for other, pair in pairs.items()}
     adjusted: dict[str, dict[str, float]] = {other: {} for other in others}
     for family in ([design.primary], design.secondaries):
@@ -137,7 +137,7 @@ def comparison(
     check_values(design, per_block, [design.primary])
     alpha = design.alpha(len(blocks))
     values = measured(design, per_block)
-    measured_by = nodes.nodes_of(blocks)
+    measured_by = [block.node for block in blocks]
     effects = _effects(design, per_block, measured_by)
     by_node = nodes.on_nodes(design, per_block, measured_by, alpha) if len(design.arms) > 1 else None
     nodes_decide = by_node is not None and by_node.unit == "node"

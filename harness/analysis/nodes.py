@@ -13,19 +13,9 @@ from harness.metrics import definitions
 from harness.plan.design import Design
 from harness.stats import paired
 from harness.stats.nodes import Agreement, agreement, of_nodes
-from harness.store.block import Block
 from harness.store.manifest import Manifest
 
 TOLD = 3  # blocks that were measured once more, by name
-
-
-def nodes_of(blocks: Sequence[Block]) -> list[str]:
-    """The node that measured each block; "" where this machine did, without a cluster."""
-    return [
-        str(rounds["node"].iloc[0]) if "node" in rounds and len(rounds) else ""
-        for block in blocks
-        for rounds in [block.tables["rounds"]]
-    ]
 
 
 def agreed(

@@ -119,7 +119,7 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     compared = summary.comparisons[0]
     by_turns = any(name in definitions.OF_PAIRS for name in wanted)
     apart = turns.disagreement(design, per_block, 2 * level) if by_turns else None
-    apart = apart or nodes.disagreement(design, per_block, nodes.nodes_of(blocks), wanted)
+    apart = apart or nodes.disagreement(design, per_block, [block.node for block in blocks], wanted)
     found = gate.result_of(judged, most, level, compared, manifest.promises_outputs, failing, apart)
     known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
     return msgspec.structs.replace(known, gate=found)

@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis import comparison, nodes
 from harness.analysis.result import Comparison
-from harness.analysis.values import block_values
+from harness.analysis.values import block_seconds, block_values
 from harness.store.block import Block
 from harness.store.manifest import Manifest, Repeat
 from tests.support.made_blocks import block, manifest, shown, side, warned
@@ -88,8 +88,18 @@ def test_a_gate_is_told_which_metric_nodes_disagree_about() -> None:
     for changes, told in ((AGREE, None), (DISAGREE, "nodes disagree about tpot_ms_p50")):
         plan, blocks = measured(changes)
         values = [block_values(plan.design, each) for each in blocks]
-        said = nodes.disagreement(plan.design, values, nodes.nodes_of(blocks), ["tpot_ms_p50"])
+        said = nodes.disagreement(plan.design, values, [each.node for each in blocks], ["tpot_ms_p50"])
         assert said is None if told is None else (said or "").startswith(told)
+
+
+def test_the_time_of_a_block_is_taken_by_the_clock_of_its_own_node() -> None:
+    _, blocks = measured(AGREE)
+    seen = {"a": 0, "b": 0}
+    for each in blocks:
+        began = seen[each.node] * 20e9 + (7e12 if each.node == "b" else 0.0)  # since each machine was booted
+        each.tables["rounds"]["started_ns"] = np.int64(began)
+        seen[each.node] += 1
+    assert block_seconds(blocks) == 20.0
 
 
 def test_unequal_machines_and_blocks_measured_once_more_are_told() -> None:
