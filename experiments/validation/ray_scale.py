@@ -3,8 +3,8 @@
     python -m experiments.validation.ray_scale    a minute; after experiments.validation.ray_driver
 
 By simulation. Measured are the times of blocks (of stored runs, drawn again and again), and what a block
-costs the driver and weighs (of ray_driver). Assumed is how often a node dies. The driver does one thing at a time,
-as it does: it takes a block that came, sends the node the next one, writes, and only then takes another.
+costs the driver and weighs (of ray_driver). Assumed is how often a node dies. The driver does one thing at a
+time, as it does: it takes a block that came, sends the node the next one, writes, then takes another.
 """
 
 from __future__ import annotations
