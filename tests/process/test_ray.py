@@ -31,10 +31,17 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         yield {**installed(tmp_path_factory.mktemp("site")), "TMPDIR": sockets}
 
 
-@pytest.fixture
-def cluster(environment: dict[str, str]) -> Iterator[Nodes]:
+@pytest.fixture(scope="module")
+def head(environment: dict[str, str]) -> Iterator[Nodes]:
     with nodes(environment) as made:
         yield made
+
+
+@pytest.fixture
+def cluster(head: Nodes) -> Iterator[Nodes]:
+    """The cluster, without a node that could measure: each test adds its own."""
+    yield head
+    head.clear()
 
 
 def run_folder(folder: Path) -> Path:

@@ -43,6 +43,11 @@ class Nodes:
         """As by a machine that is switched off: none of its processes gets a word."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
+    def clear(self) -> None:
+        """Leave the head alone."""
+        for name in [*self._nodes]:
+            self.kill(name)
+
     def workers(self, count: int = 1) -> list[psutil.Process]:
         """Workers that are measuring a block; waits for so many."""
         deadline = time.monotonic() + PATIENCE_S
