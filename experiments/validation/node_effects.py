@@ -10,6 +10,9 @@ else over blocks. `agree` checks some runs against the harness itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 from scipy import stats as distributions
@@ -85,12 +88,12 @@ def main() -> None:
     random = np.random.default_rng(2026)
     agree(simulated(random, 4, 3, 0.7, 200))
     rows = []
-    rules = {
+    rules: dict[str, Callable[[Floats], Flags]] = {
         "over blocks": over_blocks,
         "over nodes": over_nodes,
         "as decided here": decided,
         **{
-            f"the same, a test at {level:.0%}": lambda found, level=level: decided(found, level)
+            f"the same, a test at {level:.0%}": partial(decided, level=level)
             for level in LEVELS
             if level != LEVEL
         },

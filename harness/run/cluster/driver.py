@@ -18,7 +18,7 @@ import re
 import signal
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -76,13 +76,14 @@ def measure(
     numbers = range(manifests[0].design.blocks)
     kept = [set(finished_blocks(folder)) for folder in folders]
     missing = [number for number in numbers if not all(number in there for there in kept)]
+    under_way: _Blocks | None = None
     with ExitStack() as stack:
         if missing:
             ray = stack.enter_context(_connected(address))
             under_way = _Blocks(ray, task, folders, manifests, kept, missing, observe, nodes_at_once)
             stack.enter_context(closing(under_way))
         for number in numbers:
-            if missing:
+            if under_way is not None:
                 under_way.wait_for(number)
                 manifests = under_way.manifests
             yield manifests, [stored_block(folder, number) for folder in folders]
@@ -107,11 +108,13 @@ def _connected(address: str) -> Iterator[Any]:
     finally:
         for each, handler in handlers.items():
             signal.signal(each, handler)
-    try:
-        yield ray
-    finally:
-        with undisturbed():
-            ray.shutdown()
+    # Ray prints to stdout, where the result goes, that a node died: which is told here too.
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        try:
+            yield ray
+        finally:
+            with undisturbed():
+                ray.shutdown()
 
 
 @dataclass(frozen=True, slots=True)
