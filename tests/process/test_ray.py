@@ -206,7 +206,7 @@ def test_sweeps_and_experiments_run_on_a_cluster_too(
     """Of an experiment, the runs of one boot share their nodes, block by block."""
     cluster.add("one", "two")
     for name, asked in (
-        ("sweep", ("sweep", *COMPARE, "--blocks", "2", "--over", "num_requests=4,8")),
+        ("sweep", ("sweep", *COMPARE, "--blocks", "2", "--over", "interval_ms=1,2")),
         ("experiment", ("experiment", "run", write_experiment(tmp_path))),
     ):
         out = tmp_path / name

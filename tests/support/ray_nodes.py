@@ -44,9 +44,10 @@ class Nodes:
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
     def clear(self) -> None:
-        """Leave the head alone."""
+        """Leave the head alone, and wait until the cluster knows that the others are gone."""
         for name in [*self._nodes]:
             self.kill(name)
+        self._cluster.wait_for_nodes()
 
     def workers(self, count: int = 1) -> list[psutil.Process]:
         """Workers that are measuring a block; waits for so many."""

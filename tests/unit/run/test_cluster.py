@@ -44,7 +44,9 @@ def test_a_node_with_other_code_or_versions_is_refused() -> None:
         node.check(plan, Code(commit="abc", changes="x"), plan.versions)
     with pytest.raises(api.BadSetting, match=r"other versions .*: torch was '2.13', is '2.12'"):
         node.check(plan, plan.code, {"torch": "2.12"})
-    with pytest.raises(api.BadSetting, match="unknown engine 'e'"):  # installed on this machine, but not there
+    with pytest.raises(
+        api.BadSetting, match="unknown engine 'e'"
+    ):  # installed on this machine, but not there
         node.check(plan, plan.code, plan.versions)
 
 
