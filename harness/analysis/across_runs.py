@@ -320,7 +320,7 @@ def _warnings(left: Side, right: Side) -> list[Warning]:
     ]
     one, other = left.manifest, right.manifest
     for what, old, new in (
-        ("machine", msgspec.to_builtins(one.machine), msgspec.to_builtins(other.machine)),
+        ("machine", msgspec.to_builtins(one.measured_on), msgspec.to_builtins(other.measured_on)),
         ("commit", msgspec.to_builtins(one.code), msgspec.to_builtins(other.code)),
         ("versions", one.versions, other.versions),
     ):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from harness.analysis import factorial, outputs, prediction, turns, warnings, words
+from harness.analysis import factorial, nodes, outputs, prediction, turns, warnings, words
 from harness.analysis.mechanism import mechanism, planted
 from harness.analysis.result import (
     UNDECIDED,
@@ -93,7 +93,8 @@ def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence
     first, *others = (arm.name for arm in design.arms)
     pairs = {other: manifest.pair(first, other) for other in others}
     values = {other: of_two(blocks, per_block, (first, other)) for other in others}
-    effects = {other: _effects(pair.design, values[other]) for other, pair in pairs.items()}
+    measured_by = [block.node for block in blocks]
+    effects = {other: _effects(pair.design, values[other], measured_by) for other, pair in pairs.items()}
     adjusted: dict[str, dict[str, float]] = {other: {} for other in others}
     for family in ([design.primary], design.secondaries):
         raw = {
@@ -136,7 +137,10 @@ def comparison(
     check_values(design, per_block, [design.primary])
     alpha = design.alpha(len(blocks))
     values = measured(design, per_block)
-    effects = _effects(design, per_block)
+    measured_by = [block.node for block in blocks]
+    effects = _effects(design, per_block, measured_by)
+    by_node = nodes.on_nodes(design, per_block, measured_by, alpha) if len(design.arms) > 1 else None
+    nodes_decide = by_node is not None and by_node.unit == "node"
     if adjusted is None:
         adjusted = verdicts.holm(_family(effects, design.secondaries))
     offered = offered_load(design, per_block)
@@ -165,6 +169,7 @@ def comparison(
         limit=limits(design, values),
         prediction=prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
         sliced=turns.sliced(design, blocks) if after else None,
+        nodes=by_node,
         warnings=[
             *([] if apart is None else [Warning(UNDECIDED, f"undecided: {apart}")]),
             *(turns.of_size(design, per_block, alpha) if after and apart is None else []),
@@ -174,7 +179,16 @@ def comparison(
                 if len(design.arms) > 1 and (where := lacking(design, per_block, name)) is not None
             ),
             *turns.of_turns(design, blocks),
-            *warnings.collect(manifest, blocks, values, effects.get(design.primary), verdict),
+            *nodes.of_nodes_that_disagree(by_node, verdict),
+            *warnings.collect(
+                manifest,
+                blocks,
+                values,
+                effect_of(design.primary, values[design.primary], alpha)
+                if design.primary in effects
+                else None,
+                None if nodes_decide else verdict,
+            ),
         ],
     )
 
@@ -182,7 +196,7 @@ def comparison(
 def so_far(design: Design, per_block: Sequence[Values]) -> str:
     """The primary's change with its 95% interval, in words; "" where two arms, two blocks or a value are
     missing. For whoever watches a run: it decides nothing."""
-    per_arm = measured(design, per_block).get(design.primary, {})
+    per_arm = measured(design, per_block, [design.primary]).get(design.primary, {})
     if len(per_block) < 2 or len(design.arms) != 2 or len(per_arm) != 2:
         return ""
     effect = effect_of(design.primary, per_arm, ALPHA)
@@ -221,11 +235,17 @@ def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[
     ]
 
 
-def _effects(design: Design, per_block: Sequence[Values]) -> dict[str, paired.Effect]:
-    """By metric, of two arms; nothing of one alone."""
+def _effects(
+    design: Design, per_block: Sequence[Values], measured_by: Sequence[str]
+) -> dict[str, paired.Effect]:
+    """By metric, of two arms; nothing of one alone. `measured_by`: the node of each block."""
     values = measured(design, per_block)
     alpha = design.alpha(len(per_block))
-    return {name: effect_of(name, per_arm, alpha) for name, per_arm in values.items() if len(per_arm) == 2}
+    return {
+        name: nodes.effect(design, name, per_arm, measured_by, alpha)
+        for name, per_arm in values.items()
+        if len(per_arm) == 2
+    }
 
 
 def _family(effects: Mapping[str, paired.Effect], names: Sequence[str]) -> dict[str, float]:

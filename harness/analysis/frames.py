@@ -115,6 +115,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         **_KEY_COLUMNS,
         "seed": Column("int64", "", "of its prompts and arrivals, the same for both arms"),
         "position": Column("int64", "", "0 for the arm that ran this round first"),
+        "node": Column("text", "", "of a run on a cluster: the node that measured the block"),
         "started_ns": Column("int64", "ns", f"first due time; {STAMP}"),
         "ended_ns": Column("int64", "ns", "last end of a request"),
         "switches_voluntary.": Column("float64", "", "context switches of a process that it asked for"),

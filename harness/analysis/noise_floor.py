@@ -98,7 +98,7 @@ def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
     before: Arm = design.arms[0]
     device = manifest.descriptions[before.name].device
     return Circumstances(
-        machine=manifest.machine,
+        machine=manifest.measured_on,
         device=device["name"],
         kind=device["kind"],
         engine=before.engine,

@@ -235,7 +235,7 @@ def predict(
 
 def calibrated(calibration: Calibration, manifest: Manifest) -> str:
     """Where the calibrated part comes from, and whether it fits."""
-    return f"{calibration.source}, {_on_which(calibration.machine, manifest.machine)}"
+    return f"{calibration.source}, {_on_which(calibration.machine, manifest.measured_on)}"
 
 
 def _on_which(there: Machine, here: Machine) -> str:

@@ -146,6 +146,29 @@ class Sliced(msgspec.Struct, frozen=True, kw_only=True):
     between: float | None = None  # the rest of its SD, from boot to boot; None with one block
 
 
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What the blocks of one node say of the primary, by themselves; no interval of a single block."""
+
+    blocks: int
+    unit: str  # of `delta`
+    change: float | None
+    delta: float | None
+    ci_low: float | None
+    ci_high: float | None
+
+
+class Nodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The primary on each node of a cluster. `p`: of the test that they agree; `spread`: the SD of the change
+    between nodes, beyond what blocks scatter by (of log ratios); `power`: the chance that a spread as large
+    as the margin is found. None where every node has one block."""
+
+    unit: Literal["block", "node"]  # that the primary's interval counts
+    p: float | None
+    spread: float | None
+    power: float | None
+    changes: dict[str, NodeRow]
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """A before and an after, or one arm alone: `after` and `prediction` are then None."""
 
@@ -163,6 +186,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     limit: dict[str, Sides]
     prediction: Prediction | NoPrediction | None
     sliced: Sliced | None = None  # None: no turns were taken
+    nodes: Nodes | None = None  # None: one machine measured all blocks
     warnings: list[Warning]
 
     @property

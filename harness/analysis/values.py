@@ -46,11 +46,11 @@ def lacking(design: Design, per_block: Sequence[Values], name: str, ratio: bool 
     return None
 
 
-def measured(design: Design, per_block: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
-    """metric → arm → one value per block, for the metrics that the first arm has."""
-    values = series(
-        {arm.name: [each[arm.name] for each in per_block] for arm in design.arms}, definitions.METRICS
-    )
+def measured(
+    design: Design, per_block: Sequence[Values], names: Iterable[str] = definitions.METRICS
+) -> dict[str, dict[str, list[float]]]:
+    """metric → arm → one value per block, for those of these metrics that the first arm has."""
+    values = series({arm.name: [each[arm.name] for each in per_block] for arm in design.arms}, names)
     return {name: per_arm for name, per_arm in values.items() if design.arms[0].name in per_arm}
 
 
@@ -83,9 +83,12 @@ def block_values(design: Design, block: Block) -> Values:
 
 def block_seconds(blocks: Sequence[Block]) -> float | None:
     """How long a block takes with its boots: the median time from the first round of one to that of the next,
-    which a pause before a resumed block does not move. None where it is not known."""
-    starts = [float(each.tables["rounds"]["started_ns"].min()) for each in blocks]
-    apart = np.diff(starts)
+    which a pause before a resumed block does not move; of a cluster, from one to the next of the same node,
+    whose clock is its own. None where it is not known."""
+    starts: dict[str, list[float]] = {}
+    for each in blocks:
+        starts.setdefault(each.node, []).append(float(each.tables["rounds"]["started_ns"].min()))
+    apart = np.concatenate([np.diff(own) for own in starts.values()]) if starts else np.empty(0)
     apart = apart[apart > 0]  # the clock starts again with the machine, and an import has none
     return float(np.median(apart)) / 1e9 if len(apart) else None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis import nodes
 from harness.analysis.result import UNDECIDED, Warning
 from harness.analysis.values import block_seconds
 from harness.common import core_speed
@@ -89,6 +90,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
         *_of("device", _device(manifest, rounds)),
         *_of("outputs", _outputs(manifest, blocks)),
         *_of("blocks", _resumed(manifest)),
+        *_of("nodes", nodes.remarks(manifest)),
         *_of("records", _recorder(manifest)),
     ]
     return list(dict.fromkeys(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from harness.analysis.result import Comparison, MetricRow, Outputs
+from harness.analysis.result import Comparison, MetricRow, NodeRow, Outputs
 from harness.common.formatting import blocks_of, number, percent, signed
 
 
@@ -53,7 +53,7 @@ def _decision(row: MetricRow, margin: float) -> str:
     return f"undecided, the interval holds 0 and reaches beyond ±{100 * margin:.3g}%"
 
 
-def difference(row: MetricRow) -> str:
+def difference(row: MetricRow | NodeRow) -> str:
     """The change in percent, or in the unit where the metric can be zero; "–" where one side is missing."""
     if row.change is not None:
         return percent(row.change)

@@ -14,13 +14,16 @@ from harness.cli.options import (
     ENGINE,
     OUTPUT,
     RESULTS,
+    Cluster,
     Debug,
     Form,
+    NodesAtOnce,
     Out,
     Trust,
     admitting,
     argument,
     option,
+    source_of,
 )
 from harness.cli.printing import Format
 from harness.common.signals import interruptible
@@ -75,6 +78,8 @@ def run_experiment(
     out: Out = RESULTS,
     resume: Annotated[Path | None, option(OUTPUT, "Folder of an experiment to go on with.")] = None,
     trust: Trust = False,
+    ray: Cluster = None,
+    nodes_at_once: NodesAtOnce = None,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
@@ -90,11 +95,12 @@ def run_experiment(
         raise api.BadSetting("say which experiment to run: bench experiment list has their names")
     file = Path(name) if name is not None and experiment_file.is_own(name) else None
     admitted = admitting(trust, resume or file)
+    source = source_of(ray, nodes_at_once, trust)
     with interruptible():
         if resume is not None:
-            outcome = experiments.resume(resume, on_stderr, admitted)
+            outcome = experiments.resume(resume, on_stderr, admitted, source)
         else:
             adjusted = Adjusted(device=device or "auto", blocks=blocks, rounds=rounds, seed=seed or 0)
             planned = experiments.plan(name or "", adjusted, admitted)
-            outcome = experiments.run(planned, out, on_stderr)
+            outcome = experiments.run(planned, out, on_stderr, source)
     printing.end_with(outcome.result, format, outcome.outputs_differ)

@@ -6,7 +6,7 @@ import shlex
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -19,8 +19,10 @@ from harness.cli.options import (
     OF_TWO_ARMS,
     OUTPUT,
     RESULTS,
+    Cluster,
     Debug,
     Form,
+    NodesAtOnce,
     Out,
     Trust,
     Whole,
@@ -28,11 +30,15 @@ from harness.cli.options import (
     argument,
     measuring,
     option,
+    source_of,
 )
 from harness.cli.printing import Format
 from harness.common.signals import interruptible
 from harness.plan.request import Request
 from harness.plan.settings import make_design, parse_fraction
+
+if TYPE_CHECKING:
+    from harness.studies.measure import Source
 
 GATE = "Gate"
 
@@ -48,28 +54,39 @@ def run(
     out: Out = RESULTS,
     resume: Annotated[Path | None, option(OUTPUT, "Folder of a run to go on with.")] = None,
     trust: Trust = False,
+    ray: Cluster = None,
+    nodes_at_once: NodesAtOnce = None,
     whole: Whole = False,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
     """Compare a before with an after, in blocks of fresh boots; or measure one arm alone."""
-    _measure(request, out, resume, trust, format, whole)
+    _measure(request, out, resume, trust, source_of(ray, nodes_at_once, trust), format, whole)
 
 
 @measuring
 def aa(
     request: Request,
     out: Out = RESULTS,
+    ray: Cluster = None,
+    nodes_at_once: NodesAtOnce = None,
     whole: Whole = False,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
     """Measure an arm against itself: this machine's noise floor, and the smallest effect it can detect."""
-    _measure(msgspec.structs.replace(request, against_itself=True), out, None, False, format, whole)
+    request = msgspec.structs.replace(request, against_itself=True)
+    _measure(request, out, None, False, source_of(ray, nodes_at_once), format, whole)
 
 
 def _measure(
-    request: Request, out: Path, resume: Path | None, trusted: bool, format: Format, whole: bool
+    request: Request,
+    out: Path,
+    resume: Path | None,
+    trusted: bool,
+    source: Source,
+    format: Format,
+    whole: bool,
 ) -> None:
     from harness.common.machine import guess_device
     from harness.plan.variants import load_variants
@@ -84,7 +101,7 @@ def _measure(
     from harness.cli.progress import on_stderr
     from harness.studies import measure
 
-    outcome = measure.measure_or_resume(design, resume, out, on_stderr, admitted)
+    outcome = measure.measure_or_resume(design, resume, out, on_stderr, admitted, source)
     printing.show(outcome.result, format, whole)
     folder = shlex.quote(str(outcome.folder))
     say(f"next: bench report {folder} (a page), bench explain {folder} (where a step's time goes)")
@@ -154,6 +171,8 @@ def gate(
     on_undecided: Annotated[
         OnUndecided | None, option(GATE, "What undecided counts as; else it exits with 3.")
     ] = None,
+    ray: Cluster = None,
+    nodes_at_once: NodesAtOnce = None,
     whole: Whole = False,
     out: Annotated[
         Path, option(OUTPUT, "Folder of the run, of gate.md and of smaller-is-better.json (results).")
@@ -169,6 +188,8 @@ def gate(
 
     if calibrate and (run is not None or base_ref or head_ref or on_undecided):
         raise api.BadSetting("--calibrate measures the base that is installed: no run, no refs, no verdict")
+    if ray is not None and (calibrate or run is not None):
+        raise api.BadSetting("--ray is for a gate that measures: --calibrate is about this machine")
 
     from harness.cli.progress import on_stderr
     from harness.report import gate_tables
@@ -178,7 +199,8 @@ def gate(
         printing.show(gate_.calibrate(request, names, limit, out, on_stderr), format)
         return
     if run is None:
-        run = gate_.measure(request, base_ref, head_ref, names, limit, out, say, on_stderr)
+        source = source_of(ray, nodes_at_once)
+        run = gate_.measure(request, base_ref, head_ref, names, limit, out, say, on_stderr, source)
     result = gate_.judge(run, names, limit)
     gate_tables.write(out, result)
     printing.show(result, format, whole)
@@ -199,6 +221,8 @@ def factorial(
     out: Out = RESULTS,
     resume: Annotated[Path | None, option(OUTPUT, "Folder of a factorial to go on with.")] = None,
     trust: Trust = False,
+    ray: Cluster = None,
+    nodes_at_once: NodesAtOnce = None,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
@@ -209,7 +233,10 @@ def factorial(
 
     if run is None:
         admit = admitting(trust, resume)
-        result, outputs_differ = factorial_run.measure(request, toggles, resume, out, admit, on_stderr)
+        source = source_of(ray, nodes_at_once, trust)
+        result, outputs_differ = factorial_run.measure(
+            request, toggles, resume, out, admit, on_stderr, source
+        )
     elif request.nothing and toggles is None and resume is None:
         result, outputs_differ = factorial_run.read(run)
     else:
@@ -228,6 +255,8 @@ def sweep(
     out: Out = RESULTS,
     resume: Annotated[Path | None, option(OUTPUT, "Folder of a sweep to go on with.")] = None,
     trust: Trust = False,
+    ray: Cluster = None,
+    nodes_at_once: NodesAtOnce = None,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
@@ -238,7 +267,8 @@ def sweep(
 
     if folder is None:
         admit = admitting(trust, resume)
-        folder = sweep_.measure(request, over or (), resume, out, say, admit, on_stderr)
+        source = source_of(ray, nodes_at_once, trust)
+        folder = sweep_.measure(request, over or (), resume, out, say, admit, on_stderr, source)
     elif not request.nothing or over or resume is not None:
         raise api.BadSetting(f"{folder} is already measured: only --format applies")
     result, outputs_differ = found_in(folder)

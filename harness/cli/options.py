@@ -10,7 +10,7 @@ from functools import cache, partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import msgspec
 import typer
@@ -25,7 +25,11 @@ from harness.plan.settings import parse_fraction, parse_goodput
 from harness.store.trust import Admit, admit
 from harness.workload.workload import LENGTHS, Workload
 
+if TYPE_CHECKING:
+    from harness.studies.measure import Source
+
 WORKLOAD, ENGINE, DESIGN, OUTPUT = "Workload", "Engine, both arms", "Design", "Output"
+CLUSTER = "Cluster"
 GENERAL = ("variant", "engine", "both", "before", "after")  # of a Request, under no title
 # The options of the command line, in the order of the help.
 PARTS: dict[type[msgspec.Struct], str] = {
@@ -55,6 +59,16 @@ Trust = Annotated[
 Whole = Annotated[
     bool, option(OUTPUT, "Print more than a screen: further metrics, all counters and warnings.", "--all")
 ]
+Cluster = Annotated[
+    str | None,
+    option(
+        CLUSTER,
+        "Measure on the nodes of this Ray cluster: its address, auto, or local.",
+        "--ray",
+        metavar="ADDRESS",
+    ),
+]
+NodesAtOnce = Annotated[int | None, option(CLUSTER, "Blocks under way at once (one on each node).")]
 RESULTS = Path("results")
 
 
@@ -177,6 +191,23 @@ def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Ca
     with_options.__signature__ = Signature(joined)  # type: ignore[attr-defined]
     with_options.__annotations__ = {each.name: each.annotation for each in joined}
     return with_options
+
+
+def source_of(cluster: str | None, nodes_at_once: int | None, trusted: bool = False) -> Source:
+    """What measures the blocks: this machine, or the nodes of a cluster."""
+    from harness.run import blocks
+
+    if nodes_at_once is not None and (cluster is None or nodes_at_once < 1):
+        raise api.BadSetting("--nodes-at-once is a number of nodes, at least 1, of a cluster: --ray")
+    if cluster is None:
+        return blocks.measure
+    if trusted:  # what is withheld from it here (store/trust.py) lies in the environment of each node
+        raise api.BadSetting(
+            "--trust goes with this machine: nodes can't keep their keys from a stranger's run"
+        )
+    from harness.run.cluster import driver
+
+    return partial(driver.measure, address=cluster, nodes_at_once=nodes_at_once)
 
 
 def admitting(trusted: bool, stored: Path | None) -> Admit:

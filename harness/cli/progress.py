@@ -17,7 +17,17 @@ from harness.common.consoles import Console
 from harness.common.formatting import blocks_of
 from harness.plan.design import Design
 from harness.plan.variants import load_variants
-from harness.run.events import BlockBegun, BlockDone, Event, Observer, RoundBegun, Said, SegmentBegun, SoFar
+from harness.run.events import (
+    BlockBegun,
+    BlockDone,
+    Event,
+    NodeDone,
+    Observer,
+    RoundBegun,
+    Said,
+    SegmentBegun,
+    SoFar,
+)
 from harness.run.messages import Progress
 
 Write = Callable[[str], object]
@@ -78,14 +88,13 @@ class Display:
         self._design, self._say, self._redraw, self._plain = design, say, redraw, plain
         self._seconds: list[float] = []  # of finished blocks
         self._left = 0  # blocks not yet done
+        self._at_once = 1  # blocks under way
         self._block = self._round = self._so_far = ""
 
     def __call__(self, event: Event) -> None:
         match event:
             case BlockBegun(block, left):
-                most = "at most " if self._design.may_end_early else ""
-                which = f"block {block + 1} of {most}{self._design.blocks}"
-                self._block = "first boots (discarded)" if block == -1 else which
+                self._block = self._named(block)
                 self._left = left
                 self._show("booting")
             case RoundBegun(_, arm, index):
@@ -108,8 +117,24 @@ class Display:
                     self._seconds.append(seconds)
                     self._left -= 1
                 self._plain(f"{self._block} done in {seconds:.0f} s{self._time_left()}")
-                if stolen > MUCH_STOLEN:  # in time to stop, and to come back when the machine is quieter
-                    self._say(f"{self._block}: {stolen:.0%} of the CPU time went to other virtual machines")
+                self._tell_stolen(stolen)
+            case NodeDone(block, node, seconds, stolen, left, at_work):
+                self._seconds.append(seconds)
+                self._block, self._left, self._at_once = self._named(block), left, max(1, at_work)
+                self._plain(f"{self._block} done on {node} in {seconds:.0f} s{self._time_left()}")
+                self._tell_stolen(stolen)
+                self._show(f"done on {node}, {at_work} under way")
+
+    def _named(self, block: int) -> str:
+        most = "at most " if self._design.may_end_early else ""
+        return (
+            "first boots (discarded)" if block == -1 else f"block {block + 1} of {most}{self._design.blocks}"
+        )
+
+    def _tell_stolen(self, stolen: float) -> None:
+        """In time to stop, and to come back when the machine is quieter."""
+        if stolen > MUCH_STOLEN:
+            self._say(f"{self._block}: {stolen:.0%} of the CPU time went to other virtual machines")
 
     def _show(self, what: str) -> None:
         self._redraw(f"{self._block}: {what}{self._time_left()}{self._so_far}")
@@ -118,4 +143,5 @@ class Display:
         if not self._seconds:
             return ""
         most = "at most " if self._design.may_end_early else ""
-        return f", {most}{self._left * sum(self._seconds) / len(self._seconds):.0f} s left"
+        each = sum(self._seconds) / len(self._seconds)
+        return f", {most}{self._left * each / self._at_once:.0f} s left"

@@ -238,7 +238,7 @@ def environment_of(run: Run) -> Table:
     """Machine, device, model, code and versions."""
     manifest = run.manifest
     described = list(manifest.descriptions.values())
-    machine, code = manifest.machine, manifest.code
+    machine, code = manifest.measured_on, manifest.code
     rows = [
         ("run", manifest.run),
         ("measured at" if manifest.imported is None else "imported at", manifest.created),

@@ -17,6 +17,8 @@ from harness.analysis.result import (
     Counter,
     Failures,
     MetricRow,
+    NodeRow,
+    Nodes,
     NoPrediction,
     Outputs,
     Prediction,
@@ -31,6 +33,7 @@ from harness.metrics import definitions
 from harness.report import findings
 from harness.report.page import Page, Table, csv_text, tabulated
 from harness.stats import paired, planning
+from harness.stats.nodes import LEVEL
 
 DESCRIPTIVE = (
     *definitions.IN_TURNS,
@@ -194,6 +197,8 @@ def parts(comparison: Comparison) -> Iterator[Table]:
     yield metric_table(comparison)
     if any(side.failed for side in comparison.failures.values()):
         yield failures_table(comparison.failures)
+    if comparison.nodes is not None:
+        yield nodes_table(comparison.nodes, comparison.primary)
     alone = comparison.after is None
     if not alone:
         yield _outputs_table(comparison.outputs)
@@ -204,6 +209,29 @@ def parts(comparison: Comparison) -> Iterator[Table]:
     }
     predicted = comparison.prediction
     yield from sides_table("Limit", limit, alone, "" if predicted is None else prediction_line(predicted))
+
+
+def nodes_table(nodes: Nodes, primary: str) -> Table:
+    """The primary on each node of a cluster, and whether they agree."""
+    columns: dict[str, Callable[[tuple[str, NodeRow]], str]] = {
+        "node": lambda row: row[0] or "without a cluster",
+        "blocks": lambda row: str(row[1].blocks),
+        "change": lambda row: difference(row[1]),
+        "interval": lambda row: interval(row[1]),
+    }
+    numbers = ("blocks", "change")
+    return tabulated(f"{primary} by node", nodes.changes.items(), columns, agreement(nodes), numbers)
+
+
+def agreement(nodes: Nodes) -> str:
+    """What the test of the nodes said, and what it could have seen."""
+    if nodes.p is None or nodes.power is None:
+        return "One block of each node: what nodes differ by is in the interval of the blocks."
+    found = "disagree, and each counts once" if nodes.unit == "node" else "are not seen to disagree"
+    return (
+        f"The nodes {found} (p = {nodes.p:.3f}, at a level of {LEVEL:.0%}). If nodes differed by an SD as "
+        f"large as the margin, {nodes.power:.0%} of such runs would find it."
+    )
 
 
 def _outputs_table(outputs: Outputs) -> Table:

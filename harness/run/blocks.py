@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +49,17 @@ LONGER_TURNS = 3  # one segment in so many has turns of twice as many steps
 WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
 
 
-def measure(folder: Path, manifest: Manifest, observe: Observer) -> Generator[tuple[Manifest, Block]]:
-    """Each block of a run in its turn, with the manifest as it then stands; those that `folder` holds already
-    are read, the others measured and written. Whoever has enough closes it.
+def measure(
+    runs: Mapping[Path, Manifest], observe: Observer
+) -> Generator[tuple[list[Manifest], list[Block]]]:
+    """Each block in its turn, with the manifests as they then stand; those that a run's folder holds already
+    are read, the others measured and written. Whoever has enough closes it. `runs`, by folder: one, or
+    several that differ in their workload alone, and share their boots. In each round every workload has its
+    turn; each run keeps its own folder, as if it had been alone.
 
     Raises BadSetting (the request can't be served), RunFailed (a process failed or died) or
     KeyboardInterrupt; in each case every finished block is on disk and no process is left.
     """
-    with closing(measure_together({folder: manifest}, observe)) as measured:
-        for (described_by,), (block,) in measured:
-            yield described_by, block
-
-
-def measure_together(
-    runs: Mapping[Path, Manifest], observe: Observer
-) -> Generator[tuple[list[Manifest], list[Block]]]:
-    """The same for runs that differ in their workload alone, and share their boots: in each round every
-    workload has its turn. Each run keeps its own folder, as if it had been alone."""
     folders, manifests = list(runs), list(runs.values())
     design = manifests[0].design
     kept = [set(finished_blocks(folder)) for folder in folders]
@@ -78,19 +72,21 @@ def measure_together(
                 if session is None:
                     worktrees = stack.enter_context(checked_out(design.arms))
                     session = stack.enter_context(Session(worktrees))
-                    manifests = _discarded(session, folders, manifests, len(missing), observe)
+                    manifests = discarded(session, manifests, len(missing), observe)
+                    for folder, manifest in zip(folders, manifests, strict=True):
+                        write_manifest(folder, manifest)
                 observe(BlockBegun(number, sum(each >= number for each in missing)))
                 fresh = _measured(session, folders, manifests, number, kept, observe)
             yield (
                 manifests,
                 [
-                    fresh[place] if fresh and number not in blocks else _kept(folder, number)
+                    fresh[place] if fresh and number not in blocks else stored_block(folder, number)
                     for place, (folder, blocks) in enumerate(zip(folders, kept, strict=True))
                 ],
             )
 
 
-def _kept(folder: Path, number: int) -> Block:
+def stored_block(folder: Path, number: int) -> Block:
     """A block that was measured before. Raises StoreError where it can't be read any more."""
     try:
         return Block(number, read_block(folder, number))
@@ -109,21 +105,42 @@ def _measured(
 ) -> list[Block]:
     """One block of each run: booted, measured, written, shut down."""
     began = time.monotonic()
+
+    def write(measured: Sequence[Mapping[str, pd.DataFrame]]) -> None:
+        for folder, blocks, tables in zip(folders, kept, measured, strict=True):
+            if number not in blocks:  # killed between two writes, some have it
+                write_block(folder, number, tables)
+
+    measured = one_block(session, manifests, number, observe, write)
+    observe(BlockDone(number, time.monotonic() - began, stolen(measured)))
+    return [Block(number, tables) for tables in measured]
+
+
+def one_block(
+    session: Session,
+    manifests: Sequence[Manifest],
+    number: int,
+    observe: Observer,
+    write: Callable[[Sequence[Mapping[str, pd.DataFrame]]], None],
+) -> list[dict[str, pd.DataFrame]]:
+    """The tables of one block of each run: its arms booted in the order drawn for it, measured, shut down.
+    `write` gets them first: an engine that fails while it stops costs no block."""
     first = manifests[0]
     arms = first.design.arms_with_plant(first.plant_ns)
     booted = session.boot([arms[each] for each in first.drawn[number]])
     measured = [whole(each) for each in _block(session, manifests, number, booted, observe)]
-    for folder, blocks, tables in zip(folders, kept, measured, strict=True):
-        if number not in blocks:  # killed between two writes, some have it
-            write_block(folder, number, tables)
+    write(measured)
     _shut(session, booted, observe)
-    stolen = max(float(np.max(each["rounds"].get("steal_share", 0.0))) for each in measured)
-    observe(BlockDone(number, time.monotonic() - began, stolen))
-    return [Block(number, tables) for tables in measured]
+    return measured
 
 
-def _discarded(
-    session: Session, folders: Sequence[Path], manifests: Sequence[Manifest], left: int, observe: Observer
+def stolen(measured: Sequence[Mapping[str, pd.DataFrame]]) -> float:
+    """The share of the CPU time that other virtual machines took, in the worst round."""
+    return max(float(np.max(each["rounds"].get("steal_share", 0.0))) for each in measured)
+
+
+def discarded(
+    session: Session, manifests: Sequence[Manifest], left: int, observe: Observer
 ) -> list[Manifest]:
     """The first boots, whose times are thrown away; the manifests with what they said of themselves, and with
     the size of a delay that is to be planted."""
@@ -142,8 +159,6 @@ def _discarded(
         else each
         for each, tables in zip(manifests, measured, strict=True)
     ]
-    for folder, manifest in zip(folders, manifests, strict=True):
-        write_manifest(folder, manifest)
     _shut(session, booted, observe)
     observe(BlockDone(-1, time.monotonic() - began))
     return manifests
@@ -167,7 +182,8 @@ def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:
 
 def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
     """The manifest with what the engines say of themselves. Raises BadSetting where the arms run on
-    different kinds of device, StoreError where a resumed run would go on with another engine."""
+    different kinds of device, StoreError where a resumed run, or another node, would go on with another
+    engine."""
     found = {name: each.description for name, each in booted.items()}
     kinds = sorted({each.device["kind"] for each in found.values()})
     if len(kinds) > 1:
@@ -176,7 +192,8 @@ def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
     for name, old in manifest.descriptions.items():
         if name in found and (other := differences.difference(_identity(old), _identity(found[name]))):
             raise StoreError(
-                f"can't resume {manifest.run} with another engine in {name}: {other}; start a fresh run"
+                f"{manifest.run} began with another engine in {name}: {other}; a run is of one engine on one "
+                "kind of device, so start a fresh one"
             )
     stored = {name: without_places(each) for name, each in found.items()}
     return msgspec.structs.replace(manifest, descriptions=stored)

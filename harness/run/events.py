@@ -44,6 +44,19 @@ class BlockDone:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeDone:
+    """A block came from a node of a cluster, and is on disk; `left` are not done yet, at most, and `at_work`
+    of them are being measured. The rest as of BlockDone."""
+
+    block: int
+    node: str
+    seconds: float
+    stolen: float
+    left: int
+    at_work: int
+
+
+@dataclass(frozen=True, slots=True)
 class SoFar:
     """What the primary shows after some blocks of a run that goes on: a change, or a delta in the metric's
     unit, with its 95% interval, in words. No verdict."""
@@ -59,5 +72,5 @@ class Said:
     line: str
 
 
-Event = BlockBegun | RoundBegun | SegmentBegun | BlockDone | SoFar | Said | messages.Progress
+Event = BlockBegun | RoundBegun | SegmentBegun | BlockDone | NodeDone | SoFar | Said | messages.Progress
 Observer = Callable[[Event], None]

@@ -19,6 +19,12 @@ class Block:
     number: int
     tables: Mapping[str, pd.DataFrame]
 
+    @property
+    def node(self) -> str:
+        """The node of a cluster that measured it; "" where the machine of its run did."""
+        rounds = self.tables["rounds"]
+        return str(rounds["node"].iloc[0]) if "node" in rounds and len(rounds) else ""
+
     def of(self, arm: str, table: str) -> pd.DataFrame:
         frame = self.tables[table]
         return frame[frame["arm"] == arm] if len(frame) else frame

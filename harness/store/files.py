@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -147,7 +147,7 @@ class _Versioned(msgspec.Struct):
 # Blocks
 
 
-def to_parquet(path: Path, table: pd.DataFrame) -> None:
+def to_parquet(where: Path | BinaryIO, table: pd.DataFrame) -> None:
     """Stamps hardly repeat but grow steadily: dictionaries of them make a block twice as large, differences a
     tenth smaller. Those in lists stay as they are: of a batch, many requests have the very same. A block has
     few rows, so that what parquet adds to a column (its statistics, the schema in two more forms) is most of
@@ -158,7 +158,7 @@ def to_parquet(path: Path, table: pd.DataFrame) -> None:
     rows = pa.Table.from_pandas(table, preserve_index=False)
     parquet.write_table(
         rows,
-        path,
+        where,
         compression="zstd",
         compression_level=3,
         use_dictionary=False,

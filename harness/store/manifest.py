@@ -50,6 +50,13 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     fresh_boots: bool  # whoever imported it said that each file is of a server started anew
 
 
+class Repeat(msgspec.Struct, frozen=True, kw_only=True):
+    """That a block was measured once more, in its own order, because its node or what ran there failed."""
+
+    block: int
+    reason: str
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a run was meant to be and where it ran, written before its first block.
 
@@ -72,6 +79,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     descriptions: dict[str, api.Description] = {}
     segment_batch: int | None = None  # requests of a segment, where the discarded block had to tell
     plant_ns: int | None = None  # the planted delay, sized in the discarded block
+    nodes: dict[str, Machine] = {}  # of a cluster, by name, that measured a block; none: this machine did
+    repeats: list[Repeat] = []
     resumed_after: list[int] = []  # blocks that there were each time it was gone on with
     blocks_in_time: int | None = None  # how many there are, where --max-minutes left no time for another
     imported: Imported | None = None  # None: this program measured it
@@ -84,6 +93,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         logit, which depends on the batch, can move the border that a draw is compared with."""
         greedy = self.design.workload.temperature == 0
         return greedy and all(each.deterministic for each in self.descriptions.values())
+
+    @property
+    def measured_on(self) -> Machine:
+        """The machine that the blocks are of; of several nodes, which warnings compare, the first."""
+        return next(iter(self.nodes.values()), self.machine)
 
     @property
     def resumed_by(self) -> str:

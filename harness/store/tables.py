@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Collection, Mapping
@@ -39,7 +40,7 @@ COLUMNS = {  # without which a table can't be what the runner wrote
 }  # fmt: skip
 STAMPS = ("_ns", ".start", ".end")
 LISTS = ("chunk_tokens", "chunk_lag_ns", "agreed")  # besides stamps: integers, or an array of them a row
-TEXTS = ("arm", "before", "kind", "reason", "digest", "error", "metric")
+TEXTS = ("arm", "before", "node", "kind", "reason", "digest", "error", "metric")
 NUMBERS = {"round": "iu", "block": "iu"}  # kinds, of those that no fraction can be
 
 VALUES_FILE = "values.parquet"
@@ -70,16 +71,30 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
 
 
 def write_block(folder: Path, block: int, tables: Mapping[str, pd.DataFrame]) -> None:
-    """Write one whole block; what a killed run left of it is dropped first. Raises WriteFailed."""
+    """Write one whole block. Raises WriteFailed."""
+    write_packed(folder, block, packed(tables))
+
+
+def packed(tables: Mapping[str, pd.DataFrame]) -> dict[str, bytes]:
+    """The parquet file of each table, as they are written, or sent from the machine that measured them."""
+    files = {}
+    for name, table in tables.items():
+        if len(table) or name in NEEDED:
+            to_parquet(file := io.BytesIO(), table)
+            files[name] = file.getvalue()
+    return files
+
+
+def write_packed(folder: Path, block: int, files: Mapping[str, bytes]) -> None:
+    """Write one whole block's files; what a killed run left of it is dropped first. Raises WriteFailed."""
     whole = _block_folder(folder, block)
     partial = whole.with_name(whole.name + PARTIAL)
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.parent.mkdir(exist_ok=True)  # its run's folder must be there: no block without a manifest
         partial.mkdir()
-        for name, table in tables.items():
-            if len(table) or name in NEEDED:
-                to_parquet(partial / f"{name}.parquet", table)
+        for name, file in files.items():
+            (partial / f"{name}.parquet").write_bytes(file)
         os.rename(partial, whole)
     except OSError as error:
         raise WriteFailed(f"can't write block {block} to {whole}: {reason_of(error)}") from error

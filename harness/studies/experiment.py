@@ -23,15 +23,14 @@ from harness.common.machine import guess_device
 from harness.plan import checks, experiment_file
 from harness.plan.design import Design
 from harness.plan.experiment_file import Adjusted, Plan
-from harness.run import events, teacher_forcing
-from harness.run.blocks import measure_together
+from harness.run.blocks import measure as measure_blocks
 from harness.store import files, tables, trust
 from harness.store.block import Block
 from harness.store.files import StoreError
 from harness.store.folders import create, discard_if_empty, held
 from harness.store.manifest import check_resume, described_here, read_manifest, signed, write_manifest
 from harness.store.trust import Admit
-from harness.studies.measure import Display
+from harness.studies.measure import Display, Source, judge_with
 
 
 class Kept(Plan, frozen=True, kw_only=True):
@@ -81,7 +80,7 @@ def plan(name: str, adjusted: Adjusted, admit: Admit | None = None) -> Plan:
     return msgspec.structs.replace(planned, signature=signature)
 
 
-def run(planned: Plan, results: Path, display: Display) -> Outcome:
+def run(planned: Plan, results: Path, display: Display, source: Source = measure_blocks) -> Outcome:
     """A fresh experiment in a new folder under `results`. Raises as measure.measure does; one that ends
     before its first block leaves no folder."""
     now = datetime.now().astimezone()
@@ -90,31 +89,31 @@ def run(planned: Plan, results: Path, display: Display) -> Outcome:
     kept = Kept(schema_version=files.SCHEMA_VERSION, created=created, **msgspec.structs.asdict(planned))
     try:
         files.write_json(folder / files.EXPERIMENT_FILE, kept)
-        return _measure(folder, kept, display, made_here=bool(kept.signature))
+        return _measure(folder, kept, display, bool(kept.signature), source)
     finally:
         if not _has_blocks(kept, folder):
             discard_if_empty(folder)
 
 
-def resume(folder: Path, display: Display, admit: Admit) -> Outcome:
+def resume(folder: Path, display: Display, admit: Admit, source: Source = measure_blocks) -> Outcome:
     """Go on with an experiment that was interrupted, as it was asked for. Raises StoreError where the
     commit, the machine or the versions are others, and as `admit` does."""
     kept = read(folder)
     made_here = admit(folder, kept.every_design(), kept.signature)
-    return _measure(folder, kept, display, made_here)
+    return _measure(folder, kept, display, made_here, source)
 
 
 def _has_blocks(kept: Kept, folder: Path) -> bool:
     return any(map(tables.finished_blocks, kept.runs(folder).values()))
 
 
-def _measure(folder: Path, kept: Kept, display: Display, made_here: bool) -> Outcome:
+def _measure(folder: Path, kept: Kept, display: Display, made_here: bool, source: Source) -> Outcome:
     """Measure what is missing, one Boots after the other, and read everything back. `made_here`: no file of
     elsewhere asks for it, so its runs are signed."""
     try:
         for boots, of_workload in kept.designs().items():
             designs = {kept.runs(folder)[boots, name]: design for name, design in of_workload.items()}
-            _measure_boots(designs, f"{folder.name}/{boots}", display, made_here)
+            _measure_boots(designs, f"{folder.name}/{boots}", display, made_here, source)
     except BaseException as error:
         if _has_blocks(kept, folder):
             error.add_note(f"its finished blocks are kept, go on with bench experiment run --resume {folder}")
@@ -122,7 +121,9 @@ def _measure(folder: Path, kept: Kept, display: Display, made_here: bool) -> Out
     return show(folder)
 
 
-def _measure_boots(designs: Mapping[Path, Design], lot: str, display: Display, made_here: bool) -> None:
+def _measure_boots(
+    designs: Mapping[Path, Design], lot: str, display: Display, made_here: bool, source: Source
+) -> None:
     """The runs of one Boots, together, in the order drawn by `lot`, each into its folder."""
     runs = {}
     for path, design in designs.items():
@@ -137,12 +138,12 @@ def _measure_boots(designs: Mapping[Path, Design], lot: str, display: Display, m
     path, design = next(iter(designs.items()))
     with held(path.parent), display(path.parent, design) as observe:
         together: list[list[Block]] = []
-        with closing(measure_together(runs, observe)) as measured:
+        with closing(source(runs, observe)) as measured:
             for described, blocks in measured:
                 runs = dict(zip(runs, described, strict=True))
                 together.append(blocks)
         for (path, manifest), own in zip(runs.items(), zip(*together, strict=True), strict=True):
-            judged = teacher_forcing.judge(path, manifest, own, lambda line: observe(events.Said(line)))
+            judged = judge_with(source, path, manifest, own, observe)
             files.write_summary(path, to_plain(comparison.result(manifest, judged)))
 
 

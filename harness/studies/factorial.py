@@ -10,13 +10,20 @@ from harness.analysis.result import Result
 from harness.common.machine import guess_device
 from harness.plan.factors import make_factorial
 from harness.plan.request import Request
+from harness.run.blocks import measure as measure_blocks
 from harness.store.manifest import Manifest, read_manifest
 from harness.store.trust import Admit
-from harness.studies.measure import Display, measure_or_resume
+from harness.studies.measure import Display, Source, measure_or_resume
 
 
 def measure(
-    request: Request, toggles: str | None, resume: Path | None, out: Path, admit: Admit, display: Display
+    request: Request,
+    toggles: str | None,
+    resume: Path | None,
+    out: Path,
+    admit: Admit,
+    display: Display,
+    source: Source = measure_blocks,
 ) -> tuple[Result, bool]:
     """Measure a factorial, or go on with one; its result, and whether outputs differ that must not. Raises
     as measure.measure and measure.resume do."""
@@ -28,7 +35,7 @@ def measure(
 
     if resume is not None:
         check_factorial(resume, read_manifest(resume))
-    outcome = measure_or_resume(design, resume, out, display, admit)
+    outcome = measure_or_resume(design, resume, out, display, admit, source)
     return outcome.result, outcome.outputs_differ
 
 

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from engines import api
-from harness.analysis import comparison, gate, gate_plans, noise_floor, outputs, stored, turns
+from harness.analysis import comparison, gate, gate_plans, nodes, noise_floor, outputs, stored, turns
 from harness.analysis.gate_plans import GatePlans
 from harness.analysis.result import Result
 from harness.analysis.rule import judged as judged_by
@@ -22,9 +22,10 @@ from harness.plan import checks
 from harness.plan.request import Request
 from harness.plan.settings import make_design
 from harness.plan.variants import load_variants
+from harness.run.blocks import measure as measure_blocks
 from harness.run.worktrees import resolve, uncommitted
 from harness.studies import measure as measure_
-from harness.studies.measure import Display
+from harness.studies.measure import Display, Source
 
 Say = Callable[[str], None]
 CALIBRATED_BY = 6  # blocks: of fewer, the SD is known too badly to plan with
@@ -39,6 +40,7 @@ def measure(
     out: Path,
     say: Say,
     display: Display,
+    source: Source = measure_blocks,
 ) -> Path:
     """Measure a base against a head; the folder of the run. `base` and `head` are git refs, or None; `names`
     and `limit` what it is judged by, and so planned for. Raises as measure.measure does, and BadSetting where
@@ -68,7 +70,7 @@ def measure(
         if changed := uncommitted(ref):
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             say(f"{ref.name} is measured as it was committed, without your changes to {changed[0]}{more}")
-    return measure_.measure(design, out, display).folder
+    return measure_.measure(design, out, display, source=source).folder
 
 
 def calibrate(
@@ -117,6 +119,7 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     compared = summary.comparisons[0]
     by_turns = any(name in definitions.OF_PAIRS for name in wanted)
     apart = turns.disagreement(design, per_block, 2 * level) if by_turns else None
+    apart = apart or nodes.disagreement(design, per_block, [block.node for block in blocks], wanted)
     found = gate.result_of(judged, most, level, compared, manifest.promises_outputs, failing, apart)
     known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
     return msgspec.structs.replace(known, gate=found)

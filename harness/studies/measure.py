@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,6 +41,8 @@ from harness.store.tables import finished_blocks
 from harness.store.trust import Admit
 
 Display = Callable[[Path, Design], AbstractContextManager[Observer]]
+# What measures the blocks of runs: run.blocks.measure, or the same on a cluster.
+Source = Callable[[Mapping[Path, Manifest], Observer], Generator[tuple[list[Manifest], list[Block]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ def measure(
     display: Display,
     create: Callable[[Path, str, datetime], Path] = folders.create,
     made_here: bool = True,
+    source: Source = measure_blocks,
 ) -> Outcome:
     """A fresh run in a new folder under `results`, which `create` makes. `made_here`: no stored run of
     elsewhere asked for it. Raises as run.blocks.measure and `create` do, and WriteFailed. A run that ends
@@ -72,12 +75,14 @@ def measure(
             manifest = signed(manifest)
         write_manifest(folder, manifest)
         with held(folder):
-            return _measure(folder, manifest, display)
+            return _measure(folder, manifest, display, source)
     finally:
         discard_if_empty(folder)
 
 
-def resume(folder: Path, design: Design | None, display: Display, admit: Admit) -> Outcome:
+def resume(
+    folder: Path, design: Design | None, display: Display, admit: Admit, source: Source = measure_blocks
+) -> Outcome:
     """Go on with a stored run; `design` None: as it was asked for, if `admit` allows that. Raises StoreError
     where the commit, the settings, the machine or the versions are others, and as `admit` does."""
     stored = read_manifest(folder)
@@ -90,20 +95,25 @@ def resume(folder: Path, design: Design | None, display: Display, admit: Admit) 
         if kept < stored.design.blocks and not (folder / SUMMARY_FILE).exists():
             stored = msgspec.structs.replace(stored, resumed_after=[*stored.resumed_after, kept])
             write_manifest(folder, stored)
-        return _measure(folder, stored, display)
+        return _measure(folder, stored, display, source)
 
 
 def measure_or_resume(
-    design: Design | None, stored: Path | None, results: Path, display: Display, admit: Admit
+    design: Design | None,
+    stored: Path | None,
+    results: Path,
+    display: Display,
+    admit: Admit,
+    source: Source = measure_blocks,
 ) -> Outcome:
     """A fresh run of `design`; with `stored` that run gone on with."""
     if stored is not None:
-        return resume(stored, design, display, admit)
+        return resume(stored, design, display, admit, source)
     assert design is not None
-    return measure(design, results, display)
+    return measure(design, results, display, source=source)
 
 
-def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
+def _measure(folder: Path, manifest: Manifest, display: Display, source: Source) -> Outcome:
     """Block after block, until all are done or the declared rule has enough; then the result."""
     design = manifest.design
     blocks: list[Block] = []
@@ -111,8 +121,8 @@ def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
     clock = _Clock()
     try:
         with display(folder, design) as observe:
-            with closing(measure_blocks(folder, manifest, observe)) as measured:
-                for described, block in measured:
+            with closing(source({folder: manifest}, observe)) as measured:
+                for (described,), (block,) in measured:
                     manifest = msgspec.structs.replace(described, blocks_in_time=manifest.blocks_in_time)
                     blocks.append(block)
                     values.append(block_values(design, block))
@@ -125,7 +135,7 @@ def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
                         break
                     if len(blocks) < design.blocks and (seen := so_far(design, values)):
                         observe(SoFar(len(blocks), seen))
-            blocks = judge(folder, manifest, blocks, lambda line: observe(Said(line)))
+            blocks = judge_with(source, folder, manifest, blocks, observe)
         found = with_floor(
             result(manifest, blocks, values), manifest, noise_floor.folder_of(folder), block_seconds(blocks)
         )
@@ -140,6 +150,17 @@ def _measure(folder: Path, manifest: Manifest, display: Display) -> Outcome:
             error.add_note("no block was done, so nothing is kept")
         raise
     return Outcome(found, outputs_differ(manifest, found), folder)
+
+
+def judge_with(
+    source: Source, folder: Path, manifest: Manifest, blocks: Sequence[Block], observe: Observer
+) -> list[Block]:
+    """The blocks with each divergence judged, by the model of this machine: not where others measured."""
+    if source is measure_blocks:
+        return judge(folder, manifest, blocks, lambda line: observe(Said(line)))
+    if any(len(block.tables["divergences"]) for block in blocks):
+        observe(Said("the outputs that differ are not judged: --resume without --ray asks the model"))
+    return [*blocks]
 
 
 class _Clock:

@@ -15,13 +15,14 @@ from harness.plan.grid import Axis, Point
 from harness.plan.request import Request
 from harness.plan.settings import spelled
 from harness.plan.variants import load_variants
+from harness.run.blocks import measure as measure_blocks
 from harness.store import sweep, tables, trust
 from harness.store.files import SWEEP_FILE, create_within, write_json
 from harness.store.folders import create, discard
 from harness.store.sweep import Sweep
 from harness.store.trust import Admit
 from harness.studies import measure as measure_
-from harness.studies.measure import Display
+from harness.studies.measure import Display, Source
 
 Say = Callable[[str], None]
 
@@ -34,6 +35,7 @@ def measure(
     say: Say,
     admit: Admit,
     display: Display,
+    source: Source = measure_blocks,
 ) -> Path:
     """Measure every point that is not measured yet; the folder. Raises as measure.measure and `admit` do, and
     every finished point is kept; a sweep that ends before its first block leaves no folder."""
@@ -53,7 +55,7 @@ def measure(
         stored = sweep.read(resume)
         made_here = bool(points) or admit(resume, stored.designs, stored.signature)
         check_resume(stored, axes, points)
-        _measure_all(resume, stored, say, display, admit, made_here)
+        _measure_all(resume, stored, say, display, admit, source, made_here)
         return resume
     now = datetime.now().astimezone()
     folder = create(out, "-".join(["sweep", *(axis.name for axis in axes)]), now)
@@ -61,7 +63,7 @@ def measure(
     planned = msgspec.structs.replace(planned, signature=trust.signature(planned.designs))
     try:
         write_json(folder / SWEEP_FILE, planned)
-        _measure_all(folder, planned, say, display, admit)
+        _measure_all(folder, planned, say, display, admit, source)
     finally:
         if not _kept(folder):
             discard(folder)
@@ -82,7 +84,13 @@ def check_resume(stored: Sweep, axes: tuple[Axis, ...], points: tuple[Point, ...
 
 
 def _measure_all(
-    folder: Path, planned: Sweep, say: Say, display: Display, admit: Admit, made_here: bool = True
+    folder: Path,
+    planned: Sweep,
+    say: Say,
+    display: Display,
+    admit: Admit,
+    source: Source,
+    made_here: bool = True,
 ) -> None:
     count = len(planned.points)
     say(f"sweeping {count} points into {folder}")
@@ -93,9 +101,9 @@ def _measure_all(
         say(f"point {number + 1} of {count}: {spelled(point.at)}")
         try:
             if found is None:
-                measure_.measure(point.design, folder, display, create_within, made_here)
+                measure_.measure(point.design, folder, display, create_within, made_here, source)
             else:
-                measure_.resume(found[0], point.design, display, admit)
+                measure_.resume(found[0], point.design, display, admit, source)
         except BaseException as error:
             error.__notes__ = []  # they say how to go on with the point's run alone
             if _kept(folder):

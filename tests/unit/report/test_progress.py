@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from harness.cli.progress import MUCH_STOLEN, Display, question
-from harness.run.events import BlockBegun, BlockDone, SoFar
+from harness.run.events import BlockBegun, BlockDone, NodeDone, SoFar
 from tests.support.made_blocks import manifest
 
 
@@ -23,6 +23,18 @@ def test_a_block_in_which_much_was_stolen_says_so_while_one_can_still_stop(
     display(BlockDone(0, 12.0, stolen))
     assert said == told
     assert plain == ["block 1 of 6 done in 12 s, 60 s left"]
+
+
+def test_time_left_is_shared_by_the_nodes_that_are_at_work() -> None:
+    plain = list[str]()
+    display = Display(manifest().design, plain.append, plain=plain.append)
+    display(NodeDone(3, "one", 12.0, stolen=0.0, left=4, at_work=2))
+    display(NodeDone(0, "two", 12.0, stolen=0.3, left=3, at_work=0))  # the other ones died
+    assert plain == [
+        "block 4 of 6 done on one in 12 s, 24 s left",
+        "block 1 of 6 done on two in 12 s, 36 s left",
+        "block 1 of 6: 30% of the CPU time went to other virtual machines",
+    ]
 
 
 def test_a_run_begins_with_what_is_compared_and_who_claims_it() -> None:

@@ -1,0 +1,105 @@
+"""The nodes of a cluster in a comparison: the change on each, whether they disagree, and what then counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from harness.analysis.result import UNDECIDED, NodeRow, Nodes, Warning
+from harness.analysis.values import Values, effect_of, measured, scale_of
+from harness.common.differences import difference
+from harness.metrics import definitions
+from harness.plan.design import Design
+from harness.stats import paired
+from harness.stats.nodes import Agreement, agreement, of_nodes
+from harness.store.manifest import Manifest
+
+TOLD = 3  # blocks that were measured once more, by name
+
+
+def agreed(
+    name: str, per_arm: Mapping[str, Sequence[float]], nodes: Sequence[str], margin: float
+) -> Agreement | None:
+    """Whether nodes agree about a metric of two arms; None where nobody can tell."""
+    if len(set(nodes)) < 2:
+        return None
+    before, after = per_arm.values()
+    return agreement(paired.paired(before, after, scale_of(name, before, after)), nodes, margin)
+
+
+def effect(
+    design: Design, name: str, per_arm: Mapping[str, Sequence[float]], nodes: Sequence[str], alpha: float
+) -> paired.Effect:
+    """The effect of a metric over blocks, or, where nodes disagree about it, over nodes."""
+    found = agreed(name, per_arm, nodes, design.margin)
+    if found is None or not found.disagree:
+        return effect_of(name, per_arm, alpha)
+    scale = scale_of(name, *per_arm.values())
+    return effect_of(name, {arm: of_nodes(values, nodes, scale) for arm, values in per_arm.items()}, alpha)
+
+
+def on_nodes(design: Design, per_block: Sequence[Values], nodes: Sequence[str], alpha: float) -> Nodes | None:
+    """The primary's change on each of several nodes, by itself; None of one machine, or one arm."""
+    per_arm = measured(design, per_block, [design.primary]).get(design.primary, {})
+    if len(set(nodes)) < 2 or len(per_arm) != 2:
+        return None
+    found = agreed(design.primary, per_arm, nodes, design.margin)
+    changes = {}
+    for node in dict.fromkeys(nodes):
+        own = {
+            arm: [value for value, where in zip(values, nodes, strict=True) if where == node]
+            for arm, values in per_arm.items()
+        }
+        alone = effect_of(design.primary, own, alpha)
+        changes[node] = NodeRow(
+            unit=definitions.METRICS[design.primary].unit,
+            blocks=alone.blocks,
+            change=alone.change,
+            delta=alone.delta,
+            ci_low=alone.low,
+            ci_high=alone.high,
+        )
+    return Nodes(
+        unit="node" if found is not None and found.disagree else "block",
+        p=None if found is None else found.p,
+        spread=None if found is None else found.spread,
+        power=None if found is None else found.power,
+        changes=changes,
+    )
+
+
+def disagreement(
+    design: Design, per_block: Sequence[Values], nodes: Sequence[str], names: Sequence[str]
+) -> str | None:
+    """Which of these metrics nodes disagree about, for a gate, whose bounds are over blocks; None of none."""
+    for name, per_arm in measured(design, per_block, names).items():
+        found = agreed(name, per_arm, nodes, design.margin) if len(per_arm) == 2 else None
+        if found is not None and found.disagree:
+            return f"nodes disagree about {name} (p = {found.p:.3f})"
+    return None
+
+
+def remarks(manifest: Manifest) -> Iterator[str]:
+    """What a reader must know of the machines: that they differ, and which blocks they measured twice."""
+    first, *others = manifest.nodes.items() or [("", manifest.machine)]
+    for name, machine in others:
+        if other := difference(msgspec.to_builtins(first[1]), msgspec.to_builtins(machine)):
+            yield f"unequal nodes: {name} is not {first[0]}: {other}"
+    if repeats := manifest.repeats:
+        told = "; ".join(f"{each.block + 1} ({each.reason})" for each in repeats[:TOLD])
+        more = f"; and {len(repeats) - TOLD} more" if len(repeats) > TOLD else ""
+        yield f"measured once more, each in the order drawn for it, since it failed: block {told}{more}"
+
+
+def of_nodes_that_disagree(found: Nodes | None, verdict: str | None) -> list[Warning]:
+    """That each node counts once, and what would settle it where nothing is decided."""
+    if found is None or found.unit == "block":
+        return []
+    said = (
+        f"the nodes disagree, by an SD of {found.spread:.2%} beyond what their blocks scatter by, so each of "
+        f"the {len(found.changes)} counts once"
+    )
+    if verdict == "undecided":
+        return [Warning(UNDECIDED, f"undecided: {said}: more nodes would settle it, more blocks would not")]
+    return [Warning("nodes", said)]

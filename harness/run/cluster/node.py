@@ -1,0 +1,88 @@
+"""What a node of a cluster does: one block of a run, from its boots to its tables. Ray runs it as a task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engines import api
+from harness.common import machine
+from harness.common.differences import difference
+from harness.common.machine import Machine
+from harness.run import blocks
+from harness.run.events import Event, Said
+from harness.run.hosts import spec_of
+from harness.run.session import Session
+from harness.run.worktrees import checked_out
+from harness.store.manifest import Manifest, check_same_data
+from harness.store.tables import packed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a node sends back. `tables`: of each run, the block's parquet files; none of the discarded block,
+    -1, after which the `manifests` have what the engines said of themselves."""
+
+    node: str
+    machine: Machine
+    manifests: list[bytes]
+    tables: list[dict[str, bytes]]
+    seconds: float
+    stolen: float
+    said: list[str]
+
+
+def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str]) -> Measured:
+    """Measure a block of the runs whose manifests are `asked`, on this machine, which is called `node`. Where
+    it is not one of the `warm`, its first boots are thrown away, as everywhere. Raises BadSetting where it
+    can't measure what the runs are made of, and as run.blocks.measure does; in each case no process is left.
+    """
+    began = time.monotonic()
+    said: list[str] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Said):
+            said.append(event.line)
+
+    manifests = [msgspec.json.decode(each, type=Manifest) for each in asked]
+    tables: list[dict[str, pd.DataFrame]] = []
+    try:
+        for manifest in manifests:
+            check(manifest, machine.code(), machine.versions())
+        with checked_out(manifests[0].design.arms) as worktrees, Session(worktrees) as session:
+            if number == -1 or node not in warm:
+                manifests = blocks.discarded(session, manifests, 0, observe)
+            if number >= 0:
+                tables = blocks.one_block(session, manifests, number, observe, lambda measured: None)
+    except api.EngineError as error:
+        error.args = (f"on the node {node}: {error}",)
+        raise
+    for each in tables:
+        each["rounds"]["node"] = node
+    return Measured(
+        node=node,
+        machine=machine.fingerprint(),
+        manifests=[*map(msgspec.json.encode, manifests)],
+        tables=[*map(packed, tables)],
+        seconds=time.monotonic() - began,
+        stolen=blocks.stolen(tables) if tables else 0.0,
+        said=said,
+    )
+
+
+def check(manifest: Manifest, code: machine.Code, versions: dict[str, str]) -> None:
+    """Raises BadSetting unless this node, which has that code and those versions, would measure the same as
+    the machine that the run was asked for on."""
+    for what, wanted, here in (("code", manifest.code, code), ("versions", manifest.versions, versions)):
+        if other := difference(msgspec.to_builtins(wanted), msgspec.to_builtins(here)):
+            raise api.BadSetting(f"other {what} than where the run was asked for: {other}; install the same")
+    check_same_data(manifest)
+    for arm in manifest.design.arms:
+        spec_of(arm).check(arm.toggles)

@@ -1,0 +1,111 @@
+"""A real Ray cluster on this machine: a head that measures nothing, nodes that come and are killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from experiments.common.bench_command import PATIENCE_S
+from harness.run.cluster.driver import RESOURCE
+
+OURS = ("engines.host", "harness.run.load_generator")  # what a block starts
+TASK = "ray::on_this_node"  # a worker's title while it measures
+
+
+class Nodes:
+    """`address` of the cluster; what is started on it has `environment`."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._environment = {**environment, "RAY_USAGE_STATS_ENABLED": "0"}
+        self._nodes: dict[str, Any] = {}
+        with _environ(self._environment):
+            self._cluster = Cluster()
+            self._cluster.add_node(num_cpus=0, node_name="head", include_dashboard=False)
+        self.address: str = self._cluster.address
+
+    def add(self, *names: str, places: int = 1) -> None:
+        """Start nodes that may measure."""
+        for name in names:
+            with _environ(self._environment):
+                self._nodes[name] = self._cluster.add_node(
+                    num_cpus=1, resources={RESOURCE: places}, node_name=name
+                )
+
+    def kill(self, name: str) -> None:
+        """As by a machine that is switched off: none of its processes gets a word."""
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def clear(self) -> None:
+        """Leave the head alone, and wait until the cluster knows that the others are gone."""
+        for name in [*self._nodes]:
+            self.kill(name)
+        self._cluster.wait_for_nodes()
+
+    def workers(self, count: int = 1) -> list[psutil.Process]:
+        """Workers that are measuring a block; waits for so many."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(found := self._running((TASK,))) < count:
+            assert time.monotonic() < deadline, "no worker measures"
+            time.sleep(0.05)
+        return found
+
+    def measuring(self) -> None:
+        """Wait until an engine runs."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._running(OURS[:1]):
+            assert time.monotonic() < deadline, "no engine is started"
+            time.sleep(0.05)
+
+    def left(self) -> list[psutil.Process]:
+        """What blocks started and what still runs, once it had time to end."""
+        deadline = time.monotonic() + PATIENCE_S / 10
+        while (found := self._running(OURS)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def _running(self, words: tuple[str, ...]) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                said = " ".join(process.cmdline())
+                if any(word in said for word in words) and self._is_ours(process):
+                    found.append(process)
+        return found
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        """Other tests run beside these, with folders of their own."""
+        return process.environ().get("TMPDIR") == self._environment["TMPDIR"]
+
+    def stop(self) -> None:
+        self._cluster.shutdown()
+
+
+@contextmanager
+def nodes(environment: Mapping[str, str]) -> Iterator[Nodes]:
+    """A cluster while inside. Skips where Ray is not installed."""
+    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
+    made = Nodes(environment)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@contextmanager
+def _environ(environment: Mapping[str, str]) -> Iterator[None]:
+    """Ray's processes get the environment of whoever starts them."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
