@@ -17,7 +17,10 @@ from experiments.common.repeated_runs import bench, earlier
 from experiments.validation.main_command import change, half_width
 
 PACE = "llama3-8b-h100"
-NAMES = ("chunked-prefill", "pinned-chunks", "multi-step", "speculation", "overlap-speculation", "thread-d2h")
+NAMES = (
+    *("chunked-prefill", "pinned-chunks", "multi-step", "speculation", "overlap-speculation", "thread-d2h"),
+    "consecutive-prefill",  # older, and decided in rounds as well
+)
 SHOWN = ("tpot_ms_mean", "ttft_ms_mean", "itl_token_ms_p99", "throughput_tok_s", "device_busy")
 COUNTERS = {
     "prompt_chunks": "chunks of prompts a step",
