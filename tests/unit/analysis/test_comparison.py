@@ -33,7 +33,7 @@ from tests.support.made_blocks import (
 TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
 COMPARISON = {
     "variant", "before", "after", "blocks", "confidence", "margin", "primary", "metrics", "outputs",
-    "failures", "mechanism", "limit", "prediction", "sliced", "warnings",
+    "failures", "mechanism", "limit", "prediction", "sliced", "nodes", "warnings",
 }  # fmt: skip
 METRIC = {
     "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
