@@ -10,7 +10,7 @@ from engines.devices import open_device
 from engines.overlap import SPEC
 from experiments.common.in_process_engine import column, near_ties, sampled, serve, some_requests
 from tests.engine.test_scoring import NEAR, errors, forced_requests
-from tests.engine.test_tokens import COVER, MODELS, THREE, growing_requests, name, some_sampled_requests
+from tests.engine.test_tokens import APART, COVER, MODELS, growing_requests, name, some_sampled_requests
 
 TIGHT = {
     "max_batch_size": 6, "max_context": 64, "block_size": 4, "num_blocks": 1 + 18, "prefix_cache": True,
@@ -68,7 +68,7 @@ def test_every_decode_shape_is_captured_and_replayed(cuda):
     assert record.counters["captured_launches"] == record.steps.rows - prefills > 0
 
 
-@pytest.mark.parametrize("settings", THREE, ids=name)
+@pytest.mark.parametrize("settings", APART, ids=name)
 def test_tokens_equal_generate_when_blocks_run_out_and_prefixes_are_kept(cuda, settings):
     device, chaos = cuda
     requests = growing_requests(10)
@@ -78,7 +78,7 @@ def test_tokens_equal_generate_when_blocks_run_out_and_prefixes_are_kept(cuda, s
     near_ties("tiny-gpt2", requests, tokens)
 
 
-@pytest.mark.parametrize("settings", THREE, ids=name)
+@pytest.mark.parametrize("settings", APART, ids=name)
 def test_sampled_tokens_are_those_of_the_reference(cuda, settings):
     device, chaos = cuda
     requests = some_sampled_requests()
@@ -88,7 +88,7 @@ def test_sampled_tokens_are_those_of_the_reference(cuda, settings):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("settings", THREE, ids=name)
+@pytest.mark.parametrize("settings", APART, ids=name)
 def test_scores_equal_transformers(cuda, model, settings):
     device, chaos = cuda
     requests = forced_requests(9)
@@ -101,7 +101,7 @@ def test_half_precision_serves_every_request_to_its_end(cuda, model):
     device, chaos = cuda
     requests = some_requests(9)
     tokens, _, _ = serve(
-        device, THREE[1], requests, model=model, dtype="bfloat16", max_batch_size=6, chaos=chaos
+        device, APART[1], requests, model=model, dtype="bfloat16", max_batch_size=6, chaos=chaos
     )
     assert {each.id: len(tokens[each.id]) for each in requests} == {
         each.id: each.max_new_tokens for each in requests

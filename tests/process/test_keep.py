@@ -133,7 +133,7 @@ def test_its_report_says_which_figures_it_can_not_draw(run: Path, tmp_path: Path
         assert bench(monkeypatch, "report", str(run), "-o", str(tmp_path / name)) == 0
     page = (tmp_path / "a.html").read_text()
     assert page.count("which this needs") == 2  # latencies, and over time
-    assert page.count("<svg") == 2 * 3  # changes, block by block, phases: wide and narrow
+    assert page.count("<svg") == 2 + 2  # block by block and phases once, changes wide and narrow
     assert figures.block_changes(harness.load(run)).axes
 
 

@@ -450,7 +450,7 @@ def test_a_block_is_kept_before_its_engines_are_stopped(
     monkeypatch.setattr(api, "find_engines", lambda: {"clockwork": clockwork_engine.SPEC})
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
     with pytest.raises(KeyboardInterrupt):
-        list(blocks_.measure(again, planned, lambda happening: None))
+        list(blocks_.measure({again: planned}, lambda happening: None))
     assert tables.finished_blocks(again) == [0]
 
 
