@@ -53,7 +53,7 @@ def mixed_requests(alike: bool) -> list[api.Request]:
     requests = []
     for each in some_requests(10):
         prompt = [*range(7, 7 + 12), *each.prompt] if alike and each.id % 3 else each.prompt
-        changes: dict[str, Any] = {"prompt": prompt, "max_new_tokens": 24}
+        changes: dict[str, Any] = {"prompt": prompt, "max_new_tokens": 6 + each.id}
         if each.id % 2:
             changes |= {"temperature": 0.9, "seed": each.id // 4}
         if each.id % 4 == 3:

@@ -112,7 +112,12 @@ def measured(run: str, blocks: int, seconds: float, address: str) -> Cost:
     design = msgspec.structs.replace(stored, blocks=blocks, until=None, max_minutes=None)
     watch = Watch()
     with tempfile.TemporaryDirectory() as results:
-        source = partial(driver.measure, address=address, task=partial(sleep, run, seconds))
+
+        # Ray takes a function, and no partial of one.
+        def task(asked: list[bytes], number: int, warm: frozenset[str]) -> Measured:
+            return sleep(run, seconds, asked, number, warm)
+
+        source = partial(driver.measure, address=address, task=task)
         measure.measure(design, Path(results), watch.display, source=source)
     return Cost(
         cost_s=(watch.cpu[-1] - watch.cpu[0]) / blocks,
