@@ -159,8 +159,8 @@ class OverlapEngine(api.Engine):
             h2d=host_to_device,
             d2h=device_to_host,
             launch=launch.choose(toggles["launch"], forward, self.counters),
-            sync=sync.POLICIES[toggles.get("sync", "copy-done")],
-            prefill=prefill.POLICIES[toggles.get("prefill", "overlap")],
+            wait_and_process=sync.POLICIES[toggles.get("sync", "copy-done")],
+            before_launch=prefill.POLICIES[toggles.get("prefill", "overlap")],
             output=output.choose(
                 toggles["output"],
                 lambda tell: OutputProcessor(self.tokenizer, options.stream_interval, events, tell),

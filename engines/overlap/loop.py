@@ -6,6 +6,11 @@ device finds them in its future map. What N brings is processed while N+1 runs.
 
 Claim: SGLang's zero-overhead scheduler.
 
+A step's way: scheduler.schedule -> h2d.stage -> launch.submit -> Forward.run (metadata in, model, ids out) ->
+d2h.finish -> scheduler.append -> output. The future map: the host asks for a token it does not know by its
+request's slot (scheduler._newest_tokens); the device looks it up (model._forward) and writes the next one
+(model._sample).
+
 What can go wrong: step N+1 is scheduled without knowing N's tokens. A length finish is predicted and costs
 nothing; an EOS is seen one step late, and costs one dropped row.
 """
@@ -56,8 +61,8 @@ class Loop:
     h2d: HostToDevice
     d2h: DeviceToHost
     launch: Launch
-    sync: Sync
-    prefill: Prefill
+    before_launch: Prefill  # toggle prefill: may process the step in flight before the next one is launched
+    wait_and_process: Sync  # toggle sync: what is waited for before a step is processed
     output: Output
     recorder: Recorder
     counters: dict[str, int]
@@ -103,8 +108,8 @@ class Loop:
     def open(self, batch: Batch) -> None:
         """Announce requests that get their first token, and have stop strings, to the output."""
         if batch.mixed:
-            self.counters["prompt_chunks"] += batch.rows - batch.decodes
-        for active in batch.given[batch.decodes :]:
+            self.counters["prompt_chunks"] += batch.rows - batch.decode_rows
+        for active in batch.given[batch.decode_rows :]:
             if active.request.stop and not active.tokens:
                 ending = msgspec.structs.replace(finish_event(active), reason="stop")
                 self.output.open(Opening(active.request.stop, ending))
@@ -121,7 +126,7 @@ class Loop:
         """Wait until a step's ids are on the host, and read them."""
         began = self.recorder.begin(WAIT_COPY_DONE, step.number)
         waited = perf_counter_ns()
-        self.launch.wait_until_launched(step)  # until it is, there is no copy_done to wait for
+        self.launch.wait_until_issued(step)  # until its copy is, there is no copy_done to wait for
         ids = self.d2h.finish(step)
         self.counters["wait_copy_done_ns"] += perf_counter_ns() - waited
         self.recorder.end(WAIT_COPY_DONE, step.number, began)
@@ -147,7 +152,7 @@ class Loop:
             self.recorder.set_outcome(step.number, appended.dropped_rows, len(produced))
         self.recorder.end(APPEND, step.number, began)
 
-        if self.output.deferred:
+        if self.output.deferred:  # serial only: recorded where it runs, in catch_up
             self.hand_over(step, produced)
         else:
             began = self.recorder.begin(OUTPUT, step.number)
@@ -183,7 +188,7 @@ class Loop:
         stop string or a cancel, may ask for them at once), or before another engine's turn."""
         self.end_stopped()
         if self.in_flight is not None:
-            self.sync(self, self.in_flight, None)
+            self.wait_and_process(self, self.in_flight, None)
             self.in_flight = None
 
     def drain(self) -> None:
@@ -231,11 +236,11 @@ def overlap_loop(loop: Loop, pump: Pump) -> None:
     processes N before it launches N+1."""
     while loop.receive(pump, wait=loop.in_flight is None and loop.scheduler.idle):
         current = loop.schedule()
-        previous = loop.prefill(loop, loop.in_flight, current)
+        previous = loop.before_launch(loop, loop.in_flight, current)
         if current is not None:
             loop.launch.submit(current)
         if previous is not None:  # prefill=consecutive-sync may have processed it already
-            loop.sync(loop, previous, current)
+            loop.wait_and_process(loop, previous, current)
         loop.in_flight = current
 
 

@@ -5,9 +5,9 @@ blocks)` runs what is left of prompts after a cached prefix, over at most `block
 own included. `decode(batch, blocks)` runs one token per request (or several, one after another: toggle
 steps), each over at most `blocks` KV blocks. `mixed` runs a token of some requests beside parts of the
 prompts of others (toggle chunk). `verify(batch, blocks)` runs drafts behind the newest token of each
-request, in place of `decode` (toggle spec). All end by sampling into `sampled_ids` and into the future map,
-so that the next step can be launched before the host knows the ids. Nothing here knows of streams, copies or
-the host.
+request, in place of `decode` (toggle spec). All end by sampling into `sampled_ids` and into the future map
+(`verify` into each request's history instead, with its length), so that the next step can be launched before
+the host knows the ids. Nothing here knows of streams, copies or the host.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ class OverlapModule:
             told = arrays | {"context_lens": place.context_lens}
             chosen = self._sample(hidden[:, 0], told, family, sampled)
             if number + 1 < self.steps:
-                slots = partial(slots_at, tables=tables.view(batch, blocks), block_size=block_size)
-                place = multi_step.next_place(place, chosen, slots, self.positions)
+                kv_slots = partial(slots_at, tables=tables.view(batch, blocks), block_size=block_size)
+                place = multi_step.next_place(place, chosen, kv_slots, self.positions)
 
     def verify(self, batch: int, blocks: int, family: str = "greedy") -> None:
         """Run the newest token of each of `batch` requests and drafts behind it, over at most `blocks`
@@ -262,9 +262,9 @@ class OverlapModule:
         only afterwards how many tokens each request got."""
         arrays = self._arrays[f"{program_name('verify', family)}.{batch}.{blocks}"]
         tables, block_size, length = self._tables(arrays, blocks), self.pages.block_size, self.drafts + 1
-        slots = arrays["request_slots"].to(torch.int64)
-        known, last = self.lengths[slots], self.history.shape[1] - 1
-        history = self.history[slots]
+        request_slots = arrays["request_slots"].to(torch.int64)
+        known, last = self.lengths[request_slots], self.history.shape[1] - 1
+        history = self.history[request_slots]
         drafts = spec.propose(history, known)
         ids = torch.cat((history.gather(1, (known - 1)[:, None]), drafts), 1)
         offsets = torch.arange(length, device=self.device)
@@ -282,9 +282,9 @@ class OverlapModule:
         kept = spec.count_kept(chosen, drafts)
         self.sampled_ids[: batch * length].view(length, batch).copy_(chosen.T)
         self.sampled_ids[batch * length : batch * (length + 1)] = kept
-        self.history.index_put_((slots[:, None], known[:, None] + offsets), chosen)
+        self.history.index_put_((request_slots[:, None], known[:, None] + offsets), chosen)
         # Padding rows, and a request that has ended, go on: they stay where there is room for a step.
-        self.lengths.index_copy_(0, slots, (known + kept).clamp(max=last - length))
+        self.lengths.index_copy_(0, request_slots, (known + kept).clamp(max=last - length))
 
     def _remember(self, arrays: dict[str, Tensor], batch: int, length: int, chosen: Tensor) -> None:
         """Under speculation: the prompts of a prefill, and the token that each went on with. Of a cached

@@ -14,8 +14,9 @@ NO_SLOT = -1
 class Active:
     """A request and where it stands. Equal only to itself.
 
-    `context` counts the tokens that the next step needs KV slots for: the prompt, and what launched steps
-    will have given. It ends at `limit`, so a length finish is known ahead and never costs an extra step.
+    `context` counts its tokens up to the newest one, which the next step feeds: the prompt, and what launched
+    steps will have given (under speculation: at most). It ends at `limit`, so a length finish is known ahead
+    and never costs an extra step.
     """
 
     request: Request

@@ -43,10 +43,11 @@ class Batch:
     blocks]); nothing with tables=full. `family` is how tokens are chosen (layout.FAMILIES). `cached_tokens`
     were found in the prefix cache, not prefilled; `preempted` requests lost their blocks to make room.
     `gives` is how many tokens each request is given, one decode step after another (toggle steps); or at
-    most, where the device says how many they were (`counted`: toggle spec).
+    most, where the device says how many they were (`counted`: toggle spec; the kind is "decode" still).
 
-    A mixed step (toggle chunk) has `decodes` rows that decode, over `decode_blocks` blocks, then its prompts'
-    rows, of which the last `unfinished` are given nothing: their prompts go on in a later step.
+    A mixed step (toggle chunk) has `decode_rows` rows that decode, over `decode_blocks` blocks, then its
+    prompts' rows, of which the last `unfinished` are given nothing: their prompts go on in a later step. In
+    steps of other kinds all three are 0.
     """
 
     kind: str  # "prefill", "decode" or "mixed"
@@ -61,19 +62,20 @@ class Batch:
     family: str = "greedy"
     gives: int = 1
     counted: bool = False
-    decodes: int = 0
+    decode_rows: int = 0
     decode_blocks: int = 0
     unfinished: int = 0
-    mixed: bool = False  # whether the program for mixed steps runs it: also where nobody decodes
+    mixed: bool = False  # the program for mixed steps runs it; its kind is "prefill" where nobody decodes
 
     @property
     def tokens(self) -> int:
         """Tokens fed to the model, padding included."""
-        return self.decodes + (self.rows - self.decodes) * max(self.length, self.gives)
+        return self.decode_rows + (self.rows - self.decode_rows) * max(self.length, self.gives)
 
     @property
     def given(self) -> tuple[Active, ...]:
-        """The requests that it gives a token."""
+        """The requests that it gives a token. What an unfinished prompt's row samples reaches nobody: toggle
+        chunk's guard."""
         return self.requests[: len(self.requests) - self.unfinished]
 
     @property
@@ -89,9 +91,9 @@ class Batch:
             kind = "verify" if self.counted else "decode"
             return (program_name(kind, self.family), self.rows, self.blocks)
         if self.mixed:
-            prompts = self.rows - self.decodes
+            prompts = self.rows - self.decode_rows
             name = program_name("mixed", self.family)
-            return (name, self.decodes, self.decode_blocks, prompts, self.length, self.blocks)
+            return (name, self.decode_rows, self.decode_blocks, prompts, self.length, self.blocks)
         if self.blocks:
             return (program_name("extend", self.family), self.rows, self.length, self.blocks)
         return (program_name("prefill", self.family), self.rows, self.length)
@@ -182,6 +184,7 @@ class Scheduler:
             for request in batch.requests:
                 request.in_flight += 1
             for request in batch.given:
+                # At most: where the device counts what it gives (toggle spec), `_correct` puts it right.
                 request.context = min(request.context + batch.gives, request.limit)
         return batch
 
@@ -195,14 +198,16 @@ class Scheduler:
         if batch.family == "scored":
             ids = _keep_scores(batch, ids)
         appended = Appended()
-        turns = [ids[first : first + batch.rows] for first in range(0, batch.sampled, batch.rows)]
-        for request, given in zip(batch.given, zip(*turns, strict=True), strict=False):  # padding comes last
+        # Ids lie [gives, rows], where they are counted with the counts as one more line; padding comes last.
+        lines = [ids[first : first + batch.rows] for first in range(0, batch.sampled, batch.rows)]
+        for request, given in zip(batch.given, zip(*lines, strict=True), strict=False):
             request.in_flight -= 1
             if request.finish_reason:
                 appended.dropped_rows += 1
             elif batch.counted:
-                self._append_to(request, given[: given[-1]], eos, appended)
-                self._correct(request, given[-1], appended)
+                *tokens, count = given
+                self._append_to(request, tokens[:count], eos, appended)
+                self._correct(request, count, appended)
             else:
                 self._append_to(request, given, eos, appended)
             if request.finish_reason and not request.in_flight:
@@ -214,11 +219,11 @@ class Scheduler:
         return appended
 
     def _append_to(
-        self, request: Active, given: Sequence[int], eos: frozenset[int], appended: Appended
+        self, request: Active, tokens: Sequence[int], eos: frozenset[int], appended: Appended
     ) -> None:
-        """What one request is given, up to its end."""
+        """The tokens that one request is given, up to its end."""
         before = len(request.tokens)
-        for token in given:
+        for token in tokens:
             request.tokens.append(token)
             if request.request.stop_on_eos and token in eos:
                 request.finish_reason = "eos"
@@ -227,7 +232,7 @@ class Scheduler:
             appended.tokens.append((request, token, bool(request.finish_reason)))
             if request.finish_reason:
                 break
-        appended.past_end += before + len(given) - len(request.tokens)
+        appended.past_end += before + len(tokens) - len(request.tokens)
         if self.prefix_cache:
             self._keep_full_blocks(request)
 
@@ -490,7 +495,7 @@ def mixed_batch(
         blocks,
         values,
         cached_tokens=sum(each.cached_blocks for each in begun) * block_size,
-        decodes=len(decoding),
+        decode_rows=len(decoding),
         decode_blocks=reach,
         mixed=True,
     )

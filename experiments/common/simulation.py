@@ -124,8 +124,8 @@ class StubDevice:
         if told is None:
             tables = self.tables[values["request_slots"]]
         elif batch.mixed:
-            tabled = batch.decodes * batch.decode_blocks
-            decoding = told[:tabled].reshape(batch.decodes, -1) if batch.decodes else told[:0]
+            tabled = batch.decode_rows * batch.decode_blocks
+            decoding = told[:tabled].reshape(batch.decode_rows, -1) if batch.decode_rows else told[:0]
             tables = [*decoding, *told[tabled:].reshape(-1, batch.blocks)]
         else:
             tables = told
@@ -196,7 +196,7 @@ class Simulation:
         batch = self.scheduler.schedule()
         if batch is not None:
             assert len(batch.requests) <= self.batch
-            prompts = len(batch.requests) - batch.decodes
+            prompts = len(batch.requests) - batch.decode_rows
             if batch.length and self.chunk_tokens:
                 assert prompts * batch.length <= self.chunk_tokens
                 assert prompts <= self.prefill_batch

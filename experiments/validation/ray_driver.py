@@ -112,7 +112,6 @@ def measured(run: str, blocks: int, seconds: float, address: str) -> Cost:
     design = msgspec.structs.replace(stored, blocks=blocks, until=None, max_minutes=None)
     watch = Watch()
     with tempfile.TemporaryDirectory() as results:
-
         # Ray takes a function, and no partial of one.
         def task(asked: list[bytes], number: int, warm: frozenset[str]) -> Measured:
             return sleep(run, seconds, asked, number, warm)

@@ -56,7 +56,7 @@ def test_a_forward_thread_that_can_not_begin_is_told_of_by_its_first_step():
     thread.submit(step)
     assert step.launch_done.wait(PATIENCE_S)
     with pytest.raises(DeviceLost, match="the card is gone"):
-        thread.wait_until_launched(step)
+        thread.wait_until_issued(step)
     thread.stop()
 
 

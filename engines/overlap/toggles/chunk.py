@@ -9,8 +9,8 @@ larger than a decode step's, copied from pageable memory waited for the whole st
 of 4,096 tokens gone with pinned memory.
 
 What can go wrong: a prompt that is not whole yet has no token to give: what its row samples must reach
-nobody. Its own next chunk reads what the one before it wrote, so chunks stay in order. A prompt alone on the
-device is prefilled more slowly than whole: that is the price of everybody else's ITL.
+nobody (Batch.given). Its own next chunk reads what the one before it wrote, so chunks stay in order. A prompt
+alone on the device is prefilled more slowly than whole: that is the price of everybody else's ITL.
 """
 
 from __future__ import annotations

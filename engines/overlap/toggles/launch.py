@@ -39,8 +39,9 @@ class Launch(Protocol):
     def submit(self, step: Step) -> None:
         """Launch a step, now or soon."""
 
-    def wait_until_launched(self, step: Step) -> None:
-        """Block until the step's copy_done can be waited for. To be called once per step, in the order of
+    def wait_until_issued(self, step: Step) -> None:
+        """Block until the step is launched and the copy of its ids is issued behind it, so that copy_done can
+        be waited for; launch_done comes before that copy. To be called once per step, in the order of
         submit. Raises what launching it raised."""
 
     def check(self) -> None:
@@ -58,7 +59,7 @@ class Inline:
     def submit(self, step: Step) -> None:
         self.forward.run(step)
 
-    def wait_until_launched(self, step: Step) -> None:
+    def wait_until_issued(self, step: Step) -> None:
         pass
 
     def check(self) -> None:
@@ -83,7 +84,7 @@ class ForwardThread:
         step.handed_over_ns = perf_counter_ns()
         self._input.put(step)
 
-    def wait_until_launched(self, step: Step) -> None:
+    def wait_until_issued(self, step: Step) -> None:
         done = self._output.get()
         self.check()
         assert done is step  # steps come back in the order in which they went in

@@ -11,6 +11,9 @@ Claims: prompt lookup decoding (Saxena 2023; transformers and vLLM have it). Und
 What can go wrong: a draft that is not what the model says leaves keys and values that the next step must
 overwrite before anyone looks at them. A step runs four times the tokens, so where drafts are rarely right, or
 the device has no room for them, it costs more than it gives.
+
+Before: OverlapModule.decode. After: OverlapModule.verify, with what is below; how many tokens a request got
+rides behind the ids, and scheduler.append reads it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,10 @@ asynchronous scheduling came.
 
 What can go wrong: nothing ends a request in mid-way, so tokens past an EOS, a stop string or a length are
 computed and thrown away, and their keys and values must go where they do no harm. Tokens arrive in bursts of
-eight, so ITL has two values, and a request that arrives waits for eight steps.
+eight, so ITL has two values, and a request that arrives waits for eight steps. The guard is
+attention.slots_at: what lies past a row's blocks goes to the dummy block.
+
+The loop over the eight is OverlapModule.decode; "step" elsewhere is what one call of the scheduler makes.
 """
 
 from __future__ import annotations

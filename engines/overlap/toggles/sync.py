@@ -35,6 +35,8 @@ TOGGLE = Toggle(
     counters=("wait_launch_done_ns", "wait_copy_done_ns"),
 )
 
+# In the names of the choices "launch" is the wait for launch_done(N); each ends by processing N-1.
+
 
 def launch_and_copy(loop: Loop, previous: Step, current: Step | None) -> None:
     """Before."""
