@@ -169,4 +169,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from experiments.validation import ray_driver  # Ray's workers look for the task by its module's name
+
+    ray_driver.main()
