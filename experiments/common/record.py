@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,28 @@ from experiments.common.command_line import ROOT, command
 from harness.common.machine import code, fingerprint
 
 FOLDER = ROOT / "results" / "reference"
+Rows = list[list[str]]
 
 
 def write_result(
-    script: str, *, title: str, header: list[str], rows: list[list[str]], data: Any, folder: Path = FOLDER
+    script: str,
+    *,
+    title: str,
+    header: list[str],
+    rows: Rows,
+    data: Any,
+    sections: Mapping[str, Rows] | None = None,
+    folder: Path = FOLDER,
 ) -> None:
-    """Write both files of a script, named after it, and print the table. `script` is its `__file__`."""
+    """Write both files of a script, named after it, and print the tables. `script` is its `__file__`;
+    `sections`: further tables of the page by their titles, each with its header first."""
     name, machine, revision = Path(script).stem, fingerprint(), code(besides=("experiments",))
     when = time.strftime("%Y-%m-%d")
     lines = [
         f"# {title}",
         "",
-        "| " + " | ".join(header) + " |",
-        "|" + "---|" * len(header),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
+        *_table(header, rows),
+        *(line for each in (sections or {}).items() for line in _section(*each)),
         f"{when}, `{command(script)}`, commit {revision.commit[:10]}"
         + (" with changes" if revision.dirty else "")
         + f"; {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, "
@@ -47,3 +55,14 @@ def write_result(
     }
     (folder / f"{name}.json").write_text(json.dumps(content) + "\n")
     print("\n".join(lines))
+
+
+def _section(title: str, table: Rows) -> list[str]:
+    header, *rows = table
+    return [f"## {title}", "", *_table(header, rows)]
+
+
+def _table(header: list[str], rows: Rows) -> list[str]:
+    """Its lines, an empty last one included."""
+    ruler = "|" + "---|" * len(header)
+    return ["| " + " | ".join(header) + " |", ruler, *("| " + " | ".join(row) + " |" for row in rows), ""]

@@ -10,7 +10,7 @@ stopping.py over many runs at once; `agree` checks some runs against those files
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -439,6 +439,21 @@ def other_rates(runs: int, random: np.random.Generator) -> list[list[str]]:
     return [[name, f"{rate:.1%}"] for name, rate in rows]
 
 
+def sections(data: Mapping[str, Any]) -> dict[str, list[list[str]]]:
+    """The further tables of the page, each with its header first."""
+    plans = ("usual plan", "until decided")
+    gates = [f"{what}, {plan}" for plan in plans for what in ("passes", "fails", "blocks")]
+    return {
+        "Shortcuts": [["equal arms, at a nominal 5%", "called different"], *data["shortcuts"]],
+        "Gates at 2%": [["pair SD", "true change", *gates], *data["gates"]],
+        "A change of the margin, called same": [
+            ["", *(f"margin of {share} pair SD" for share in (1, 2, 3))],
+            *data["wrongly same"],
+        ],
+        "Others": [["", "rate"], *data["other rates"]],
+    }
+
+
 def main() -> None:
     command_line.parser(__file__, __doc__).parse_args()
     random = np.random.default_rng(2026)
@@ -465,6 +480,7 @@ def main() -> None:
         header=["", *NOISES],
         rows=false_alarms(RUNS, random),
         data=data,
+        sections=sections(data),
     )
     for name, value in data.items():
         print(name, *(value if isinstance(value, list) else [value]), sep="\n  ")
