@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from harness.analysis.experiment_result import Change, ClaimResult
-from harness.analysis.result import Comparison, MetricRow, Result, Settings
+from harness.analysis.result import Comparison, MetricRow, Result
 from harness.metrics.definitions import SLICED
 from harness.plan.variants import Unmeasured, Variant
 
@@ -80,6 +80,14 @@ def measured_by(
     return max(found, key=shared, default=None)
 
 
+def of_comparison(variants: Mapping[str, Variant], comparison: Comparison) -> Variant | None:
+    """The variant whose change a comparison measures: its arms differ in toggles alone."""
+    before, after = comparison.before, comparison.after
+    if after is None or msgspec.structs.replace(before, toggles=after.toggles) != after:
+        return None
+    return measured_by(variants, before.engine, before.toggles, after.toggles)
+
+
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return {name: (before.get(name, ""), after.get(name, "")) for name in names}
@@ -88,13 +96,8 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, t
 def of_run(variants: Mapping[str, Variant], result: Result, machine: str, found_in: str) -> Iterator[Entry]:
     """Each comparison of a run that measures a claim: arms that differ in toggles alone."""
     for comparison in result.comparisons:
-        row, sides = comparison.decided, (comparison.before, comparison.after)
-        if row is None or comparison.after is None or not _toggles_alone(*sides):
-            continue
-        variant = measured_by(
-            variants, comparison.before.engine, comparison.before.toggles, comparison.after.toggles
-        )
-        if variant is not None and row.change is not None:
+        row, variant = comparison.decided, of_comparison(variants, comparison)
+        if variant is not None and row is not None and row.change is not None:
             where = {"machine": machine, "found_in": found_in, **regime(comparison)}
             yield measured(variant, comparison.primary, row, result.device, **where)
 
@@ -135,7 +138,3 @@ def regime(comparison: Comparison) -> dict[str, float | None]:
     if comparison.sliced is not None:
         batch = comparison.sliced.batch
     return {"step_ms": step_ms(comparison.metrics), "batch": batch}
-
-
-def _toggles_alone(before: Settings, after: Settings | None) -> bool:
-    return after is not None and msgspec.structs.replace(before, toggles=after.toggles) == after

@@ -20,12 +20,21 @@ if TYPE_CHECKING:
 
 
 def variants(found: Mapping[str, Variant]) -> RenderableType:
-    """What each changes and who said so."""
+    """What each changes, by which toggles, and who said so."""
     entries = {
-        name: Text.assemble(each.title, "\n", (f"from {each.source}", "dim")) for name, each in found.items()
+        name: Text.assemble(each.title, "\n", (f"{_changed(each)}; from {each.source}", "dim"))
+        for name, each in found.items()
     }
-    more = "\nbench variants NAME shows one in full; bench run --variant NAME measures it"
+    more = "\nbench variants NAME: all of one, and its code; bench run --variant NAME: measure it"
     return Group(_entries(entries), Text(more))
+
+
+def _changed(each: Variant) -> str:
+    """As in "h2d: pageable → pinned"; of several toggles their names."""
+    names = each.changes
+    if len(names) > 1:
+        return ", ".join(names)
+    return f"{names[0]}: {each.before[names[0]]} → {each.after[names[0]]}"
 
 
 def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) -> RenderableType:
@@ -34,7 +43,10 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) ->
     spec = api.pick(each.engine, engines, "engine")
     before, after = spec.check(each.before), spec.check(each.after)
     facts = [("changes", each.title), ("source", each.source), ("claim", each.claim)]
-    facts += [(name, spec.toggle(name).changes) for name in each.changes]
+    toggles = [spec.toggle(name) for name in each.changes]
+    facts += [(toggle.name, toggle.changes) for toggle in toggles]
+    if code := [f"{toggle.module.replace('.', '/')}.py" for toggle in toggles if toggle.module]:
+        facts.append(("code", ", ".join(code)))
     facts += [("before", spelled(before)), ("after", spelled(after))]
     if each.workload:
         facts.append(("workload", spelled(each.workload)))

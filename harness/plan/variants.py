@@ -28,6 +28,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     title: str
     source: str  # where the claim comes from
     claim: str  # what was claimed, in the source's numbers
+    claimed: list[str] = []  # the metrics that these are of
     engine: str = "overlap"
     base: str = ""  # of the table [base]; `before` and `after` hold it once the file is read
     before: dict[str, str] = {}  # toggle: choice

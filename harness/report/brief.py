@@ -60,7 +60,8 @@ def _parts(comparison: Comparison) -> Iterator[Table]:
     }
     telling = list(findings.mechanism(comparison.mechanism).items())[:MOST_COUNTERS]
     counters = {**dict(telling), **limit}
-    yield from tables.sides_table("Mechanism and limit", counters, alone=False)
+    title = "Mechanism and limit" if comparison.sliced is None else "Mechanism and limit, in rounds"
+    yield from tables.sides_table(title, counters, alone=False)
 
 
 def _chosen(comparison: Comparison) -> list[str]:

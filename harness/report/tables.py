@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from harness.analysis import mechanism
+from harness.analysis import catalogue, mechanism
 from harness.analysis.result import (
     UNDECIDED,
     Comparison,
@@ -30,6 +30,7 @@ from harness.analysis.result import (
 from harness.analysis.words import conclusion, confidence, difference, floor, interval, verdict
 from harness.common.formatting import number, percent, with_unit
 from harness.metrics import definitions
+from harness.plan.variants import load_variants
 from harness.report import findings
 from harness.report.page import Page, Table, csv_text, tabulated
 from harness.stats import paired, planning
@@ -59,6 +60,7 @@ CONVENTIONS = (
     "and the declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the "
     "number of metrics."
 )
+NO_CLAIM = "none"  # how the claim of a variant begins whose source has none
 CAUSES = 3  # of failed requests, in the table
 FAMILY = " Verdicts are at 5% over all comparisons of this run together (Holm); intervals are each by itself."
 BOTH = (
@@ -69,11 +71,12 @@ FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller chan
 
 
 def remarks(comparison: Comparison) -> Iterator[str]:
-    """What was compared in turns, which part of the step changed, and what a planted delay, or an arm against
-    itself, came to."""
+    """What the source says, what was compared in turns, which part of the step changed, and what a planted
+    delay, or an arm against itself, came to."""
     if comparison.after is None:
         return
-    yield from filter(None, (in_turns(comparison), step_parts(comparison), planted(comparison)))
+    lines = (claimed(comparison), in_turns(comparison), step_parts(comparison), planted(comparison))
+    yield from filter(None, lines)
     row = comparison.decided
     if comparison.after == comparison.before and row is not None and row.sd is not None:
         blocks, alpha, name = comparison.blocks, 1 - comparison.confidence, comparison.primary
@@ -86,6 +89,17 @@ def remarks(comparison: Comparison) -> Iterator[str]:
         yield f"{said} would be detected in 4 of 5 such runs of {blocks} blocks."
 
 
+def claimed(comparison: Comparison) -> str | None:
+    """What the source of this change says, and what was measured of the same metrics; None where no variant
+    makes the change, or its source says nothing."""
+    variant = catalogue.of_comparison(load_variants(), comparison)
+    if variant is None or variant.claim.startswith(NO_CLAIM):
+        return None
+    rows = {name: comparison.metrics[name] for name in variant.claimed if name in comparison.metrics}
+    ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
+    return f"The source: {variant.claim}{f'; ours: {ours}' if ours else ''}."
+
+
 def in_turns(comparison: Comparison) -> str | None:
     """What was compared by turns; None where none were taken."""
     sliced = comparison.sliced
@@ -93,8 +107,8 @@ def in_turns(comparison: Comparison) -> str | None:
         return None
     return (
         f"In turn, {sliced.steps} steps at a time, both arms ran the same decode steps at batch "
-        f"{sliced.batch:.3g}: {sliced.pairs:,} pairs of adjacent turns, {sliced.kept:.0%} kept. TTFT, TPOT "
-        "and the rest are of rounds with the workload's own arrivals."
+        f"{sliced.batch:.3g}: {sliced.pairs:,} pairs of adjacent turns, {sliced.kept:.0%} kept. All else "
+        "(TTFT, TPOT, mechanism, limit) is of rounds with the workload's own arrivals."
     )
 
 
@@ -113,13 +127,13 @@ def scatter(comparison: Comparison) -> str | None:
 def step_parts(comparison: Comparison) -> str | None:
     """The change of the decode step, and which part of it is the host's and which the device's; None without
     step records."""
-    for names in (definitions.IN_TURNS, definitions.MATCHED):
+    for names, where in ((definitions.IN_TURNS, "turns"), (definitions.MATCHED, "rounds")):
         rows = [comparison.metrics[name] for name in names if name in comparison.metrics]
         if len(rows) == len(names) and all(row.change is not None for row in rows):
             step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows)
             return (
-                f"Decode step {step}: exposed host time {host} of the step ({names[1]}, which holds device "
-                f"time equal), device time {device} ({names[2]}, which holds host time equal)."
+                f"In {where}: decode step {step}, of which exposed host time {host} ({names[1]}) and device "
+                f"time {device} ({names[2]})."
             )
     return None
 
@@ -132,9 +146,9 @@ def outputs_line(outputs: Outputs) -> str:
     ties = f", {outputs.near_ties} of the others near-ties" if outputs.near_ties else ""
     among = ""
     if outputs.distinct == 1:
-        among = " (the same output for all requests)"
+        among = " (1 distinct text: all requests asked for the same)"
     elif outputs.distinct is not None:
-        among = f" ({outputs.distinct} different outputs among the requests)"
+        among = f" ({outputs.distinct} distinct texts)"
     return f"Outputs: {outputs.identical} of {outputs.compared} identical in both arms{ties}{among}."
 
 
@@ -165,8 +179,8 @@ def stopped(result: Result | SweepResult) -> str:
 
 
 def changed_settings(one: Settings, other: Settings | None) -> str:
-    """What differs between the arms, "before h2d=pageable, after h2d=pinned"; all toggles of one alone, or of
-    two that are equal."""
+    """What differs between the arms, and the toggles that they share, "before: h2d=pageable; after:
+    h2d=pinned; both: schedule=serial"; all toggles of one alone, or of two that are equal."""
     if other is None or other == one:
         toggles = one.toggles
         which = "before" if other is None else "both"
@@ -178,7 +192,9 @@ def changed_settings(one: Settings, other: Settings | None) -> str:
         ", ".join(f"{name}={side.get(name, absent.get(name, 'none'))}" for name in names)
         for side in (before, after)
     )
-    return "before: {}; after: {}".format(*sides)
+    shared = [f"{name}={each}" for name, each in one.toggles.items() if other.toggles.get(name) == each]
+    both = f"; both: {', '.join(shared)}" if shared else ""
+    return "before: {}; after: {}".format(*sides) + both
 
 
 def flat(settings: Settings) -> dict[str, Any]:

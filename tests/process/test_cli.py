@@ -213,10 +213,12 @@ def test_variants_are_listed_and_shown(
     listed = capsys.readouterr().out
     assert "pinned-h2d" in listed
     assert "roseinfer" in listed
+    assert "h2d: pageable → pinned" in listed
     assert bench(monkeypatch, "variants", "pinned-h2d") == 0
     full = capsys.readouterr().out
     for word in (
-        "h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%", "step_ms_same_device"
+        "h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%", "step_ms_same_device",
+        "engines/overlap/toggles/h2d.py",
     ):  # fmt: skip
         assert word in full
 

@@ -22,6 +22,7 @@ from engines.api import Toggle
 
 TOGGLE = Toggle(
     name="accept",
+    module=__name__,
     choices=("host", "device"),
     changes="under speculation, whether the next step waits until the host knows how many drafts were kept, "
     "or goes on with what the device knows",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 TOGGLE = Toggle(
     name="chunk",
+    module=__name__,
     choices=("off", "on"),
     changes="whether prompts are prefilled whole, in steps of their own, or in chunks beside decoding rows",
     source="Sarathi-Serve; vLLM 3236, 45074",

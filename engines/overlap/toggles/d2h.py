@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 TOGGLE = Toggle(
     name="d2h",
+    module=__name__,
     choices=("blocking", "event", "thread"),
     changes="how sampled ids come back: by a blocking copy on the forward stream, by a copy on its own "
     "stream followed by an event, or read behind that event by a thread of its own",

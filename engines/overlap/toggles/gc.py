@@ -23,6 +23,7 @@ from engines.api import Toggle
 
 TOGGLE = Toggle(
     name="gc",
+    module=__name__,
     choices=("default", "frozen"),
     changes="whether the garbage collector scans what was made before the first request, or it is frozen",
     source="SGLang 9241; roseinfer",

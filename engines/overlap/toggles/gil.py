@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TOGGLE = Toggle(
     name="gil",
+    module=__name__,
     choices=("default", "fast-switch"),
     changes="the interpreter's switch interval while two threads share it: 5 ms, or 50 us",
     source="CPython's sys.setswitchinterval; put to launched 2.02 -> 0.15 ms in a measurement of two threads",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TOGGLE = Toggle(
     name="graph",
+    module=__name__,
     choices=("off", "on"),
     changes="whether decode is launched eagerly, or captured at boot and launched as one command",
     source="roseinfer (--cuda-graph)",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the declaration below is read by command lines that must no
 
 TOGGLE = Toggle(
     name="h2d",
+    module=__name__,
     choices=("pageable", "pin-per-call", "pinned", "packed"),
     changes="how a step's metadata reaches the device: from new pageable tensors, from tensors pinned on "
     "each call, from preallocated pinned buffers, or from one pinned buffer in one copy",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TOGGLE = Toggle(
     name="launch",
+    module=__name__,
     choices=("thread", "inline"),
     changes="whether a forward thread launches a step, or the scheduler's own thread does",
     source="SGLang 1687, 11210",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 TOGGLE = Toggle(
     name="output",
+    module=__name__,
     choices=("inline", "deferred", "process"),
     changes="whether output is processed on the step, in the shadow of the next step, or in another process",
     source="vLLM 6913, 7049",

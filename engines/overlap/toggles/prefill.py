@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TOGGLE = Toggle(
     name="prefill",
+    module=__name__,
     choices=("overlap", "consecutive-sync"),
     changes="of two prefills in a row, whether the second is launched before or after the first one's "
     "results are processed",

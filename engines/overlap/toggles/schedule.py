@@ -9,6 +9,7 @@ from engines.api import Toggle
 
 TOGGLE = Toggle(
     name="schedule",
+    module=__name__,
     choices=("serial", "overlap"),
     changes="whether step N+1 is scheduled and launched before step N's tokens are on the host",
     source="SGLang's zero-overhead scheduler",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TOGGLE = Toggle(
     name="spec",
+    module=__name__,
     choices=("off", "ngram"),
     changes="whether a decode step computes one token of each request, or verifies drafts that are found in "
     "its own text",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TOGGLE = Toggle(
     name="steps",
+    module=__name__,
     choices=("1", "8"),
     changes="how many decode steps the device runs for one call of the scheduler",
     source="vLLM 6854 (multi-step scheduling)",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TOGGLE = Toggle(
     name="sync",
+    module=__name__,
     choices=("launch-and-copy", "copy-then-launch", "copy-done"),
     changes="the waits around processing step N-1: launch_done(N) and copy_done(N-1) before it; "
     "copy_done(N-1) before and launch_done(N) after it; or copy_done(N-1) alone",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the declaration below is read by command lines that must no
 
 TOGGLE = Toggle(
     name="tables",
+    module=__name__,
     choices=("full", "dirty-rows"),
     changes="block tables: the whole batch's copied in each step, or only changed rows, into a table that "
     "the device keeps and the program gathers from",

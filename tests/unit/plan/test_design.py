@@ -340,6 +340,12 @@ def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() ->
     assert load_variants()["pinned-h2d"].secondaries == ["step_ms_same_device"]
 
 
+def test_what_a_claim_is_of_is_a_metric() -> None:
+    claimed = {name for each in load_variants().values() for name in each.claimed}
+    assert claimed
+    assert claimed <= set(definitions.METRICS)
+
+
 # -- refusals ---------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 
-from harness.analysis.result import Comparison, Counter, Result, Warning, from_plain, to_plain
+from harness.analysis.result import Comparison, Counter, Result, Sliced, Warning, from_plain, to_plain
 from harness.report import brief, formats
 from harness.report.page import Page
 from tests.support import made_blocks
@@ -56,6 +56,13 @@ def test_counters_that_tell_the_arms_apart_are_shown_in_units_one_can_read() -> 
     rows = {row[0]: row[1:] for row in page.tables[1].rows}
     assert rows["waited"] == ("42.86", "0", "ms per step")
     assert not {"gc", "equal", "waited_ns"} & rows.keys()
+
+
+def test_what_is_not_of_turns_says_so() -> None:
+    counters = {"copies": Counter(before=6.0, after=0.0, unit="per step")}
+    sliced = Sliced(steps=4, batch=13.0, pairs=1200, kept=1.0)
+    assert page_of(mechanism=counters).tables[1].title == "Mechanism and limit"
+    assert page_of(mechanism=counters, sliced=sliced).tables[1].title == "Mechanism and limit, in rounds"
 
 
 def test_the_weightiest_warnings_come_first_and_the_others_are_counted() -> None:

@@ -14,6 +14,7 @@ from harness.plan.variants import load_variants
 from harness.report import formats
 from harness.report.page import Table, csv_text, terminal_table
 from tests.support.made_blocks import manifest, result, shown
+from tests.support.places import ROOT
 
 
 @pytest.mark.parametrize("width", [60, 72, 89, 90, 120, 200])
@@ -41,6 +42,17 @@ def test_variants_are_listed_on_a_screen_or_so_and_no_name_is_broken(width: int,
     assert {line.split()[0] for line in lines if line.strip()} >= set(found)
     words = {word for line in lines for word in line.split()}
     assert words >= {word for each in found.values() for word in f"{each.title} {each.source}".split()}
+
+
+@pytest.mark.parametrize("name", sorted(load_variants()))
+def test_a_variant_in_full_says_where_its_code_is(name: str) -> None:
+    found, text = load_variants()[name], io.StringIO()
+    Console(file=text, width=80).print(listings.variant(found, find_engines(), 80))
+    said = " ".join(text.getvalue().split())
+    for toggle in found.changes:
+        path = f"engines/overlap/toggles/{toggle}.py"
+        assert path in said
+        assert (ROOT / path).exists()
 
 
 @pytest.mark.parametrize(("width", "most"), [(60, 80), (100, 56)])

@@ -11,9 +11,10 @@ import pytest
 
 from engines import api
 from harness.analysis import comparison, words
-from harness.analysis.result import Failures, Outputs
+from harness.analysis.result import Comparison, Failures, Outputs
 from harness.cli import printing
 from harness.plan.design import Arm, Ref
+from harness.plan.variants import load_variants
 from harness.report import brief, formats, tables
 from tests.support.made_blocks import REQUESTS, blocks, manifest, result, warned
 
@@ -79,14 +80,59 @@ def test_arms_are_told_apart_by_what_differs() -> None:
     assert tables.changed_settings(base, here) == "before: ref=base (0123456789); after: ref=as installed"
 
 
+def test_what_both_arms_share_is_told_behind_what_differs() -> None:
+    (found,) = result().comparisons
+    before, after = (
+        msgspec.structs.replace(each, toggles={"schedule": "serial", **each.toggles, "graph": "on"})
+        for each in (found.before, found.after or found.before)
+    )
+    said = tables.changed_settings(before, after)
+    assert said == "before: h2d=pageable; after: h2d=pinned; both: schedule=serial, graph=on"
+
+
+def of_variant(name: str) -> Comparison:
+    """A result of its two arms."""
+    variant = load_variants()[name]
+    (only,) = result(0.9).comparisons
+    before, after = (
+        msgspec.structs.replace(only.before, engine=variant.engine, toggles=toggles)
+        for toggles in (variant.before, variant.after)
+    )
+    return msgspec.structs.replace(only, before=before, after=after)
+
+
+def test_what_the_source_says_stands_beside_what_was_measured_of_it() -> None:
+    only = of_variant("pinned-h2d")
+    said = tables.claimed(only)
+    assert said is not None
+    assert said.startswith("The source: throughput 3042 -> 3210 tokens/s (+5.5%), TPOT p50 12.51 -> 11.77 ms")
+    row = only.metrics["tpot_ms_p50"]
+    assert "; ours: throughput_tok_s +" in said
+    assert said.endswith(f", tpot_ms_p50 {words.difference(row)} {words.interval(row)}.")
+    assert said in list(tables.remarks(only))
+    assert tables.claimed(of_variant("inline-launch")) == "The source: simpler; no number."
+
+
+def test_no_source_speaks_of_another_change() -> None:
+    assert tables.claimed(of_variant("packed-h2d")) is None  # its source claims nothing
+    assert tables.claimed(result(0.9).comparisons[0]) is None  # another engine's
+    only = of_variant("pinned-h2d")
+    assert only.after is not None
+    for after in (
+        only.before,
+        msgspec.structs.replace(only.after, toggles={**only.after.toggles, "gc": "frozen"}),
+        msgspec.structs.replace(only.after, options={**only.after.options, "seed": 1}),
+    ):
+        assert tables.claimed(msgspec.structs.replace(only, after=after)) is None
+
+
 def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     (only,) = result(0.9).comparisons
     parts = tables.step_parts(only)
     assert parts is not None
     found = re.fullmatch(
-        r"Decode step −10\.\d% \[.*\]: exposed host time −10\.\d% \[.*\] of the step "
-        r"\(step_ms_same_device, which holds device time equal\), device time \+0\.00% \[.*\] "
-        r"\(step_ms_same_host, which holds host time equal\)\.",
+        r"In rounds: decode step −10\.\d% \[.*\], of which exposed host time −10\.\d% \[.*\] "
+        r"\(step_ms_same_device\) and device time \+0\.00% \[.*\] \(step_ms_same_host\)\.",
         parts,
     )
     assert found, parts  # the device takes 1 ms of each step there, whatever the step
@@ -100,8 +146,8 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
 @pytest.mark.parametrize(
     ("distinct", "among"),
     [
-        (1, " (the same output for all requests)"),  # of one prompt: not one output that differs
-        (12, " (12 different outputs among the requests)"),
+        (1, " (1 distinct text: all requests asked for the same)"),  # not one that differs
+        (12, " (12 distinct texts)"),
         (None, ""),  # of an old run
     ],
 )
