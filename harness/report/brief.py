@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from harness.analysis import catalogue
 from harness.analysis.result import UNDECIDED, Comparison, Counter, Result, texts
-from harness.analysis.words import conclusion, confidence
+from harness.analysis.words import conclusion, confidence, difference, interval
+from harness.plan.variants import load_variants
 from harness.report import findings, gate_tables, tables
 from harness.report.page import Page, Table
 
@@ -15,6 +17,7 @@ ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a ve
 MOST_COUNTERS, MOST_WARNINGS = 4, 3
 # What asks for something comes first; what only describes the machine, last.
 WEIGHTIEST = ("decision", "failures", "outputs", "order", "records", "steadiness", "blocks", "floor", "noise")
+NO_CLAIM = "none"  # how the claim of a variant begins whose source has none
 NOTE = "{confidence}% intervals over blocks; change = after/before − 1; --all shows more."
 
 
@@ -35,6 +38,7 @@ def page(result: Result, comparison: Comparison) -> Page:
     lines = [
         *findings.of_undecided(comparison),
         tables.changed_settings(comparison.before, comparison.after),
+        *filter(None, [claimed(comparison)]),
         *([] if ended.startswith("all ") else [tables.stopped(result)]),
         *tables.remarks(comparison),
         tables.outputs_line(comparison.outputs),
@@ -45,6 +49,17 @@ def page(result: Result, comparison: Comparison) -> Page:
         tuple(_parts(comparison)),
         _warnings(comparison),
     )
+
+
+def claimed(comparison: Comparison) -> str | None:
+    """What the source of this change says today, and what was measured of the same metrics; None where no
+    variant makes the change, or its source says nothing. No part of the result: a stored one has it not."""
+    variant = catalogue.of_comparison(load_variants(), comparison)
+    if variant is None or variant.claim.startswith(NO_CLAIM):
+        return None
+    rows = {name: comparison.metrics[name] for name in variant.claimed if name in comparison.metrics}
+    ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
+    return f"The source: {variant.claim}{f'; ours: {ours}' if ours else ''}."
 
 
 def _parts(comparison: Comparison) -> Iterator[Table]:

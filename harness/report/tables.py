@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from harness.analysis import catalogue, mechanism
+from harness.analysis import mechanism
 from harness.analysis.result import (
     UNDECIDED,
     Comparison,
@@ -30,7 +30,6 @@ from harness.analysis.result import (
 from harness.analysis.words import conclusion, confidence, difference, floor, interval, verdict
 from harness.common.formatting import number, percent, with_unit
 from harness.metrics import definitions
-from harness.plan.variants import load_variants
 from harness.report import findings
 from harness.report.page import Page, Table, csv_text, tabulated
 from harness.stats import paired, planning
@@ -60,7 +59,6 @@ CONVENTIONS = (
     "and the declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the "
     "number of metrics."
 )
-NO_CLAIM = "none"  # how the claim of a variant begins whose source has none
 CAUSES = 3  # of failed requests, in the table
 FAMILY = " Verdicts are at 5% over all comparisons of this run together (Holm); intervals are each by itself."
 BOTH = (
@@ -71,12 +69,11 @@ FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller chan
 
 
 def remarks(comparison: Comparison) -> Iterator[str]:
-    """What the source says, what was compared in turns, which part of the step changed, and what a planted
-    delay, or an arm against itself, came to."""
+    """What was compared in turns, which part of the step changed, and what a planted delay, or an arm against
+    itself, came to."""
     if comparison.after is None:
         return
-    lines = (claimed(comparison), in_turns(comparison), step_parts(comparison), planted(comparison))
-    yield from filter(None, lines)
+    yield from filter(None, (in_turns(comparison), step_parts(comparison), planted(comparison)))
     row = comparison.decided
     if comparison.after == comparison.before and row is not None and row.sd is not None:
         blocks, alpha, name = comparison.blocks, 1 - comparison.confidence, comparison.primary
@@ -87,17 +84,6 @@ def remarks(comparison: Comparison) -> Iterator[str]:
             known = f"Noise floor of {name} over {blocks} blocks: {floor(row)}"
             said = f"{known}; a true change of {smallest:.2%}"
         yield f"{said} would be detected in 4 of 5 such runs of {blocks} blocks."
-
-
-def claimed(comparison: Comparison) -> str | None:
-    """What the source of this change says, and what was measured of the same metrics; None where no variant
-    makes the change, or its source says nothing."""
-    variant = catalogue.of_comparison(load_variants(), comparison)
-    if variant is None or variant.claim.startswith(NO_CLAIM):
-        return None
-    rows = {name: comparison.metrics[name] for name in variant.claimed if name in comparison.metrics}
-    ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
-    return f"The source: {variant.claim}{f'; ours: {ours}' if ours else ''}."
 
 
 def in_turns(comparison: Comparison) -> str | None:

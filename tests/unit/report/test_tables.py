@@ -103,19 +103,21 @@ def of_variant(name: str) -> Comparison:
 
 def test_what_the_source_says_stands_beside_what_was_measured_of_it() -> None:
     only = of_variant("pinned-h2d")
-    said = tables.claimed(only)
+    said = brief.claimed(only)
     assert said is not None
     assert said.startswith("The source: throughput 3042 -> 3210 tokens/s (+5.5%), TPOT p50 12.51 -> 11.77 ms")
     row = only.metrics["tpot_ms_p50"]
     assert "; ours: throughput_tok_s +" in said
     assert said.endswith(f", tpot_ms_p50 {words.difference(row)} {words.interval(row)}.")
-    assert said in list(tables.remarks(only))
-    assert tables.claimed(of_variant("inline-launch")) == "The source: simpler; no number."
+    whole = result()
+    assert said in brief.page(whole, only).lines
+    assert said not in formats.to_markdown(msgspec.structs.replace(whole, comparisons=[only]))
+    assert brief.claimed(of_variant("inline-launch")) == "The source: simpler; no number."
 
 
 def test_no_source_speaks_of_another_change() -> None:
-    assert tables.claimed(of_variant("packed-h2d")) is None  # its source claims nothing
-    assert tables.claimed(result(0.9).comparisons[0]) is None  # another engine's
+    assert brief.claimed(of_variant("packed-h2d")) is None  # its source claims nothing
+    assert brief.claimed(result(0.9).comparisons[0]) is None  # another engine's
     only = of_variant("pinned-h2d")
     assert only.after is not None
     for after in (
@@ -123,7 +125,7 @@ def test_no_source_speaks_of_another_change() -> None:
         msgspec.structs.replace(only.after, toggles={**only.after.toggles, "gc": "frozen"}),
         msgspec.structs.replace(only.after, options={**only.after.options, "seed": 1}),
     ):
-        assert tables.claimed(msgspec.structs.replace(only, after=after)) is None
+        assert brief.claimed(msgspec.structs.replace(only, after=after)) is None
 
 
 def test_the_change_of_the_step_is_told_by_its_parts() -> None:
