@@ -21,20 +21,19 @@ if TYPE_CHECKING:
 
 def variants(found: Mapping[str, Variant]) -> RenderableType:
     """What each changes, by which toggles, and who said so."""
-    entries = {
-        name: Text.assemble(each.title, "\n", (f"{_changed(each)}; from {each.source}", "dim"))
-        for name, each in found.items()
-    }
-    more = "\nbench variants NAME: all of one, and its code; bench run --variant NAME: measure it"
-    return Group(_entries(entries), Text(more))
-
-
-def _changed(each: Variant) -> str:
-    """As in "h2d: pageable → pinned"; of several toggles their names."""
-    names = each.changes
-    if len(names) > 1:
-        return ", ".join(names)
-    return f"{names[0]}: {each.before[names[0]]} → {each.after[names[0]]}"
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(max_width=max(map(len, found)))
+    lines.add_column()
+    for name, each in found.items():
+        lines.add_row(
+            Text.assemble((name, "bold"), "\n", (", ".join(each.changes), "dim")),
+            Text.assemble(each.title, "\n", (f"from {each.source}", "dim")),
+        )
+    more = (
+        "\nBelow a name: its toggles. bench variants NAME shows all, with its code; bench run --variant NAME "
+        "measures it"
+    )
+    return Group(lines, Text(more))
 
 
 def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) -> RenderableType:
