@@ -17,7 +17,7 @@ from harness.analysis.result import Result
 from harness.analysis.stored import read_block, read_blocks, readable, result
 from harness.analysis.values import Values
 from harness.metrics import definitions
-from harness.metrics.requests import distributions, request_times
+from harness.metrics.requests import gaps_ms, request_times
 from harness.metrics.steps import decode_intervals, phase_times
 from harness.plan.design import Design
 from harness.store import tables
@@ -249,7 +249,7 @@ class Run:
         served = self.requests[self.requests["error"] == ""]
         counts = [max(0, len(stamps) - 1) for stamps in served["token_ns"]]
         gaps = served[[*KEYS, "request"]].loc[served.index.repeat(counts)].reset_index(drop=True)
-        return gaps.assign(itl_token_ms=distributions(served)["itl_token_ms"])
+        return gaps.assign(itl_token_ms=gaps_ms(served["token_ns"]))
 
 
 def load(run: str | Path) -> Run:

@@ -20,8 +20,8 @@ def distributions(served: pd.DataFrame) -> dict[str, Floats]:
     client_lag        from the arrival of a chunk's last byte (the kernel's stamp) to its reading
     """
     samples = {name: values.dropna().to_numpy() for name, values in request_times(served).items()}
-    samples["itl_chunk_ms"] = _gaps(served["chunk_ns"]) / NS_PER_MS
-    samples["itl_token_ms"] = _gaps(served["token_ns"]) / NS_PER_MS
+    samples["itl_chunk_ms"] = gaps_ms(served["chunk_ns"])
+    samples["itl_token_ms"] = gaps_ms(served["token_ns"])
     samples["client_lag_ms"] = _lags(served) / NS_PER_MS
     return {name: samples[name] for name in DISTRIBUTIONS}
 
@@ -143,7 +143,13 @@ def _lags(served: pd.DataFrame) -> Floats:
     return lags[lags >= 0]
 
 
-def _gaps(stamps: pd.Series) -> Floats:
-    """Gaps within each list, pooled, ns; none to or from a stamp that is not known."""
-    gaps = (np.diff(values)[(values[1:] >= 0) & (values[:-1] >= 0)] for values in map(np.asarray, stamps))
-    return np.concatenate([np.empty(0), *gaps])
+def gaps_ms(stamps: pd.Series) -> Floats:
+    """Gaps within each list of ns, pooled, ms; none to or from a stamp that is not known."""
+    lists = [np.asarray(each) for each in stamps if len(each)]
+    if not lists:
+        return np.empty(0)
+    joined = np.concatenate(lists)
+    within = (joined[1:] >= 0) & (joined[:-1] >= 0)
+    within[np.cumsum([len(each) for each in lists])[:-1] - 1] = False  # from one list to the next
+    gaps: Floats = np.diff(joined)[within] / NS_PER_MS
+    return gaps

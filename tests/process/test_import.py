@@ -18,7 +18,7 @@ from engines import api
 from experiments.common.bench_command import last_line
 from harness.analysis import across_runs, words
 from harness.analysis.result import Result
-from harness.metrics.requests import _gaps
+from harness.metrics.requests import gaps_ms
 from harness.report import html as report
 from harness.report import tables
 from harness.store.files import StoreError
@@ -304,7 +304,8 @@ def test_a_stamp_that_is_not_known_makes_no_gap() -> None:
     import pandas as pd
 
     stamps = pd.Series([np.array([1, -1, 9]), np.array([2, 5, -1, 8, 9]), np.array([4])], dtype=object)
-    assert _gaps(stamps).tolist() == [3, 1]
+    assert gaps_ms(stamps * 1_000_000).tolist() == [3, 1]
+    assert gaps_ms(pd.Series([np.empty(0, np.int64)], dtype=object)).size == 0
 
 
 def test_requests_of_a_measured_run_that_were_taken_out_are_still_missed(tmp_path: Path) -> None:

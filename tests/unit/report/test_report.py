@@ -3,6 +3,7 @@ stay words."""
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from dataclasses import replace
@@ -148,6 +149,18 @@ def test_a_figure_is_laid_out_once(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", counted)
     html.to_html(run)
     assert len(done) == len(set(map(id, done))) == 8
+
+
+def test_the_collector_is_off_while_a_report_is_made_and_on_again_whatever_came_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(html, "write", lambda run, out: seen.append(gc.isenabled()))
+    assert bench(monkeypatch, "report", str(RUN), "-o", str(tmp_path / "report.html")) == 0
+    monkeypatch.undo()
+    assert bench(monkeypatch, "report", str(tmp_path / "none")) == 2
+    assert seen == [False]
+    assert gc.isenabled()
 
 
 def test_failed_requests_are_on_the_page_with_their_causes(run: Run) -> None:
