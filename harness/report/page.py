@@ -127,20 +127,20 @@ def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
         right = name in shown.numbers
         header = _packed(name, room)
         rich_table.add_column(header, justify="right" if right else "left", overflow="fold", width=room)
-    for row in shown.rows:
-        rich_table.add_row(*(Text(cell) for cell in row))
+    for name, *cells in shown.rows:
+        rich_table.add_row(Text(_packed(name, widths[0])), *map(Text, cells))
     yield rich_table
     if shown.note:
         yield Text(shown.note + "\n", style="dim")
 
 
 def _pieces(name: str) -> list[str]:
-    """A column's name where it may be broken: behind spaces, and host_wait_ms behind each underscore."""
+    """A name where it may be broken: behind spaces, and host_wait_ms behind each underscore."""
     return re.findall(r"[^ _]*[ _]|[^ _]+", name)
 
 
 def _packed(name: str, width: int | None) -> str:
-    """A column's name in lines of that width, as far as it may be broken."""
+    """A name in lines of that width, as far as it may be broken."""
     if width is None or _longest_line(name) <= width:
         return name
     lines = [""]

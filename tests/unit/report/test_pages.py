@@ -107,6 +107,14 @@ def test_a_header_that_is_too_wide_is_broken_behind_its_underscores() -> None:
     assert not any(word in {"launch_wait_m", "copy_only_m"} for word in narrow)
 
 
+def test_a_metric_that_is_too_long_is_broken_behind_its_underscores() -> None:
+    row = ("step_ms_sliced_same_device", "3.425", "3.334", "−2.7%", "[−23.8%, +15.1%]", "descriptive")
+    names = ("metric", "before", "after", "change", "interval", "verdict")
+    shown = lines(Table("t", names, (row,)), 60)
+    assert any(line.split()[:1] == ["step_ms_sliced_same_"] for line in shown)
+    assert any(line.split()[:1] == ["device"] for line in shown)
+
+
 def test_a_header_that_is_too_wide_keeps_the_spaces_between_its_words() -> None:
     cause = "wait.copy_done (decode) +1.30; wait.copy_done (prefill) +0.12; schedule (decode) +0.06"
     table = Table("Late", ("arm", "what the thread did more of, ms"), (("before", cause),), numbers=())
