@@ -295,8 +295,8 @@ def _client(values: BlockSeries) -> Iterator[str]:
     lag = max((max(series) for series in values.get("submit_lag_ms_p99", {}).values()), default=0.0)
     if lag > SUBMIT_LAG_MS:
         yield (
-            f"late sends (submit lag): 1% of the requests of a boot went out {lag:.2f} ms or more after they "
-            "were due; TTFT and latencies begin at the send, and do not hold that"
+            f"late sends (submit lag): 1% of a boot's requests were {lag:.2f} ms late or more; TTFT is "
+            "from the send"
         )
     gaps = values.get("itl_chunk_ms_p50", {})
     late = [

@@ -19,9 +19,7 @@ def warnings(found: Result) -> str:
 
 def test_warnings_that_apply_are_given() -> None:
     assert "emulated device" in warnings(result())
-    assert "1% of the requests of a boot went out 3.00 ms or more after they were due" in warnings(
-        result(lag_ms=3.0)
-    )
+    assert "1% of a boot's requests were 3.00 ms late or more" in warnings(result(lag_ms=3.0))
     assert "too few blocks: 3" in warnings(result(plan=manifest(blocks=3)))
     clear = until_clear()  # a rule that looks at three blocks has enough of them
     assert "too few blocks" not in warnings(result(plan=manifest(blocks=3, until=clear)))
