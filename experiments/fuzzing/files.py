@@ -19,6 +19,7 @@ from unittest.mock import patch
 import msgspec
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 from engines import api
 from engines.api import pace
@@ -65,7 +66,7 @@ MACHINE = {  # what the kernel says of it, by where that is written down here
     "machine/cpufreq/boost": "0\n",
     "machine/huge_pages": "always [madvise] never\n",
 }
-FIRST_SHARD = "model-00001-of-00002.safetensors"
+FIRST_SHARD = "model-00001-of-00003.safetensors"
 CONTEXT = 1024
 CHROME = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "args": {"name": "host"}},
@@ -425,6 +426,8 @@ def lay_out(base: Path) -> None:
 
 def _lay_out_weights(base: Path) -> None:
     """One model, published in three ways."""
+    logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)  # it tells of each weight that does not fit
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**WEIGHED))
     model.save_pretrained(base / "weights")
     model.save_pretrained(
