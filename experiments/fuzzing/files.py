@@ -59,6 +59,7 @@ BY_FORMAT: dict[str, Mutation] = {
 }
 IMPORTS = tuple(path.name for path in sorted((FIXTURES / "imports").glob("*.json*")))
 CLAIMS = tuple(path.name for path in sorted((ROOT / "experiments" / "claims").glob("*.toml")))
+OF_VARIANTS = (["variants"], ["variants", "pinned-h2d"], ["run", "--variant", "all"])
 FLOOR = f"{noise_floor.FOLDER}/floor.json"
 MACHINE = {  # what the kernel says of it, by where that is written down here
     "machine/cpu0/cpufreq/scaling_governor": "performance\n",
@@ -282,18 +283,12 @@ def examined(base: Path) -> str:
         return judged(bench(["doctor"]))
 
 
-def named_variants(folder: Path) -> str:
-    with patch.object(variants, "files", lambda _: folder):
-        ends = [
-            judged(bench(words))
-            for words in (
-                ["variants"],
-                ["variants", "--claims"],
-                ["variants", "pinned-h2d"],
-                ["run", "--variant", "all"],
-            )
-        ]
-    return ", ".join(ends)
+def named_variants(*commands: Sequence[str]) -> Callable[[Path], str]:
+    def told(folder: Path) -> str:
+        with patch.object(variants, "files", lambda _: folder):
+            return ", ".join(judged(bench(words)) for words in commands)
+
+    return told
 
 
 def readers() -> list[Reader]:
@@ -355,7 +350,8 @@ def readers() -> list[Reader]:
             )
             for name in CLAIMS
         ),
-        Reader("variants", ["variants.toml"], named_variants, 6),
+        Reader("variants", ["variants.toml"], named_variants(*OF_VARIANTS), 6),
+        Reader("claims", ["variants.toml"], named_variants(["variants", "--claims"]), 1),
         *(Reader("requests", [name], refused(planned(**options)), 24) for name, options in ASKED.items()),
         Reader("profiles", ["profiles.toml"], paced, 6),
         Reader("doctor", [FLOOR, *MACHINE], lambda folder: examined(folder.parent), 6),
