@@ -252,10 +252,10 @@ def configured(folder: Path) -> object:
     return load_model(str(folder), torch.float32, torch.device("cpu"), 0)
 
 
-def weighed(folder: Path) -> object:
+def weighed(folder: Path) -> None:
     """As an engine does it, up to where its memory is laid out."""
     model = open_model(str(folder), torch.float32, torch.device("cpu"), 0)
-    return check_model(str(folder), model, torch.float32, torch.device("cpu"), 32)
+    check_model(str(folder), model, torch.float32, torch.device("cpu"), 32)
 
 
 def paced(folder: Path) -> str:
