@@ -254,8 +254,9 @@ def configured(folder: Path) -> object:
 
 def weighed(folder: Path) -> None:
     """As an engine does it, up to where its memory is laid out."""
-    model = open_model(str(folder), torch.float32, torch.device("cpu"), 0)
-    check_model(str(folder), model, torch.float32, torch.device("cpu"), 32)
+    with torch.no_grad():
+        model = open_model(str(folder), torch.float32, torch.device("cpu"), 0)
+        check_model(str(folder), model, torch.float32, torch.device("cpu"), 32)
 
 
 def paced(folder: Path) -> str:
@@ -263,7 +264,8 @@ def paced(folder: Path) -> str:
     try:
         with patch.object(pace, "PROFILES", folder / "profiles.toml"):
             return ", ".join(
-                judged(bench(words)) for words in (["devices"], ["run", "--pace", "llama3-8b-h100"])
+                judged(bench(words))
+                for words in (["devices"], ["run", "--variant", "all", "--pace", "llama3-8b-h100"])
             )
     finally:
         pace.profiles.cache_clear()
