@@ -2,7 +2,7 @@
 
     python -m experiments.validation.odd_systems [CASE ...]
 
-One arm of the overlap engine, one block. What is odd is done to real processes: by a library that answers
+One arm of the overlap engine, a block or two. What is odd is done to real processes: by a library that answers
 some system calls in the kernel's place (experiments/fuzzing/odd_system.c), by small file systems mounted
 where only they see them (which takes root), and by limits of the kernel's. A disk that is full becomes so at
 each write of a run in turn, and each time the run must go on once there is room again.
@@ -127,7 +127,7 @@ def full_disk(library: Path) -> Iterator[Seen]:
     for writes in range(MOST_WRITES):
         with place(library) as here:
             odd = {"ODD_FULL": str(here.folder.resolve()), "ODD_WRITES": str(writes)}
-            seen = here.bench(f"after {writes} writes", *RUN, codes=(0, 2, 4), **odd)
+            seen = here.bench(f"after {writes} writes", *RUN, "--blocks", "2", codes=(0, 2, 4), **odd)
             yield seen
             if not seen.code:
                 return
