@@ -2,10 +2,10 @@
 
     python -m experiments.validation.odd_systems [CASE ...]
 
-One arm of the overlap engine, a block or two. What is odd is done to real processes: by a library that answers
-some system calls in the kernel's place (experiments/fuzzing/odd_system.c), by small file systems mounted
-where only they see them (which takes root), and by limits of the kernel's. A disk that is full becomes so at
-each write of a run in turn, and each time the run must go on once there is room again.
+One arm of the overlap engine, a block or two. What is odd is done to real processes: by a library that
+answers some system calls in the kernel's place (experiments/fuzzing/odd_system.c), by small file systems
+mounted where only they see them (which takes root), and by limits of the kernel's. A disk that is full
+becomes so at each write of a run in turn, and each time the run must go on once there is room again.
 """
 
 from __future__ import annotations
