@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from engines.api.errors import BadSetting
+from engines.api.errors import BadFile, BadSetting
 
 PROFILES = Path(__file__).parents[1] / "profiles.toml"
 
@@ -93,10 +93,17 @@ class PaceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def profiles() -> dict[str, PaceProfile]:
-    """By name."""
+    """By name. Raises BadFile where the file can't be understood."""
     import tomllib
 
-    return msgspec.convert(tomllib.loads(PROFILES.read_text()), dict[str, PaceProfile])
+    try:
+        return msgspec.convert(tomllib.loads(PROFILES.read_text()), dict[str, PaceProfile])
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValidationError and TOMLDecodeError are ValueErrors
+        raise BadFile(f"{PROFILES}: {error}") from error
 
 
 def make_pace(text: str) -> Pace:

@@ -16,9 +16,15 @@ from random import Random
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
+import msgspec
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 from engines import api
+from engines.api import pace
+from engines.overlap.model_check import check_model
+from engines.overlap.models import open_model
 from engines.overlap.models.published import load_model  # some seconds, which are no case's
 from engines.overlap.presets import TOKENIZER_FILE
 from experiments.common.command_line import ROOT
@@ -26,9 +32,13 @@ from experiments.fuzzing import mutations
 from experiments.fuzzing.case import Broken, Target
 from experiments.fuzzing.in_process import LONGEST_LINE, bench, judged, nothing_starts, rss
 from experiments.fuzzing.mutations import Mutation
+from harness.analysis import frames, noise_floor
+from harness.cli import options
+from harness.common import machine
 from harness.plan import variants
 from harness.serve.parsing import Refused
 from harness.serve.prompting import Prompting
+from harness.studies import doctor
 from harness.workload import check, conversations, prompts, traces
 from harness.workload.plan import plan
 from harness.workload.workload import Workload
@@ -41,6 +51,7 @@ BY_FORMAT: dict[str, Mutation] = {
     ".jsonl": mutations.in_json,
     ".gz": mutations.in_gzip,
     ".parquet": mutations.in_parquet,
+    ".safetensors": mutations.in_safetensors,
     ".sqlite": mutations.in_sqlite,
     ".toml": mutations.in_lines,
     ".csv": mutations.in_csv,
@@ -48,6 +59,15 @@ BY_FORMAT: dict[str, Mutation] = {
 }
 IMPORTS = tuple(path.name for path in sorted((FIXTURES / "imports").glob("*.json*")))
 CLAIMS = tuple(path.name for path in sorted((ROOT / "experiments" / "claims").glob("*.toml")))
+OF_VARIANTS = (["variants"], ["variants", "pinned-h2d"], ["run", "--variant", "all"])
+FLOOR = f"{noise_floor.FOLDER}/floor.json"
+MACHINE = {  # what the kernel says of it, by where that is written down here
+    "machine/cpu0/cpufreq/scaling_governor": "performance\n",
+    "machine/intel_pstate/no_turbo": "1\n",
+    "machine/cpufreq/boost": "0\n",
+    "machine/huge_pages": "always [madvise] never\n",
+}
+FIRST_SHARD = "model-00001-of-00003.safetensors"
 CONTEXT = 1024
 CHROME = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "args": {"name": "host"}},
@@ -132,6 +152,16 @@ MODEL = {
     "torch_dtype": "float32",
     "eos_token_id": 0,
     "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+}
+# Small enough to be loaded in a moment, and of several tensors.
+WEIGHED = {
+    **MODEL,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "intermediate_size": 8,
+    "vocab_size": 64,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
 }
 TEMPLATE = "{% for each in messages %}<{{ each['role'] }}>{{ each['content'] }}{% endfor %}<assistant>"
 
@@ -222,18 +252,45 @@ def configured(folder: Path) -> object:
     return load_model(str(folder), torch.float32, torch.device("cpu"), 0)
 
 
-def named_variants(folder: Path) -> str:
-    with patch.object(variants, "files", lambda _: folder):
-        ends = [
-            judged(bench(words))
-            for words in (
-                ["variants"],
-                ["variants", "--claims"],
-                ["variants", "pinned-h2d"],
-                ["run", "--variant", "all"],
+def weighed(folder: Path) -> None:
+    """As an engine does it, up to where its memory is laid out."""
+    with torch.no_grad():
+        model = open_model(str(folder), torch.float32, torch.device("cpu"), 0)
+        check_model(str(folder), model, torch.float32, torch.device("cpu"), 32)
+
+
+def paced(folder: Path) -> str:
+    pace.profiles.cache_clear()
+    try:
+        with patch.object(pace, "PROFILES", folder / "profiles.toml"):
+            return ", ".join(
+                judged(bench(words))
+                for words in (["devices"], ["run", "--variant", "all", "--pace", "llama3-8b-h100"])
             )
-        ]
-    return ", ".join(ends)
+    finally:
+        pace.profiles.cache_clear()
+
+
+def examined(base: Path) -> str:
+    """What `bench doctor` reads of the machine, and what `bench aa` left; what it measures takes four seconds
+    and reads nothing."""
+    with (
+        patch.object(doctor, "CPU", base / "machine"),
+        patch.object(doctor, "HUGE_PAGES", base / "machine" / "huge_pages"),
+        patch.object(doctor, "keep_busy", lambda: doctor.Busy(0.0, [100.0] * 8)),
+        patch.object(doctor, "other_processes", lambda: doctor.Finding("other processes", True, "")),
+        patch.object(doctor, "wake_ups", lambda: doctor.Finding("wake-ups", True, "")),
+        patch.object(options, "RESULTS", base),
+    ):
+        return judged(bench(["doctor"]))
+
+
+def named_variants(*commands: Sequence[str]) -> Callable[[Path], str]:
+    def told(folder: Path) -> str:
+        with patch.object(variants, "files", lambda _: folder):
+            return ", ".join(judged(bench(words)) for words in commands)
+
+    return told
 
 
 def readers() -> list[Reader]:
@@ -295,8 +352,21 @@ def readers() -> list[Reader]:
             )
             for name in CLAIMS
         ),
-        Reader("variants", ["variants.toml"], named_variants, 6),
+        Reader("variants", ["variants.toml"], named_variants(*OF_VARIANTS), 6),
+        Reader("claims", ["variants.toml"], named_variants(["variants", "--claims"]), 1),
         *(Reader("requests", [name], refused(planned(**options)), 24) for name, options in ASKED.items()),
+        Reader("profiles", ["profiles.toml"], paced, 6),
+        Reader("doctor", [FLOOR, *MACHINE], lambda folder: examined(folder.parent), 6),
+        Reader("compare beside a floor", [FLOOR], shown("compare", "FOLDER/../pinned-h2d-turns"), 4),
+        Reader("compare an evaluation", ["eval-copy-done/evaluation.json"], shown("compare", "FOLDER"), 1),
+        *(
+            Reader("weights", [f"{folder}/{each}" for each in names], refused(weighed), share)
+            for folder, names, share in (
+                ("weights", ("model.safetensors", "generation_config.json"), 8),
+                ("sharded", ("model.safetensors.index.json", FIRST_SHARD), 8),
+                ("pickled", ("pytorch_model.bin",), 4),
+            )
+        ),
         Reader("tokenizer", ["tokenizer.json"], refused(tokenized), 4),
         Reader("model", model[:1], refused(configured), 12),
         Reader("chat template", model[1:], refused(templated), 2),
@@ -311,7 +381,13 @@ def lay_out(base: Path) -> None:
     """A copy of everything that is changed, the runs and other folders below their names."""
     for name in ("pinned-h2d-turns", "deferred-output", "overlap"):
         shutil.copytree(REFERENCE / "runs" / name, base / name)
-    for name in ("factorial-h2d-sync-output", "sweep-concurrency", "gil", "small-model-share"):
+    for name in (
+        "factorial-h2d-sync-output",
+        "sweep-concurrency",
+        "gil",
+        "small-model-share",
+        "eval-copy-done",
+    ):
         shutil.copytree(REFERENCE / "experiments" / name, base / name)
     flat = [
         *(FIXTURES / "imports" / name for name in IMPORTS),
@@ -339,8 +415,37 @@ def lay_out(base: Path) -> None:
     model.mkdir()
     shutil.copy(TOKENIZER_FILE, model)
     (model / "config.json").write_text(json.dumps(MODEL))
+    _lay_out_weights(base)
+    _lay_out_machine(base)
+    (base / "profiles.toml").write_bytes(resources("engines").joinpath("profiles.toml").read_bytes())
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, "model_max_length": 1024}
     (model / "tokenizer_config.json").write_text(json.dumps(told))
+
+
+def _lay_out_weights(base: Path) -> None:
+    """One model, published in three ways."""
+    logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)  # it tells of each weight that does not fit
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**WEIGHED))
+    model.save_pretrained(base / "weights")
+    model.save_pretrained(
+        base / "sharded", max_shard_size=sum(each.nbytes for each in model.parameters()) // 2
+    )
+    model.config.save_pretrained(base / "pickled")
+    torch.save(model.state_dict(), base / "pickled" / "pytorch_model.bin")
+    assert (base / "sharded" / FIRST_SHARD).exists()
+
+
+def _lay_out_machine(base: Path) -> None:
+    """What `bench doctor` reads; the noise floor is of this machine, and made of a run of another."""
+    for name, content in MACHINE.items():
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_text(content)
+    stored = frames.load(base / "pinned-h2d-turns")
+    floor = noise_floor.floor_of(stored.manifest, stored.result.comparisons[0], seconds=15.0)
+    here = msgspec.structs.replace(floor.of, machine=machine.fingerprint())
+    (base / FLOOR).parent.mkdir()
+    (base / FLOOR).write_bytes(msgspec.json.encode(msgspec.structs.replace(floor, of=here)))
 
 
 def damaged(known: Sequence[Reader], base: Path, random: Random) -> Damaged:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -18,7 +19,7 @@ from unittest.mock import patch
 import psutil
 
 from experiments.fuzzing.case import Broken
-from harness.cli import exit_codes
+from harness.cli import app, exit_codes
 from harness.cli.app import Bench
 from harness.common import machine
 from harness.report import figures, html  # noqa: F401 - seconds, which are no case's
@@ -58,7 +59,7 @@ class Ended:
 
 @contextmanager
 def nothing_starts() -> Iterator[None]:
-    """What a run would ask about this machine again and again is asked once."""
+    """What would be asked of this machine, or built, again and again is asked and built once."""
 
     def served(_: object, host: str, port: int, *rest: object) -> NoReturn:
         with bind(host, port):
@@ -73,6 +74,8 @@ def nothing_starts() -> Iterator[None]:
             patch.object(mock, "run", served),
             patch.object(server, "serve", served),
             patch.object(evaluate, "evaluate", starting),  # lm-eval takes seconds to import
+            patch.object(app, "built", cache(app.built)),
+            patch.object(metadata, "entry_points", cache(metadata.entry_points)),
             patch.object(machine, "code", cache(machine.code)),
             patch.object(machine, "versions", cache(machine.versions)),
             patch.object(machine, "fingerprint", cache(machine.fingerprint)),

@@ -149,6 +149,17 @@ def in_gzip(content: bytes, random: Random) -> bytes:
     return gzip.compress(random.choice((in_bytes, in_json))(gzip.decompress(content), random), 1)
 
 
+def in_safetensors(content: bytes, random: Random) -> bytes:
+    """Its header, which says of each tensor its kind, its shape and where it lies; or how long that is."""
+    length = int.from_bytes(content[:8], "little")
+    header, data = content[8 : 8 + length], content[8 + length :]
+    if random.random() < 0.2:
+        wrong = random.choice((0, 1, length - 1, length + 1, 1 << 20, (1 << 63) - 1, (1 << 64) - 1))
+        return wrong.to_bytes(8, "little") + header + data
+    header = random.choice((in_json, in_json, in_bytes))(header, random)
+    return len(header).to_bytes(8, "little") + header + data
+
+
 def in_parquet(content: bytes, random: Random) -> bytes:
     """Columns gone, of another type or with other values; rows gone, doubled or moved."""
     table = parquet.read_table(io.BytesIO(content))

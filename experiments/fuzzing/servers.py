@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -21,7 +22,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from experiments.common.bench_command import PATIENCE_S, start
+from experiments.common.bench_command import PATIENCE_S, Bench, start
 from experiments.fuzzing import mutations, values
 from experiments.fuzzing.case import LIMIT_S, Broken, Gone, Target
 from harness.serve.parsing import IGNORED, NEUTRAL, ChatBody, CompletionBody
@@ -273,6 +274,32 @@ def answer(address: tuple[str, int], case: Sent) -> bytes:
         return received
 
 
+@asynccontextmanager
+async def connected(
+    url: str, data: bytes, received: int | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection of its own on which that was sent; it may have been refused before all of it was.
+    `received`: how many bytes the kernel keeps for a client that does not read."""
+    client = socket.socket()
+    if received is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, address_of(url))
+    reader, writer = await asyncio.open_connection(sock=client)
+    try:
+        writer.write(data)
+        with suppress(ConnectionError):
+            await writer.drain()
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Closing it says no farewell."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+
 def attempt(address: tuple[str, int], case: Sent) -> str:
     """Raises Broken for a fault of the server's, and for no answer where one is due."""
     try:
@@ -304,27 +331,37 @@ def _check_error(body: bytes) -> None:
 
 
 @contextmanager
-def served(arguments: Sequence[str], gauges: Sequence[str]) -> Iterator[Target[Sent]]:
-    """`gauges`: what must be 0 while nobody asks."""
-    environment = {**os.environ, "BENCH_API_KEY": ""}
-    del environment["BENCH_API_KEY"]
+def running(arguments: Sequence[str]) -> Iterator[tuple[Bench, str]]:
+    """A `bench serve` and its address, once it takes requests. It is told to end, if it has not ended yet."""
+    environment = {name: value for name, value in os.environ.items() if name != "BENCH_API_KEY"}
     with TemporaryDirectory() as folder:
         bench = start(environment, Path(folder), "serve", "--port", "0", *arguments)
         try:
             assert bench.popen.stdout is not None
             url = bench.popen.stdout.readline().strip()
             assert url, bench.stderr.read_text()
-            parts = urlsplit(url)
-            address = (str(parts.hostname), int(parts.port or 0))
-            yield Target(
-                make=sent,
-                attempt=partial(attempt, address),
-                settle=lambda: _settle(address, gauges, bench.stderr),
-                rss=lambda: _rss(bench.popen.pid),
-            )
+            yield bench, url
         finally:
             bench.popen.terminate()
             bench.popen.wait(PATIENCE_S)
+
+
+def address_of(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return str(parts.hostname), int(parts.port or 0)
+
+
+@contextmanager
+def served(arguments: Sequence[str], gauges: Sequence[str]) -> Iterator[Target[Sent]]:
+    """`gauges`: what must be 0 while nobody asks."""
+    with running(arguments) as (bench, url):
+        address = address_of(url)
+        yield Target(
+            make=sent,
+            attempt=partial(attempt, address),
+            settle=lambda: _settle(address, gauges, bench.stderr),
+            rss=lambda: _rss(bench.popen.pid),
+        )
 
 
 def _settle(address: tuple[str, int], gauges: Sequence[str], stderr: Path) -> None:

@@ -13,28 +13,24 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
-import struct
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any
-from urllib.parse import urlsplit
 
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.server import serving
+from experiments.fuzzing.clients import PATH, hangs_up
+from experiments.fuzzing.servers import connected, dumped, request
 
 ARMS = {"all optimizations": ["--variant", "all"], "output in a process": ["--variant", "offload-output"]}
 BLOCKS = 60  # of 16 tokens
 OPTIONS = ["max_batch_size=16", f"num_blocks={BLOCKS + 1}", "max_context=256"]
 STAYING = 6  # streams that are compared
 AT_ONCE = 12  # clients that will hang up
-LEAVING_TOKENS, STAYING_TOKENS = 190, 100
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a socket resets its connection
+STAYING_TOKENS = 100
 
 
 def staying(number: int) -> dict[str, Any]:
@@ -50,53 +46,15 @@ def staying(number: int) -> dict[str, Any]:
     }
 
 
-@asynccontextmanager
-async def asked(
-    url: str, body: dict[str, Any]
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A request just sent, on a connection of its own."""
-    parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    content = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n"
-    )
-    writer.write(head.encode() + b"\r\n" + content)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-
-
 async def ids(url: str, body: dict[str, Any]) -> list[int]:
     """The token ids of a stream, read to its end."""
     found: list[int] = []
-    async with asked(url, {**body, "stream": True}) as (reader, _):
+    async with connected(url, request(PATH, dumped({**body, "stream": True}))) as (reader, _):
         async for line in reader:
             if line.startswith(b"data: {"):
                 for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
                     found += choice["token_ids"]
     return found
-
-
-async def leave(url: str, rng: random.Random) -> str:
-    """Ask, hang up after a random number of chunks; how."""
-    streamed = rng.random() < 0.8
-    body = {"prompt": [rng.randrange(1, 4096) for _ in range(rng.randint(1, 60))], "temperature": 0}
-    body |= {"max_tokens": LEAVING_TOKENS, "ignore_eos": True, "stream": streamed}
-    async with asked(url, body) as (reader, writer):
-        after = rng.choice((0, 0, 1, 2, 5, 20, 60))
-        if streamed and after:
-            seen = 0
-            while seen < after:
-                line = await reader.readline()
-                assert line, "the server hung up first"
-                seen += line.startswith(b"data: {")
-        else:
-            await asyncio.sleep(rng.random() * 0.1)
-        if rng.random() < 0.5:
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    return "in mid-stream" if streamed and after else "before a token" if streamed else "on a whole answer"
 
 
 def meters(url: str) -> dict[str, float]:
@@ -115,7 +73,7 @@ async def measure(url: str, count: int) -> tuple[Counter[str], int, int, dict[st
 
     async def leaver() -> None:
         for _ in remaining:
-            left[await leave(url, rng)] += 1
+            left[await hangs_up(url, rng)] += 1
 
     leavers = [asyncio.create_task(leaver()) for _ in range(AT_ONCE)]
 

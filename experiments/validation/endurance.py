@@ -78,11 +78,11 @@ def expect(model: str) -> list[Expected]:
     for length in PROMPT_LENGTHS:
         same = [request for request in requests if len(request.prompt) == length]
         for request, tokens in zip(same, _all_tokens(model, same), strict=True):
-            found.append(Expected(request, tokens, *_text(tokenizer, tokens)))
+            found.append(Expected(request, tokens, *text_of(tokenizer, tokens)))
     return found
 
 
-def _text(tokenizer: Tokenizer, tokens: list[int]) -> tuple[list[str], list[str]]:
+def text_of(tokenizer: Tokenizer, tokens: list[int]) -> tuple[list[str], list[str]]:
     """Pieces and rests of an Expected."""
     stream = DecodeStream(skip_special_tokens=True)
     pieces, rests, undecoded = [], [], list[int]()

@@ -55,6 +55,7 @@ class Found(msgspec.Struct):
     ended: dict[str, int] = {}
     broken: dict[str, int] = {}
     failures: list[Failure] = []
+    took: dict[str, float] = {}  # seconds, by what was tried
     slowest_s: float = 0.0
     again: int = 0  # that were too slow once, and not a second time
     rss_warm: int = 0  # bytes
@@ -80,6 +81,8 @@ def try_one(name: str, number: int, target: Target[object], found: Found) -> Non
             began = perf_counter()
             ended = limited(target, case)
         count(found.ended, ended)
+        kind = ended.partition(":")[0]
+        found.took[kind] = found.took.get(kind, 0.0) + perf_counter() - began
     except (Exception, TooLong) as error:
         kind, seen = type(error).__name__, str(error)
         if isinstance(error, Broken):
@@ -151,6 +154,7 @@ def row(name: str, found: Found) -> list[str]:
         f"{found.cases:,}",
         broken or "none",
         f"{found.seconds:,.0f} s",
+        f"{60 * found.cases / max(1.0, found.seconds):,.0f}",
         f"{found.slowest_s:.1f} s",
         f"{found.rss_warm >> 20} → {found.rss_end >> 20} MiB" + (" (grew)" if found.grew > GROWTH else ""),
     ]
@@ -182,7 +186,15 @@ def main() -> None:
     write_result(
         __file__,
         title="Bad input: what each target did with it",
-        header=["target", "cases", "failures", "time", "slowest case", "memory, warm → end"],
+        header=[
+            "target",
+            "cases",
+            "failures",
+            "time",
+            "cases a minute",
+            "slowest case",
+            "memory, warm → end",
+        ],
         rows=[row(name, found) for name, found in every.items()],
         data=msgspec.to_builtins(every),
     )

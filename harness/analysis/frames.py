@@ -258,7 +258,8 @@ def load(run: str | Path) -> Run:
     manifest = readable(folder)
     design = manifest.design
     if manifest.left_out:
-        read, values = [], tables.read_values(folder).reindex(columns=VALUES)
+        measured = tables.read_values(folder, [arm.name for arm in design.arms])
+        read, values = [], measured.reindex(columns=VALUES)
         blocks = [read_block(folder, number, design) for number in tables.finished_blocks(folder)]
     else:
         read = list(read_blocks(folder, design))

@@ -25,7 +25,7 @@ from harness.metrics import definitions
 from harness.plan.design import Arm
 from harness.stats import paired, planning, verdicts
 from harness.store.files import SCHEMA_VERSION, SWEEP_FILE, write_json
-from harness.store.manifest import Manifest
+from harness.store.manifest import Manifest, is_moment
 from harness.workload.workload import Workload
 
 FOLDER = "floors"  # beside the run folders
@@ -157,8 +157,11 @@ def read(folder: Path) -> tuple[list[Floor], list[str]]:
     floors, remarks = list[Floor](), list[str]()
     for path in sorted(folder.glob("*.json")):
         try:
-            floors.append(msgspec.json.decode(path.read_bytes(), type=Floor))
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            floor = msgspec.json.decode(path.read_bytes(), type=Floor)
+            if not is_moment(floor.created):
+                raise ValueError(f"it was created '{floor.created}'")
+            floors.append(floor)
+        except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
             remarks.append(f"the noise floor in {path} is damaged or was edited, and left out: {error}")
     return floors, remarks
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from harness.common.signals import undisturbed
@@ -27,8 +27,9 @@ def room(where: str | None = None) -> Iterator[Path]:
     try:
         unnamed = made / f"{LOCK}.new"
         with unnamed.open("w") as lock:  # no child inherits it: a device that outlives its run holds no lock
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            unnamed.rename(made / LOCK)  # from now on it can be found, and is locked already
+            with suppress(OSError):  # of a file system without locks: then nobody may find it
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                unnamed.rename(made / LOCK)  # from now on it can be found, and is locked already
             yield made
     finally:
         with undisturbed():

@@ -25,7 +25,8 @@ def conclusion(result: Evaluation) -> str:
     """One sentence: the first accuracy, its difference, and whether the answers are the same."""
     first = result.tasks[0] if result.tasks else None
     if first is None:
-        return f"{result.variant}: no item with a number."
+        said = f"{result.variant}: no item with a number."
+        return said if result.after is None else f"{said} {agreed(result.answers)}"
     what = f"{result.variant}: {first.metric} of {first.task}"
     if result.after is None:
         return f"{what} is {_share(first.before)} over {first.items} items."

@@ -41,10 +41,12 @@ from engines.timers import ask_for_exact_timers, ask_for_short_slice
 from harness.serve.listening import address_of, bind
 from harness.serve.mock_answers import MODEL, Answer, Body, StreamOptions, prompt_tokens, refusal, reply
 
-MOST_TOKENS = 1 << 24  # of an answer
+MOST_TOKENS = 1 << 20  # of an answer
 DEFAULT_TOKENS = 16  # where a request does not say, as in OpenAI's completions
 READ_BYTES = 1 << 16
-MOST_BYTES = 16 << 20  # of a request
+MOST_BYTES = 16 << 20  # of a connection's requests that are not answered yet
+KEPT_BYTES = 1 << 10  # that one takes besides what came
+MOST_UNSENT = 16 << 20  # bytes that wait for a client to read them
 BACKLOG = 4096  # connections that wait to be accepted
 BURST = 64  # tokens sent before sockets are looked at again
 LONGEST_US = 200_000  # from here on lateness is only counted, and the worst of it kept
@@ -112,6 +114,7 @@ class Received:
     body: bytes
     arrived_ns: int
     keep_alive: bool
+    size: int  # bytes that it takes
 
 
 class Connection:
@@ -128,6 +131,7 @@ class Connection:
         self._last = False  # nothing comes behind what is unsent
         self._arrived_ns = 0
         self._received = 0  # bytes of the request that is being read
+        self._kept = 0  # bytes of those that wait
 
     # What the parser calls. It swallows what is raised here, so nothing is done but to keep what came.
 
@@ -141,7 +145,8 @@ class Connection:
         self._body += body
 
     def on_message_complete(self) -> None:
-        self._received = 0
+        size, self._received = self._received + KEPT_BYTES, 0
+        self._kept += size
         parser = self._parser
         path = self._url.partition(b"?")[0].decode(errors="replace")
         self.waiting.append(
@@ -151,6 +156,7 @@ class Connection:
                 bytes(self._body),
                 self._arrived_ns,
                 parser.should_keep_alive(),
+                size,
             )
         )
 
@@ -167,8 +173,9 @@ class Connection:
             return
         self._arrived_ns = self._mock.arrival(ancillary)
         self._received += len(data)
-        if self._received > MOST_BYTES:
-            self.send(refusal(413, f"the request has more than {MOST_BYTES} bytes"))
+        if self._received + self._kept > MOST_BYTES:
+            message = f"requests that are not answered yet have more than {MOST_BYTES} bytes"
+            self.send(refusal(413, message))
             self.close()
             return
         try:
@@ -192,7 +199,9 @@ class Connection:
     def done(self) -> None:
         """The request at the front is answered."""
         self.answer = None
-        if not self.waiting.popleft().keep_alive:
+        answered = self.waiting.popleft()
+        self._kept -= answered.size
+        if not answered.keep_alive:
             self._last = True
             if not self._unsent:
                 self.close()
@@ -200,6 +209,8 @@ class Connection:
     def send(self, data: bytes) -> None:
         if self._unsent:
             self._unsent += data
+            if len(self._unsent) > MOST_UNSENT:
+                self.close()
             return
         try:
             sent = self.socket.send(data)

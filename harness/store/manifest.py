@@ -192,7 +192,16 @@ def _fits(manifest: Manifest) -> bool:
     )
     all_of_them = not described or {arm.name for arm in design.arms} <= described.keys()
     known = set(manifest.left_out) <= set(TABLES)
-    return bool(design.arms) and drawn == {design.blocks} and whole and all_of_them and known
+    sound = whole and all_of_them and known and is_moment(manifest.created)
+    return bool(design.arms) and drawn == {design.blocks} and sound
+
+
+def is_moment(created: str) -> bool:
+    """Whether it says when, and in which zone: others are subtracted from it."""
+    try:
+        return datetime.fromisoformat(created).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def check_resume(stored: Manifest, now: Manifest) -> None:

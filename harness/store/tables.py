@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 from collections.abc import Collection, Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,14 +54,18 @@ def write_values(folder: Path, values: pd.DataFrame) -> None:
     write_table(folder / VALUES_FILE, values.melt(["block", "arm"], var_name="metric"))
 
 
-def read_values(folder: Path) -> pd.DataFrame:
-    """What `write_values` wrote. Raises StoreError."""
+def read_values(folder: Path, arms: Collection[str]) -> pd.DataFrame:
+    """What `write_values` wrote, of these arms. Raises StoreError."""
     path = folder / VALUES_FILE
     found = _from_parquet(path)
     if not len(found) or set(found) != {"block", "arm", "metric", "value"} or _strange(found, ()):
         raise StoreError(f"{path} was edited: it has other columns, or no row, or something else in them")
     columns = dict(iter(found.groupby("metric", sort=False)))
-    rows = next(iter(columns.values()))[["block", "arm"]].reset_index(drop=True)
+    rows, *others = (each[["block", "arm"]].reset_index(drop=True) for each in columns.values())
+    measured = set(zip(rows["block"], map(str, rows["arm"]), strict=True))
+    whole = measured == set(product(set(rows["block"]), arms)) and len(measured) == len(rows)
+    if not whole or not all(each.equals(rows) for each in others):
+        raise StoreError(f"{path} was edited: it does not have one value of each arm in each block")
     return rows.assign(**{metric: each["value"].to_numpy() for metric, each in columns.items()})
 
 

@@ -27,6 +27,7 @@ from harness.run.hosts import bytecode_is_kept
 from harness.stats import planning
 
 CPU = Path("/sys/devices/system/cpu")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 WATCH_S = 0.5  # how long other processes are watched
 BUSY_SHARE = 0.05  # of one core, from which a process disturbs
 BUSY_S = 2.0  # how long the cores are kept busy
@@ -174,11 +175,11 @@ def other_processes() -> Finding:
 
 
 def huge_pages() -> Finding:
-    text = _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    text = _read(HUGE_PAGES)
     if text is None:
         return Finding("huge pages", True, UNREADABLE)
     mode = text.partition("[")[2].partition("]")[0]
-    remedy = "compaction stalls steps: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+    remedy = f"compaction stalls steps: echo madvise > {HUGE_PAGES}"
     return finding("huge pages", mode != "always", mode, remedy)
 
 
@@ -245,6 +246,6 @@ def _cpu_seconds(process: psutil.Process) -> float | None:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return None

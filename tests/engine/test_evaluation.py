@@ -327,3 +327,5 @@ def test_answers_that_differ_are_said_first_and_loudly():
     assert "2 of 8 log-likelihoods ARE APART" in said
     assert "1 of 1 texts DIFFER" in said
     assert "of which 1 differ" in said
+    said = evaluation_tables.conclusion(msgspec.structs.replace(result, tasks=[]))
+    assert said.startswith("v: no item with a number. 2 of 8 log-likelihoods ARE APART")

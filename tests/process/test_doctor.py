@@ -28,6 +28,12 @@ def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine(tm
     assert all(each.fine == (not each.remedy) for each in found)
 
 
+def test_what_the_kernel_says_need_not_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "HUGE_PAGES", tmp_path / "enabled")
+    doctor.HUGE_PAGES.write_bytes(b"\xff [always]")
+    assert doctor.huge_pages().found == "always"
+
+
 def test_how_long_a_change_of_1_percent_takes_to_be_seen_is_told_by_the_newest_floor_of_this_machine(
     tmp_path: Path,
 ) -> None:
@@ -35,7 +41,7 @@ def test_how_long_a_change_of_1_percent_takes_to_be_seen_is_told_by_the_newest_f
     equal = replace(manifest(against_itself=True), machine=machine.fingerprint())
     floor = noise_floor.floor_of(equal, result(1.0, equal, noise=0.005).comparisons[0], seconds=20.0)
     elsewhere = replace(floor.of, machine=manifest().machine, rounds=7)
-    noise_floor.keep(tmp_path, replace(floor, of=elsewhere, created="2027", seconds=1e6))
+    noise_floor.keep(tmp_path, replace(floor, of=elsewhere, created="2027-01-01T00:00:00+00:00", seconds=1e6))
     assert "bench aa" in doctor.decides(tmp_path).found
     noise_floor.keep(tmp_path, floor)
     spread = floor.metrics["tpot_ms_p50"]

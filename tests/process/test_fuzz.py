@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from experiments.fuzzing import in_process
+from experiments.fuzzing import files, in_process
 from experiments.fuzzing.case import Broken, Target, TooLong, within
 from experiments.fuzzing.in_process import Ended, judged
 from experiments.validation import fuzz
@@ -48,6 +48,18 @@ def test_what_never_ends_is_a_fault() -> None:
 def test_nothing_is_started() -> None:
     with in_process.nothing_starts():
         assert in_process.bench(["run", "--engine", "overlap", "--blocks", "1"]).code is None
+
+
+def test_what_is_changed_was_read_before_it_was() -> None:
+    """Else all that is tried are ways to be refused."""
+    with files.opened() as target:
+        base = target.attempt.args[0]  # type: ignore[attr-defined]
+        for reader in files.readers():
+            if reader.name in ("weights", "profiles", "doctor", "compare beside a floor", "tokenizer"):
+                content = (base / reader.files[0]).read_bytes()
+                ended = target.attempt(files.Damaged(reader, reader.files[0], content))
+                assert "refused" not in ended, reader
+                assert "exit 2" not in ended, reader
 
 
 @contextmanager

@@ -176,6 +176,23 @@ def test_damage_to_what_stayed_is_named(run: Path) -> None:
         across_runs.compare([str(run)])
 
 
+@pytest.mark.parametrize("change", ["another's", "twice", "gone", "gone from a metric"])
+def test_values_that_are_not_one_of_each_arm_in_each_block_are_named(run: Path, change: str) -> None:
+    keep.keep(run)
+    path = run / "values.parquet"
+    values = pd.read_parquet(path)
+    first = (values["block"] == 0) & (values["arm"] == "before")
+    values = {
+        "another's": values.assign(arm=values["arm"].mask(first, "another")),
+        "twice": pd.concat([values[first], values]),
+        "gone": values[~first],
+        "gone from a metric": values.drop(index=0),
+    }[change]
+    write_table(path, values)
+    with pytest.raises(StoreError, match="does not have one value of each arm in each block"):
+        harness.load(run)
+
+
 def test_a_factorial_keeps_its_effects(tmp_path: Path) -> None:
     plan = planned_factorial("h2d,output")
     write_manifest(tmp_path, plan)

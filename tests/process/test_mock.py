@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,19 +115,72 @@ def test_a_client_that_hangs_up_takes_nothing_along(server: Server) -> None:
     assert len(server.events(COMPLETIONS, {"prompt": "a", "max_tokens": 4})) == 4  # 1 + 2 + 1 tokens, [DONE]
 
 
-def test_a_client_that_is_gone_before_its_answer_ends_its_own_connection_alone() -> None:
-    """It sent two requests and hung up: the first answer's first byte shows it."""
+@contextmanager
+def connected() -> Iterator[tuple[mock.Mock, mock.Connection, socket.socket]]:
+    """A mock of this process, its end of a connection, and a client's."""
     ours, theirs = socket.socketpair()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    ours.setblocking(False)
+    with theirs, socket.create_server(("127.0.0.1", 0)) as listener:
         serving_it = mock.Mock(mock.make_timing(0, 0, 1), listener)
         connection = mock.Connection(serving_it, ours)
         serving_it._connections[ours.fileno()] = connection
         serving_it.epoll.register(ours)
+        yield serving_it, connection, theirs
+        connection.close()
+
+
+def test_a_client_that_is_gone_before_its_answer_ends_its_own_connection_alone() -> None:
+    """It sent two requests and hung up: the first answer's first byte shows it."""
+    with connected() as (serving_it, connection, theirs):
         theirs.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
         theirs.close()
         connection.read()
         assert not connection.open
         assert serving_it._connections == {}
+
+
+def asking(tokens: int) -> bytes:
+    body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
+    return f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_a_client_that_does_not_read_is_let_go_when_too_much_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mock, "MOST_UNSENT", 1 << 16)
+    with connected() as (serving_it, connection, theirs):
+        theirs.sendall(asking(mock.MOST_TOKENS))
+        connection.read()
+        for _ in range(mock.MOST_TOKENS // mock.BURST):
+            if not connection.open:
+                break
+            serving_it._send_due()
+        assert not connection.open
+        assert serving_it._connections == {}
+
+
+def test_requests_that_nobody_waits_for_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mock, "MOST_BYTES", 1 << 16)
+    with connected() as (_, connection, theirs):
+        asked = 0
+        while connection.open and asked < 1000:
+            theirs.sendall(asking(1))
+            asked += 1
+            connection.read()
+        assert not connection.open
+        assert b"HTTP/1.1 413 " in theirs.recv(1 << 16)
+        assert 10 < asked < 100
+
+
+def test_answered_requests_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mock, "MOST_BYTES", 1 << 16)
+    with connected() as (serving_it, connection, theirs):
+        for _ in range(200):
+            theirs.sendall(asking(1))
+            connection.read()
+            serving_it._send_due()
+            assert b"[DONE]" in theirs.recv(1 << 16)
+        assert connection.open
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from errno import ENOLCK
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
+
+from harness.common import temporary
 from harness.common.temporary import room
 
 HOLD = """
@@ -36,3 +41,20 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_what_is_in_use_stays(
             each.kill()
             each.communicate()
     assert set(tmp_path.iterdir()) == {used, foreign}
+
+
+def test_where_locks_fail_a_folder_is_nobody_elses_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(ENOLCK, "No locks available")
+
+    with monkeypatch.context() as without:
+        without.setattr(temporary.fcntl, "flock", fail)
+        with room(str(tmp_path)) as made, room(str(tmp_path)) as other:
+            assert made.is_dir()
+            without.undo()
+            with room(str(tmp_path)):  # made where locks work again
+                assert made.is_dir()
+                assert other.is_dir()
+    assert not list(tmp_path.iterdir())

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
 END_OF_TEXT_ID = 0
+LONGEST = 1000  # characters of a library's error
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,5 +170,5 @@ def local_folder(name: str) -> Path | None:
 
 
 def first_line(error: Exception) -> str:
-    """Of the library's paragraphs."""
-    return str(error).strip().split("\n")[0].rstrip(".")
+    """Of the library's paragraphs, as far as anybody would read: it may quote a name of any length."""
+    return str(error).strip().split("\n")[0].rstrip(".")[:LONGEST]

@@ -145,6 +145,17 @@ def test_a_stale_floor_is_named(tmp_path: Path, plan: Manifest, reason: str) -> 
     assert f"stale noise floor, measured on 2026-05-04 by a-run: {reason}" in text
 
 
+@pytest.mark.parametrize("created", ["yesterday", "2026-05-04T03:02:01"])
+def test_a_floor_that_does_not_say_when_it_was_measured_is_left_out(tmp_path: Path, created: str) -> None:
+    kept(tmp_path, aa())
+    (path,) = tmp_path.iterdir()
+    floor = msgspec.json.decode(path.read_bytes(), type=noise_floor.Floor)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(floor, created=created)))
+    text = warnings(tmp_path, later())
+    assert f"was edited, and left out: it was created '{created}'" in text
+    assert "measured on" not in text
+
+
 def test_the_nearest_floor_is_taken(tmp_path: Path) -> None:
     kept(tmp_path, aa(run="elsewhere", machine=Machine(cpu="o", cores=8, kernel="6", memory_gib=8, gpus=[])))
     kept(tmp_path, redesigned(aa(run="longer"), blocks=8))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.api import BadSetting
+from engines import api
+from engines.api import BadFile, BadSetting
 from engines.api.pace import Size, make_pace, profiles
 
 MS = 1_000_000
+DEEP = b"[" * 100_000
 
 
 def decode(batch: int, context: int = 0) -> Size:
@@ -76,6 +80,24 @@ def test_what_is_no_pace_is_refused_in_one_line(text: str, message: str) -> None
     with pytest.raises(BadSetting, match=message.replace("[", r"\[")) as caught:
         make_pace(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"\xff", b"a = ", b"a = 1", b"[a]\nsummary = 1", b"a = " + b"[" * 100_000]
+)
+def test_profiles_that_cannot_be_understood_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    path = tmp_path / "profiles.toml"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setattr(api.pace, "PROFILES", path)
+    profiles.cache_clear()
+    try:
+        with pytest.raises(BadFile, match=r"profiles\.toml"):
+            make_pace("llama3-8b-h100")
+    finally:
+        profiles.cache_clear()
 
 
 @pytest.mark.parametrize("name", profiles())

@@ -25,6 +25,8 @@ FILES, MEMORY = (
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), MEMORY),
         (MemoryError(), MEMORY),
         (ImportError("lib.so: failed to map segment from shared object"), MEMORY),
+        (SystemError("error return without exception set"), MEMORY),
+        (SystemError("<function f> returned NULL without setting an exception"), MEMORY),
     ],
 )
 def test_a_shortage_is_told_with_what_helps(error: Exception, said: str) -> None:
@@ -32,6 +34,9 @@ def test_a_shortage_is_told_with_what_helps(error: Exception, said: str) -> None
     assert shortage(error).endswith(str(error) or "MemoryError")
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "no"), ImportError("no such"), ValueError("errno")])
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOENT, "no"), ImportError("no such"), ValueError("errno"), SystemError("bad argument")],
+)
 def test_another_error_is_no_shortage(error: Exception) -> None:
     assert shortage(error) == ""

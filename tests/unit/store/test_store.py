@@ -337,6 +337,8 @@ NO_MODEL = msgspec.structs.replace(described(), model={})
     "changes",
     [
         {"after_first": [True]},
+        {"created": "yesterday"},
+        {"created": "2026-05-04T03:02:01"},
         {"descriptions": {"before": described()}},
         {"descriptions": {"before": described(), "after": NAMELESS}},
         {"descriptions": {"before": NO_MODEL, "after": described()}},
