@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,46 +16,77 @@ from harness.metrics.steps import decode_intervals, matched_share
 from harness.plan.design import Design
 from harness.store.block import Block
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 MATCHED_UNIT = "of the decode steps, at a batch that both arms had"
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
+
+
+@dataclass(slots=True)
+class _Steps:
+    """What the step records of an arm add up to, block by block."""
+
+    rows: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    decoding: int = 0  # requests in decode steps
+    dropped: int = 0
+    preempted: int = 0
+    in_every_block: bool = True
+
+    def add(self, steps: pd.DataFrame) -> None:
+        if not len(steps):
+            self.in_every_block = False
+            return
+        self.rows += len(steps)
+        for kind, count in steps["kind"].value_counts().items():
+            self.kinds[str(kind)] = self.kinds.get(str(kind), 0) + int(count)
+        self.decoding += int(steps.loc[steps["kind"] == "decode", "batch"].sum())
+        self.dropped += int(steps["dropped"].sum())
+        self.preempted += int(steps["preempted"].sum())
 
 
 def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
     """What the toggles did: each counter per step (per round where an arm has no step records), the mean
     batch, steps by kind, preemptions and dropped rows per round."""
-    per_step = all(len(block.of(arm.name, "steps")) for block in blocks for arm in design.arms)
-    per_arm = {arm.name: _of_arm(arm.name, blocks, per_step) for arm in design.arms}
+    steps = {arm.name: _Steps() for arm in design.arms}
+    matched = []
+    for block in blocks:
+        own = [block.of(arm, "steps") for arm in steps]
+        for each, records in zip(steps.values(), own, strict=True):
+            each.add(records)
+        if len(own) == 2 and all(map(len, own)):
+            matched.append(matched_share([decode_intervals(each) for each in own]))
+    per_step = all(each.in_every_block for each in steps.values())
+    per_arm = {arm: _of_arm(arm, blocks, each, per_step) for arm, each in steps.items()}
     units = {name: unit for found in per_arm.values() for name, (_, unit) in found.items()}
     counters = {}
     for name in dict.fromkeys(name for found in per_arm.values() for name in found):
         both = sides(design, {arm: found[name][0] for arm, found in per_arm.items() if name in found})
         counters[name] = Counter(before=both.before, after=both.after, unit=units[name])
-    if per_step and len(design.arms) == 2:
-        arms = [[decode_intervals(block.of(arm.name, "steps")) for arm in design.arms] for block in blocks]
-        before, after = map(float, np.mean([matched_share(each) for each in arms], axis=0))
+    if per_step and matched:
+        before, after = map(float, np.mean(matched, axis=0))
         if np.isfinite(before) and np.isfinite(after):
             counters["matched_steps"] = Counter(before=before, after=after, unit=MATCHED_UNIT)
     return counters
 
 
-def _of_arm(arm: str, blocks: Sequence[Block], per_step: bool) -> dict[str, tuple[float, str]]:
+def _of_arm(arm: str, blocks: Sequence[Block], steps: _Steps, per_step: bool) -> dict[str, tuple[float, str]]:
     """Each counter and its unit."""
     import pandas as pd
 
     rounds = pd.concat([block.of(arm, "rounds") for block in blocks])
-    steps = pd.concat([block.of(arm, "steps") for block in blocks])
     found: dict[str, tuple[float, str]] = {}
-    if len(steps):
-        kinds = steps["kind"].value_counts()
-        batch = steps.loc[steps["kind"] == "decode", "batch"]
-        found["mean_batch"] = (float(batch.mean()) if len(batch) else 0.0, "requests per decode step")
+    if steps.rows:
+        decodes = steps.kinds.get("decode", 0)
+        found["mean_batch"] = (steps.decoding / decodes if decodes else 0.0, "requests per decode step")
         for kind in (*api.STEP_KINDS, "dropped"):
-            if kind == "mixed" and kind not in kinds:  # most engines never have one
+            if kind == "mixed" and kind not in steps.kinds:  # most engines never have one
                 continue
-            found[f"{kind}_steps"] = (float(kinds.get(kind, 0)) / len(rounds), "per round")
-        found["dropped_rows"] = (float(steps["dropped"].sum()) / len(rounds), "per round")
-        found["preempted"] = (float(steps["preempted"].sum()) / len(rounds), "requests per round")
-    per, unit = (len(steps), "per step") if per_step else (len(rounds), "per round")
+            found[f"{kind}_steps"] = (steps.kinds.get(kind, 0) / len(rounds), "per round")
+        found["dropped_rows"] = (steps.dropped / len(rounds), "per round")
+        found["preempted"] = (steps.preempted / len(rounds), "requests per round")
+    per, unit = (steps.rows, "per step") if per_step else (len(rounds), "per round")
     for column in rounds.columns:
         name = column.removeprefix(COUNTER)
         # Where both have one name (dropped_rows), the step records' stands, per round.

@@ -207,17 +207,18 @@ def predict(
         return NoPrediction(none=model)
     if design.plant is not None:
         return NoPrediction(none="the after arm has a planted delay")
-    known = [boot for block in blocks if (boot := before_of(block, design.arms[0])) is not None]
-    if len(known) < len(blocks):
-        return NoPrediction(none="the before arm has no step records of steady decode in some block")
     described = manifest.descriptions.get(design.arms[0].name)
     calibration = load_calibration()
     fits = described is not None and described.device["kind"] == calibration.device
-    found = [model(boot, calibration if fits else None) for boot in known]
+    intervals, found = [], []
+    for block in blocks:
+        boot = before_of(block, design.arms[0])
+        if boot is None:
+            return NoPrediction(none="the before arm has no step records of steady decode in some block")
+        intervals.append(float(boot.interval.mean()))
+        found.append(model(boot, calibration if fits else None))
     alpha = design.alpha(len(blocks))
-    effect = paired.effect(
-        [float(boot.interval.mean()) for boot in known], [after.interval for after in found], "ratio", alpha
-    )
+    effect = paired.effect(intervals, [after.interval for after in found], "ratio", alpha)
     assert effect.change is not None
     low, high = widened(effect, max(after.error for after in found), alpha)
     change = None if measured is None else measured.change

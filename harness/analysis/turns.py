@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.result import Sliced, Warning
 from harness.analysis.values import Values
@@ -101,33 +103,51 @@ def _said(effect: paired.Effect) -> str:
 def sliced(design: Design, blocks: Sequence[Block]) -> Sliced | None:
     """What two arms had to be compared by; None where they took no turns."""
     before, after = (arm.name for arm in design.arms)
-    sides = [(block.of(before, "slices"), block.of(after, "slices")) for block in blocks]
-    sides = [(one, other) for one, other in sides if len(one) and len(other)]
-    if not sides:
+    sides = ((block.of(before, "slices"), block.of(after, "slices")) for block in blocks)
+    parts = [_Part.of(*both) for both in sides if all(map(len, both))]
+    if not parts:
         return None
-    pairs = [slices.pair(*each) for each in sides]
-    batches = np.concatenate([each["batch"] for each in pairs])
-    within, between = _components(sides)
+    batches = np.concatenate([each.batches for each in parts])
+    within, between = _components(parts)
     return Sliced(
         steps=design.turn_steps,
         batch=float(batches.mean()) if len(batches) else 0.0,
         pairs=len(batches),
-        kept=min(slices.kept(*each) for each in sides),
+        kept=min(each.kept for each in parts),
         within=within,
         between=between,
     )
 
 
-def _components(sides: Sequence[tuple[pd.DataFrame, pd.DataFrame]]) -> tuple[float | None, float | None]:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What the turns of one block have to say. `change`: of the step, as a log ratio."""
+
+    batches: NDArray[np.float64]  # of each pair
+    kept: float
+    error: float
+    change: float
+
+    @classmethod
+    def of(cls, before: pd.DataFrame, after: pd.DataFrame) -> _Part:
+        first, second = slices.step_sliced(before, after)
+        return cls(
+            batches=slices.pair(before, after)["batch"].to_numpy(float),
+            kept=slices.kept(before, after),
+            error=slices.error_of_pairs(before, after),
+            change=float(np.log(second.get(SLICED, np.nan) / first.get(SLICED, np.nan))),
+        )
+
+
+def _components(parts: Sequence[_Part]) -> tuple[float | None, float | None]:
     """What the change of a block scatters by: for its pairs, and from boot to boot. The second need not be
     what boots differ by: the change itself may be another one when the machine is slow."""
-    within = float(np.sqrt(np.mean([slices.error_of_pairs(*each) ** 2 for each in sides])))
+    within = float(np.sqrt(np.mean([each.error**2 for each in parts])))
     if not np.isfinite(within):
         return None, None
-    if len(sides) < 2:
+    if len(parts) < 2:
         return within, None
-    found = [slices.step_sliced(*each) for each in sides]
-    changes = np.log([after[SLICED] / before[SLICED] for before, after in found])
+    changes = np.array([each.change for each in parts])
     return within, float(np.sqrt(max(0.0, changes.var(ddof=1) - within**2)))
 
 

@@ -44,6 +44,8 @@ LOST = {"counter.steps_lost": "steps", "counter.work_rows_lost": "rows of what t
 PACED = "emulated, paced: "  # begins the kind of a device with a pace
 OVERRAN = 0.01  # of a paced device's programs
 BY_CHUNKS = "counter.requests_counted_by_chunks"  # engines/openai/replies.py
+# Of the requests; each has its tokens besides, and all of those at once may be too much for the memory.
+OF_REQUESTS = ("arm", "request", "sent_ns", "tokenized_ns", "admitted_ns", "finished_ns", "error")
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 THROTTLE = {
     0x08: "hardware slowdown",
@@ -76,7 +78,7 @@ def _of(kind: str, texts: Iterable[str]) -> list[Warning]:
 def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[Warning]:
     """Those that do not depend on the change: under what conditions it was measured."""
     imported = manifest.imported
-    requests, rounds = (_joined(blocks, table) for table in ("requests", "rounds"))
+    requests, rounds = _joined(blocks, "requests", OF_REQUESTS), _joined(blocks, "rounds")
     found = [
         *_of("noise", _noise(rounds)),
         *_of("steadiness", _steadiness(manifest, requests)),
@@ -456,10 +458,12 @@ def of_import(name: str, imported: Imported) -> list[Warning]:
     return _of("import", [*lines, *(f"{name}: {line}" for line in imported.differs)])
 
 
-def _joined(blocks: Sequence[Block], table: str) -> pd.DataFrame:
+def _joined(blocks: Sequence[Block], table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """A table of all blocks; of all its columns, unless only some are wanted."""
     import pandas as pd
 
-    return pd.concat([block.tables[table] for block in blocks], ignore_index=True)
+    wanted = slice(None) if columns is None else list(columns)
+    return pd.concat([block.tables[table].loc[:, wanted] for block in blocks], ignore_index=True)
 
 
 def _largest(frame: pd.DataFrame, column: str) -> float:

@@ -41,7 +41,7 @@ from harness.run.worktrees import checked_out
 from harness.store.block import Block
 from harness.store.files import StoreError
 from harness.store.manifest import Manifest, without_places, write_manifest
-from harness.store.tables import TABLES, finished_blocks, read_block, whole, write_block
+from harness.store.tables import TABLES, finished_blocks, read_table, whole, write_block
 from harness.workload.plan import Planned, plan, skipped
 from harness.workload.workload import Workload
 
@@ -88,8 +88,13 @@ def measure(
 
 def stored_block(folder: Path, number: int) -> Block:
     """A block that was measured before. Raises StoreError where it can't be read any more."""
+    return Block(number, {name: stored_table(folder, number, name) for name in TABLES})
+
+
+def stored_table(folder: Path, number: int, name: str) -> pd.DataFrame:
+    """One table of it. Raises StoreError."""
     try:
-        return Block(number, read_block(folder, number))
+        return read_table(folder, number, name)
     except StoreError as error:
         error.add_note(f"remove {folder / 'blocks' / f'{number:03d}'}, and --resume measures it again")
         raise

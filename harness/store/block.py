@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.metrics import divergences
+from harness.store.tables import TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unkept(Mapping[str, "pd.DataFrame"]):
+    """Tables that are read, or made, each time that one is wanted, and that nobody keeps."""
+
+    read: Callable[[str], pd.DataFrame]
+    names: Collection[str] = TABLES
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +50,10 @@ class Block:
 
     def only(self, arms: Sequence[str]) -> Block:
         """The same block without the other arms, and without the divergences of these from others."""
-        tables = {
-            name: frame[frame["arm"].isin(arms)] if len(frame) else frame
-            for name, frame in self.tables.items()
-        }
-        return Block(
-            self.number, tables | {"divergences": divergences.between(self.tables["divergences"], arms)}
-        )
+        return Block(self.number, Unkept(partial(self._only, arms), self.tables.keys()))
+
+    def _only(self, arms: Sequence[str], table: str) -> pd.DataFrame:
+        frame = self.tables[table]
+        if table == "divergences":
+            return divergences.between(frame, arms)
+        return frame[frame["arm"].isin(arms)] if len(frame) else frame

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from experiments.common.bench_command import PATIENCE_S
-from harness.run.cluster.driver import RESOURCE
+from harness.run.cluster.places import RESOURCE
 
 OURS = ("engines.host", "harness.run.load_generator")  # what a block starts
 TASK = "ray::on_this_node"  # a worker's title while it measures

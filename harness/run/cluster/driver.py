@@ -1,4 +1,4 @@
-"""A run whose blocks are measured by the nodes of a Ray cluster, and kept here as they come.
+"""Runs whose blocks are measured by the nodes of a Ray cluster, and kept here as they come.
 
 A block is a Ray task. It takes the resource `bench_node`, of which a node that may measure has one, and the
 node's CPUs and cards with it: so a node has one block at a time, with all arms of it, and nothing else of
@@ -6,7 +6,8 @@ Ray's. A node with eight cards that is to measure on each may have eight; a bloc
 
 Ray places the tasks, notices what dies, and brings the tables here. As many tasks are asked for as there are
 places, and no more: so a task knows which nodes have had their first boots, a rule that stops early leaves
-little undone, and a node that joins late is used from then on. Ray's own `max_retries` are off, since they
+little undone, and a node that joins late is used from then on. Of several runs that are measured at once, as
+a sweep's are, the lowest block is the next: all of them progress. Ray's own `max_retries` are off, since they
 repeat a task without a word: what failed is said and counted here, and a block that fails twice in the same
 way ends the run with that.
 """
@@ -18,27 +19,30 @@ import re
 import signal
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, closing, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engines import api
 from harness.common.signals import ENDING, undisturbed
-from harness.run.blocks import stored_block
+from harness.run.blocks import stored_table
 from harness.run.cluster import node
 from harness.run.cluster.node import Measured
+from harness.run.cluster.places import LOOK_S, RESOURCE, Lookout, Places
 from harness.run.events import BlockBegun, BlockDone, NodeDone, Observer, Said
 from harness.run.hosts import RunFailed
-from harness.store.block import Block
+from harness.store.block import Block, Unkept
 from harness.store.manifest import Manifest, Repeat, write_manifest
-from harness.store.tables import finished_blocks, write_packed
+from harness.store.tables import TABLES, finished_blocks, write_packed
 
-RESOURCE = "bench_node"
-LOOK_S = 5.0  # between two looks for nodes that joined, while no block comes
+if TYPE_CHECKING:
+    import pandas as pd
+
 GRACE_S = 10.0  # for tasks that are told to stop to end what they started, before Ray kills them
 MOST_WAYS = 4  # in which a block may fail, one after the other
 LOCAL = "local"
@@ -46,6 +50,7 @@ DEATHS = {"NodeDiedError": "its node died", "WorkerCrashedError": "its worker di
 NODE = re.compile(r"node ID: (\w{6})")  # in what Ray says of a dead node
 
 Task = Callable[[list[bytes], int, frozenset[str]], Measured]
+Blocks = Generator[tuple[list[Manifest], list[Block]]]
 
 
 def on_this_node(asked: list[bytes], number: int, warm: frozenset[str]) -> Measured:
@@ -68,25 +73,22 @@ def measure(
     address: str,
     nodes_at_once: int | None = None,
     task: Task = on_this_node,
-) -> Generator[tuple[list[Manifest], list[Block]]]:
-    """As run.blocks.measure, on the nodes of the cluster at `address`: "auto", one that this machine is part
-    of; "local", this machine alone. Blocks are kept as they come, and given in their order. `task`: what a
-    node does for a block."""
-    folders, manifests = list(runs), list(runs.values())
-    numbers = range(manifests[0].design.blocks)
-    kept = [set(finished_blocks(folder)) for folder in folders]
-    missing = [number for number in numbers if not all(number in there for there in kept)]
-    under_way: _Blocks | None = None
+) -> Blocks:
+    """As run.blocks.measure, on the nodes of a cluster that is joined for these runs alone."""
+    with joined(address, nodes_at_once, task) as source:
+        yield from source(runs, observe)
+
+
+@contextmanager
+def joined(
+    address: str, nodes_at_once: int | None = None, task: Task = on_this_node
+) -> Iterator[Callable[[Mapping[Path, Manifest], Observer], Blocks]]:
+    """What measures blocks on the nodes of the cluster at `address`: "auto", one that this machine is part
+    of; "local", this machine alone. What several calls ask for is measured at once, from each call on,
+    whichever is waited for. Blocks are kept as they come, and given in their order; nobody joins a cluster
+    for a run that lacks none. `task`: what a node does for a block."""
     with ExitStack() as stack:
-        if missing:
-            ray = stack.enter_context(_connected(address))
-            under_way = _Blocks(ray, task, folders, manifests, kept, missing, observe, nodes_at_once)
-            stack.enter_context(closing(under_way))
-        for number in numbers:
-            if under_way is not None:
-                under_way.wait_for(number)
-                manifests = under_way.manifests
-            yield manifests, [stored_block(folder, number) for folder in folders]
+        yield _Cluster(stack, address, nodes_at_once, task).begin
 
 
 @contextmanager
@@ -117,31 +119,6 @@ def _connected(address: str) -> Iterator[Any]:
                 ray.shutdown()
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where blocks can be measured now: how many at once, and what of a node each takes."""
-
-    count: int
-    cpus: float
-    gpus: float
-
-
-def places(nodes: list[dict[str, Any]]) -> Places:
-    """Of the nodes that Ray lists. What a block takes fits on the smallest of them."""
-    marked = [
-        each["Resources"] for each in nodes if each["Alive"] and each["Resources"].get(RESOURCE, 0) >= 1
-    ]
-    if not marked:
-        return Places(0, 0, 0)
-    cpus, gpus = (min(each.get(what, 0) / each[RESOURCE] for each in marked) for what in ("CPU", "GPU"))
-    return Places(sum(int(each[RESOURCE]) for each in marked), _whole(cpus), _whole(gpus))
-
-
-def _whole(count: float) -> float:
-    """Ray has parts of one, and whole ones."""
-    return count if count < 1 else int(count)
-
-
 class Died(RunFailed):
     """What measured a block is gone, and could not say why."""
 
@@ -153,97 +130,57 @@ def of_death(error: Exception) -> str:
     return f"{said} ({which.group(1)})" if which else said
 
 
-@dataclass(slots=True)
-class _Blocks:
-    """The blocks that are missing, those under way, and what came of them."""
+@dataclass(slots=True, eq=False)
+class _Job:
+    """Runs that share their boots: which of their blocks are missing, and what came of them."""
 
-    ray: Any
-    task: Task
     folders: list[Path]
     manifests: list[Manifest]
+    observe: Observer
     kept: list[set[int]]  # of each run; killed between two writes, some have a block that others lack
     missing: list[int]  # not under way, the next one first
-    observe: Observer
-    most: int | None  # blocks under way at once; None: as many as there are places
-    tasks: dict[Future[Measured], tuple[int, Any]] = field(default_factory=dict)  # block, and Ray's reference
-    done: SimpleQueue[Future[Measured]] = field(default_factory=SimpleQueue)
-    warm: set[str] = field(default_factory=set)  # nodes that have had their first boots
+    under_way: set[int] = field(default_factory=set)
+    warm: set[str] = field(default_factory=set)  # nodes that have had its first boots
     failed: dict[int, set[str]] = field(default_factory=dict)  # by block, in which ways
-    nowhere: bool = False  # told that there is no node
+    error: BaseException | None = None  # that ends it
 
-    def wait_for(self, block: int) -> None:
-        """Until a block is kept."""
-        while block in self.missing or any(block == number for number, _ in self.tasks.values()):
-            self._ask()
-            try:
-                future = self.done.get(timeout=LOOK_S)
-            except Empty:
-                continue
-            self._take(future)
+    @property
+    def next(self) -> int | None:
+        """The very first is the discarded one: all that is sized by it has to be the same on each node."""
+        if not self.manifests[0].descriptions:
+            return None if -1 in self.under_way else -1
+        return self.missing[0] if self.missing else None
 
-    def _ask(self) -> None:
-        """Have Ray measure as many blocks as there are places. The very first is the discarded one: all that
-        is sized by it has to be the same on each node."""
-        there = places(self.ray.nodes())
-        self._check_there(there)
-        described = bool(self.manifests[0].descriptions)
-        if not described and not self.tasks:
+    def take(self) -> int:
+        """The next one, which is under way from now on."""
+        assert self.next is not None
+        block = self.next
+        if block == -1:
             self.observe(BlockBegun(-1, len(self.missing)))
-            self._start(-1, there)
-        most = there.count if self.most is None else min(self.most, there.count)
-        while described and self.missing and len(self.tasks) < most:
-            self._start(self.missing.pop(0), there)
-
-    def _check_there(self, there: Places) -> None:
-        if there.count:
-            self.nowhere = False
-            return
-        remedy = f"""start a node with ray start --resources '{{"{RESOURCE}": 1}}' --address=..."""
-        if not self.warm and not self.tasks:
-            raise api.BadSetting(f"no node of the cluster has the resource {RESOURCE}: {remedy}")
-        if not self.nowhere:
-            self.observe(Said(f"no node is left: waiting for one; {remedy}"))
-        self.nowhere = True
-
-    def _start(self, block: int, there: Places) -> None:
-        task = self.ray.remote(self.task).options(
-            num_cpus=there.cpus, num_gpus=there.gpus, resources={RESOURCE: 1}, max_retries=0
-        )
-        reference = task.remote([*map(msgspec.json.encode, self.manifests)], block, frozenset(self.warm))
-        future: Future[Measured] = reference.future()
-        self.tasks[future] = block, reference
-        future.add_done_callback(self.done.put)
-
-    def _take(self, future: Future[Measured]) -> None:
-        block, _ = self.tasks.pop(future)
-        try:
-            measured = future.result()
-        except self.ray.exceptions.RayTaskError as error:
-            self._again(block, error.cause)
-        except self.ray.exceptions.RayError as error:
-            self._again(block, Died(of_death(error), str(error)))
         else:
-            self.warm.add(measured.node)
-            self._keep(block, measured)
+            self.missing.pop(0)
+        self.under_way.add(block)
+        return block
 
-    def _keep(self, block: int, measured: Measured) -> None:
+    def waits_for(self, block: int) -> bool:
+        return block in self.missing or block in self.under_way
+
+    def keep(self, block: int, measured: Measured) -> None:
+        """Note where a block comes from, and what was found out by the first one."""
         if block == -1:
             self.manifests = [msgspec.json.decode(each, type=Manifest) for each in measured.manifests]
+        self.warm.add(measured.node)
         if measured.node not in (known := self.manifests[0].nodes):
             self._record(nodes={**known, measured.node: measured.machine})
         for line in measured.said:
             self.observe(Said(line))
-        if block == -1:
-            self.observe(BlockDone(-1, measured.seconds))
-            return
-        self._ask()  # the node is free: it shall not wait for what is written here
+
+    def write(self, block: int, measured: Measured) -> None:
         for folder, there, tables in zip(self.folders, self.kept, measured.tables, strict=True):
             if block not in there:
                 write_packed(folder, block, tables)
-        left = len(self.missing) + len(self.tasks)
-        self.observe(NodeDone(block, measured.node, measured.seconds, measured.stolen, left, len(self.tasks)))
 
-    def _again(self, block: int, error: BaseException) -> None:
+    def again(self, block: int, error: BaseException) -> None:
         """Have a block measured once more. Raises what failed, if that is nothing that another node, or
         another time, could help; and if it failed before in that way, with other numbers in its words. An
         engine that can't even be booted for the first time is not tried again."""
@@ -269,13 +206,162 @@ class _Blocks:
         for folder, manifest in zip(self.folders, self.manifests, strict=True):
             write_manifest(folder, manifest)
 
-    def close(self) -> None:
+
+def job_of(runs: Mapping[Path, Manifest], observe: Observer) -> _Job:
+    """What is still to be measured of runs, by what their folders hold."""
+    folders, manifests = list(runs), list(runs.values())
+    kept = [set(finished_blocks(folder)) for folder in folders]
+    numbers = range(manifests[0].design.blocks)
+    missing = [number for number in numbers if not all(number in there for there in kept)]
+    return _Job(folders, manifests, observe, kept, missing)
+
+
+@dataclass(slots=True)
+class _Cluster:
+    """The blocks that are under way on a cluster, and whose they are."""
+
+    stack: ExitStack
+    address: str
+    most: int | None  # blocks under way at once; None: as many as there are places
+    task: Task
+    ray: Any = None  # once it is joined
+    remote: Any = None  # the task, as Ray has it
+    lookout: Lookout | None = None
+    jobs: list[_Job] = field(default_factory=list)
+    tasks: dict[Future[Measured], tuple[_Job, int, Any]] = field(default_factory=dict)  # and Ray's reference
+    done: SimpleQueue[Future[Measured]] = field(default_factory=SimpleQueue)
+    nowhere: bool = False  # told that there is no node
+
+    def begin(self, runs: Mapping[Path, Manifest], observe: Observer) -> Blocks:
+        """Measure what is missing of these runs from now on; their blocks, in their order."""
+        job = job_of(runs, observe)
+        if job.missing:
+            self._join()
+            self.jobs.append(job)
+        return self._blocks_of(job)
+
+    def _join(self) -> None:
+        if self.ray is None:
+            self.ray = self.stack.enter_context(_connected(self.address))
+            self.remote = self.ray.remote(self.task)
+            self.lookout = Lookout(self.ray)
+            self.stack.callback(self.lookout.close)
+            self.stack.callback(self._end_all)
+
+    def _blocks_of(self, job: _Job) -> Blocks:
+        readers = [reader(folder) for folder in job.folders]
+        try:
+            for number in range(job.manifests[0].design.blocks):
+                self._wait_for(job, number)
+                yield job.manifests, [Block(number, Unkept(partial(read, number))) for read in readers]
+        finally:
+            self._end(job)
+
+    def _wait_for(self, job: _Job, block: int) -> None:
+        """Until a block is kept. What comes meanwhile of other runs is kept too, and what fails there is
+        theirs to raise."""
+        while job.error is None and job.waits_for(block):
+            self._ask()
+            try:
+                self._take(self.done.get(timeout=LOOK_S))
+            except Empty:
+                continue
+        if job.error is not None:
+            raise job.error
+
+    def _ask(self) -> None:
+        """Have Ray measure as many blocks as there are places."""
+        assert self.lookout is not None
+        there = self.lookout.places()
+        self._check_there(there)
+        most = there.count if self.most is None else min(self.most, there.count)
+        while len(self.tasks) < most and (job := self._next()) is not None:
+            self._start(job, job.take(), there)
+
+    def _next(self) -> _Job | None:
+        """Whose block is measured next."""
+        asking = [(block, place) for place, job in enumerate(self.jobs) if (block := job.next) is not None]
+        return self.jobs[min(asking)[1]] if asking else None
+
+    def _check_there(self, there: Places) -> None:
+        if there.count:
+            self.nowhere = False
+            return
+        remedy = f"""start a node with ray start --resources '{{"{RESOURCE}": 1}}' --address=..."""
+        if not self.tasks and not any(job.warm for job in self.jobs):
+            raise api.BadSetting(f"no node of the cluster has the resource {RESOURCE}: {remedy}")
+        if not self.nowhere:
+            self.jobs[0].observe(Said(f"no node is left: waiting for one; {remedy}"))
+        self.nowhere = True
+
+    def _start(self, job: _Job, block: int, there: Places) -> None:
+        task = self.remote.options(
+            num_cpus=there.cpus, num_gpus=there.gpus, resources={RESOURCE: 1}, max_retries=0
+        )
+        reference = task.remote([*map(msgspec.json.encode, job.manifests)], block, frozenset(job.warm))
+        future: Future[Measured] = reference.future()
+        self.tasks[future] = job, block, reference
+        future.add_done_callback(self.done.put)
+
+    def _take(self, future: Future[Measured]) -> None:
+        """What came of a task. Of runs that are over nobody wants to know."""
+        job, block, _ = self.tasks.pop(future)
+        job.under_way.discard(block)
+        if job not in self.jobs:
+            return
+        try:
+            self._keep_or_repeat(job, block, future)
+        except Exception as error:
+            job.error = error
+            self._end(job)
+
+    def _keep_or_repeat(self, job: _Job, block: int, future: Future[Measured]) -> None:
+        try:
+            measured = future.result()
+        except self.ray.exceptions.RayTaskError as error:
+            job.again(block, error.cause)
+        except self.ray.exceptions.RayError as error:
+            job.again(block, Died(of_death(error), str(error)))
+        else:
+            self._keep(job, block, measured)
+
+    def _keep(self, job: _Job, block: int, measured: Measured) -> None:
+        job.keep(block, measured)
+        if block == -1:
+            job.observe(BlockDone(-1, measured.seconds))
+            return
+        self._ask()  # the node is free: it shall not wait for what is written here
+        job.write(block, measured)
+        left = sum(len(each.missing) + len(each.under_way) for each in self.jobs)
+        job.observe(NodeDone(block, measured.node, measured.seconds, measured.stolen, left, len(self.tasks)))
+
+    def _end(self, job: _Job) -> None:
+        """Ask for nothing more of it. What is under way is told to stop, and holds its node until it has."""
+        if job in self.jobs:
+            self.jobs.remove(job)
+            with undisturbed():
+                for whose, _, reference in self.tasks.values():
+                    if whose is job:
+                        self.ray.cancel(reference)
+
+    def _end_all(self) -> None:
         """End what is under way, wherever it is."""
         with undisturbed():
-            for _, reference in self.tasks.values():
-                self.ray.cancel(reference)
+            for job in [*self.jobs]:
+                self._end(job)
             late = wait(self.tasks, GRACE_S).not_done
             for future in late:
-                self.ray.cancel(self.tasks[future][1], force=True)
+                self.ray.cancel(self.tasks[future][2], force=True)
             wait(late, GRACE_S)
             self.tasks.clear()
+
+
+def reader(folder: Path) -> Callable[[int, str], pd.DataFrame]:
+    """What reads the tables of a run's blocks, and keeps those of one block: whoever looks at one looks at
+    it again, and a thousand blocks do not fit into memory."""
+
+    @lru_cache(maxsize=len(TABLES))
+    def read(number: int, name: str) -> pd.DataFrame:
+        return stored_table(folder, number, name)
+
+    return read

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +15,10 @@ import pytest
 from engines import api
 from harness.common.machine import Code
 from harness.run.cluster import driver, node
-from harness.run.cluster.driver import RESOURCE, Places, places
+from harness.run.cluster.places import HEAD_S, RESOURCE, Lookout, Places, places
 from harness.run.events import Event, Said
 from harness.run.hosts import RunFailed
+from harness.store.files import StoreError
 from harness.store.manifest import read_manifest, write_manifest
 from tests.support.made_blocks import manifest
 
@@ -59,69 +62,149 @@ class RayTaskError(RayError):
         self.cause = cause
 
 
-def failed(run: Any, block: int, error: Exception) -> None:
-    """Let a task end with `error`."""
+@pytest.fixture
+def cluster() -> driver._Cluster:
+    ray = SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError), cancel=lambda task: None
+    )
+    return driver._Cluster(ExitStack(), "auto", None, driver.on_this_node, ray=ray)
+
+
+def begun(cluster: driver._Cluster, folder: Path, described: bool = True) -> tuple[driver._Job, list[Event]]:
+    """A run of three blocks on a cluster, and what it tells."""
+    folder.mkdir(exist_ok=True)
+    seen: list[Event] = []
+    plan = manifest(3)
+    plan = plan if described else msgspec.structs.replace(plan, descriptions={})
+    write_manifest(folder, plan)
+    job = driver.job_of({folder: plan}, seen.append)
+    cluster.jobs.append(job)
+    return job, seen
+
+
+def failed(cluster: driver._Cluster, job: driver._Job, error: Exception) -> int:
+    """Let the next block of a run end with `error`; which that was. Raises what ended the run."""
+    block = job.take()
     future: Future[Any] = Future()
     future.set_exception(error)
-    run.missing.remove(block)
-    run.tasks[future] = block, None
-    run._take(future)
+    cluster.tasks[future] = job, block, None
+    cluster._take(future)
+    if job.error is not None:
+        raise job.error
+    return block
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Any:
-    ray = SimpleNamespace(exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError))
-    seen: list[Event] = []
-    write_manifest(tmp_path, manifest())
-    made = driver._Blocks(
-        ray, driver.on_this_node, [tmp_path], [manifest()], [set()], [0, 1, 2], seen.append, None
-    )
-    return SimpleNamespace(made=made, seen=seen)
+def test_a_block_that_fails_is_measured_once_more_and_counted(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    run, seen = begun(cluster, tmp_path)
+    assert failed(cluster, run, RayTaskError(RunFailed("the engine (pid 12) died"))) == 0
+    assert failed(cluster, run, RayError("node gone")) == 0  # another way
+    run.take()
+    assert failed(cluster, run, RayError("node gone")) == 1  # and another block's
+    assert run.missing == [1, 2]
+    assert [each.block for each in read_manifest(tmp_path).repeats] == [0, 0, 1]
+    assert seen[0] == Said("block 1 is measured once more: the engine (pid 12) died")
 
 
-def test_a_block_that_fails_is_measured_once_more_and_counted(run: Any, tmp_path: Path) -> None:
-    failed(run.made, 1, RayTaskError(RunFailed("the engine (pid 12) died")))
-    failed(run.made, 0, RayError("node gone"))
-    failed(run.made, 1, RayError("node gone"))  # another way, and so is another block's
-    assert run.made.missing == [1, 0, 2]
-    assert [each.block for each in read_manifest(tmp_path).repeats] == [1, 0, 1]
-    assert next(each for each in run.seen if isinstance(each, Said)) == Said(
-        "block 2 is measured once more: the engine (pid 12) died"
-    )
-
-
-def test_the_same_failure_twice_ends_the_run_whatever_its_numbers(run: Any) -> None:
-    failed(run.made, 1, RayTaskError(RunFailed("the engine (pid 12) died")))
+def test_the_same_failure_twice_ends_the_run_whatever_its_numbers(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    run, _ = begun(cluster, tmp_path)
+    failed(cluster, run, RayTaskError(RunFailed("the engine (pid 12) died")))
     with pytest.raises(RunFailed, match="pid 13"):
-        failed(run.made, 1, RayTaskError(RunFailed("the engine (pid 13) died")))
+        failed(cluster, run, RayTaskError(RunFailed("the engine (pid 13) died")))
+    assert cluster.jobs == []
 
 
-def test_what_dies_in_its_first_boots_is_tried_again_but_an_engine_that_can_not_boot_is_not(run: Any) -> None:
-    future: Future[Any] = Future()
-    future.set_exception(RayError("node gone"))
-    run.made.tasks[future] = -1, None
-    run.made._take(future)
-    assert run.made.missing == [0, 1, 2]
-    assert run.made.manifests[0].repeats == []
-    assert run.seen[-1] == Said("the first boots are done once more: node gone")
+def test_what_dies_in_its_first_boots_is_tried_again_but_an_engine_that_can_not_boot_is_not(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    run, seen = begun(cluster, tmp_path, described=False)
+    assert failed(cluster, run, RayError("node gone")) == -1
+    assert run.next == -1
+    assert run.missing == [0, 1, 2]
+    assert run.manifests[0].repeats == []
+    assert seen[-1] == Said("the first boots are done once more: node gone")
     with pytest.raises(RunFailed, match="mainspring"):
-        run.made._again(-1, RunFailed("the mainspring is broken"))
+        failed(cluster, run, RayTaskError(RunFailed("the mainspring is broken")))
 
 
-def test_a_block_that_fails_in_ever_other_ways_ends_the_run_too(run: Any) -> None:
+def test_a_block_that_fails_in_ever_other_ways_ends_the_run_too(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    run, _ = begun(cluster, tmp_path)
     for way in "abcd":
-        failed(run.made, 1, RayTaskError(RunFailed(f"fault {way}")))
+        failed(cluster, run, RayTaskError(RunFailed(f"fault {way}")))
     with pytest.raises(RunFailed, match="fault e"):
-        failed(run.made, 1, RayTaskError(RunFailed("fault e")))
+        failed(cluster, run, RayTaskError(RunFailed("fault e")))
 
 
-def test_a_node_that_lacks_the_project_is_told_so(run: Any) -> None:
+def test_a_node_that_lacks_the_project_is_told_so(cluster: driver._Cluster, tmp_path: Path) -> None:
+    run, _ = begun(cluster, tmp_path)
     with pytest.raises(api.BadSetting, match="a node lacks this project, or a package of it: No module"):
-        failed(run.made, 1, RayTaskError(ModuleNotFoundError("No module named 'harness'")))
+        failed(cluster, run, RayTaskError(ModuleNotFoundError("No module named 'harness'")))
 
 
-@pytest.mark.parametrize("error", [api.BadSetting("no such thing"), KeyError("a fault of ours")])
-def test_what_no_other_node_could_help_ends_the_run_at_once(run: Any, error: Exception) -> None:
+OTHER_DEVICE = StoreError("r began with another engine in before: device.kind was 'cuda', is 'emulated'")
+
+
+@pytest.mark.parametrize(
+    "error", [api.BadSetting("no such thing"), KeyError("a fault of ours"), OTHER_DEVICE]
+)
+def test_what_no_other_node_could_help_ends_the_run_at_once(
+    cluster: driver._Cluster, tmp_path: Path, error: Exception
+) -> None:
+    run, _ = begun(cluster, tmp_path)
     with pytest.raises(type(error)):
-        failed(run.made, 1, RayTaskError(error))
-    assert run.made.manifests[0].repeats == []
+        failed(cluster, run, RayTaskError(error))
+    assert run.manifests[0].repeats == []
+
+
+def test_of_several_runs_the_lowest_block_is_the_next_and_all_progress(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    runs = [begun(cluster, tmp_path / name, described=False)[0] for name in "ab"]
+    asked = []
+    while (job := cluster._next()) is not None:
+        block = job.take()
+        asked.append((runs.index(job), block))
+        if block == -1:
+            job.under_way.clear()
+            job.manifests = [manifest(3)]
+    assert asked == [(0, -1), (1, -1), (0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+
+
+def test_what_ends_one_of_several_runs_is_raised_by_it_alone(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    fine, broken = (begun(cluster, tmp_path / name)[0] for name in "ab")
+    with pytest.raises(api.BadSetting):
+        failed(cluster, broken, RayTaskError(api.BadSetting("no such thing")))
+    assert fine.error is None
+    assert cluster.jobs == [fine]
+
+
+def test_a_task_of_a_run_that_has_enough_is_of_no_interest(cluster: driver._Cluster, tmp_path: Path) -> None:
+    run, seen = begun(cluster, tmp_path)
+    block = run.take()
+    future: Future[Any] = Future()
+    future.set_exception(KeyError("cancelled"))
+    cluster.tasks[future] = run, block, None
+    cluster._end(run)
+    cluster._take(future)
+    assert (run.error, seen, cluster.tasks) == (None, [], {})
+
+
+def test_a_cluster_that_does_not_answer_any_more_is_gone() -> None:
+    answers = [listed(CPU=2, **{RESOURCE: 1})]
+
+    def nodes() -> list[dict[str, Any]]:
+        return [answers.pop()]  # and then raises
+
+    lookout = Lookout(SimpleNamespace(nodes=nodes))
+    lookout.close()
+    assert lookout.places() == Places(1, 2, 0)
+    lookout._seen = time.monotonic() - HEAD_S - 1
+    with pytest.raises(RunFailed, match="the cluster is gone: its head has not answered for 21 s"):
+        lookout.places()

@@ -1,0 +1,78 @@
+"""Where blocks can be measured now, and whether the cluster is still there to be asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.run.hosts import RunFailed
+
+RESOURCE = "bench_node"
+LOOK_S = 1.0  # between two looks for nodes
+HEAD_S = 20.0  # without an answer, after which a cluster counts as gone
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where blocks can be measured now: how many at once, and what of a node each takes."""
+
+    count: int
+    cpus: float
+    gpus: float
+
+
+def places(nodes: list[dict[str, Any]]) -> Places:
+    """Of the nodes that Ray lists. What a block takes fits on the smallest of them."""
+    marked = [
+        each["Resources"] for each in nodes if each["Alive"] and each["Resources"].get(RESOURCE, 0) >= 1
+    ]
+    if not marked:
+        return Places(0, 0, 0)
+    cpus, gpus = (min(each.get(what, 0) / each[RESOURCE] for each in marked) for what in ("CPU", "GPU"))
+    return Places(sum(int(each[RESOURCE]) for each in marked), _whole(cpus), _whole(gpus))
+
+
+def _whole(count: float) -> float:
+    """Ray has parts of one, and whole ones."""
+    return count if count < 1 else int(count)
+
+
+@dataclass(slots=True)
+class Lookout:
+    """Looks for nodes, from a thread of its own. Whoever asks a cluster whose head is gone gets no answer,
+    and a minute later Ray ends the process without a word: so a run does not ask, and looks at the clock."""
+
+    ray: Any
+    _nodes: list[dict[str, Any]] = field(default_factory=list)
+    _seen: float = 0.0
+    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._look()
+        self._thread = threading.Thread(target=self._keep_looking, name="lookout", daemon=True)
+        self._thread.start()
+
+    def places(self) -> Places:
+        """Raises RunFailed where the cluster does not answer any more."""
+        silent = time.monotonic() - self._seen
+        if silent > HEAD_S:
+            raise RunFailed(f"the cluster is gone: its head has not answered for {silent:.0f} s")
+        return places(self._nodes)
+
+    def _look(self) -> None:
+        self._nodes = self.ray.nodes()
+        self._seen = time.monotonic()
+
+    def _keep_looking(self) -> None:
+        while not self._over.wait(LOOK_S):
+            with suppress(Exception):  # Ray's words for no answer; the time since the last one tells
+                self._look()
+
+    def close(self) -> None:
+        """It is not waited for for long: it may be the one who gets no answer."""
+        self._over.set()
+        self._thread.join(LOOK_S)
