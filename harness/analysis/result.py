@@ -288,7 +288,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointResult(Comparison, frozen=True, kw_only=True):
-    """A finished point of a sweep."""
+    """A point of a sweep; without verdicts where it is not finished."""
 
     at: dict[str, str]  # the value of each axis
     run: str
@@ -297,7 +297,7 @@ class PointResult(Comparison, frozen=True, kw_only=True):
 
 
 class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The finished points of a grid, each a run of its own."""
+    """The points of a grid, each a run of its own."""
 
     schema_version: int
     run: str

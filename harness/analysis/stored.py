@@ -11,7 +11,7 @@ import msgspec
 from engines import api
 from harness.analysis import comparison, noise_floor
 from harness.analysis import values as values_
-from harness.analysis.result import Found, Result, from_plain
+from harness.analysis.result import UNDECIDED, Comparison, Found, Result, Warning, from_plain
 from harness.analysis.rule import reason_to_stop
 from harness.analysis.values import Values
 from harness.metrics import definitions
@@ -90,6 +90,34 @@ def result(folder: Path, manifest: Manifest, read: Iterable[tuple[Block, Values]
     blocks, per_block = finished(folder, manifest, read)
     found = comparison.result(manifest, blocks, per_block)
     return noise_floor.beside_known(found, manifest, noise_floor.folder_of(folder))
+
+
+def so_far(folder: Path, manifest: Manifest) -> Result | None:
+    """What the blocks of a run that is not finished show, in their order, without a verdict: one now would be
+    peeking. None of fewer than two, which have no interval."""
+    blocks: list[Block] = []
+    per_block: list[Values] = []
+    for block, found in read_blocks(folder, manifest.design):
+        if block.number != len(blocks):  # on a cluster, a later one may come first
+            break
+        blocks.append(block)
+        per_block.append(found)
+    if len(blocks) < 2 or not manifest.descriptions:
+        return None
+    found_now = comparison.result(manifest, blocks, per_block)
+    return msgspec.structs.replace(
+        found_now, comparisons=[_unjudged(each, manifest.design) for each in found_now.comparisons]
+    )
+
+
+def _unjudged(found: Comparison, design: Design) -> Comparison:
+    rows = {name: msgspec.structs.replace(row, verdict=None) for name, row in found.metrics.items()}
+    most = "at most " if design.may_end_early else ""
+    told = Warning(
+        "blocks", f"not finished: {found.blocks} of {most}{design.blocks} blocks, so no verdict yet"
+    )
+    others = [each for each in found.warnings if each.kind != UNDECIDED]
+    return msgspec.structs.replace(found, metrics=rows, warnings=[told, *others])
 
 
 def summary(folder: Path, kind: type[Found]) -> Found:

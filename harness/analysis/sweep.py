@@ -15,23 +15,29 @@ from harness.analysis.frames import Run
 from harness.analysis.outputs import outputs_differ
 from harness.analysis.result import Axis, MetricRow, PointResult, SweepResult
 from harness.analysis.stored import result as result_of
+from harness.analysis.stored import so_far
 from harness.store import sweep
 from harness.store.files import SCHEMA_VERSION, StoreError
 
 
 def result(folder: Path) -> tuple[SweepResult, bool]:
-    """A comparison for each finished point, and whether outputs differ that must not. Raises StoreError where
-    nothing is finished."""
+    """A comparison for each point that is finished, or has two blocks, and whether outputs differ that must
+    not. Raises StoreError where there is none."""
     planned = sweep.read(folder)
     stored = list(sweep.runs_in(folder))
     points: list[PointResult] = []
     differ = False
+    done = 0
     for point in planned.points:
         found = sweep.run_of(point, stored)
-        if found is None or not sweep.is_done(found[0]):
+        if found is None:
             continue
-        summary = result_of(*found)
-        differ = differ or outputs_differ(found[1], summary)
+        finished = sweep.is_done(found[0])
+        summary = result_of(*found) if finished else so_far(*found)
+        if summary is None:
+            continue
+        done += finished
+        differ = differ or (finished and outputs_differ(found[1], summary))
         points += [
             PointResult(
                 **msgspec.structs.asdict(each),
@@ -44,12 +50,13 @@ def result(folder: Path) -> tuple[SweepResult, bool]:
         ]
     if not points:
         raise StoreError(f"{folder} has no finished point; go on with bench sweep --resume {folder}")
-    done, most = len({each.run for each in points}), len(planned.points)
+    most, goes_on = len(planned.points), len({each.run for each in points}) - done
+    also = f"; {goes_on} shown as far as measured, without a verdict" if goes_on else ""
     found_in = SweepResult(
         schema_version=SCHEMA_VERSION,
         run=planned.sweep,
         device=", ".join(sorted({each.device for each in points})),
-        stopped_because=f"all {most} points done" if done == most else f"{done} of {most} points done",
+        stopped_because=f"all {most} points done" if done == most else f"{done} of {most} points done{also}",
         axes=[Axis(name=axis.name, values=list(axis.values)) for axis in planned.axes],
         comparisons=points,
     )
@@ -58,8 +65,8 @@ def result(folder: Path) -> tuple[SweepResult, bool]:
 
 @dataclass(frozen=True)  # no slots: frames are kept
 class Sweep:
-    """The finished points of a sweep. In the frames each axis is a column, of numbers where all its values
-    are numbers."""
+    """The points of a sweep that are finished, or have two blocks. In the frames each axis is a column, of
+    numbers where all its values are numbers."""
 
     folder: Path
     planned: sweep.Sweep

@@ -28,6 +28,7 @@ from harness.cli.options import (
     Whole,
     admitting,
     argument,
+    check_cluster,
     measuring,
     option,
     source_of,
@@ -112,6 +113,8 @@ def rerun(
     run: Annotated[Path, argument("Folder of a run.")],
     out: Out = RESULTS,
     trust: Trust = False,
+    ray: Cluster = None,
+    nodes_at_once: NodesAtOnce = None,
     whole: Whole = False,
     format: Form = Format.TABLE,
     debug: Debug = False,
@@ -121,6 +124,7 @@ def rerun(
     from harness.store.manifest import check_same_data, read_manifest
     from harness.studies import measure
 
+    source = source_of(ray, nodes_at_once, trust)
     manifest = read_manifest(run)
     if manifest.imported is not None:
         raise api.BadSetting(
@@ -134,7 +138,7 @@ def rerun(
     for line in measure.differences_from(manifest):
         say(f"unlike {manifest.run}: {line}")
     with interruptible():
-        outcome = measure.measure(manifest.design, out, on_stderr, made_here=made_here)
+        outcome = measure.measure(manifest.design, out, on_stderr, made_here=made_here, source=source)
     printing.end_with(outcome.result, format, outcome.outputs_differ, whole)
 
 
@@ -189,7 +193,7 @@ def gate(
     if calibrate and (run is not None or base_ref or head_ref or on_undecided):
         raise api.BadSetting("--calibrate measures the base that is installed: no run, no refs, no verdict")
     if ray is not None and (calibrate or run is not None):
-        raise api.BadSetting("--ray is for a gate that measures: --calibrate is about this machine")
+        raise api.BadSetting("--ray is for a gate that measures blocks: --calibrate is about this machine")
 
     from harness.cli.progress import on_stderr
     from harness.report import gate_tables
@@ -260,15 +264,20 @@ def sweep(
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
-    """Measure a grid of runs one after the other: a workload option, a variant, a toggle, at each value."""
+    """Measure a grid of runs: a workload option, a variant, a toggle, at each value."""
     from harness.analysis.sweep import result as found_in
-    from harness.cli.progress import on_stderr
+    from harness.cli.progress import among_others, on_stderr
+    from harness.run.cluster import driver
     from harness.studies import sweep as sweep_
+
+    check_cluster(ray, nodes_at_once, trust)
 
     if folder is None:
         admit = admitting(trust, resume)
-        source = source_of(ray, nodes_at_once, trust)
-        folder = sweep_.measure(request, over or (), resume, out, say, admit, on_stderr, source)
+        cluster = None
+        if ray is not None:
+            cluster = sweep_.Cluster(partial(driver.joined, ray, nodes_at_once), among_others)
+        folder = sweep_.measure(request, over or (), resume, out, say, admit, on_stderr, cluster)
     elif not request.nothing or over or resume is not None:
         raise api.BadSetting(f"{folder} is already measured: only --format applies")
     result, outputs_differ = found_in(folder)

@@ -197,17 +197,23 @@ def source_of(cluster: str | None, nodes_at_once: int | None, trusted: bool = Fa
     """What measures the blocks: this machine, or the nodes of a cluster."""
     from harness.run import blocks
 
-    if nodes_at_once is not None and (cluster is None or nodes_at_once < 1):
-        raise api.BadSetting("--nodes-at-once is a number of nodes, at least 1, of a cluster: --ray")
+    check_cluster(cluster, nodes_at_once, trusted)
     if cluster is None:
         return blocks.measure
-    if trusted:  # what is withheld from it here (store/trust.py) lies in the environment of each node
-        raise api.BadSetting(
-            "--trust goes with this machine: nodes can't keep their keys from a stranger's run"
-        )
     from harness.run.cluster import driver
 
     return partial(driver.measure, address=cluster, nodes_at_once=nodes_at_once)
+
+
+def check_cluster(cluster: str | None, nodes_at_once: int | None, trusted: bool) -> None:
+    """Raises BadSetting for what can't be asked of one."""
+    if nodes_at_once is not None and (cluster is None or nodes_at_once < 1):
+        raise api.BadSetting("--nodes-at-once is a number of nodes, at least 1, of a cluster: --ray")
+    if cluster is not None and trusted:
+        # What is withheld from it here (store/trust.py) lies in the environment of each node.
+        raise api.BadSetting(
+            "--trust goes with this machine: nodes can't keep their keys from a stranger's run"
+        )
 
 
 def admitting(trusted: bool, stored: Path | None) -> Admit:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from rich.live import Live
@@ -51,6 +51,21 @@ def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield Display(design, say, redraw=lambda line: live.update(Text(line), refresh=True))
+
+
+def among_others(name: str) -> Callable[[Path, Design], AbstractContextManager[Observer]]:
+    """Of a run that is measured beside others: its lines, each after its name."""
+
+    @contextmanager
+    def shown(folder: Path, design: Design) -> Iterator[Observer]:
+        console = Console(stderr=True)
+
+        def say(line: str) -> None:
+            console.print(f"bench: {name}: {line}", soft_wrap=True)
+
+        yield Display(design, say, plain=say)
+
+    return shown
 
 
 def question(design: Design) -> str | None:

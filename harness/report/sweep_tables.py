@@ -18,7 +18,7 @@ from harness.report.tables import stopped
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
 NOTE = (
     "Each point is a run of its own, and its verdict is at 5% by itself: of twenty points without a change, "
-    "one is called one. Points were measured one after the other: only what is in one row was interleaved. "
+    "one is called one. Only what is in one row was interleaved. "
     "Intervals: {confidence}%, t over blocks{own}."
 )
 OWN = ", each at the level of the look at which its point stopped"

@@ -43,6 +43,7 @@ from harness.store.trust import Admit
 Display = Callable[[Path, Design], AbstractContextManager[Observer]]
 # What measures the blocks of runs: run.blocks.measure, or the same on a cluster.
 Source = Callable[[Mapping[Path, Manifest], Observer], Generator[tuple[list[Manifest], list[Block]]]]
+Joined = Callable[[], AbstractContextManager[Source]]  # a cluster, whose source measures several runs at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,20 @@ class Outcome:
     result: Result
     outputs_differ: bool
     folder: Path
+
+
+Steps = Generator[
+    None, None, Outcome
+]  # a run that stands still once its blocks are asked for, and after each
+
+
+def to_its_end(steps: Steps) -> Outcome:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
 
 
 def measure(
@@ -66,6 +81,18 @@ def measure(
     """A fresh run in a new folder under `results`, which `create` makes. `made_here`: no stored run of
     elsewhere asked for it. Raises as run.blocks.measure and `create` do, and WriteFailed. A run that ends
     before its first block leaves no folder; after that the error's note says how to go on."""
+    return to_its_end(in_steps(design, results, display, create, made_here, source))
+
+
+def in_steps(
+    design: Design,
+    results: Path,
+    display: Display,
+    create: Callable[[Path, str, datetime], Path],
+    made_here: bool,
+    source: Source,
+) -> Steps:
+    """`measure`, for whoever has several runs measured at once."""
     check_metrics(design)
     now = datetime.now().astimezone()
     folder = create(results, design.name, now)
@@ -75,7 +102,7 @@ def measure(
             manifest = signed(manifest)
         write_manifest(folder, manifest)
         with held(folder):
-            return _measure(folder, manifest, display, source)
+            return (yield from _measure(folder, manifest, display, source))
     finally:
         discard_if_empty(folder)
 
@@ -85,6 +112,13 @@ def resume(
 ) -> Outcome:
     """Go on with a stored run; `design` None: as it was asked for, if `admit` allows that. Raises StoreError
     where the commit, the settings, the machine or the versions are others, and as `admit` does."""
+    return to_its_end(resume_in_steps(folder, design, display, admit, source))
+
+
+def resume_in_steps(
+    folder: Path, design: Design | None, display: Display, admit: Admit, source: Source
+) -> Steps:
+    """`resume`, for whoever has several runs measured at once."""
     stored = read_manifest(folder)
     if design is None:  # before anything that it names is looked at
         admit(folder, [stored.design], stored.signature)
@@ -95,7 +129,7 @@ def resume(
         if kept < stored.design.blocks and not (folder / SUMMARY_FILE).exists():
             stored = msgspec.structs.replace(stored, resumed_after=[*stored.resumed_after, kept])
             write_manifest(folder, stored)
-        return _measure(folder, stored, display, source)
+        return (yield from _measure(folder, stored, display, source))
 
 
 def measure_or_resume(
@@ -113,7 +147,7 @@ def measure_or_resume(
     return measure(design, results, display, source=source)
 
 
-def _measure(folder: Path, manifest: Manifest, display: Display, source: Source) -> Outcome:
+def _measure(folder: Path, manifest: Manifest, display: Display, source: Source) -> Steps:
     """Block after block, until all are done or the declared rule has enough; then the result."""
     design = manifest.design
     blocks: list[Block] = []
@@ -122,6 +156,7 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
     try:
         with display(folder, design) as observe:
             with closing(source({folder: manifest}, observe)) as measured:
+                yield
                 for (described,), (block,) in measured:
                     manifest = msgspec.structs.replace(described, blocks_in_time=manifest.blocks_in_time)
                     blocks.append(block)
@@ -135,6 +170,7 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
                         break
                     if len(blocks) < design.blocks and (seen := so_far(design, values)):
                         observe(SoFar(len(blocks), seen))
+                    yield
             blocks = judge_with(source, folder, manifest, blocks, observe)
         found = with_floor(
             result(manifest, blocks, values), manifest, noise_floor.folder_of(folder), block_seconds(blocks)

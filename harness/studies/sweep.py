@@ -1,8 +1,10 @@
-"""`bench sweep`: the points of a grid measured one after the other, and what they found as one object."""
+"""`bench sweep`: the points of a grid, measured one after the other, or all at once on a cluster. There the
+first block of every point comes first, then the second of every point: all of them show something early."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -15,16 +17,23 @@ from harness.plan.grid import Axis, Point
 from harness.plan.request import Request
 from harness.plan.settings import spelled
 from harness.plan.variants import load_variants
-from harness.run.blocks import measure as measure_blocks
 from harness.store import sweep, tables, trust
 from harness.store.files import SWEEP_FILE, create_within, write_json
 from harness.store.folders import create, discard
 from harness.store.sweep import Sweep
 from harness.store.trust import Admit
 from harness.studies import measure as measure_
-from harness.studies.measure import Display, Source
+from harness.studies.measure import Display, Joined, Steps
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where all points are measured at once. `display`: of a point, by its name."""
+
+    joined: Joined
+    display: Callable[[str], Display]
 
 
 def measure(
@@ -35,10 +44,11 @@ def measure(
     say: Say,
     admit: Admit,
     display: Display,
-    source: Source = measure_blocks,
+    cluster: Cluster | None = None,
 ) -> Path:
-    """Measure every point that is not measured yet; the folder. Raises as measure.measure and `admit` do, and
-    every finished point is kept; a sweep that ends before its first block leaves no folder."""
+    """Measure every point that is not measured yet, here or on a cluster; the folder. Raises as
+    measure.measure and `admit` do, and every finished point is kept; a sweep that ends before its first block
+    leaves no folder."""
     axes: tuple[Axis, ...] = ()
     points: tuple[Point, ...] = ()
     if resume is not None and (over or not request.nothing) and not (request.variant or request.engine):
@@ -55,7 +65,7 @@ def measure(
         stored = sweep.read(resume)
         made_here = bool(points) or admit(resume, stored.designs, stored.signature)
         check_resume(stored, axes, points)
-        _measure_all(resume, stored, say, display, admit, source, made_here)
+        _measure_all(resume, stored, say, display, admit, cluster, made_here)
         return resume
     now = datetime.now().astimezone()
     folder = create(out, "-".join(["sweep", *(axis.name for axis in axes)]), now)
@@ -63,7 +73,7 @@ def measure(
     planned = msgspec.structs.replace(planned, signature=trust.signature(planned.designs))
     try:
         write_json(folder / SWEEP_FILE, planned)
-        _measure_all(folder, planned, say, display, admit, source)
+        _measure_all(folder, planned, say, display, admit, cluster)
     finally:
         if not _kept(folder):
             discard(folder)
@@ -89,11 +99,20 @@ def _measure_all(
     say: Say,
     display: Display,
     admit: Admit,
-    source: Source,
+    cluster: Cluster | None,
     made_here: bool = True,
 ) -> None:
+    say(f"sweeping {len(planned.points)} points into {folder}")
+    if cluster is None:
+        _one_by_one(folder, planned, say, display, admit, made_here)
+    else:
+        _at_once(folder, planned, say, admit, cluster, made_here)
+
+
+def _one_by_one(
+    folder: Path, planned: Sweep, say: Say, display: Display, admit: Admit, made_here: bool
+) -> None:
     count = len(planned.points)
-    say(f"sweeping {count} points into {folder}")
     for number, point in enumerate(planned.points):
         found = sweep.run_of(point, list(sweep.runs_in(folder)))
         if found is not None and sweep.is_done(found[0]):
@@ -101,11 +120,56 @@ def _measure_all(
         say(f"point {number + 1} of {count}: {spelled(point.at)}")
         try:
             if found is None:
-                measure_.measure(point.design, folder, display, create_within, made_here, source)
+                measure_.measure(point.design, folder, display, create_within, made_here)
             else:
-                measure_.resume(found[0], point.design, display, admit, source)
+                measure_.resume(found[0], point.design, display, admit)
         except BaseException as error:
-            error.__notes__ = []  # they say how to go on with the point's run alone
-            if _kept(folder):
-                error.add_note(f"{number} of {count} points are done, go on with --resume {folder}")
+            _tell(error, folder, number, count)
             raise
+
+
+def _at_once(folder: Path, planned: Sweep, say: Say, admit: Admit, cluster: Cluster, made_here: bool) -> None:
+    count, stored = len(planned.points), list(sweep.runs_in(folder))
+    running: dict[str, Steps] = {}
+    at = ""
+    with cluster.joined() as source:
+        try:
+            for point in planned.points:
+                found, at = sweep.run_of(point, stored), spelled(point.at)
+                if found is not None and sweep.is_done(found[0]):
+                    continue
+                display = cluster.display(at)
+                if found is None:
+                    steps = measure_.in_steps(point.design, folder, display, create_within, made_here, source)
+                else:
+                    steps = measure_.resume_in_steps(found[0], point.design, display, admit, source)
+                running[at] = steps
+                next(steps)
+            while running:
+                for at, steps in [*running.items()]:
+                    if not _goes_on(steps):
+                        del running[at]
+                        say(f"{at} is done: {count - len(running)} of {count} points")
+        except BaseException as error:
+            _tell(error, folder, count - len(running), count)
+            if isinstance(error, Exception):
+                error.add_note(f"it failed at {at}")
+            raise
+        finally:
+            for steps in running.values():
+                steps.close()
+
+
+def _goes_on(steps: Steps) -> bool:
+    try:
+        next(steps)
+    except StopIteration:
+        return False
+    return True
+
+
+def _tell(error: BaseException, folder: Path, done: int, count: int) -> None:
+    """How to go on with the sweep, rather than with the run of a point alone."""
+    error.__notes__ = []
+    if _kept(folder):
+        error.add_note(f"{done} of {count} points are done, go on with --resume {folder}")

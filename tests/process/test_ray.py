@@ -32,16 +32,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 @pytest.fixture(scope="module")
-def head(environment: dict[str, str]) -> Iterator[Nodes]:
+def cluster(environment: dict[str, str]) -> Iterator[Nodes]:
+    """One for all: each test says which nodes it has."""
     with nodes(environment) as made:
         yield made
-
-
-@pytest.fixture
-def cluster(head: Nodes) -> Iterator[Nodes]:
-    """The cluster, without a node that could measure: each test adds its own."""
-    yield head
-    head.clear()
 
 
 def run_folder(folder: Path) -> Path:
@@ -69,7 +63,7 @@ def repeated(plan: Manifest) -> list[int]:
 def test_blocks_are_measured_by_all_nodes_and_kept_as_those_of_one_machine(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    cluster.add("one", "two")
+    cluster.has("one", "two")
     asked = ("run", *COMPARE, "--blocks", "4", "--format", "json", "--ray", cluster.address)
     code, stdout, stderr = start(environment, tmp_path, *asked).end()
     assert code == 0, stderr
@@ -87,7 +81,7 @@ def test_blocks_are_measured_by_all_nodes_and_kept_as_those_of_one_machine(
 def test_ctrl_c_ends_all_nodes_blocks_and_the_rest_is_measured_without_ray(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    cluster.add("one", "two")
+    cluster.has("one", "two")
     bench = start(environment, tmp_path, "run", *LONG, "--blocks", "4", "--ray", cluster.address)
     bench.wait_for(" of 4 done on ")
     bench.popen.send_signal(signal.SIGINT)
@@ -111,7 +105,7 @@ def written(folder: Path, number: int) -> bytes:
 def test_a_node_that_dies_costs_its_block_which_another_measures_in_the_same_order(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    cluster.add("one", "two")
+    cluster.has("one", "two")
     bench = start(environment, tmp_path, "run", *LONG, "--blocks", "6", "--ray", cluster.address)
     bench.wait_for(" of 6 done on two")
     cluster.workers(2)
@@ -129,7 +123,7 @@ def test_a_node_that_dies_costs_its_block_which_another_measures_in_the_same_ord
 
 
 def test_a_node_that_joins_late_is_used(cluster: Nodes, environment: dict[str, str], tmp_path: Path) -> None:
-    cluster.add("one")
+    cluster.has("one")
     bench = start(environment, tmp_path, "run", *LONG, "--blocks", "6", "--ray", cluster.address)
     bench.wait_for("block 1 of 6 done on one")
     cluster.add("two")
@@ -148,7 +142,7 @@ def in_a_block(bench: Bench, cluster: Nodes) -> None:
 def test_a_worker_that_is_killed_costs_its_block_and_killed_again_the_run(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    cluster.add("one")
+    cluster.has("one")
     bench = start(environment, tmp_path, "run", *LONG, "--blocks", "3", "--ray", cluster.address)
     in_a_block(bench, cluster)
     (worker,) = cluster.workers()
@@ -168,7 +162,7 @@ def test_a_worker_that_is_killed_costs_its_block_and_killed_again_the_run(
 def test_a_driver_that_is_killed_leaves_nothing_running_and_is_gone_on_with(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    cluster.add("one")
+    cluster.has("one")
     bench = start(environment, tmp_path, "run", *LONG, "--blocks", "3", "--ray", cluster.address)
     in_a_block(bench, cluster)
     bench.popen.kill()
@@ -187,7 +181,7 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_is_gone_on_with(
 def test_an_engine_that_breaks_ends_the_run_with_its_words_and_its_node(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    cluster.add("one")
+    cluster.has("one")
     asked = ("run", *CLOCKWORK, "--set", "boot=breaks", "--ray", cluster.address)
     code, _, stderr = start(environment, tmp_path, *asked).end()
     assert code == 4
@@ -204,7 +198,7 @@ def test_sweeps_and_experiments_run_on_a_cluster_too(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Of an experiment, the runs of one boot share their nodes, block by block."""
-    cluster.add("one", "two")
+    cluster.has("one", "two")
     for name, asked in (
         ("sweep", ("sweep", *COMPARE, "--blocks", "2", "--over", "interval_ms=1,2")),
         ("experiment", ("experiment", "run", write_experiment(tmp_path))),
@@ -224,6 +218,7 @@ def test_sweeps_and_experiments_run_on_a_cluster_too(
 def test_a_cluster_without_a_node_that_may_measure_is_refused(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
+    cluster.has()
     asked = ("run", *COMPARE, "--ray", cluster.address)
     code, _, stderr = start(environment, tmp_path, *asked).end()
     assert code == 2

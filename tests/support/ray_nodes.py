@@ -16,6 +16,12 @@ from harness.run.cluster.places import RESOURCE
 
 OURS = ("engines.host", "harness.run.load_generator")  # what a block starts
 TASK = "ray::on_this_node"  # a worker's title while it measures
+# Ray takes 15 s to notice that a node is gone. Here it asks twice a second, and is as patient with an answer.
+LOOKED_AFTER = {
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "3",
+}
 
 
 class Nodes:
@@ -24,30 +30,32 @@ class Nodes:
     def __init__(self, environment: Mapping[str, str]) -> None:
         from ray.cluster_utils import Cluster
 
-        self._environment = {**environment, "RAY_USAGE_STATS_ENABLED": "0"}
+        self._environment = {**environment, **LOOKED_AFTER, "RAY_USAGE_STATS_ENABLED": "0"}
         self._nodes: dict[str, Any] = {}
         with _environ(self._environment):
             self._cluster = Cluster()
             self._cluster.add_node(num_cpus=0, node_name="head", include_dashboard=False)
         self.address: str = self._cluster.address
 
-    def add(self, *names: str, places: int = 1) -> None:
+    def has(self, *names: str) -> None:
+        """Let these nodes be the ones that may measure: what is there stays, and its workers with it."""
+        for name in [*self._nodes]:
+            if name not in names:
+                self._cluster.remove_node(self._nodes.pop(name))
+        self._cluster.wait_for_nodes()
+        self.add(*(name for name in names if name not in self._nodes))
+
+    def add(self, *names: str) -> None:
         """Start nodes that may measure."""
         for name in names:
             with _environ(self._environment):
                 self._nodes[name] = self._cluster.add_node(
-                    num_cpus=1, resources={RESOURCE: places}, node_name=name
+                    num_cpus=1, resources={RESOURCE: 1}, node_name=name
                 )
 
     def kill(self, name: str) -> None:
         """As by a machine that is switched off: none of its processes gets a word."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
-
-    def clear(self) -> None:
-        """Leave the head alone, and wait until the cluster knows that the others are gone."""
-        for name in [*self._nodes]:
-            self.kill(name)
-        self._cluster.wait_for_nodes()
 
     def workers(self, count: int = 1) -> list[psutil.Process]:
         """Workers that are measuring a block; waits for so many."""
@@ -84,7 +92,13 @@ class Nodes:
         """Other tests run beside these, with folders of their own."""
         return process.environ().get("TMPDIR") == self._environment["TMPDIR"]
 
+    def kill_head(self) -> None:
+        """Nobody places anything any more; the nodes are still there, and their work goes on."""
+        self._cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
     def stop(self) -> None:
+        for name in [*self._nodes]:
+            self.kill(name)
         self._cluster.shutdown()
 
 
