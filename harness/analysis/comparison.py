@@ -74,7 +74,8 @@ def _factorial(
     judged = {
         contrasts.label(each.term): each.weights for each in factorial.declared(planned.factors, design.arms)
     }
-    return factorial.analyse(planned, design, values, warnings.of_factorial(manifest, blocks, values, judged))
+    told = warnings.of_factorial(manifest, blocks, values, judged)
+    return factorial.analyse(planned, design, values, [block.node for block in blocks], told)
 
 
 def in_time(manifest: Manifest, blocks: int) -> str | None:

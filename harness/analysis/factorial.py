@@ -24,6 +24,7 @@ from harness.stats.contrasts import (
     together,
     with_others,
 )
+from harness.stats.nodes import agreement, of_nodes
 
 JUDGED_ORDER = 2  # up to here an effect of the primary carries a verdict
 TOGETHER = {"better": "stronger together", "worse": "weaker together", "same": "same together"}
@@ -53,10 +54,12 @@ def analyse(
     planned: Factorial,
     design: Design,
     values: Mapping[str, Mapping[str, Sequence[float]]],
+    nodes: Sequence[str],
     warnings: list[Warning],
 ) -> FactorialResult:
     """Every effect on every metric that is positive in each block of each arm. `values`: metric → arm → one
-    value per block."""
+    value per block. `nodes`: where each block was measured; about an effect of which they disagree, each node
+    counts once."""
     names = [each.toggle for each in planned.factors]
     settings = levels(planned.factors, design.arms)
     contrasts = plan(names, settings)
@@ -71,12 +74,17 @@ def analyse(
             unit=kind.unit,
             better=kind.better,
             settings={arm.name: float(mean) for arm, mean in zip(design.arms, means, strict=True)},
-            effects=_effects(contrasts, blocks, metric, design.margin if metric == design.primary else None),
-            alone={name: _effect([name], alone(settings, at), blocks) for at, name in enumerate(names)},
-            with_others={
-                name: _effect([name], with_others(settings, at), blocks) for at, name in enumerate(names)
+            effects=_effects(
+                contrasts, blocks, metric, design.margin if metric == design.primary else None, nodes
+            ),
+            alone={
+                name: _effect([name], alone(settings, at), blocks, nodes) for at, name in enumerate(names)
             },
-            together=_effect(names, together(settings), blocks),
+            with_others={
+                name: _effect([name], with_others(settings, at), blocks, nodes)
+                for at, name in enumerate(names)
+            },
+            together=_effect(names, together(settings), blocks, nodes),
         )
     return FactorialResult(
         factors=list(planned.factors),
@@ -87,13 +95,48 @@ def analyse(
         ],
         metrics=found,
         left_out=list(planned.left_out),
-        warnings=warnings,
+        warnings=[*warnings, *_apart(design, contrasts, values, nodes)],
     )
 
 
-def _effects(planned: Plan, values: Floats, metric: str, margin: float | None) -> list[Effect]:
+def disagree(values: Floats, weights: Floats, nodes: Sequence[str]) -> bool:
+    """Whether nodes disagree about an effect. `values`: a row per block."""
+    found = agreement(np.log(values) @ weights, nodes, margin=0.0)
+    return found is not None and found.disagree
+
+
+def by_unit(values: Floats, weights: Floats, nodes: Sequence[str]) -> Floats:
+    """What an effect is made of: a row per block, or per node where these disagree about it."""
+    if not disagree(values, weights, nodes):
+        return values
+    return np.array([of_nodes(column, nodes, "ratio") for column in values.T]).T
+
+
+def _apart(
+    design: Design,
+    planned: Plan,
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+    nodes: Sequence[str],
+) -> list[Warning]:
+    """Which judged effects on the primary nodes disagree about."""
+    blocks = np.array([values[design.primary][arm.name] for arm in design.arms]).T
+    apart = [
+        label(each.term)
+        for each in planned.contrasts
+        if len(each.term) <= JUDGED_ORDER and disagree(blocks, each.weights, nodes)
+    ]
+    if not apart:
+        return []
+    said = f"the nodes disagree about {', '.join(apart)}: there each of the {len(set(nodes))} counts once"
+    return [Warning("nodes", said)]
+
+
+def _effects(
+    planned: Plan, values: Floats, metric: str, margin: float | None, nodes: Sequence[str]
+) -> list[Effect]:
     """Main effects and interactions; with verdicts where there is a margin."""
-    effects = {each.term: estimate(values, each.weights) for each in planned.contrasts}
+    units = {each.term: by_unit(values, each.weights, nodes) for each in planned.contrasts}
+    effects = {each.term: estimate(units[each.term], each.weights) for each in planned.contrasts}
     family = {
         term: effect.p
         for term, effect in effects.items()
@@ -105,14 +148,18 @@ def _effects(planned: Plan, values: Floats, metric: str, margin: float | None) -
         row = _as_row(each.term, effects[each.term], [list(other) for other in each.assumes])
         if margin is not None and each.term in adjusted:
             p = adjusted[each.term]
-            verdict = judge(each, values, margin, definitions.METRICS[metric], p)
+            verdict = judge(each, units[each.term], margin, definitions.METRICS[metric], p)
             row = msgspec.structs.replace(row, p_adjusted=p, verdict=verdict)
         found.append(row)
     return found
 
 
-def _effect(term: Sequence[str], weights: Floats | None, values: Floats) -> Effect | None:
-    return None if weights is None else _as_row(term, estimate(values, weights))
+def _effect(
+    term: Sequence[str], weights: Floats | None, values: Floats, nodes: Sequence[str]
+) -> Effect | None:
+    if weights is None:
+        return None
+    return _as_row(term, estimate(by_unit(values, weights, nodes), weights))
 
 
 def _as_row(term: Sequence[str], effect: paired.Effect, assumes: list[list[str]] | None = None) -> Effect:
