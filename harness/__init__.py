@@ -40,7 +40,7 @@ def load(run: str | Path) -> Run:
 
 def load_sweep(sweep: str | Path) -> Sweep:
     """A stored sweep, finished or not, as pandas frames; see analysis.sweep.Sweep. Raises StoreError for a
-    folder that is no sweep, is damaged, or holds no finished point."""
+    folder that is no sweep, is damaged, or has nothing to show yet."""
     from harness.analysis import sweep as sweeps
 
     return sweeps.load(sweep)

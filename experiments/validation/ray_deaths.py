@@ -33,8 +33,8 @@ from harness.store.manifest import read_manifest
 
 EXAMPLE = ROOT / "examples" / "own_engine"
 NODES = ("one", "two")
-BLOCKS, ROUNDS, REQUESTS = 6, 2, 48
-WITHIN_S = 3.0  # after the first block
+BLOCKS, ROUNDS, REQUESTS = 4, 1, 24
+WITHIN_S = 2.0  # after the first block
 RUN = (
     *("run", "--engine", "paced", "--before", "output=inline", "--after", "output=deferred"),
     *("--blocks", str(BLOCKS), "--rounds", str(ROUNDS), "--num-requests", str(REQUESTS)),

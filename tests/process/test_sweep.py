@@ -32,9 +32,10 @@ from harness.report import page, sweep_tables
 from harness.store import sweep
 from harness.store.files import SWEEP_FILE, StoreError, write_json
 from harness.store.manifest import read_manifest, write_manifest
+from harness.store.tables import write_block
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import bench
-from tests.support.made_blocks import described
+from tests.support.made_blocks import blocks, described, manifest
 from tests.support.made_runs import stored_sweep
 
 ENGINES = {"overlap": SPEC}
@@ -122,6 +123,30 @@ def test_bad_input_is_one_line(
 
 
 # -- from disk --------------------------------------------------------------------------------------------
+
+
+def test_a_point_that_goes_on_is_shown_without_a_verdict(tmp_path: Path) -> None:
+    """From its second block on, and by the blocks that follow one another: on a cluster a later one may come
+    first."""
+    folder = stored_sweep(tmp_path / "a-sweep")
+    last = sweep.read(folder).points[2]
+    run = folder / "run-2"
+    write_manifest(run, replace(manifest(), run=run.name, design=last.design))
+    first, second, third, fourth, *_ = blocks(0.8)
+    write_block(run, 0, dict(first.tables))
+    write_block(run, 3, dict(fourth.tables))
+    assert sweep_.result(folder)[0].stopped_because == "2 of 3 points done"
+    write_block(run, 1, dict(second.tables))
+    result, _ = sweep_.result(folder)
+    assert result.stopped_because == "2 of 3 points done; 1 shown as far as measured, without a verdict"
+    shown = result.comparisons[2]
+    assert (shown.at, shown.blocks) == ({"concurrency": "32"}, 2)
+    assert shown.metrics["tpot_ms_p50"].change == pytest.approx(-0.2, abs=0.01)
+    assert {row.verdict for row in shown.metrics.values()} == {None}
+    assert shown.warnings[0].text == "not finished: 2 of 6 blocks, so no verdict yet"
+    assert harness.load_sweep(folder).result == result  # what the figures are drawn from
+    write_block(run, 2, dict(third.tables))
+    assert sweep_.result(folder)[0].comparisons[2].blocks == 4
 
 
 def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from harness.analysis import comparison, nodes
-from harness.analysis.result import Comparison
+from harness.analysis.result import Comparison, Effect, Result
 from harness.analysis.values import block_seconds, block_values
 from harness.store.block import Block
 from harness.store.manifest import Manifest, Repeat
 from tests.support.made_blocks import block, manifest, shown, side, warned
+from tests.support.made_runs import TPOT, factorial_blocks, planned_factorial
 
 
 def measured(changes: dict[str, Sequence[float]]) -> tuple[Manifest, list[Block]]:
@@ -118,3 +119,34 @@ def test_unequal_machines_and_blocks_measured_once_more_are_told() -> None:
 
 def warned_of(plan: Manifest, blocks: list[Block]) -> list[str]:
     return warned(comparison.result(plan, blocks).comparisons[0])
+
+
+def mains(found: Result) -> list[Effect]:
+    assert found.factorial is not None
+    effects = found.factorial.metrics["tpot_ms_p50"].effects
+    return [each for each in effects if len(each.effect) == 1]
+
+
+def test_nodes_that_disagree_about_one_effect_of_a_factorial_count_once_there_and_not_elsewhere() -> None:
+    plan, half = (planned_factorial("h2d,output", blocks=count) for count in (8, 4))
+    more = {arm: tpot * (0.97 if "h2d" in arm else 1.0) for arm, tpot in TPOT.items()}  # what h2d gains on b
+
+    def found(on_b: dict[str, float], nodes: str) -> Result:
+        made = [*factorial_blocks(half, TPOT), *factorial_blocks(half, on_b)]  # with the same luck
+        for each, node in zip(made, nodes, strict=True):
+            each.tables["rounds"]["node"] = node
+        return comparison.result(plan, [Block(number, each.tables) for number, each in enumerate(made)])
+
+    def told(result: Result) -> list[str]:
+        assert result.factorial is not None
+        return [each.text for each in result.factorial.warnings if each.kind == "nodes"]
+
+    agree, apart = found(TPOT, "aaaabbbb"), found(more, "aaaabbbb")
+    assert [each.verdict for each in mains(agree)] == ["faster", "faster"]
+    assert [each.sd for each in mains(agree)] == [each.sd for each in mains(found(TPOT, "aaaaaaaa"))]
+    assert [each.verdict for each in mains(apart)] == [
+        "undecided",
+        "faster",
+    ]  # two nodes say nothing of a third
+    assert told(agree) == []
+    assert told(apart) == ["the nodes disagree about h2d: there each of the 2 counts once"]

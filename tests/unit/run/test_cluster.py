@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +22,9 @@ from harness.run.events import Event, Said
 from harness.run.hosts import RunFailed
 from harness.store.files import StoreError
 from harness.store.manifest import read_manifest, write_manifest
-from tests.support.made_blocks import manifest
+from harness.store.tables import TABLES, write_block
+from tests.support.made_blocks import block as made_block
+from tests.support.made_blocks import manifest, side
 
 
 def listed(alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -208,3 +212,18 @@ def test_a_cluster_that_does_not_answer_any_more_is_gone() -> None:
     lookout._seen = time.monotonic() - HEAD_S - 1
     with pytest.raises(RunFailed, match="the cluster is gone: its head has not answered for 21 s"):
         lookout.places()
+
+
+def test_no_table_of_a_block_is_kept_once_the_next_one_is_looked_at(tmp_path: Path) -> None:
+    plan = manifest(2)
+    write_manifest(tmp_path, plan)
+    for number in range(2):
+        write_block(tmp_path, number, made_block(number, {"before": side(4.0), "after": side(4.0)}).tables)
+    measured = driver.measure({tmp_path: plan}, lambda event: None, address="nowhere: nothing is missing")
+    (first,), (second,) = (blocks for _, blocks in measured)
+    held = [weakref.ref(first.tables[name]) for name in TABLES]
+    assert first.tables["requests"] is first.tables["requests"]  # one block's are, for whoever looks again
+    for name in TABLES:
+        second.tables[name]
+    gc.collect()
+    assert [each() for each in held] == [None] * len(TABLES)
