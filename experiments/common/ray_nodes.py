@@ -89,7 +89,7 @@ class Nodes:
 
     def _is_ours(self, process: psutil.Process) -> bool:
         """Other tests run beside these, with folders of their own."""
-        return process.environ().get("TMPDIR") == self._environment["TMPDIR"]
+        return bool(process.environ().get("TMPDIR") == self._environment["TMPDIR"])
 
     def kill_head(self) -> None:
         """Nobody places anything any more; the nodes are still there, and their work goes on."""

@@ -28,6 +28,7 @@ from harness.common.machine import fingerprint
 from harness.plan.design import Design
 from harness.run.cluster import driver
 from harness.run.cluster.node import Measured
+from harness.run.cluster.places import RESOURCE
 from harness.run.events import BlockDone, Event, NodeDone, Observer
 from harness.store.manifest import Manifest, read_manifest
 from harness.store.tables import packed, read_block
@@ -148,7 +149,7 @@ def main() -> None:
     try:
         cluster.add_node(num_cpus=0, node_name="head", include_dashboard=False)
         for number in range(NODES):
-            cluster.add_node(num_cpus=1, resources={driver.RESOURCE: 1}, node_name=f"node-{number}")
+            cluster.add_node(num_cpus=1, resources={RESOURCE: 1}, node_name=f"node-{number}")
         costs = [measured(*case, cluster.address) for case in CASES]
     finally:
         cluster.shutdown()

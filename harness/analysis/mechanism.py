@@ -49,6 +49,8 @@ class _Steps:
 def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
     """What the toggles did: each counter per step (per round where an arm has no step records), the mean
     batch, steps by kind, preemptions and dropped rows per round."""
+    import pandas as pd
+
     steps = {arm.name: _Steps() for arm in design.arms}
     matched = []
     for block in blocks:
@@ -58,7 +60,8 @@ def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
         if len(own) == 2 and all(map(len, own)):
             matched.append(matched_share([decode_intervals(each) for each in own]))
     per_step = all(each.in_every_block for each in steps.values())
-    per_arm = {arm: _of_arm(arm, blocks, each, per_step) for arm, each in steps.items()}
+    rounds = pd.concat([block.tables["rounds"] for block in blocks])
+    per_arm = {arm: _of_arm(rounds[rounds["arm"] == arm], each, per_step) for arm, each in steps.items()}
     units = {name: unit for found in per_arm.values() for name, (_, unit) in found.items()}
     counters = {}
     for name in dict.fromkeys(name for found in per_arm.values() for name in found):
@@ -71,11 +74,8 @@ def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
     return counters
 
 
-def _of_arm(arm: str, blocks: Sequence[Block], steps: _Steps, per_step: bool) -> dict[str, tuple[float, str]]:
+def _of_arm(rounds: pd.DataFrame, steps: _Steps, per_step: bool) -> dict[str, tuple[float, str]]:
     """Each counter and its unit."""
-    import pandas as pd
-
-    rounds = pd.concat([block.of(arm, "rounds") for block in blocks])
     found: dict[str, tuple[float, str]] = {}
     if steps.rows:
         decodes = steps.kinds.get("decode", 0)

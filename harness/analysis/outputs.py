@@ -52,11 +52,14 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> Outputs:
 
 def failures(design: Design, blocks: Sequence[Block]) -> dict[str, Failures]:
     """By arm, how many requests failed, of how many, and how often each cause, the first one first."""
+    counts = {arm.name: Counter[str]() for arm in design.arms}
+    for block in blocks:
+        for arm, errors in counts.items():
+            errors.update(block.of(arm, "requests")["error"])
     found: dict[str, Failures] = {}
-    for arm in design.arms:
-        errors = [error for block in blocks for error in block.of(arm.name, "requests")["error"]]
-        causes = Counter(error for error in errors if error)
-        found[arm.name] = Failures(failed=causes.total(), requests=len(errors), causes=dict(causes))
+    for arm, errors in counts.items():
+        causes = {error: count for error, count in errors.items() if error}
+        found[arm] = Failures(failed=sum(causes.values()), requests=errors.total(), causes=causes)
     return found
 
 
