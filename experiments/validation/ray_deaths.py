@@ -4,9 +4,10 @@
 
 A real cluster on this machine: a head that measures nothing, and two nodes. A run of examples/own_engine has
 its first block done; at a random moment after that one process, or all of a node, is killed with -9. A run
-that ended is gone on with. A cluster that lost its head places nothing more, but brings what is under way: the
-last blocks of a run may come before it counts as gone. Then every block must be there once, in the order drawn for it, and those that
-were finished before the death must be the same files. Deaths that are recorded already are not died again.
+that ended is gone on with. Then every block must be there once, in the order drawn for it, and those that
+were finished before the death must be the same files. A cluster that lost its head places nothing more, but
+brings what is under way: the last blocks of a run may come before it counts as gone. Deaths that are recorded
+already are not died again.
 """
 
 from __future__ import annotations
