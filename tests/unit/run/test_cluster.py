@@ -9,13 +9,14 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from engines import api
 from harness.common.machine import Code
+from harness.run import blocks
 from harness.run.cluster import driver, node
 from harness.run.cluster.places import HEAD_S, RESOURCE, Lookout, Places, places
 from harness.run.events import Event, Said
@@ -24,7 +25,7 @@ from harness.store.files import StoreError
 from harness.store.manifest import read_manifest, write_manifest
 from harness.store.tables import TABLES, write_block
 from tests.support.made_blocks import block as made_block
-from tests.support.made_blocks import manifest, side
+from tests.support.made_blocks import described, manifest, side
 
 
 def listed(alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -55,6 +56,19 @@ def test_a_node_with_other_code_or_versions_is_refused() -> None:
         api.BadSetting, match="unknown engine 'e'"
     ):  # installed on this machine, but not there
         node.check(plan, plan.code, plan.versions)
+
+
+@pytest.mark.parametrize("other", [{"kind": "cuda"}, {"name": "another card"}])
+def test_a_node_whose_engine_has_another_device_is_refused(other: dict[str, str]) -> None:
+    """By what the first boots of the run found; what another machine may say besides is of no interest."""
+    plan = manifest()
+    there = described()
+    on_it = dict.fromkeys(plan.descriptions, SimpleNamespace(description=there))
+    assert blocks.described(plan, cast(Any, on_it)).descriptions.keys() == plan.descriptions.keys()
+    there = msgspec.structs.replace(there, device={**there.device, **other})
+    on_it = dict.fromkeys(plan.descriptions, SimpleNamespace(description=there))
+    with pytest.raises(StoreError, match="began with another engine in before: device"):
+        blocks.described(plan, cast(Any, on_it))
 
 
 class RayError(Exception):
