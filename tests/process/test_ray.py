@@ -238,14 +238,13 @@ def test_this_machine_alone_is_a_cluster_too_and_finds_what_it_finds_without_ray
 
 
 def shape(result: dict[str, Any]) -> dict[str, Any]:
-    """What does not depend on how fast the machine was: what was compared with what, how, and the verdict."""
+    """What does not depend on how fast the machine was: what was compared with what, how, and what of it is
+    judged."""
     (compared,) = result["comparisons"]
-    primary = compared["metrics"][compared["primary"]]
     same = ("before", "after", "blocks", "confidence", "margin", "primary", "outputs", "failures", "nodes")
     return {
         **{name: compared[name] for name in same},
-        "verdict": primary["verdict"],
-        "metrics": [*compared["metrics"]],
+        "metrics": {name: row["verdict"] is not None for name, row in compared["metrics"].items()},
         "mechanism": [*compared["mechanism"]],
         "stopped": result["stopped_because"],
     }
