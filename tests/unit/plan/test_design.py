@@ -380,7 +380,7 @@ def test_what_a_claim_is_of_is_a_metric() -> None:
         ),
         (
             {"variant": "pinned", "after": ["model=bert"]},
-            "echo-gpt2, tiny-gpt2, tiny-llama, gpt2, llama-1b (one of the hub is OWNER/NAME",
+            "echo-gpt2, tiny-gpt2, tiny-gpt2-32, tiny-llama, gpt2, llama-1b (one of the hub is OWNER/NAME",
         ),
         ({"variant": "pinned", "options": {"pace": "h100"}}, "there is no pace 'h100': one of sglang-"),
         ({"variant": "pinned", "options": {"pace": "1ms", "device": "cuda"}}, "a card has its own"),
