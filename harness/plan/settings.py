@@ -368,9 +368,10 @@ def complete(
 def with_turns(design: Design, request: Request, engines: Mapping[str, api.EngineSpec], usual: str) -> Design:
     """The design with turns, and decided by them, where every arm can take them and says what its steps take.
     A metric of requests that was asked for, or is the `usual` one here, is measured by rounds alone."""
-    specs = [engines[arm.engine] for arm in design.arms]
     asked, primary = request.design.get("segments"), request.design.get("primary", usual)
-    able = all(spec.takes_turns for spec in specs) and all(arm.options.recorder for arm in design.arms)
+    able = all(
+        engines[arm.engine].can_take_turns(arm.toggles) and arm.options.recorder for arm in design.arms
+    )
     wanted = asked or request.design.get("primary") in OF_PAIRS
     unlike = composed_otherwise(design.arms, engines)
     if unlike and wanted:
