@@ -279,8 +279,12 @@ def _arm(
     if settings.variant:
         chosen, _, side = settings.variant.partition(":")
         variant: Variant = api.pick(chosen, variants, "variant")
-        engine, base = variant.engine, variant.options
-        toggles = api.pick(side, {"before": variant.before, "after": variant.after}, f"side of {chosen}")
+        sides = {
+            "before": (variant.before, variant.before_options),
+            "after": (variant.after, variant.after_options),
+        }
+        toggles, of_side = api.pick(side, sides, f"side of {chosen}")
+        engine, base = variant.engine, {**variant.options, **of_side}
     options = {**base, **options, **settings.options}
     return make_arm(engines, name, engine, options, toggles, settings.toggles)
 

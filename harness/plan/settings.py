@@ -256,10 +256,13 @@ def make_design(
     variant: Variant | None = None
     engine, options = request.engine or "", request.options
     starts: tuple[api.Settings, api.Settings] = ({}, {})
+    of_sides: tuple[Mapping[str, object], Mapping[str, object]] = ({}, {})
     if request.variant is not None:
         variant = api.pick(request.variant, variants, "variant")
-        engine, options = variant.engine, {**variant.options, **options}
+        engine = variant.engine
         starts = variant.before, variant.after
+        of_sides = variant.before_options, variant.after_options
+    of_variant = {} if variant is None else variant.options
     both, before = parse_changes(request.both, "--set"), parse_changes(request.before, "--before")
     after = parse_changes(request.after, "--after")
     if request.against_itself and after:
@@ -270,8 +273,8 @@ def make_design(
     if variant is not None or after or request.refs is not None:
         sides["after"] = after
     arms = tuple(
-        make_arm(engines, name, engine, options, start, {**both, **changes})
-        for (name, changes), start in zip(sides.items(), starts, strict=False)
+        make_arm(engines, name, engine, {**of_variant, **side, **options}, start, {**both, **changes})
+        for (name, changes), start, side in zip(sides.items(), starts, of_sides, strict=False)
     )
     if request.against_itself:
         arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))

@@ -249,12 +249,14 @@ def test_a_design_goes_through_json_unchanged() -> None:
 
 @pytest.mark.parametrize("name", sorted(load_variants()))
 def test_every_named_variant_makes_a_design(name: str) -> None:
-    found = make_design(Request(variant=name), ENGINES, load_variants(), lambda: "emulated")
+    found = make_design(Request(variant=name), api.find_engines(), load_variants(), lambda: "emulated")
     before, after = found.arms
     each = load_variants()[name]
+    for arm, own in ((before, each.before_options), (after, each.after_options)):
+        assert {option: getattr(arm.options, option) for option in own} == own
     assert dict(before.toggles) == each.before  # with its base, a variant has full settings
     assert dict(after.toggles) == each.after
-    assert {"cuda", "emulated"} <= set(each.expect)
+    assert {"cuda", "cpu" if each.engine == "vllm" else "emulated"} <= set(each.expect)
     check_metrics(found)
 
 
