@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from itertools import count
 from time import perf_counter_ns
@@ -12,12 +13,18 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from engines import api
 from engines.vllm.base import Active, VllmEngine, error_of
+from engines.vllm.engine import BIND
 
 
 class InProcessEngine(VllmEngine):
     def open(self, config: Any) -> None:
         self._llm = LLMEngine.from_vllm_config(config, disable_log_stats=not self.options.recorder)
         self._core = self._llm.engine_core.engine_core
+        # On a CPU vLLM binds the threads of a worker process, and there is none. Both arms compute on one
+        # core: where each goes by itself, what else runs on a core slows one of them for seconds.
+        core = os.environ[BIND]
+        if config.device_config.device_type == "cpu" and core.isdecimal():
+            os.sched_setaffinity(0, {int(core)})
         self._names = count()
         self._active: dict[str, Active] = {}  # by vLLM's name for it
         self._named: dict[int, str] = {}  # by request id
