@@ -14,6 +14,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from engines import api
 from engines.vllm.base import Active, VllmEngine, error_of
 from engines.vllm.engine import BIND
+from engines.vllm.steps import finish_begun
 
 
 class InProcessEngine(VllmEngine):
@@ -58,14 +59,7 @@ class InProcessEngine(VllmEngine):
                 self._step()
 
     def drain(self) -> None:
-        """vLLM that schedules ahead has a step in flight. While it is paused it schedules none, and `step`
-        waits for what there is."""
-        if not self._core.batch_queue:
-            return
-        self._core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
-        while self._core.batch_queue:
-            self._step()
-        self._core.scheduler.set_pause_state(PauseState.UNPAUSED)
+        finish_begun(self._core, self._step, PauseState)
 
     def begin_round(self) -> None:
         self.drain()  # of a step that was scheduled ahead, and whose requests have ended

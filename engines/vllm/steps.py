@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
@@ -16,6 +17,19 @@ from engines import api
 
 PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "decode", "mixed"))
 NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
+
+
+def finish_begun(core: Any, step: Callable[[], object], states: Any) -> None:
+    """Have vLLM's `core` finish the steps that are in flight, where it schedules ahead. While it is paused it
+    schedules none, and `step` waits for what there is. `states`: vLLM's PauseState."""
+    if not core.batch_queue:
+        return
+    core.scheduler.set_pause_state(states.PAUSED_ALL)
+    try:
+        while core.batch_queue:
+            step()
+    finally:
+        core.scheduler.set_pause_state(states.UNPAUSED)
 
 
 class Steps:

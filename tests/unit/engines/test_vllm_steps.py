@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any
 
-from engines.vllm.steps import Steps
+from engines.vllm.steps import Steps, finish_begun
 from harness.run.records import broken, steps_frame
 
 
@@ -98,3 +100,49 @@ def test_a_round_forgets_the_one_before_it() -> None:
         steps.made(scheduled(old={"a": 1}), 0, 1)
         steps.finished(0, 5, 6)
         assert list(steps_frame(steps.record())["step"]) == [0]
+
+
+class State(Enum):
+    UNPAUSED = auto()
+    PAUSED_ALL = auto()
+
+
+class Ahead:
+    """A core that schedules a step ahead: it waits for the oldest where it has two, or may schedule none."""
+
+    def __init__(self) -> None:
+        self.batch_queue: deque[int] | None = deque()
+        self.scheduler = SimpleNamespace(set_pause_state=self.pause)
+        self.state = State.UNPAUSED
+        self.scheduled = 0
+
+    def pause(self, state: State) -> None:
+        self.state = state
+
+    def step(self) -> None:
+        assert self.batch_queue is not None
+        if self.state is State.UNPAUSED:
+            self.batch_queue.append(self.scheduled)
+            self.scheduled += 1
+            if len(self.batch_queue) < 2:
+                return
+        self.batch_queue.popleft()
+
+
+def test_what_is_in_flight_at_the_end_of_a_turn_is_finished_and_nothing_new_is_begun() -> None:
+    core = Ahead()
+    for _ in range(3):
+        core.step()
+    assert core.batch_queue
+    finish_begun(core, core.step, State)
+    assert not core.batch_queue
+    assert core.scheduled == 3
+    core.step()
+    assert core.scheduled == 4  # it goes on
+
+
+def test_a_core_that_does_not_schedule_ahead_has_nothing_in_flight() -> None:
+    core = Ahead()
+    core.batch_queue = None
+    finish_begun(core, core.step, State)
+    assert core.scheduled == 0
