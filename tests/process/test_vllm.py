@@ -74,3 +74,16 @@ def test_in_process_it_takes_turns_and_records_every_step(session: Session) -> N
     assert done.data.digests[:half] == done.data.digests[half:]
     assert len(set(done.data.digests)) > 1
     assert session.shut(booted) == []
+
+
+def test_its_core_in_a_process_of_its_own_gives_the_same_tokens(session: Session) -> None:
+    arms = [arm("before", multiprocessing="off"), arm("after", multiprocessing="on")]
+    digests = []
+    for booted in session.boot(arms).values():
+        session.begin(booted)
+        done = session.load(booted, ASKED, None, 0, lambda progress: None)
+        assert not any(done.data.errors)
+        digests.append(done.data.digests)
+        session.collect(booted)
+        assert session.shut([booted]) == []
+    assert digests[0] == digests[1]
