@@ -131,10 +131,8 @@ def check_interpreter(arm: Arm) -> None:
 
 
 def check_preflight(arm: Arm) -> None:
-    """Raises BadSetting where the arm's engine says, without booting, that it can't run as it is set."""
+    """Raises BadSetting where the arm's engine, which has a preflight, says that it can't run as it is set."""
     spec = spec_of(arm)
-    if not spec.preflight:
-        return
     config = api.HostConfig(
         name=arm.name,
         build=spec.build,

@@ -24,7 +24,7 @@ from harness.common.processes import Child
 from harness.common.signals import undisturbed
 from harness.plan.design import Arm
 from harness.run import messages, records
-from harness.run.events import Booting
+from harness.run.events import Booting, Said
 from harness.run.hosts import (
     EXPLAIN_MS,
     ROLES,
@@ -51,7 +51,7 @@ GONE_MS = 3000  # how long a killed host may take to be gone, which on a card fr
 
 T = TypeVar("T")
 OnProgress = Callable[[messages.Progress], object]
-OnBooting = Callable[[Booting], object]
+OnBooting = Callable[[Booting | Said], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,9 @@ class Session:
             for arm in arms:
                 if (nameless := msgspec.structs.replace(arm, name="")) not in asked:
                     asked.append(nameless)
-                    check_preflight(arm)
+                    if spec_of(arm).preflight:
+                        on_booting(Said(f"asking whether {arm.name} can run here, before anything boots"))
+                        check_preflight(arm)
         booted: dict[str, Booted] = {}
         while len(booted) < len(arms):
             booted |= self._boot(arms[len(booted) : len(booted) + at_once], on_booting)
@@ -168,7 +170,7 @@ class Session:
                 missing = [arm.name for arm in arms if arm.name not in descriptions]
                 log = hosts[missing[0]][0].log
                 assert log is not None
-                while not self._poller.poll(min(TELL_S, ANSWER_S) * 1e3):
+                while not self._poller.poll(round(min(TELL_S, ANSWER_S) * 1e3)):
                     took = monotonic() - began
                     on_booting(Booting(tuple(missing), took, log))
                     if took >= ANSWER_S:

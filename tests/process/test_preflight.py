@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engines import api
 from harness.plan.design import Arm
-from harness.run import hosts
+from harness.run import hosts, session
+from harness.run.events import Booting, Said
 
 ENGINE = """
 import sys
@@ -55,6 +57,24 @@ def test_an_engine_that_breaks_while_it_is_asked_has_failed() -> None:
         hosts.check_preflight(arm("0"))
 
 
-def test_an_engine_that_has_nothing_to_say_is_not_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "spec_of", lambda arm: api.EngineSpec("choosy", "", (), build="none:none"))
-    hosts.check_preflight(arm("16"))
+def test_an_arm_is_asked_once_before_any_boots_and_only_where_its_engine_has_something_to_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, said = list[str](), list[str]()
+    monkeypatch.setattr(session, "check_preflight", lambda arm: asked.append(arm.name))
+    monkeypatch.setattr(session.Session, "_boot", lambda self, arms, on_booting: 1 / 0)
+
+    def note(event: Booting | Said) -> None:
+        assert isinstance(event, Said)
+        said.append(event.line)
+
+    for preflight, expected in ((True, ["before", "after"]), (False, [])):
+        spec = api.EngineSpec("choosy", "", (), build="choosy_engine:build", preflight=preflight)
+        monkeypatch.setattr(session, "spec_of", lambda arm, spec=spec: spec)
+        asked.clear(), said.clear()
+        arms = [arm("16"), arm("32"), arm("32")]
+        named = [msgspec.structs.replace(each, name=name) for each, name in zip(arms, NAMES, strict=True)]
+        with session.Session() as booting, pytest.raises(ZeroDivisionError):
+            booting.boot(named, note)
+        assert asked == expected
+        assert said == [f"asking whether {name} can run here, before anything boots" for name in expected]
