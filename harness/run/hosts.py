@@ -131,7 +131,7 @@ def check_interpreter(arm: Arm) -> None:
 
 
 def check_preflight(arm: Arm) -> None:
-    """Raises BadSetting where the arm's engine, which has a preflight, says that it can't run as it is set."""
+    """Raises BadSetting where the arm's engine, which has a preflight, says that it can't run as set."""
     spec = spec_of(arm)
     config = api.HostConfig(
         name=arm.name,

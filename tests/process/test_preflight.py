@@ -12,6 +12,7 @@ from harness.plan.design import Arm
 from harness.run import hosts, session
 from harness.run.events import Booting, Said
 
+NAMES = ("before", "after", "third")
 ENGINE = """
 import sys
 from engines import api
