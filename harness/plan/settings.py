@@ -296,8 +296,10 @@ def make_design(
 
 
 def _is_changed(request: Request) -> bool:
-    """Whether arms were changed: a variant's metrics are about the variant as it stands."""
-    return bool(request.both or request.before or request.after)
+    """Whether arms were changed: a variant's metrics are about the variant as it stands. Which interpreter
+    both run under is no part of it."""
+    both = [change for change in request.both if not change.startswith("python=")]
+    return bool(both or request.before or request.after)
 
 
 def _secondaries(request: Request, variant: Variant | None) -> tuple[str, ...]:

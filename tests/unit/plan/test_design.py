@@ -329,6 +329,7 @@ def test_a_run_of_so_many_minutes_has_no_number_of_blocks_of_its_own() -> None:
 
 def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant() -> None:
     assert secondaries(max_regression=0.05) == ()
+    assert secondaries(both=["python=/an/interpreter"]) == ("step_ms_sliced_same_device",)
     for changed in ({"both": ["stream_interval=1"]}, {"before": ["graph=off"]}, {"after": ["graph=off"]}):
         assert secondaries(**changed) == ()
 
