@@ -23,8 +23,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         Meta(
-            description="A preset (micro-gpt2, echo-gpt2, tiny-gpt2, tiny-llama, gpt2 or llama-1b: shapes "
-            "with random weights), a local path or a hub id (tiny-gpt2).",
+            description="A preset (micro-gpt2, echo-gpt2, tiny-gpt2, tiny-gpt2-32, tiny-llama, gpt2 or "
+            "llama-1b: shapes with random weights), a local path or a hub id (tiny-gpt2; for vllm, "
+            "tiny-gpt2-32).",
             extra={"first": True},
         ),
     ] = "tiny-gpt2"
@@ -207,6 +208,11 @@ class Engine:
     def start(self, events: EventSink) -> Description:
         """Load everything, be ready for the first request. Raises BadSetting or EngineError."""
         raise NotImplementedError
+
+    def preflight(self) -> None:
+        """Raise BadSetting for what can't work here, as far as can be told without loading the model. Called
+        in place of `start`, in a process of its own, before any arm of a run boots; of an engine whose
+        EngineSpec says `preflight`."""
 
     def submit(self, request: Request) -> None:
         """Take a request; must not block. A bad one is answered with an Error event."""

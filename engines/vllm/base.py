@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+import torch
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from engines import api
 from engines.machine import cpu_model
-from engines.overlap.models.published import save
-from engines.overlap.presets import PRESETS, tokenizer_file
+from engines.overlap.models.published import save, save_without_weights
+from engines.overlap.presets import PRESETS, Preset, tokenizer_file
 from engines.vllm import SPEC
 
 USED = (
@@ -28,6 +35,7 @@ USED = (
     "num_blocks", "sampling", "prefix_cache", "max_context", "recorder",
 )  # fmt: skip
 CARD_SHARE = 0.45  # of a GPU's memory: the two arms of a block stand side by side on one card
+GIB = 1 << 30
 
 
 class VllmEngine(api.Engine):
@@ -38,20 +46,29 @@ class VllmEngine(api.Engine):
         self.toggles = toggles
         self._saved: TemporaryDirectory[str] | None = None
 
-    def open(self) -> Any:
-        """Start vLLM; its config."""
+    def open(self, config: Any) -> None:
+        """Start vLLM with this config."""
         raise NotImplementedError
 
-    def start(self, events: api.EventSink) -> api.Description:
-        self.options.refuse_unused(SPEC.name, USED)
-        _check_device(self.options.device)
-        self.events = events
-        self._tokenizer = tokenizer_file(self.options.model)  # which refuses a typo
-        self._folder = self._model_folder()
+    def preflight(self) -> None:
+        """Everything that vLLM decides from the model's configuration; nothing is loaded."""
         try:
-            config = self.open()
+            self._configure(save_without_weights)
+        finally:
+            self.stop()
+
+    def start(self, events: api.EventSink) -> api.Description:
+        self.events = events
+        config = self._configure(partial(save, seed=self.options.seed))
+        try:
+            self.open(config)
         except ValueError as error:  # pydantic's too: what its options don't allow together
             raise api.BadSetting(f"vLLM {vllm.__version__}: {_one_line(error)}") from error
+        except RuntimeError as error:  # its core has failed, and has printed why
+            raise api.EngineError(f"vLLM did not start: {_printed_error() or _one_line(error)}") from error
+        logging.getLogger("vllm").setLevel(
+            logging.WARNING
+        )  # how it boots is worth reading, its steps are not
         self._check_in_force(config)
         return self._describe(config)
 
@@ -72,13 +89,14 @@ class VllmEngine(api.Engine):
             max_num_seqs=options.max_batch_size,
             max_num_batched_tokens=max(options.prefill_max_tokens, options.max_batch_size),
             num_gpu_blocks_override=options.num_blocks,
-            gpu_memory_utilization=CARD_SHARE,
+            **({} if _on_cpu() else {"gpu_memory_utilization": CARD_SHARE}),
             enable_prefix_caching=options.prefix_cache,
             stream_interval=options.stream_interval,
             async_scheduling=toggles["async_scheduling"] == "on",
             enforce_eager=toggles["enforce_eager"] == "on",
             enable_chunked_prefill=toggles["chunked_prefill"] == "on",
             disable_log_stats=not options.recorder,
+            scheduler_cls=self.scheduler,
         )
 
     def prompt(self, request: api.Request) -> Any:
@@ -99,14 +117,31 @@ class VllmEngine(api.Engine):
             output_kind=RequestOutputKind.DELTA,
         )
 
-    def _model_folder(self) -> Path:
-        """vLLM loads from folders; a preset is written to one."""
-        if self.options.model not in PRESETS:
-            return Path(self.options.model).expanduser()
-        self._saved = TemporaryDirectory(prefix="preset-")
-        folder = Path(self._saved.name)
-        save(PRESETS[self.options.model], folder, self.options.seed)
-        return folder
+    @property
+    def scheduler(self) -> str | None:
+        """The class that vLLM is to schedule with, by name; None: its own."""
+        return None
+
+    def _configure(self, write: Callable[[Preset, Path], None]) -> Any:
+        """vLLM's config of this arm. Raises BadSetting for what can't work. `write`: how a preset becomes the
+        folder that vLLM loads models from."""
+        self.options.refuse_unused(SPEC.name, USED)
+        _check_device(self.options.device)
+        self._tokenizer = tokenizer_file(self.options.model)  # which refuses a typo
+        self._folder = Path(self.options.model).expanduser()
+        if self.options.model in PRESETS:
+            self._saved = TemporaryDirectory(prefix="preset-")
+            self._folder = Path(self._saved.name)
+            write(PRESETS[self.options.model], self._folder)
+        try:
+            config = self.arguments().create_engine_config(UsageContext.ENGINE_CONTEXT)
+        except ValueError as error:
+            raise api.BadSetting(f"vLLM {vllm.__version__}: {_one_line(error)}") from error
+        self._check_in_force(config)
+        if _on_cpu():
+            self._check_heads(config.model_config.get_head_size())
+            self._limit_cache(config)
+        return config
 
     def _check_in_force(self, config: Any) -> None:
         """vLLM flips some switches by itself, with a line in its log: the record would be a lie."""
@@ -119,20 +154,44 @@ class VllmEngine(api.Engine):
         for name, is_on in found.items():
             if bool(is_on) != (self.toggles[name] == "on"):
                 raise api.BadSetting(
-                    f"vLLM {vllm.__version__} does not run {self.options.model} with "
-                    f"{name}={self.toggles[name]} on {current_platform.device_type}"
+                    f"{name}={self.toggles[name]}: vLLM {vllm.__version__} switches it "
+                    f"{'on' if is_on else 'off'} for {self.options.model} on {current_platform.device_type}, "
+                    "whatever is asked"
                 )
         if bool(config.cache_config.enable_prefix_caching) != self.options.prefix_cache:
             raise api.BadSetting(f"vLLM {vllm.__version__} does not run with this prefix_cache here")
-        heads, known = config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
-        if current_platform.device_type == "cpu" and heads not in known:
+
+    def _check_heads(self, size: int) -> None:
+        known = CPUAttentionBackend.get_supported_head_sizes()
+        if size not in known:
             raise api.BadSetting(
-                f"{self.options.model} has attention heads of size {heads}; on the CPU, vLLM "
-                f"{vllm.__version__} supports only {', '.join(map(str, known))}"
+                f"{self.options.model} has attention heads of size {size}; on the CPU, vLLM "
+                f"{vllm.__version__} has kernels for {', '.join(map(str, known))}: --model "
+                f"{SPEC.defaults['model']}, or one of your own"
             )
 
+    def _limit_cache(self, config: Any) -> None:
+        """On a CPU vLLM's share would be of all of the machine's memory, in each arm. What it gets in its
+        place is what every request in full length needs, or the blocks that were asked for."""
+        cache, model = config.cache_config, config.model_config
+        if cache.kv_cache_memory_bytes is not None:  # VLLM_CPU_KVCACHE_SPACE
+            return
+        options = self.options
+        per_request = -(-options.max_context // cache.block_size)
+        blocks = options.num_blocks or options.max_batch_size * per_request + 1  # vLLM keeps one
+        values = model.get_num_layers(config.parallel_config) * model.get_head_size()
+        values *= 2 * model.get_num_kv_heads(config.parallel_config)
+        size = blocks * cache.block_size * values * torch.empty((), dtype=model.dtype).element_size()
+        free = psutil.virtual_memory().available
+        if size > free:
+            raise api.BadSetting(
+                f"a KV cache of {blocks} blocks of {cache.block_size} tokens takes {size / GIB:.1f} GiB, and "
+                f"{free / GIB:.1f} GiB are free: limit it by num_blocks=N, --max-batch-size or max_context"
+            )
+        cache.num_gpu_blocks_override, cache.kv_cache_memory_bytes = blocks, size
+
     def _describe(self, config: Any) -> api.Description:
-        cpu = current_platform.device_type == "cpu"
+        cpu = _on_cpu()
         return api.Description(
             engine=SPEC.name,
             versions={
@@ -231,13 +290,26 @@ def _check_device(kind: str) -> None:
         raise api.BadSetting(f"device '{kind}': this vLLM is built for {found}; leave --device auto")
 
 
+def _on_cpu() -> bool:
+    return bool(current_platform.device_type == "cpu")
+
+
+def _printed_error() -> str:
+    """The last error that this process or one below it printed, where a file takes what they print."""
+    try:
+        printed = Path("/proc/self/fd/2").resolve().read_text(errors="replace")
+    except OSError:
+        return ""
+    found = re.findall(r"\b(\w+(?:Error|Exception): .+)", printed)
+    causes = [each for each in found if "initialization failed" not in each]
+    return " ".join(causes[-1].split()) if causes else ""
+
+
 def _batch_invariant() -> bool:
     return os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1"
 
 
 def _pids() -> dict[str, int]:
     """Every process of the engine: the host, and what vLLM started below it."""
-    import psutil
-
     below = psutil.Process().children(recursive=True)
     return {"engine": os.getpid()} | {f"vllm_{index}": each.pid for index, each in enumerate(below)}

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from engines.api import BadSetting, Engine, EngineOptions
 from engines.vllm import SPEC
 
+BIND = "VLLM_CPU_OMP_THREADS_BIND"
+
 
 def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
     """What the host calls (api.EngineSpec.build). BadSetting where there is no vLLM."""
@@ -24,10 +26,10 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     for name, value in (
         ("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
-        ("VLLM_LOGGING_LEVEL", "WARNING"),
+        ("VLLM_LOGGING_LEVEL", "INFO"),  # its log is what there is to see of a boot of minutes
         ("VLLM_NO_USAGE_STATS", "1"),
         # One compute thread on the last core, as the other engines' on a CPU; left alone it takes every core.
-        ("VLLM_CPU_OMP_THREADS_BIND", str(max(os.sched_getaffinity(0)))),
+        (BIND, str(max(os.sched_getaffinity(0)))),
     ):
         os.environ.setdefault(name, value)
     if in_process:

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from itertools import count
 from time import perf_counter_ns
 from typing import Any
 
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from engines import api
 from engines.vllm.base import Active, VllmEngine, error_of
+from engines.vllm.engine import BIND
+from engines.vllm.steps import finish_begun
 
 
 class InProcessEngine(VllmEngine):
-    def open(self) -> Any:
-        self._llm = LLMEngine.from_engine_args(self.arguments(), enable_multiprocessing=False)
+    def open(self, config: Any) -> None:
+        self._llm = LLMEngine.from_vllm_config(config, disable_log_stats=not self.options.recorder)
+        self._core = self._llm.engine_core.engine_core
+        # On a CPU vLLM binds the threads of a worker process, and there is none. Both arms compute on one
+        # core: where each goes by itself, what else runs on a core slows one of them for seconds.
+        core = os.environ[BIND]
+        if config.device_config.device_type == "cpu" and core.isdecimal():
+            os.sched_setaffinity(0, {int(core)})
         self._names = count()
         self._active: dict[str, Active] = {}  # by vLLM's name for it
         self._named: dict[int, str] = {}  # by request id
-        return self._llm.vllm_config
+
+    @property
+    def scheduler(self) -> str | None:
+        if not self.options.recorder:
+            return None
+        kind = "RecordedAsyncScheduler" if self.toggles["async_scheduling"] == "on" else "RecordedScheduler"
+        return f"engines.vllm.scheduler.{kind}"
 
     def submit(self, request: api.Request) -> None:
         accepted, name = perf_counter_ns(), str(next(self._names))
@@ -39,16 +55,31 @@ class InProcessEngine(VllmEngine):
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         while pump(0 if self._active else None):
-            if not self._active:
+            if self._active:
+                self._step()
+
+    def drain(self) -> None:
+        finish_begun(self._core, self._step, PauseState)
+
+    def begin_round(self) -> None:
+        self.drain()  # of a step that was scheduled ahead, and whose requests have ended
+        if self.options.recorder:
+            self._core.scheduler.steps.clear()
+
+    def collect(self) -> api.RoundRecord:
+        return self._core.scheduler.steps.record() if self.options.recorder else api.RoundRecord()
+
+    def _step(self) -> None:
+        said: list[api.Event] = []
+        for output in self._llm.step():
+            active = self._active.get(output.request_id)
+            if active is None:
                 continue
-            said: list[api.Event] = []
-            for output in self._llm.step():
-                active = self._active.get(output.request_id)
-                if active is None:
-                    continue
-                said += active.events(output)
-                if output.finished:
-                    del self._active[output.request_id]
-                    self._named.pop(active.request.id, None)
-            if said:
-                self.events.send(said)
+            said += active.events(output)
+            if output.finished:
+                del self._active[output.request_id]
+                self._named.pop(active.request.id, None)
+        if said:
+            self.events.send(said)
+        if self.options.recorder:
+            self._core.scheduler.steps.said()

@@ -15,6 +15,9 @@ CLAIMS = "With --claims"
 
 def variants(
     name: Annotated[str | None, argument("One variant, in full.")] = None,
+    engine: Annotated[
+        str | None, option(OUTPUT, "Whose variants, where none is named (overlap).", "--engine")
+    ] = None,
     claims: Annotated[
         bool, option(OUTPUT, "Each claim beside what was measured of it, in one table.", "--claims")
     ] = False,
@@ -32,6 +35,8 @@ def variants(
     found = load_variants()
     if name is not None:
         api.pick(name, found, "variant")
+    if engine is not None and (claims or name is not None):
+        raise api.BadSetting("--engine chooses what is listed: leave it out with a name, and with --claims")
     if claims:
         _show_claims(name, results, format, out)
         return
@@ -42,7 +47,8 @@ def variants(
 
     screen = Console()
     if name is None:
-        screen.print(listings.variants(found))
+        asked: api.EngineSpec = api.pick(engine or "overlap", api.find_engines(), "engine")
+        screen.print(listings.variants(found, asked.name))
     else:
         screen.print(listings.variant(found[name], api.find_engines(), screen.width))
 

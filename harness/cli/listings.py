@@ -19,20 +19,24 @@ if TYPE_CHECKING:
     from harness.studies.doctor import Finding
 
 
-def variants(found: Mapping[str, Variant]) -> RenderableType:
-    """What each changes, by which toggles, and who said so."""
+def variants(found: Mapping[str, Variant], engine: str) -> RenderableType:
+    """What each of one engine changes, by which toggles, and who said so; which other engines have some."""
+    shown = {name: each for name, each in found.items() if each.engine == engine}
     lines = Table.grid(padding=(0, 2))
-    lines.add_column(max_width=max(map(len, found)))
+    lines.add_column(max_width=max(map(len, shown), default=0))
     lines.add_column()
-    for name, each in found.items():
+    for name, each in shown.items():
+        changed = ", ".join([*each.changes, *each.before_options])
         lines.add_row(
-            Text.assemble((name, "bold"), "\n", (", ".join(each.changes), "dim")),
+            Text.assemble((name, "bold"), "\n", (changed, "dim")),
             Text.assemble(each.title, "\n", (f"from {each.source}", "dim")),
         )
     more = (
         "\nBelow a name: its toggles. bench variants NAME shows all, with its code; bench run --variant NAME "
         "measures it"
     )
+    for other in sorted({each.engine for each in found.values()} - {engine}):
+        more += f"\nbench variants --engine {other} lists those of {other}"
     return Group(lines, Text(more))
 
 
@@ -46,7 +50,8 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) ->
     facts += [(toggle.name, toggle.changes) for toggle in toggles]
     if code := [f"{toggle.module.replace('.', '/')}.py" for toggle in toggles if toggle.module]:
         facts.append(("code", ", ".join(code)))
-    facts += [("before", spelled(before)), ("after", spelled(after))]
+    facts.append(("before", spelled({**before, **each.before_options})))
+    facts.append(("after", spelled({**after, **each.after_options})))
     if each.workload:
         facts.append(("workload", spelled(each.workload)))
     if each.options:

@@ -20,6 +20,7 @@ from harness.plan.variants import load_variants
 from harness.run.events import (
     BlockBegun,
     BlockDone,
+    Booting,
     Event,
     NodeDone,
     Observer,
@@ -32,6 +33,7 @@ from harness.run.messages import Progress
 
 Write = Callable[[str], object]
 QUIET_S = 2.0  # between two lines of reading where there is no terminal; a small file says nothing
+PATIENCE_S = 10.0  # of a boot, before a line says that it goes on; then as long again as it took so far
 MUCH_STOLEN = 0.1  # of the CPU time, in a round: a change of some percent will not be seen
 
 
@@ -104,6 +106,7 @@ class Display:
         self._seconds: list[float] = []  # of finished blocks
         self._left = 0  # blocks not yet done
         self._at_once = 1  # blocks under way
+        self._told_s = 0.0  # how long a boot had taken when a line last said so
         self._block = self._round = self._so_far = ""
 
     def __call__(self, event: Event) -> None:
@@ -111,7 +114,14 @@ class Display:
             case BlockBegun(block, left):
                 self._block = self._named(block)
                 self._left = left
+                self._told_s = 0.0
                 self._show("booting")
+            case Booting(arms, seconds, log):
+                what = f"booting {' and '.join(arms)}, {seconds:.0f} s"
+                self._show(f"{what}; its log: {log}")
+                if seconds >= max(PATIENCE_S, 2 * self._told_s):
+                    self._told_s = seconds
+                    self._plain(f"{what}; its log: {log}")
             case RoundBegun(_, arm, index):
                 which = f"round {index + 1} of {self._design.rounds}" if index >= 0 else "warm-up"
                 self._round = f"{arm}, {which}"

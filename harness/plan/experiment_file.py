@@ -209,7 +209,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 turns = turns_of(arms, engines)
                 same = msgspec.structs.replace(same, segments=boots.segments, **turns)
             same.check()
-            if boots.segments and (still := [a.name for a in arms if not engines[a.engine].takes_turns]):
+            still = [a.name for a in arms if not engines[a.engine].can_take_turns(a.toggles)]
+            if boots.segments and still:
                 raise api.BadSetting(f"{name} has segments, and {still[0]}'s engine takes no turns")
             if blocks < FEWEST_BLOCKS:
                 raise api.BadSetting(f"an experiment needs at least {FEWEST_BLOCKS} blocks, not {blocks}")
@@ -278,8 +279,12 @@ def _arm(
     if settings.variant:
         chosen, _, side = settings.variant.partition(":")
         variant: Variant = api.pick(chosen, variants, "variant")
-        engine, base = variant.engine, variant.options
-        toggles = api.pick(side, {"before": variant.before, "after": variant.after}, f"side of {chosen}")
+        sides = {
+            "before": (variant.before, variant.before_options),
+            "after": (variant.after, variant.after_options),
+        }
+        toggles, of_side = api.pick(side, sides, f"side of {chosen}")
+        engine, base = variant.engine, {**variant.options, **of_side}
     options = {**base, **options, **settings.options}
     return make_arm(engines, name, engine, options, toggles, settings.toggles)
 

@@ -256,10 +256,13 @@ def make_design(
     variant: Variant | None = None
     engine, options = request.engine or "", request.options
     starts: tuple[api.Settings, api.Settings] = ({}, {})
+    of_sides: tuple[Mapping[str, object], Mapping[str, object]] = ({}, {})
     if request.variant is not None:
         variant = api.pick(request.variant, variants, "variant")
-        engine, options = variant.engine, {**variant.options, **options}
+        engine = variant.engine
         starts = variant.before, variant.after
+        of_sides = variant.before_options, variant.after_options
+    of_variant = {} if variant is None else variant.options
     both, before = parse_changes(request.both, "--set"), parse_changes(request.before, "--before")
     after = parse_changes(request.after, "--after")
     if request.against_itself and after:
@@ -270,8 +273,8 @@ def make_design(
     if variant is not None or after or request.refs is not None:
         sides["after"] = after
     arms = tuple(
-        make_arm(engines, name, engine, options, start, {**both, **changes})
-        for (name, changes), start in zip(sides.items(), starts, strict=False)
+        make_arm(engines, name, engine, {**of_variant, **side, **options}, start, {**both, **changes})
+        for (name, changes), start, side in zip(sides.items(), starts, of_sides, strict=False)
     )
     if request.against_itself:
         arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
@@ -293,8 +296,10 @@ def make_design(
 
 
 def _is_changed(request: Request) -> bool:
-    """Whether arms were changed: a variant's metrics are about the variant as it stands."""
-    return bool(request.both or request.before or request.after)
+    """Whether arms were changed: a variant's metrics are about the variant as it stands. Which interpreter
+    both run under is no part of it."""
+    both = [change for change in request.both if not change.startswith("python=")]
+    return bool(both or request.before or request.after)
 
 
 def _secondaries(request: Request, variant: Variant | None) -> tuple[str, ...]:
@@ -368,9 +373,10 @@ def complete(
 def with_turns(design: Design, request: Request, engines: Mapping[str, api.EngineSpec], usual: str) -> Design:
     """The design with turns, and decided by them, where every arm can take them and says what its steps take.
     A metric of requests that was asked for, or is the `usual` one here, is measured by rounds alone."""
-    specs = [engines[arm.engine] for arm in design.arms]
     asked, primary = request.design.get("segments"), request.design.get("primary", usual)
-    able = all(spec.takes_turns for spec in specs) and all(arm.options.recorder for arm in design.arms)
+    able = all(
+        engines[arm.engine].can_take_turns(arm.toggles) and arm.options.recorder for arm in design.arms
+    )
     wanted = asked or request.design.get("primary") in OF_PAIRS
     unlike = composed_otherwise(design.arms, engines)
     if unlike and wanted:

@@ -132,7 +132,7 @@ def one_block(
     `write` gets them first: an engine that fails while it stops costs no block."""
     first = manifests[0]
     arms = first.design.arms_with_plant(first.plant_ns)
-    booted = session.boot([arms[each] for each in first.drawn[number]])
+    booted = session.boot([arms[each] for each in first.drawn[number]], observe)
     measured = [whole(each) for each in _block(session, manifests, number, booted, observe)]
     write(measured)
     _shut(session, booted, observe)
@@ -152,7 +152,7 @@ def discarded(
     design = manifests[0].design
     began = time.monotonic()
     observe(BlockBegun(-1, left))
-    booted = session.boot(design.arms_with_plant(None))
+    booted = session.boot(design.arms_with_plant(None), observe)
     manifests = [described(each, booted) for each in manifests]
     measured = _block(session, manifests, -1, booted, observe)
     if design.plant is not None and manifests[0].plant_ns is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.run import messages
 
@@ -14,6 +15,15 @@ class BlockBegun:
 
     block: int
     left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Booting:
+    """Arms have been booting for so long; `log` is the file of what the first of them prints."""
+
+    arms: tuple[str, ...]
+    seconds: float
+    log: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +82,7 @@ class Said:
     line: str
 
 
-Event = BlockBegun | RoundBegun | SegmentBegun | BlockDone | NodeDone | SoFar | Said | messages.Progress
+Event = (
+    BlockBegun | Booting | RoundBegun | SegmentBegun | BlockDone | NodeDone | SoFar | Said | messages.Progress
+)
 Observer = Callable[[Event], None]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
@@ -24,6 +24,7 @@ from harness.common.processes import Child
 from harness.common.signals import undisturbed
 from harness.plan.design import Arm
 from harness.run import messages, records
+from harness.run.events import Booting, Said
 from harness.run.hosts import (
     EXPLAIN_MS,
     ROLES,
@@ -34,6 +35,7 @@ from harness.run.hosts import (
     check_interpreter,
     check_memory,
     check_none_stopped,
+    check_preflight,
     environment,
     host_role,
     private_bytes,
@@ -44,10 +46,12 @@ from harness.workload.plan import Planned
 
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
 ANSWER_S = 60.0  # who should answer at once, and says nothing for so long, hangs; a start may take any time
+TELL_S = 5.0  # between two words on what boots
 GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
 
 T = TypeVar("T")
 OnProgress = Callable[[messages.Progress], object]
+OnBooting = Callable[[Booting | Said], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class Session:
 
     # -- boots ---------------------------------------------------------------------------------------------
 
-    def boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
+    def boot(self, arms: Sequence[Arm], on_booting: OnBooting = lambda event: None) -> dict[str, Booted]:
         """Start one engine per arm, in order, some side by side; by name, all ready. Raises BadSetting or
         RunFailed."""
         first = self._boots == 0
@@ -141,20 +145,36 @@ class Session:
         if first:
             for arm in arms:
                 check_interpreter(arm)
+            asked: list[Arm] = []
+            for arm in arms:
+                if (nameless := msgspec.structs.replace(arm, name="")) not in asked:
+                    asked.append(nameless)
+                    if spec_of(arm).preflight:
+                        on_booting(Said(f"asking whether {arm.name} can run here, before anything boots"))
+                        check_preflight(arm)
         booted: dict[str, Booted] = {}
         while len(booted) < len(arms):
-            booted |= self._boot(arms[len(booted) : len(booted) + at_once])
+            booted |= self._boot(arms[len(booted) : len(booted) + at_once], on_booting)
             if first:
                 children = (child for each in booted.values() for child in each.children)
                 free = psutil.virtual_memory().available
                 check_memory(len(booted), len(arms), private_bytes(children), free)
         return booted
 
-    def _boot(self, arms: Sequence[Arm]) -> dict[str, Booted]:
+    def _boot(self, arms: Sequence[Arm], on_booting: OnBooting) -> dict[str, Booted]:
         descriptions: dict[str, api.Description] = {}
+        began = monotonic()
         try:
             hosts = {arm.name: self._start_host(arm) for arm in arms}
             while len(descriptions) < len(arms):
+                missing = [arm.name for arm in arms if arm.name not in descriptions]
+                log = hosts[missing[0]][0].log
+                assert log is not None
+                while not self._poller.poll(round(min(TELL_S, ANSWER_S) * 1e3)):
+                    took = monotonic() - began
+                    on_booting(Booting(tuple(missing), took, log))
+                    if took >= ANSWER_S:
+                        check_none_stopped(self._alive, took)
                 ready = self._host_says(api.Ready, ANSWER_S)
                 check_description(ready)
                 self._check_origin(ready)

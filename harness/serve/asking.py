@@ -67,7 +67,7 @@ def make_served(asked: Mapping[str, Any]) -> Arm:
     if not engine:
         variant = api.pick(asked.get("variant", VARIANT), load_variants(), "variant")
         engine, toggles = variant.engine, variant.after
-        options |= variant.options
+        options |= variant.options | variant.after_options
     engines = api.find_engines()
     # As servers do, unlike `bench run`: each token goes out at once, and requests may ask for a temperature.
     served = {"stream_interval": 1, "sampling": api.pick(engine, engines, "engine").samples}

@@ -14,6 +14,7 @@ from harness.common.processes import Child, end, stopped
 from harness.common.processes import start as start_child
 from harness.plan.design import Arm
 from harness.run import session
+from harness.run.events import Booting, Said
 from harness.store import tables
 from harness.workload.plan import Planned
 from tests.support import broken_engine
@@ -144,6 +145,24 @@ def test_a_start_may_take_any_time_unless_a_process_of_it_is_stopped(
         monkeypatch.setattr(session.processes, "start", start_stopped)
         with pytest.raises(session.RunFailed, match=r"^the engine host of before \(pid \d+\) is stopped, "):
             processes.boot([arm])
+
+
+def test_while_an_arm_boots_it_is_said_which_and_where_what_it_prints_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    arm = in_process(monkeypatch, environment, "nothing")
+    monkeypatch.setattr(session, "TELL_S", 0.02)  # no start is as quick
+    said = list[Booting]()
+
+    def note(event: Booting | Said) -> None:
+        assert isinstance(event, Booting)
+        assert event.log.is_file()
+        said.append(event)
+
+    with session.Session() as processes:
+        processes.boot([arm], note)
+    assert {each.arms for each in said} == {("before",)}
+    assert [each.seconds for each in said] == sorted(each.seconds for each in said)
 
 
 def test_what_a_process_started_is_named_where_it_is_stopped(tmp_path: Path) -> None:

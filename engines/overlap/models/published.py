@@ -171,7 +171,19 @@ def save(preset: Preset, folder: Path, seed: int = 0) -> None:
     takes its model from a folder, or for several that are to run on the same weights for certain."""
     model = _make(preset, seed)
     model.save_pretrained(folder)
-    tokenizer = widened(model.config.vocab_size)
+    _save_tokenizer(model.config.vocab_size, folder)
+
+
+def save_without_weights(preset: Preset, folder: Path) -> None:
+    """The same without the weights, which take long: enough to ask whether an engine could run it."""
+    config = AutoConfig.for_model(preset.model_type, **preset.config)
+    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    config.save_pretrained(folder)
+    _save_tokenizer(config.vocab_size, folder)
+
+
+def _save_tokenizer(vocabulary: int, folder: Path) -> None:
+    tokenizer = widened(vocabulary)
     end = tokenizer.id_to_token(END_OF_TEXT_ID)
     published = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=end, eos_token=end, pad_token=end

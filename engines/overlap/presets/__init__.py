@@ -62,6 +62,11 @@ PRESETS = {
         model_type="gpt2",
         config={"n_layer": 8, "n_embd": 64, "n_head": 4, "n_positions": 1024, "vocab_size": 4096, **_INIT},
     ),
+    "tiny-gpt2-32": Preset(
+        summary="tiny-gpt2 with two heads of 32: vLLM's kernels on a CPU have none for 16",
+        model_type="gpt2",
+        config={"n_layer": 8, "n_embd": 64, "n_head": 2, "n_positions": 1024, "vocab_size": 4096, **_INIT},
+    ),
     "tiny-llama": Preset(
         summary="Llama, 8 layers x 64, 4 heads over 2 KV heads, vocabulary 4096",
         model_type="llama",

@@ -249,12 +249,14 @@ def test_a_design_goes_through_json_unchanged() -> None:
 
 @pytest.mark.parametrize("name", sorted(load_variants()))
 def test_every_named_variant_makes_a_design(name: str) -> None:
-    found = make_design(Request(variant=name), ENGINES, load_variants(), lambda: "emulated")
+    found = make_design(Request(variant=name), api.find_engines(), load_variants(), lambda: "emulated")
     before, after = found.arms
     each = load_variants()[name]
+    for arm, own in ((before, each.before_options), (after, each.after_options)):
+        assert {option: getattr(arm.options, option) for option in own} == own
     assert dict(before.toggles) == each.before  # with its base, a variant has full settings
     assert dict(after.toggles) == each.after
-    assert {"cuda", "emulated"} <= set(each.expect)
+    assert {"cuda", "cpu" if each.engine == "vllm" else "emulated"} <= set(each.expect)
     check_metrics(found)
 
 
@@ -327,6 +329,7 @@ def test_a_run_of_so_many_minutes_has_no_number_of_blocks_of_its_own() -> None:
 
 def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant() -> None:
     assert secondaries(max_regression=0.05) == ()
+    assert secondaries(both=["python=/an/interpreter"]) == ("step_ms_sliced_same_device",)
     for changed in ({"both": ["stream_interval=1"]}, {"before": ["graph=off"]}, {"after": ["graph=off"]}):
         assert secondaries(**changed) == ()
 
@@ -380,7 +383,7 @@ def test_what_a_claim_is_of_is_a_metric() -> None:
         ),
         (
             {"variant": "pinned", "after": ["model=bert"]},
-            "echo-gpt2, tiny-gpt2, tiny-llama, gpt2, llama-1b (one of the hub is OWNER/NAME",
+            "echo-gpt2, tiny-gpt2, tiny-gpt2-32, tiny-llama, gpt2, llama-1b (one of the hub is OWNER/NAME",
         ),
         ({"variant": "pinned", "options": {"pace": "h100"}}, "there is no pace 'h100': one of sglang-"),
         ({"variant": "pinned", "options": {"pace": "1ms", "device": "cuda"}}, "a card has its own"),

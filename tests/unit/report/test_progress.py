@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
 from harness.cli.progress import MUCH_STOLEN, Display, question
-from harness.run.events import BlockBegun, BlockDone, NodeDone, SoFar
+from harness.run.events import BlockBegun, BlockDone, Booting, NodeDone, SoFar
 from tests.support.made_blocks import manifest
 
 
@@ -52,3 +54,17 @@ def test_what_is_seen_so_far_is_shown_and_called_no_verdict() -> None:
     display(BlockBegun(2, left=4))
     assert plain == ["after 2 blocks, no verdict yet: tpot_ms_p50 −3.0% [−5.0%, −1.0%]"]
     assert drawn == ["block 3 of 6: booting | so far, no verdict yet: tpot_ms_p50 −3.0% [−5.0%, −1.0%]"]
+
+
+def test_a_long_boot_says_what_boots_how_long_it_took_and_where_its_log_is() -> None:
+    """Where nothing can be drawn, lines become rarer the longer it takes."""
+    drawn, plain = list[str](), list[str]()
+    display = Display(manifest().design, drawn.append, redraw=drawn.append, plain=plain.append)
+    display(BlockBegun(0, left=6))
+    for seconds in range(5, 145, 5):
+        display(Booting(("after",), float(seconds), Path("host-2.log")))
+    assert drawn[-1] == "block 1 of 6: booting after, 140 s; its log: host-2.log"
+    assert plain == [f"booting after, {seconds} s; its log: host-2.log" for seconds in (10, 20, 40, 80)]
+    display(BlockBegun(1, left=5))
+    display(Booting(("after",), 10.0, Path("host-4.log")))
+    assert plain[-1] == "booting after, 10 s; its log: host-4.log"

@@ -1,0 +1,89 @@
+"""vLLM itself on a CPU, where BENCH_VLLM names an interpreter that has it (engines/vllm/README.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from engines import api
+from engines.vllm import SPEC
+from harness.metrics import slices
+from harness.plan.design import Arm
+from harness.plan.settings import make_arm
+from harness.run import records
+from harness.run.hosts import check_preflight
+from harness.run.session import Session
+from harness.workload.plan import Planned
+
+PYTHON = os.environ.get("BENCH_VLLM", "")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="BENCH_VLLM names no interpreter that has vLLM")
+ASKED = [Planned(number, 0, [number + 5] * 16, 33, False) for number in range(4)]
+STEPS = 4
+
+
+def arm(name: str, **changes: str) -> Arm:
+    return make_arm({"vllm": SPEC}, name, "vllm", {}, {}, {"python": PYTHON, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": "tiny-gpt2"}, "tiny-gpt2 has attention heads of size 16; on the CPU, vLLM"),
+        ({"async_scheduling": "on"}, "async_scheduling=on: vLLM"),
+        ({"num_blocks": "100000000"}, "a KV cache of 100000000 blocks of 128 tokens takes"),
+    ],
+)
+def test_what_can_not_work_on_a_cpu_is_refused_before_anything_boots(
+    changes: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(api.BadSetting, match=f"^after can't run: {reason}"):
+        check_preflight(arm("after", **changes))
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with Session() as found:
+        yield found
+
+
+def test_in_process_it_takes_turns_and_records_every_step(session: Session) -> None:
+    booted = list(session.boot([arm(name, multiprocessing="off") for name in ("before", "after")]).values())
+    for each in booted:
+        session.begin(each)
+    done = session.take_turns(booted, ASKED, STEPS, lambda progress: None)
+    assert not any(done.data.errors)
+    spans = []
+    for each in booted:
+        record, turns = session.collect_turns(each)
+        steps, taken = records.steps_frame(record), records.turns_frame(turns)
+        assert list(steps["kind"]) == ["prefill"] + ["decode"] * 32
+        assert (steps["batch"] == 4).all()
+        assert (steps["device_ns"] > 0).all()
+        assert (steps["schedule.end"] <= steps["device_start_ns"]).all()
+        assert (steps["append.end"] <= steps["output.end"]).all()
+        found = slices.of_turns(steps, taken, lead=1)
+        assert found["steps"].tolist() == [STEPS] * 8 + [1]
+        assert slices.busy_while_parked(found) < 0.2
+        spans += list(zip(taken["taken_ns"], taken["drained_ns"], strict=True))
+    spans.sort()
+    assert all(ended <= began for (_, ended), (began, _) in pairwise(spans))
+    half = len(ASKED)
+    assert done.data.digests[:half] == done.data.digests[half:]
+    assert len(set(done.data.digests)) > 1
+    assert session.shut(booted) == []
+
+
+def test_its_core_in_a_process_of_its_own_gives_the_same_tokens(session: Session) -> None:
+    arms = [arm("before", multiprocessing="off"), arm("after", multiprocessing="on")]
+    digests = []
+    for booted in session.boot(arms).values():
+        session.begin(booted)
+        done = session.load(booted, ASKED, None, 0, lambda progress: None)
+        assert not any(done.data.errors)
+        digests.append(done.data.digests)
+        session.collect(booted)
+        assert session.shut([booted]) == []
+    assert digests[0] == digests[1]

@@ -1,0 +1,148 @@
+"""vLLM's steps as records: what its scheduler says goes in as its SchedulerOutput has it."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+from types import SimpleNamespace
+from typing import Any
+
+from engines.vllm.steps import Steps, finish_begun
+from harness.run.records import broken, steps_frame
+
+
+def scheduled(
+    new: tuple[str, ...] = (), old: dict[str, int] | None = None, resumed: tuple[str, ...] = ()
+) -> Any:
+    """A step with these requests: `new` with prompts of 16 tokens, and `old` by their tokens so far."""
+    old = old or {}
+    tokens = dict.fromkeys(new, 16) | dict.fromkeys(old, 1)
+    return SimpleNamespace(
+        num_scheduled_tokens=tokens,
+        total_num_scheduled_tokens=sum(tokens.values()),
+        scheduled_new_reqs=list(new),
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=list(old), num_output_tokens=list(old.values()), resumed_req_ids=set(resumed)
+        ),
+    )
+
+
+def test_a_step_is_a_prefill_a_decode_or_both() -> None:
+    steps = Steps()
+    outputs = (
+        scheduled(new=("a", "b")),
+        scheduled(old={"a": 1, "b": 1}),
+        scheduled(new=("c",), old={"a": 2}),
+        scheduled(old={"d": 0}),  # the second part of a long prompt
+        scheduled(old={"a": 3, "b": 3}, resumed=("b",)),  # its KV is computed anew
+    )
+    for number, output in enumerate(outputs):
+        steps.made(output, 10 * number, 10 * number + 1)
+        steps.finished(0, 10 * number + 5, 10 * number + 6)
+    frame = steps_frame(steps.record())
+    assert list(frame["kind"]) == ["prefill", "decode", "mixed", "prefill", "mixed"]
+    assert list(frame["batch"]) == [2, 2, 2, 1, 2]
+    assert list(frame["tokens"]) == [32, 2, 17, 1, 2]
+
+
+def test_the_model_has_what_lies_between_the_two_calls_of_the_scheduler() -> None:
+    steps = Steps()
+    steps.made(scheduled(old={"a": 1}), 100, 110)
+    steps.finished(0, 150, 160)
+    steps.said()
+    record = steps.record()
+    assert broken(record, 0, 1 << 62) == ""
+    (row,) = steps_frame(record).to_dict("records")
+    assert (row["schedule.start"], row["schedule.end"]) == (100, 110)
+    assert (row["device_start_ns"], row["device_end_ns"], row["device_ns"]) == (110, 150, 40)
+    assert (row["append.start"], row["append.end"]) == (150, 160)
+    assert row["output.start"] == 160
+    assert row["output.end"] > 160
+
+
+def test_a_step_that_was_scheduled_ahead_began_when_the_one_before_it_had_ended() -> None:
+    steps = Steps()
+    steps.made(scheduled(old={"a": 1}), 0, 10)
+    steps.made(scheduled(old={"a": 2}), 20, 30)
+    steps.finished(0, 100, 110)
+    steps.made(scheduled(old={"a": 3}), 120, 130)
+    steps.finished(1, 200, 210)
+    steps.finished(0, 300, 310)
+    frame = steps_frame(steps.record())
+    assert list(frame["device_start_ns"]) == [10, 100, 200]
+    assert list(frame["device_end_ns"]) == [100, 200, 300]
+    assert list(frame["dropped"]) == [0, 1, 0]
+
+
+def test_a_call_that_schedules_nothing_is_no_step() -> None:
+    steps = Steps()
+    steps.made(scheduled(old={"a": 1}), 0, 10)
+    steps.made(scheduled(), 20, 30)
+    steps.finished(0, 100, 110)
+    steps.finished(0, 120, 120)
+    steps.said()
+    assert list(steps_frame(steps.record())["step"]) == [0]
+
+
+def test_preemptions_count_for_the_step_whose_scheduling_needed_them() -> None:
+    steps = Steps()
+    steps.preempted = 2
+    for number in range(2):
+        steps.made(scheduled(old={"a": 1}), 10 * number, 10 * number + 1)
+        steps.finished(0, 10 * number + 5, 10 * number + 6)
+    assert list(steps_frame(steps.record())["preempted"]) == [2, 0]
+
+
+def test_a_round_forgets_the_one_before_it() -> None:
+    steps = Steps()
+    for _ in range(3):
+        steps.clear()
+        steps.made(scheduled(old={"a": 1}), 0, 1)
+        steps.finished(0, 5, 6)
+        assert list(steps_frame(steps.record())["step"]) == [0]
+
+
+class State(Enum):
+    UNPAUSED = auto()
+    PAUSED_ALL = auto()
+
+
+class Ahead:
+    """A core that schedules a step ahead: it waits for the oldest where it has two, or may schedule none."""
+
+    def __init__(self) -> None:
+        self.batch_queue: deque[int] | None = deque()
+        self.scheduler = SimpleNamespace(set_pause_state=self.pause)
+        self.state = State.UNPAUSED
+        self.scheduled = 0
+
+    def pause(self, state: State) -> None:
+        self.state = state
+
+    def step(self) -> None:
+        assert self.batch_queue is not None
+        if self.state is State.UNPAUSED:
+            self.batch_queue.append(self.scheduled)
+            self.scheduled += 1
+            if len(self.batch_queue) < 2:
+                return
+        self.batch_queue.popleft()
+
+
+def test_what_is_in_flight_at_the_end_of_a_turn_is_finished_and_nothing_new_is_begun() -> None:
+    core = Ahead()
+    for _ in range(3):
+        core.step()
+    assert core.batch_queue
+    finish_begun(core, core.step, State)
+    assert not core.batch_queue
+    assert core.scheduled == 3
+    core.step()
+    assert core.scheduled == 4  # it goes on
+
+
+def test_a_core_that_does_not_schedule_ahead_has_nothing_in_flight() -> None:
+    core = Ahead()
+    core.batch_queue = None
+    finish_begun(core, core.step, State)
+    assert core.scheduled == 0
