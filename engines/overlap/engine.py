@@ -10,6 +10,8 @@ from importlib.metadata import version
 from time import perf_counter_ns
 from typing import Any
 
+import msgspec
+
 from engines import api
 from engines.devices import open_device
 from engines.devices.base import Device
@@ -21,6 +23,7 @@ from engines.overlap.loop import LOOPS, Loop
 from engines.overlap.output import OutputProcessor
 from engines.overlap.plant import Plant
 from engines.overlap.presets import load_tokenizer, tokenizer_file
+from engines.overlap.ranks import OtherRanks, count_ranks
 from engines.overlap.recorder import Tracer, make_recorder
 from engines.overlap.refusal import why_refused
 from engines.overlap.request import Active
@@ -60,6 +63,7 @@ class OverlapEngine(api.Engine):
         self._started: Loop | None = None
         self._tokenizing: Tokenizing | None = None
         self._cancelled: set[int] = set()  # while their texts were being tokenized
+        self._ranks: OtherRanks | None = None  # where the model spans several devices
         self._tracer: Tracer | None = None  # in a round that is profiled
 
     @property
@@ -85,23 +89,47 @@ class OverlapEngine(api.Engine):
                 "scoring goes with steps=1 and spec=off: a step is told one target for each request"
             )
         self._events = events
+        ranks = count_ranks(toggles)
+        if ranks > 1:
+            self._start_ranks(ranks)
+        try:
+            return self._start(events, ranks)
+        except api.EngineError as error:
+            raise self._blamed(error) from error
+
+    def _start_ranks(self, ranks: int) -> None:
+        options, cores = self.options, "split"
+        if self._opened is not None:  # handed in: theirs must be of its kind
+            kind = "cuda" if self._opened.kind == "cuda" else "emulated"
+            options, cores = msgspec.structs.replace(options, device=kind), "shared"
+        self._ranks = OtherRanks(options, self.toggles, ranks, cores, self._plan.step_bytes, self.counters)
+
+    def _blamed(self, error: api.EngineError) -> api.EngineError:
+        """What to say of an error: of several ranks, another one may be at fault."""
+        return error if self._ranks is None else self._ranks.blame(error)
+
+    def _start(self, events: api.EventSink, ranks: int) -> api.Description:
+        options, toggles, plan = self.options, self.toggles, self._plan
         device = self._opened or open_device(
             options.device,
             staging=options.staging,
             pace=options.pace,
             chaos=options.chaos,
             blocking_sync=options.blocking_sync,
+            place=(0, ranks),
         )
         self._opened = device
 
         limits = plan.limits
-        facts = device.load(plan.module())
+        facts = device.load(plan.module((0, ranks, self._ranks.store) if self._ranks is not None else None))
         self._vocabulary: int = facts["vocabulary"]
         self.tokenizer = load_tokenizer(options.model, self._vocabulary)
         if options.tokenize_workers:
             self._tokenizing = Tokenizing(self.tokenizer, options.tokenize_workers)
             self.wake_fd = self._tokenizing.wake_fd
         plan.prepare(device)
+        if self._ranks is not None:
+            self._ranks.wait_until_up()
 
         plant = Plant(options.plant_at, options.plant_ns, device, device.stream("forward"), self.counters)
         plant.prepare()
@@ -150,6 +178,7 @@ class OverlapEngine(api.Engine):
             counters=self.counters,
             eos=frozenset(facts["eos"]),
             plant=plant,
+            ranks=self._ranks,
         )
         return self._describe(device, facts)
 
@@ -158,6 +187,8 @@ class OverlapEngine(api.Engine):
 
     def _describe(self, device: Device, facts: dict[str, Any]) -> api.Description:
         pids = {"engine": os.getpid(), "device": device.pid, "output": self._loop.output.pid}
+        if self._ranks is not None:
+            pids |= self._ranks.pids
         return api.Description(
             engine=SPEC.name,
             versions={"python": platform.python_version()}
@@ -233,7 +264,10 @@ class OverlapEngine(api.Engine):
             gc.SERVING[toggles["gc"]](),
             gc.counted(self.counters),
         ):
-            LOOPS[toggles["schedule"]](self._loop, pump)
+            try:
+                LOOPS[toggles["schedule"]](self._loop, pump)
+            except api.EngineError as error:
+                raise self._blamed(error) from error
 
     def begin_round(self) -> None:
         self._forget()
@@ -251,14 +285,19 @@ class OverlapEngine(api.Engine):
     def _forget(self) -> None:
         """What the device and the counters hold of earlier rounds."""
         self._loop.settle()
-        self._device.drain()
+        self._drain_devices()
         self._device.begin_round()
         self.counters.clear()
         self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # zero is a finding too
 
     def drain(self) -> None:
         self._loop.drain()
+        self._drain_devices()
+
+    def _drain_devices(self) -> None:
         self._device.drain()
+        if self._ranks is not None:
+            self._ranks.drain()
 
     def collect(self) -> api.RoundRecord:
         self._loop.settle()
@@ -301,6 +340,9 @@ class OverlapEngine(api.Engine):
             self._started.d2h.stop()  # behind the last launch, and before the device that it waits for
             self._started.output.stop()
             self._started = None
+        if self._ranks is not None:
+            self._ranks.stop()
+            self._ranks = None
         if self._opened is not None and self._own_device:
             self._opened.close()
             self._opened = None

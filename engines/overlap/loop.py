@@ -40,6 +40,7 @@ from engines.overlap.step import Step
 
 if TYPE_CHECKING:
     from engines.overlap.plant import Plant
+    from engines.overlap.ranks import OtherRanks
     from engines.overlap.request import Active
     from engines.overlap.scheduler import Batch, Scheduler
     from engines.overlap.toggles.d2h import DeviceToHost
@@ -68,6 +69,7 @@ class Loop:
     counters: dict[str, int]
     eos: frozenset[int]
     plant: Plant
+    ranks: OtherRanks | None = None  # where the model spans several devices
     next_step: int = 0
     in_flight: Step | None = None  # under overlap: launched, and not processed yet
 
@@ -98,6 +100,8 @@ class Loop:
         self.recorder.end(SCHEDULE, number, began)
 
         began = self.recorder.begin(METADATA, number)
+        if self.ranks is not None:
+            self.ranks.send(number, batch)
         step = Step(number, batch, self.h2d.stage(batch))
         self.recorder.end(METADATA, number, began)
         self.plant.delay_host()
