@@ -43,11 +43,9 @@ def open_device(
                 raise BadSetting("pace is for the emulated device only: a card has its own; leave it out")
             from engines.devices.cuda import CudaDevice
 
-            rank, ranks = place
-            if ranks > torch.cuda.device_count():
-                raise BadSetting(
-                    f"ranks={ranks}: each takes a card, and torch finds {torch.cuda.device_count()}"
-                )
+            (rank, ranks), cards = place, torch.cuda.device_count()
+            if ranks > cards:
+                raise BadSetting(f"ranks={ranks}: each takes a card, and torch finds {cards}")
             return cast("Device", CudaDevice(chaos=chaos, blocking_sync=blocking_sync, index=rank))
         if kind == "cuda":
             raise BadSetting("device 'cuda': torch finds no CUDA device here; use --device emulated")

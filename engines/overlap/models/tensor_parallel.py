@@ -3,7 +3,7 @@
 Of what projects from the hidden state a rank keeps some outputs (COLUMNS): its heads, its part of the MLP. Of
 what projects back it keeps the inputs that go with them (ROWS), and what the ranks get is summed: one
 all-reduce for attention and one for the MLP, in each layer, inside the program. Embeddings, norms and the
-output's weights are whole on every rank. So all ranks have the same hidden states, and choose the same tokens.
+output's weights are whole on every rank. So all have the same hidden states, and choose the same tokens.
 
 Between cards the sum is NCCL's, between emulated devices gloo's; which of the two is torch.distributed's
 affair. A rank that waits for another one waits for WAIT_S at most.
@@ -67,7 +67,7 @@ def join(device: torch.device, rank: int, ranks: int, store: str) -> Group:
     met = distributed.FileStore(store, ranks)
     met.set_timeout(timedelta(seconds=JOIN_S))
     backend = "nccl" if device.type == "cuda" else "gloo"
-    # Without a device_id a card's communicator is made by its first all-reduce, which is a warm-up's.
+    # A card's communicator is made by the first all-reduce: at load, before anything is captured.
     distributed.init_process_group(
         backend, store=met, rank=rank, world_size=ranks, timeout=timedelta(seconds=WAIT_S)
     )
