@@ -32,6 +32,12 @@ BLAME_S = 3.0  # until whoever is at fault has said so, or is gone
 STOP_S = 3.0
 
 
+class RankFailed(EngineError):
+    """One of several ranks, which the message names."""
+
+    names_process = True
+
+
 def count_ranks(toggles: Mapping[str, str]) -> int:
     """Raises BadSetting for what is no number of ranks."""
     said = toggles.get("ranks", "1")
@@ -75,20 +81,20 @@ class _Rank:
         while self.hear(0):
             pass
         if self.broke is not None:
-            kind = BadSetting if self.broke.usage else EngineError
-            return kind(self.broke.message if self.broke.usage else f"{self}: {self.broke.message}")
+            said = self.broke.message
+            return BadSetting(said) if self.broke.usage else RankFailed(f"{self}: {said}")
         code = self.process.poll()
         if code is None:
             return None
-        return EngineError(f"{self} died ({f'signal {-code}' if code < 0 else f'exit {code}'})")
+        return RankFailed(f"{self} died ({f'signal {-code}' if code < 0 else f'exit {code}'})")
 
-    def stopped(self) -> str | None:
-        """Which of its processes somebody has stopped."""
+    def silence(self) -> RankFailed:
+        """It did not do its part, and lives: whether somebody has stopped one of its processes."""
         for what, pid in (("", self.process.pid), ("the device of ", self.device)):
             with suppress(OSError):
                 if pid and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-                    return f"{what}rank {self.number} (pid {pid}) is stopped"
-        return None
+                    return RankFailed(f"{what}rank {self.number} (pid {pid}) is stopped")
+        return RankFailed(f"{self} does not answer")
 
     def __str__(self) -> str:
         return f"rank {self.number} (pid {self.process.pid})"
@@ -165,20 +171,18 @@ class OtherRanks:
         if isinstance(error, BadSetting):
             return error
         if RANK_LOST not in str(error):
-            return EngineError(f"rank 0: {error}")
+            return error if isinstance(error, RankFailed) else RankFailed(f"rank 0: {error}")
+        with suppress(EngineError):
+            self._sender.order(DRAIN)  # a host only notices that its device is gone when it uses it
         deadline = time.monotonic() + BLAME_S
         while time.monotonic() < deadline:
-            failures = [failure for rank in self._ranks if (failure := rank.failure()) is not None]
-            for failure in failures:
-                if RANK_LOST not in str(failure):
+            for rank in self._ranks:
+                failure = rank.failure()
+                if failure is not None and RANK_LOST not in str(failure):
                     return failure
             time.sleep(0.02)
-        for rank in self._ranks:
-            stopped = rank.stopped()
-            if stopped is not None:
-                return EngineError(stopped)
-        names = " or ".join(map(str, self._ranks))
-        return EngineError(f"{names} did not come to its part of a step: {error}")
+        alive = [rank for rank in self._ranks if rank.failure() is None and not rank.heard]
+        return alive[0].silence() if alive else RankFailed(str(error))
 
     def stop(self) -> None:
         with suppress(EngineError):
@@ -203,7 +207,7 @@ class OtherRanks:
             if failure is not None:
                 raise self.blame(failure)
             if time.monotonic() > deadline:
-                raise EngineError(rank.stopped() or f"{rank} did not answer for {patience:.0f} s")
+                raise rank.silence()
         return rank.heard.pop(0)
 
 
