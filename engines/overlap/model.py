@@ -28,7 +28,7 @@ from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nby
 from engines.overlap.model_check import A_FEW_TOKENS, check_model
 from engines.overlap.models import open_model
 from engines.overlap.models.contract import Attend, rescaling
-from engines.overlap.models.tensor_parallel import join
+from engines.overlap.models.tensor_parallel import Group, join
 from engines.overlap.plant import PROGRAM, delay_program
 from engines.overlap.sampler import sample, sample_greedy
 from engines.overlap.scoring import score
@@ -63,8 +63,13 @@ class OverlapModule:
     ) -> None:
         torch_dtype = getattr(torch, dtype)
         self.device = device
-        group = join(device, *place) if place else None
-        self._model = open_model(model, torch_dtype, device, seed, group)
+        if place:
+            rank, ranks, store = place
+            group = Group(rank, ranks)
+            self._model = open_model(model, torch_dtype, device, seed, group)
+            join(device, group, store)  # what can't be divided was refused by now, without waiting for anyone
+        else:
+            self._model = open_model(model, torch_dtype, device, seed)
         self.root = self._model.root
         has = self._model.shape
         self.layers = has.layers

@@ -52,6 +52,7 @@ class _Rank:
 
     number: int
     process: subprocess.Popen[bytes]
+    up: bool = False
     device: int | None = None
     unread: bytes = b""
     broke: Broke | None = None
@@ -144,7 +145,7 @@ class OtherRanks:
         for rank in self._ranks:
             up = self._hear(rank, BOOT_S)
             assert isinstance(up, Up)
-            rank.device = up.device
+            rank.up, rank.device = True, up.device
 
     def send(self, number: int, batch: Batch) -> None:
         """Tell them of a step, ahead of the first rank's own launch: theirs may block until all have
@@ -189,7 +190,7 @@ class OtherRanks:
             self._sender.order(STOP)
         for rank in self._ranks:
             try:
-                rank.process.wait(STOP_S)
+                rank.process.wait(STOP_S if rank.up else 0)
             except subprocess.TimeoutExpired:
                 rank.process.kill()  # its device dies with it
                 rank.process.wait()

@@ -102,8 +102,7 @@ def test_the_parts_of_a_model_give_what_the_whole_gives_and_the_same_on_every_ra
     assert kept < 0.95 * sum(each.numel() for each in whole.root.parameters())
 
 
-def test_a_rank_that_forgot_its_bias_twice_would_show() -> None:
-    """The sum has a bias once: from the first rank."""
+def test_a_sum_has_its_bias_once_from_the_first_rank() -> None:
     layer = nn.Linear(4, 3)
     biases = []
     for rank in range(RANKS):

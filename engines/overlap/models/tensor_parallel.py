@@ -58,20 +58,26 @@ class Group:
         return replace(shape, heads=shape.heads // self.ranks, kv_heads=shape.kv_heads // self.ranks)
 
 
-def join(device: torch.device, rank: int, ranks: int, store: str) -> Group:
+def join(device: torch.device, group: Group, store: str) -> None:
     """Meet the other ranks at `store`, a file that all of them can open. Blocks until they are there."""
     if distributed.is_initialized():  # of a module that was on this device before
         distributed.destroy_process_group()
     if device.type != "cuda":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # emulated devices are of one machine
-    met = distributed.FileStore(store, ranks)
-    met.set_timeout(timedelta(seconds=JOIN_S))
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    met = distributed.FileStore(store, group.ranks)
+    met.set(f"rank {group.rank}", "here")
+    try:
+        met.wait([f"rank {rank}" for rank in range(group.ranks)], timedelta(seconds=JOIN_S))
+    except RuntimeError as error:
+        raise EngineError(f"{RANK_LOST}: it did not boot within {JOIN_S:.0f} s") from error
     # A card's communicator is made by the first all-reduce: at load, before anything is captured.
     distributed.init_process_group(
-        backend, store=met, rank=rank, world_size=ranks, timeout=timedelta(seconds=WAIT_S)
+        "nccl" if device.type == "cuda" else "gloo",
+        store=met,
+        rank=group.rank,
+        world_size=group.ranks,
+        timeout=timedelta(seconds=WAIT_S),
     )
-    return Group(rank, ranks)
 
 
 class AllReduce(nn.Module):
