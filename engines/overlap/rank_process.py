@@ -12,8 +12,9 @@ import signal
 import struct
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +22,11 @@ from engines.api import BadSetting, EngineError, EngineOptions
 from engines.overlap.toggles.share import RECEIVERS, Ends, Receiver
 from engines.processes import die_with_parent
 
+if TYPE_CHECKING:
+    from engines.devices.base import Device
+    from engines.overlap.step import Step
+
+DRAIN, STOP = "drain", "stop"  # orders
 LENGTH = struct.Struct("<I")  # in front of each answer: its bytes
 
 
@@ -78,7 +84,7 @@ def main() -> None:
         answer(Broke(f"{type(error).__name__}: {error}", usage=False))
 
 
-def serve(config: RankConfig, receiver: Receiver, answer: Any) -> None:
+def serve(config: RankConfig, receiver: Receiver, answer: Callable[[FromRank], None]) -> None:
     """Boot, then do what comes, until told to stop."""
     from engines.devices import open_device
     from engines.overlap.device_plan import DevicePlan
@@ -130,19 +136,16 @@ def serve(config: RankConfig, receiver: Receiver, answer: Any) -> None:
             device.close()
 
 
-DRAIN, STOP = "drain", "stop"
-
-
 class _NoIds:
     """engines.overlap.toggles.d2h.DeviceToHost of a rank whose ids nobody asks for."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Device) -> None:
         self.stream = device.stream("forward")
 
-    def start(self, step: Any) -> None:
+    def start(self, step: Step) -> None:
         pass
 
-    def finish(self, step: Any) -> list[int]:
+    def finish(self, step: Step) -> list[int]:
         return []
 
     def stop(self) -> None:

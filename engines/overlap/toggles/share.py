@@ -285,7 +285,7 @@ def _slot_reader() -> Callable[[memoryview], Told]:
             at = _aligned(at + found.nbytes)
             return found
 
-        values = {name: view(DTYPES[name], count) for name, count in names}
+        values: dict[str, Any] = {name: view(DTYPES[name], count) for name, count in names}
         changed = [(row, view("int32", count)) for row, count in rows]
         fields = dict(zip(_SAID, said, strict=True))
         return Told(number, Batch(requests=(), values=values, changed_rows=changed, **fields))
