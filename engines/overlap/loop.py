@@ -7,10 +7,10 @@ device finds them in its future map. What N brings is processed while N+1 runs.
 Claim: SGLang's zero-overhead scheduler.
 
 A step's way: scheduler.schedule -> h2d.stage -> launch.submit -> Forward.run (metadata in, model, ids out) ->
-d2h.finish -> scheduler.append -> output. Of several ranks, the others are told of it (ranks.send) ahead of
-h2d.stage, and each goes from there to its own Forward.run (rank_process.py). The future map: the host asks for a token it does not know by its
+d2h.finish -> scheduler.append -> output. The future map: the host asks for a token it does not know by its
 request's slot (scheduler._newest_tokens); the device looks it up (model._forward) and writes the next one
-(model._sample).
+(model._sample). Where a model spans several devices, the other ranks are told of the step (ranks.send) ahead
+of h2d.stage, and go from there to a Forward.run of their own (rank_process.py).
 
 What can go wrong: step N+1 is scheduled without knowing N's tokens. A length finish is predicted and costs
 nothing; an EOS is seen one step late, and costs one dropped row.
