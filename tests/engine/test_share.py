@@ -35,7 +35,7 @@ def decode(number: int) -> Batch:
 
 def prompts() -> Batch:
     values = {"input_ids": list(range(17)), "block_tables": np.arange(6, dtype=np.int32).reshape(2, 3)}
-    return Batch("mixed", (), 3, 8, 2, values, decodes=1, decode_blocks=2, unfinished=1, mixed=True)
+    return Batch("mixed", (), 3, 8, 2, values, decode_rows=1, decode_blocks=2, unfinished=1, mixed=True)
 
 
 def plain(batch: Batch) -> dict[str, object]:

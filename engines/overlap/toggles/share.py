@@ -19,7 +19,7 @@ import secrets
 import select
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +33,7 @@ SEVERAL = tuple(str(ranks) for ranks in range(2, MOST_RANKS + 1))
 
 TOGGLE = Toggle(
     name="share",
+    module=__name__,
     choices=("pickle", "ring"),
     changes="how a step's metadata reaches the other ranks: pickled, in a message to each, or written once "
     "into a ring in shared memory",
@@ -225,10 +226,12 @@ class RingReader:
         self._give(self._ends.free, 1)
 
 
-# What of a batch a slot's header says; its arrays follow it.
-_SAID = (
-    "kind", "rows", "length", "blocks", "family", "gives", "counted", "decodes", "decode_blocks", "mixed",
-)  # fmt: skip
+def _said() -> list[str]:
+    """What of a batch a slot's header says: all but its requests, and the arrays that follow the header."""
+    from engines.overlap.scheduler import Batch
+
+    apart = {"requests", "values", "changed_rows"}
+    return [each.name for each in fields(Batch) if each.name not in apart]
 
 
 def _slot_writer() -> Callable[[memoryview, Told], int]:
@@ -237,7 +240,7 @@ def _slot_writer() -> Callable[[memoryview, Told], int]:
 
     from engines.overlap.layout import DTYPES
 
-    encode = msgspec.msgpack.Encoder().encode
+    encode, fields_said = msgspec.msgpack.Encoder().encode, _said()
 
     def write(slot: memoryview, told: Told) -> int:
         """The bytes that it took. Raises EngineError where a step is larger than any should be."""
@@ -245,7 +248,7 @@ def _slot_writer() -> Callable[[memoryview, Told], int]:
         values: dict[str, Any] = {} if batch is None else batch.values
         changed: Sequence[tuple[int, Any]] = () if batch is None else batch.changed_rows
         arrays = [(name, np.asarray(each, dtype=DTYPES[name]).ravel()) for name, each in values.items()]
-        said = [] if batch is None else [getattr(batch, name) for name in _SAID]
+        said = [] if batch is None else [getattr(batch, name) for name in fields_said]
         names = [(name, array.size) for name, array in arrays]
         rows = [(number, row.size) for number, row in changed]
         header = encode((told.number, told.order, said, names, rows))
@@ -270,7 +273,7 @@ def _slot_reader() -> Callable[[memoryview], Told]:
     from engines.overlap.layout import DTYPES
     from engines.overlap.scheduler import Batch
 
-    decode = msgspec.msgpack.Decoder().decode
+    decode, fields_said = msgspec.msgpack.Decoder().decode, _said()
 
     def read(slot: memoryview) -> Told:
         (length,) = _LENGTH.unpack_from(slot)
@@ -287,8 +290,8 @@ def _slot_reader() -> Callable[[memoryview], Told]:
 
         values: dict[str, Any] = {name: view(DTYPES[name], count) for name, count in names}
         changed = [(row, view("int32", count)) for row, count in rows]
-        fields = dict(zip(_SAID, said, strict=True))
-        return Told(number, Batch(requests=(), values=values, changed_rows=changed, **fields))
+        told = dict(zip(fields_said, said, strict=True))
+        return Told(number, Batch(requests=(), values=values, changed_rows=changed, **told))
 
     return read
 
