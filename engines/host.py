@@ -111,7 +111,9 @@ class Host:
         message = str(error) if known else short or f"{type(error).__name__}: {error} ({_where(error)})"
         if lacking:
             message = f"{sys.executable} can't run the engine of {self.config.name}: {error}"
-        self.reply(api.Failed(self.config.name, message, usage, traceback.format_exc(), self._ended()))
+        named = isinstance(error, api.EngineError) and error.names_process
+        ended = [] if named else self._ended()
+        self.reply(api.Failed(self.config.name, message, usage, traceback.format_exc(), ended))
 
     def reply(self, message: api.FromHost) -> None:
         self.replies.send(self._encode(message))

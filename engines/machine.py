@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -15,3 +17,11 @@ def cpu_model() -> str:
     except OSError:
         pass
     return platform.machine()
+
+
+def move_threads(cores: set[int]) -> None:
+    """All threads of this process: libraries have some of their own, such as ZeroMQ's, which would run on any
+    core."""
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cores)

@@ -11,6 +11,9 @@ from __future__ import annotations
 class EngineError(Exception):
     """An engine, or whatever else the run needs, cannot do what it was asked."""
 
+    # Whether the message names the process at fault: others that have ended by then only followed it.
+    names_process = False
+
 
 class BadSetting(EngineError):
     """What was asked is wrong: an unknown toggle, an impossible combination, a prompt that is too long."""

@@ -19,12 +19,13 @@ def open_device(
     chaos: int | None = None,
     cores: str = "split",
     blocking_sync: bool = False,
+    place: tuple[int, int] = (0, 1),
 ) -> Device:
     """The device of that kind: "cuda", "emulated", or "auto", which is CUDA where there is a card.
 
     `staging`, `pace` (engines/api/pace.py) and `cores` are the emulated device's, `blocking_sync` (threads
-    sleep in `synchronize` instead of spinning) is CUDA's. Raises BadSetting. Takes seconds: the emulated
-    device starts a process.
+    sleep in `synchronize` instead of spinning) is CUDA's. `place`: which of how many devices this is that
+    work together. Raises BadSetting. Takes seconds: the emulated device starts a process.
 
     The casts: a device is only ever given its own handles, so its methods ask for those, not for any.
     """
@@ -42,7 +43,10 @@ def open_device(
                 raise BadSetting("pace is for the emulated device only: a card has its own; leave it out")
             from engines.devices.cuda import CudaDevice
 
-            return cast("Device", CudaDevice(chaos=chaos, blocking_sync=blocking_sync))
+            (rank, ranks), cards = place, torch.cuda.device_count()
+            if ranks > cards:
+                raise BadSetting(f"ranks={ranks}: each takes a card, and torch finds {cards}")
+            return cast("Device", CudaDevice(chaos=chaos, blocking_sync=blocking_sync, index=rank))
         if kind == "cuda":
             raise BadSetting("device 'cuda': torch finds no CUDA device here; use --device emulated")
 
@@ -51,4 +55,4 @@ def open_device(
     from engines.devices.emulated.device import EmulatedDevice
 
     chosen = make_pace(pace) if pace else None
-    return cast("Device", EmulatedDevice(staging=staging, pace=chosen, chaos=chaos, cores=cores))
+    return cast("Device", EmulatedDevice(staging=staging, pace=chosen, chaos=chaos, cores=cores, place=place))

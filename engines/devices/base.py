@@ -30,6 +30,11 @@ class DeviceLost(EngineError):
     """The device died; nothing on it can be waited for any more."""
 
 
+# Begins the reason of a device that works together with others, of which one did not come. It is not the one
+# at fault.
+RANK_LOST = "waited for another rank in vain"
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleSpec:
     """What to load onto a device: `build` names "package.module:function", called where the device lives as

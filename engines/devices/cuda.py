@@ -129,13 +129,16 @@ class CudaDevice:
     """Honours engines.devices.base.Device.
 
     `blocking_sync`: a thread sleeps in `synchronize`; the default is to spin, GIL released, as the engines
-    this one is compared with do. `chaos`: seed of random delays, spin kernels before commands.
+    this one is compared with do. `chaos`: seed of random delays, spin kernels before commands. `index`: of
+    the card.
     """
 
     kind = "cuda"
     pid: int | None = None
 
-    def __init__(self, *, chaos: int | None = None, blocking_sync: bool = False) -> None:
+    def __init__(self, *, chaos: int | None = None, blocking_sync: bool = False, index: int = 0) -> None:
+        if index:
+            torch.cuda.set_device(index)
         self._device = torch.device("cuda", torch.cuda.current_device())
         torch.set_float32_matmul_precision("highest")  # no TF32: tokens are compared with a reference
         torch.backends.cudnn.allow_tf32 = False

@@ -3,7 +3,7 @@
 Importing this package costs milliseconds, so that a command line can list and check toggles.
 """
 
-from engines.api import EngineSpec
+from engines.api import EngineSpec, Setting
 from engines.overlap.presets import PRESETS
 from engines.overlap.toggles import (
     accept,
@@ -17,6 +17,7 @@ from engines.overlap.toggles import (
     output,
     prefill,
     schedule,
+    share,
     spec,
     steps,
     sync,
@@ -42,7 +43,9 @@ SPEC = EngineSpec(
         accept.TOGGLE,
         gil.TOGGLE,
         gc.TOGGLE,
+        share.TOGGLE,
     ),
+    settings=(Setting("ranks", "devices that one model spans, each with a part of its weights (1)"),),
     build="engines.overlap.engine:build",
     plants=("device", "host"),
     scores=True,

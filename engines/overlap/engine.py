@@ -10,47 +10,39 @@ from importlib.metadata import version
 from time import perf_counter_ns
 from typing import Any
 
+import msgspec
+
 from engines import api
 from engines.devices import open_device
-from engines.devices.base import Buffer, Device, ModuleSpec
+from engines.devices.base import Device
 from engines.overlap import SPEC
+from engines.overlap.device_plan import DevicePlan
 from engines.overlap.forward import Forward
 from engines.overlap.kv_cache import BlockPool
-from engines.overlap.layout import ITEM_BYTES, families, lay_out_all, program_name
 from engines.overlap.loop import LOOPS, Loop
 from engines.overlap.output import OutputProcessor
 from engines.overlap.plant import Plant
 from engines.overlap.presets import load_tokenizer, tokenizer_file
+from engines.overlap.ranks import OtherRanks, count_ranks
 from engines.overlap.recorder import Tracer, make_recorder
 from engines.overlap.refusal import why_refused
 from engines.overlap.request import Active
-from engines.overlap.scheduler import Limits, Scheduler
+from engines.overlap.scheduler import Scheduler
 from engines.overlap.toggles import (
     accept,
     chunk,
     d2h,
     gc,
     gil,
-    graph,
     h2d,
     launch,
     output,
     prefill,
-    spec,
     sync,
     tables,
 )
 from engines.overlap.tokenizing import Tokenized, Tokenizing
 from engines.tracing import name_thread
-
-
-def bucket_sizes(most: int) -> tuple[int, ...]:
-    """Sizes up to `most`: powers of two and the halves between them (1 2 3 4 6 8 12 16 ...), so that
-    a bucket is never more than a third empty and few programs have to be captured."""
-    sizes = {most}
-    for power in (1 << exponent for exponent in range(most.bit_length())):
-        sizes |= {size for size in (power, power + power // 2) if size < most}
-    return tuple(sorted(sizes))
 
 
 class OverlapEngine(api.Engine):
@@ -64,12 +56,14 @@ class OverlapEngine(api.Engine):
     ) -> None:
         self.options = options
         self.toggles = SPEC.check(toggles)
+        self._plan = DevicePlan(options, self.toggles)
         self.counters: Counter[str] = Counter()
         self._own_device = device is None
         self._opened = device
         self._started: Loop | None = None
         self._tokenizing: Tokenizing | None = None
         self._cancelled: set[int] = set()  # while their texts were being tokenized
+        self._ranks: OtherRanks | None = None  # where the model spans several devices
         self._tracer: Tracer | None = None  # in a round that is profiled
 
     @property
@@ -85,47 +79,57 @@ class OverlapEngine(api.Engine):
         return self._opened
 
     def start(self, events: api.EventSink) -> api.Description:
-        options, toggles = self.options, self.toggles
+        options, toggles, plan = self.options, self.toggles, self._plan
         if options.scoring and options.sampling:
             raise api.BadSetting(
                 "scoring and sampling exclude each other: a step is of one family of programs"
             )
-        if options.scoring and self._gives > 1:
+        if options.scoring and plan.gives > 1:
             raise api.BadSetting(
                 "scoring goes with steps=1 and spec=off: a step is told one target for each request"
             )
         self._events = events
+        ranks = count_ranks(toggles)
+        if ranks > 1:
+            self._start_ranks(ranks)
+        try:
+            return self._start(events, ranks)
+        except api.EngineError as error:
+            raise self._blamed(error) from error
+
+    def _start_ranks(self, ranks: int) -> None:
+        options, cores = self.options, "split"
+        if self._opened is not None:  # handed in: theirs must be of its kind
+            kind = "cuda" if self._opened.kind == "cuda" else "emulated"
+            options, cores = msgspec.structs.replace(options, device=kind), "shared"
+        self._ranks = OtherRanks(options, self.toggles, ranks, cores, self._plan.step_bytes, self.counters)
+
+    def _blamed(self, error: api.EngineError) -> api.EngineError:
+        """What to say of an error: of several ranks, another one may be at fault."""
+        return error if self._ranks is None else self._ranks.blame(error)
+
+    def _start(self, events: api.EventSink, ranks: int) -> api.Description:
+        options, toggles, plan = self.options, self.toggles, self._plan
         device = self._opened or open_device(
             options.device,
             staging=options.staging,
             pace=options.pace,
             chaos=options.chaos,
             blocking_sync=options.blocking_sync,
+            place=(0, ranks),
         )
         self._opened = device
 
-        block_buckets = bucket_sizes(-(-options.max_context // options.block_size))
-        limits = Limits(
-            max_batch_size=options.max_batch_size,
-            prefill_max_batch_size=min(options.prefill_max_batch_size, options.max_batch_size),
-            prefill_max_tokens=options.prefill_max_tokens,
-            batch_buckets=bucket_sizes(options.max_batch_size),
-            block_buckets=block_buckets,
-            chunk_tokens=self._chunk_tokens,
-        )
-        num_blocks = options.num_blocks or options.max_batch_size * block_buckets[-1] + 1
-        shapes = [(rows, blocks) for rows in limits.batch_buckets for blocks in limits.block_buckets]
-        # A preempted request is prefilled again with all its tokens, alone if they are too many.
-        prefill_tokens = max(limits.prefill_max_tokens, options.max_context)
-        facts = device.load(self._module(limits, prefill_tokens, num_blocks, shapes))
+        limits = plan.limits
+        facts = device.load(plan.module((0, ranks, self._ranks.store) if self._ranks is not None else None))
         self._vocabulary: int = facts["vocabulary"]
         self.tokenizer = load_tokenizer(options.model, self._vocabulary)
         if options.tokenize_workers:
             self._tokenizing = Tokenizing(self.tokenizer, options.tokenize_workers)
             self.wake_fd = self._tokenizing.wake_fd
-        kind = "verify" if self._drafts else "decode"
-        programs = [program_name(kind, family) for family in self._families()]
-        graph.PREPARE[toggles["graph"]](device, programs, shapes)
+        plan.prepare(device)
+        if self._ranks is not None:
+            self._ranks.wait_until_up()
 
         plant = Plant(options.plant_at, options.plant_ns, device, device.stream("forward"), self.counters)
         plant.prepare()
@@ -135,7 +139,7 @@ class OverlapEngine(api.Engine):
             toggles["h2d"],
             device,
             device.stream("forward"),
-            self._metadata(limits, prefill_tokens, shapes),
+            plan.metadata(device),
             self.counters,
             self._check_launching,
         )
@@ -143,7 +147,7 @@ class OverlapEngine(api.Engine):
         self._forward = forward
         self._started = Loop(
             scheduler=Scheduler(
-                BlockPool(num_blocks, options.block_size),
+                BlockPool(plan.num_blocks, options.block_size),
                 limits,
                 tables.choose(
                     toggles["tables"], limits.max_batch_size + 1, limits.block_buckets[-1], self.counters
@@ -151,8 +155,8 @@ class OverlapEngine(api.Engine):
                 options.prefix_cache,
                 options.sampling,
                 options.scoring,
-                gives=self._gives,
-                counted=self._drafts > 0,
+                gives=plan.gives,
+                counted=plan.drafts > 0,
                 compose=chunk.COMPOSE[toggles["chunk"]],
                 goes_on=accept.POLICIES[toggles.get("accept", "host")],
             ),
@@ -174,98 +178,17 @@ class OverlapEngine(api.Engine):
             counters=self.counters,
             eos=frozenset(facts["eos"]),
             plant=plant,
+            ranks=self._ranks,
         )
         return self._describe(device, facts)
-
-    def _module(
-        self, limits: Limits, prefill_tokens: int, num_blocks: int, shapes: list[tuple[int, int]]
-    ) -> ModuleSpec:
-        options = self.options
-        return ModuleSpec(
-            "engines.overlap.model:build",
-            {
-                "model": options.model,
-                "dtype": options.dtype,
-                "seed": options.seed,
-                "max_batch_size": limits.max_batch_size,
-                "prefill_max_batch_size": limits.prefill_max_batch_size,
-                "prefill_max_tokens": prefill_tokens,
-                "max_context": options.max_context,
-                "num_blocks": num_blocks,
-                "block_size": options.block_size,
-                "decode_shapes": [list(shape) for shape in shapes],
-                "prefix_cache": options.prefix_cache,
-                "families": self._families(),
-                "persistent_tables": self._persistent_tables,
-                "steps": self._steps,
-                "chunk_tokens": self._chunk_tokens,
-                "drafts": self._drafts,
-            },
-        )
-
-    def _families(self) -> list[str]:
-        """How tokens are chosen in this engine's programs."""
-        return families(self.options.sampling, self.options.scoring)
-
-    @property
-    def _steps(self) -> int:
-        """Decode steps of one call of the scheduler."""
-        return int(self.toggles["steps"])
-
-    @property
-    def _drafts(self) -> int:
-        """Tokens that a decode step tries for each request."""
-        return spec.DRAFTS if self.toggles["spec"] == "ngram" else 0
-
-    @property
-    def _gives(self) -> int:
-        """Tokens that a decode step gives each request at most."""
-        return self._drafts + 1 if self._drafts else self._steps
-
-    @property
-    def _chunk_tokens(self) -> int:
-        """Tokens of prompts in a mixed step; 0: there are none."""
-        return self.options.chunk_tokens if self.toggles["chunk"] == "on" else 0
-
-    @property
-    def _persistent_tables(self) -> bool:
-        return self.toggles["tables"] == "dirty-rows"
-
-    def _metadata(
-        self, limits: Limits, prefill_tokens: int, shapes: list[tuple[int, int]]
-    ) -> dict[str, h2d.Metadata]:
-        """Every program's metadata buffer, as the module laid it out."""
-        layouts = lay_out_all(
-            prefill_max_tokens=prefill_tokens,
-            prefill_max_batch_size=limits.prefill_max_batch_size,
-            decode_shapes=shapes,
-            prefix_cache=self.options.prefix_cache,
-            families=self._families(),
-            persistent_tables=self._persistent_tables,
-            chunk_tokens=self._chunk_tokens,
-            drafts=self._drafts > 0,
-        )
-        device = self._device
-        table_rows: tuple[Buffer, ...] = ()
-        if self._persistent_tables:
-            width = limits.block_buckets[-1] * ITEM_BYTES["int32"]
-            slots = range(limits.max_batch_size + 1)
-            table_rows = tuple(device.buffer("block_tables", slot * width, width) for slot in slots)
-        return {
-            name: h2d.Metadata(
-                arrays,
-                {array.name: device.buffer(name, array.offset, array.nbytes) for array in arrays},
-                device.buffer(name),
-                table_rows if name.startswith(("decode", "verify")) else (),
-            )
-            for name, arrays in layouts.items()
-        }
 
     def _check_launching(self) -> None:
         self._loop.launch.check()
 
     def _describe(self, device: Device, facts: dict[str, Any]) -> api.Description:
         pids = {"engine": os.getpid(), "device": device.pid, "output": self._loop.output.pid}
+        if self._ranks is not None:
+            pids |= self._ranks.pids
         return api.Description(
             engine=SPEC.name,
             versions={"python": platform.python_version()}
@@ -317,7 +240,7 @@ class OverlapEngine(api.Engine):
             self.cancel(tokenized.request.id)
 
     def _queue(self, active: Active) -> None:
-        pool, chunks = self._loop.scheduler.pool, self._chunk_tokens > 0
+        pool, chunks = self._loop.scheduler.pool, self._plan.chunk_tokens > 0
         reason = why_refused(active, self.options, self._vocabulary, pool, chunks)
         if reason is not None:
             self._events.send([api.Error(active.request.id, reason)])
@@ -341,7 +264,10 @@ class OverlapEngine(api.Engine):
             gc.SERVING[toggles["gc"]](),
             gc.counted(self.counters),
         ):
-            LOOPS[toggles["schedule"]](self._loop, pump)
+            try:
+                LOOPS[toggles["schedule"]](self._loop, pump)
+            except api.EngineError as error:
+                raise self._blamed(error) from error
 
     def begin_round(self) -> None:
         self._forget()
@@ -359,14 +285,19 @@ class OverlapEngine(api.Engine):
     def _forget(self) -> None:
         """What the device and the counters hold of earlier rounds."""
         self._loop.settle()
-        self._device.drain()
+        self._drain_devices()
         self._device.begin_round()
         self.counters.clear()
         self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # zero is a finding too
 
     def drain(self) -> None:
         self._loop.drain()
+        self._drain_devices()
+
+    def _drain_devices(self) -> None:
         self._device.drain()
+        if self._ranks is not None:
+            self._ranks.drain()
 
     def collect(self) -> api.RoundRecord:
         self._loop.settle()
@@ -409,6 +340,9 @@ class OverlapEngine(api.Engine):
             self._started.d2h.stop()  # behind the last launch, and before the device that it waits for
             self._started.output.stop()
             self._started = None
+        if self._ranks is not None:
+            self._ranks.stop()
+            self._ranks = None
         if self._opened is not None and self._own_device:
             self._opened.close()
             self._opened = None

@@ -9,7 +9,8 @@ Claim: SGLang's zero-overhead scheduler.
 A step's way: scheduler.schedule -> h2d.stage -> launch.submit -> Forward.run (metadata in, model, ids out) ->
 d2h.finish -> scheduler.append -> output. The future map: the host asks for a token it does not know by its
 request's slot (scheduler._newest_tokens); the device looks it up (model._forward) and writes the next one
-(model._sample).
+(model._sample). Where a model spans several devices, the other ranks are told of the step (ranks.send) ahead
+of h2d.stage, and go from there to a Forward.run of their own (rank_process.py).
 
 What can go wrong: step N+1 is scheduled without knowing N's tokens. A length finish is predicted and costs
 nothing; an EOS is seen one step late, and costs one dropped row.
@@ -40,6 +41,7 @@ from engines.overlap.step import Step
 
 if TYPE_CHECKING:
     from engines.overlap.plant import Plant
+    from engines.overlap.ranks import OtherRanks
     from engines.overlap.request import Active
     from engines.overlap.scheduler import Batch, Scheduler
     from engines.overlap.toggles.d2h import DeviceToHost
@@ -68,6 +70,7 @@ class Loop:
     counters: dict[str, int]
     eos: frozenset[int]
     plant: Plant
+    ranks: OtherRanks | None = None  # where the model spans several devices
     next_step: int = 0
     in_flight: Step | None = None  # under overlap: launched, and not processed yet
 
@@ -98,6 +101,8 @@ class Loop:
         self.recorder.end(SCHEDULE, number, began)
 
         began = self.recorder.begin(METADATA, number)
+        if self.ranks is not None:
+            self.ranks.send(number, batch)
         step = Step(number, batch, self.h2d.stage(batch))
         self.recorder.end(METADATA, number, began)
         self.plant.delay_host()

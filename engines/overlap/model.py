@@ -7,7 +7,8 @@ steps), each over at most `blocks` KV blocks. `mixed` runs a token of some reque
 prompts of others (toggle chunk). `verify(batch, blocks)` runs drafts behind the newest token of each
 request, in place of `decode` (toggle spec). All end by sampling into `sampled_ids` and into the future map
 (`verify` into each request's history instead, with its length), so that the next step can be launched before
-the host knows the ids. Nothing here knows of streams, copies or the host.
+the host knows the ids. Nothing here knows of streams, copies or the host. `place` says which rank of a model
+this is that spans several devices (models/tensor_parallel.py); the KV cache then has that rank's heads.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nby
 from engines.overlap.model_check import A_FEW_TOKENS, check_model
 from engines.overlap.models import open_model
 from engines.overlap.models.contract import Attend, rescaling
+from engines.overlap.models.tensor_parallel import Group, join
 from engines.overlap.plant import PROGRAM, delay_program
 from engines.overlap.sampler import sample, sample_greedy
 from engines.overlap.scoring import score
@@ -57,10 +59,17 @@ class OverlapModule:
         steps: int,
         chunk_tokens: int,
         drafts: int,
+        place: list[Any] | None = None,
     ) -> None:
         torch_dtype = getattr(torch, dtype)
         self.device = device
-        self._model = open_model(model, torch_dtype, device, seed)
+        if place:
+            rank, ranks, store = place
+            group = Group(rank, ranks)
+            self._model = open_model(model, torch_dtype, device, seed, group)
+            join(device, group, store)  # what can't be divided was refused by now, without waiting for anyone
+        else:
+            self._model = open_model(model, torch_dtype, device, seed)
         self.root = self._model.root
         has = self._model.shape
         self.layers = has.layers

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engines.api import Request
-from engines.overlap.engine import bucket_sizes
+from engines.overlap.device_plan import bucket_sizes
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import NO_SLOT, Active
 from engines.overlap.scheduler import Batch, Limits, Scheduler

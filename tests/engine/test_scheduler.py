@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engines.api import Request
-from engines.overlap.engine import bucket_sizes
+from engines.overlap.device_plan import bucket_sizes
 from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Batch, Limits, Scheduler

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
-from contextlib import suppress
 from mmap import mmap
 from time import perf_counter_ns
 from typing import Any
@@ -44,7 +43,7 @@ from engines.devices.emulated.commands import (
 )
 from engines.devices.emulated.memory import SLOT_BYTES, SLOTS, Arena, BounceRing, CachingAllocator
 from engines.devices.emulated.streams import EmulatedEvent, EmulatedStream, Waiting
-from engines.machine import cpu_model
+from engines.machine import cpu_model, move_threads
 
 _PINNED_BYTES = 1 << 30  # sparse: only what is touched exists
 _PADDING = tuple((0,) * (4 - count) for count in range(MAX_ARGUMENTS + 1))  # of the words of a record
@@ -68,7 +67,8 @@ class EmulatedDevice:
     run empty before it stages; CUDA's documentation allows both. `chaos`: seed of delays before commands.
     `cores`: "split" gives the device process the last core this thread may run on, and keeps all threads of
     this process, and what they start, off that core until `close`; "shared", or a single core: no pinning.
-    `pace`: how long a program takes, None as long as it computes.
+    `pace`: how long a program takes, None as long as it computes. `place`: which of how many devices this is
+    that work together; each has a core of its own, as far as the host is left with one.
     """
 
     def __init__(
@@ -78,12 +78,15 @@ class EmulatedDevice:
         pace: Pace | None = None,
         chaos: int | None = None,
         cores: str = "split",
+        place: tuple[int, int] = (0, 1),
     ) -> None:
         pick(staging, {"copy": 0, "sync": 0}, "staging")
         pick(cores, {"split": 0, "shared": 0}, "choice of cores")
         self._sync_first = staging == "sync"
         self._all_cores = os.sched_getaffinity(0)
-        core = max(self._all_cores) if cores == "split" and len(self._all_cores) > 1 else None
+        devices = _device_cores(self._all_cores, place[1]) if cores == "split" else []
+        core = devices[place[0] % len(devices)] if devices else None
+        self._host_cores = self._all_cores - set(devices)
 
         page_fd, work_fd = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("control", "work"))
         os.ftruncate(page_fd, PAGE_BYTES)
@@ -138,7 +141,7 @@ class EmulatedDevice:
             "bounce_ring": f"{SLOTS} x {SLOT_BYTES} bytes",
             "launch_queue": f"{QUEUE_RECORDS} commands",
             "device_core": "shared" if core is None else str(core),
-            "host_cores": ",".join(map(str, sorted(self._all_cores - {core}))),
+            "host_cores": ",".join(map(str, sorted(self._host_cores))),
             "chaos": "off" if chaos is None else str(chaos),
             **({"pace": pace.text} if pace else {}),
         }
@@ -148,7 +151,7 @@ class EmulatedDevice:
             self.close()
             raise
         if core is not None:
-            _move_threads(self._all_cores - {core})
+            move_threads(self._host_cores)
 
     # -- boot ----------------------------------------------------------------------------------------------
 
@@ -337,7 +340,7 @@ class EmulatedDevice:
         for stream in self._unnamed:
             stream.close()
         self._waiting.close()
-        _move_threads(self._all_cores)
+        move_threads(self._all_cores)
 
     def _program(self, program: str, arguments: tuple[int, ...]) -> int:
         try:
@@ -374,11 +377,9 @@ _COUNTERS = (
 _PACED = ("paced_programs", "paced_overruns", "paced_late_ns")  # in the order of the control page's cells
 
 
-def _move_threads(cores: set[int]) -> None:
-    """All threads of this process: ZeroMQ's, which was there first, would run on the device's core."""
-    for thread in os.listdir("/proc/self/task"):
-        with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.sched_setaffinity(int(thread), cores)
+def _device_cores(cores: set[int], devices: int) -> list[int]:
+    """The last ones, so that the host is left with one: a core for each device, or fewer that they share."""
+    return sorted(cores, reverse=True)[: min(devices, len(cores) - 1)]
 
 
 def _check_copy(tensor: torch.Tensor, buffer: EmulatedBuffer, nbytes: int) -> None:

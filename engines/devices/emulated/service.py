@@ -31,6 +31,7 @@ from engines.devices.emulated.commands import (
 from engines.devices.emulated.executor import HostGone, make_executor, unpaced
 from engines.devices.emulated.memory import bytes_of
 from engines.devices.loading import build, one_line, settle_garbage
+from engines.machine import move_threads
 from engines.timers import ask_for_short_slice
 
 
@@ -141,7 +142,7 @@ class Service:
         self._executor.use(memory, runs, leaves, pace_ns)
         self._module = module
         if self._core is not None:
-            os.sched_setaffinity(0, {self._core})
+            move_threads({self._core})  # those too that a module started, to talk to another device
         return Loaded(buffers=buffers, programs=programs, facts=module.facts)
 
 

@@ -13,26 +13,33 @@ import torch
 from engines.overlap.models.contract import Model, refusing
 from engines.overlap.models.gpt2 import GPT2
 from engines.overlap.models.llama import Llama
+from engines.overlap.models.tensor_parallel import Group, shard
 from engines.overlap.models.weights import fill
-from engines.overlap.presets import PRESETS, Preset
+from engines.overlap.presets import PRESETS
 
 
-def open_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -> Model:
-    """The model of that name; `seed` makes a preset's weights. BadSetting for one that does not exist or that
-    this engine can't run."""
+def open_model(
+    name: str, dtype: torch.dtype, device: torch.device, seed: int, group: Group | None = None
+) -> Model:
+    """The model of that name, or `group`'s part of it; `seed` makes a preset's weights. BadSetting for one
+    that does not exist or that this engine can't run."""
     if name in PRESETS:
-        return make(PRESETS[name], dtype, device, seed)
+        return make(name, dtype, device, seed, group)
     from engines.overlap.models.published import Published
 
     with refusing(name):
-        return Published(name, dtype, device, seed)
+        return Published(name, dtype, device, seed, group)
 
 
-def make(preset: Preset, dtype: torch.dtype, device: torch.device, seed: int) -> Model:
+def make(name: str, dtype: torch.dtype, device: torch.device, seed: int, group: Group | None = None) -> Model:
     """A preset with its weights."""
+    preset = PRESETS[name]
     family: type[GPT2] | type[Llama] = {"gpt2": GPT2, "llama": Llama}[preset.model_type]
     model = family(**preset.config)
     fill(model.root.named_parameters(), preset, seed)
+    if group is not None:
+        model.shape = group.part_of(model.shape, name)
+        shard(model.base, model.plan, group, name)
     model.root.to(device, dtype).eval()
     model.prepare(device)
     return model

@@ -13,8 +13,15 @@ from torch.nn.functional import gelu, linear
 
 from engines.overlap.models.contract import Attend, Shape
 from engines.overlap.models.layers import Embedding
+from engines.overlap.models.tensor_parallel import COLUMNS, FUSED, ROWS
 
 EPSILON = 1e-5
+PLAN = {  # of several ranks
+    "h.*.attn.c_attn": FUSED,
+    "h.*.attn.c_proj": ROWS,
+    "h.*.mlp.c_fc": COLUMNS,
+    "h.*.mlp.c_proj": ROWS,
+}
 
 
 class Conv1D(nn.Module):
@@ -33,18 +40,18 @@ class Conv1D(nn.Module):
 class Attention(nn.Module):
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.width = hidden // heads
         self.c_attn = Conv1D(hidden, 3 * hidden)
         self.c_proj = Conv1D(hidden, hidden)
 
     def forward(self, x: Tensor, layer: int, work: Attend) -> Tensor:
-        batch, length, hidden = x.shape
+        batch, length, _ = x.shape
         query, key, value = (
-            each.view(batch, length, self.heads, -1).transpose(1, 2)
-            for each in self.c_attn(x).split(hidden, dim=2)
+            each.view(batch, length, -1, self.width).transpose(1, 2)
+            for each in self.c_attn(x).chunk(3, dim=2)
         )
         attended = work.attend(layer, query, key, value, None)
-        out: Tensor = self.c_proj(attended.reshape(batch, length, hidden))
+        out: Tensor = self.c_proj(attended.reshape(batch, length, -1))
         return out
 
 
@@ -94,12 +101,14 @@ class Transformer(nn.Module):
 class GPT2:
     """engines.overlap.models.contract.Model, by transformers' names for what it is made of."""
 
+    plan = PLAN
+
     def __init__(
         self, *, n_layer: int, n_embd: int, n_head: int, n_positions: int, vocab_size: int,
         eos_token_id: int, **_: Any,
     ) -> None:  # fmt: skip
-        self._transformer = Transformer(n_layer, n_embd, n_head, n_positions, vocab_size)
-        self.root: nn.Module = nn.ModuleDict({"transformer": self._transformer})
+        self.base = Transformer(n_layer, n_embd, n_head, n_positions, vocab_size)
+        self.root: nn.Module = nn.ModuleDict({"transformer": self.base})
         self.shape = Shape(
             layers=n_layer,
             heads=n_head,
@@ -117,8 +126,8 @@ class GPT2:
         """It is written here."""
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, work: Attend) -> Tensor:
-        out: Tensor = self._transformer(input_ids, position_ids, work)
+        out: Tensor = self.base(input_ids, position_ids, work)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self._transformer.wte.weight)
+        return linear(hidden, self.base.wte.weight)

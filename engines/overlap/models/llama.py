@@ -13,9 +13,17 @@ from torch.nn.functional import silu
 
 from engines.overlap.models.contract import Attend, Shape
 from engines.overlap.models.layers import Embedding, Linear
+from engines.overlap.models.tensor_parallel import COLUMNS, ROWS
 
 EPSILON = 1e-6
 THETA = 10_000.0  # of the rotary positions
+PLAN = {  # of several ranks
+    "layers.*.self_attn.[qkv]_proj": COLUMNS,
+    "layers.*.self_attn.o_proj": ROWS,
+    "layers.*.mlp.gate_proj": COLUMNS,
+    "layers.*.mlp.up_proj": COLUMNS,
+    "layers.*.mlp.down_proj": ROWS,
+}
 
 
 class RMSNorm(nn.Module):
@@ -104,11 +112,13 @@ class Decoder(nn.Module):
 class Llama:
     """engines.overlap.models.contract.Model, by transformers' names for what it is made of."""
 
+    plan = PLAN
+
     def __init__(
         self, *, num_hidden_layers: int, hidden_size: int, intermediate_size: int, num_attention_heads: int,
         num_key_value_heads: int, max_position_embeddings: int, vocab_size: int, eos_token_id: int, **_: Any,
     ) -> None:  # fmt: skip
-        self._decoder = Decoder(
+        self.base = Decoder(
             num_hidden_layers,
             hidden_size,
             intermediate_size,
@@ -117,7 +127,7 @@ class Llama:
             vocab_size,
         )
         self._output = Linear(hidden_size, vocab_size, bias=False)
-        self.root: nn.Module = nn.ModuleDict({"model": self._decoder, "lm_head": self._output})
+        self.root: nn.Module = nn.ModuleDict({"model": self.base, "lm_head": self._output})
         self.shape = Shape(
             layers=num_hidden_layers,
             heads=num_attention_heads,
@@ -142,7 +152,7 @@ class Llama:
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, work: Attend) -> Tensor:
         turns = (self._cos[position_ids][:, None], self._sin[position_ids][:, None])
-        out: Tensor = self._decoder(input_ids, turns, work)
+        out: Tensor = self.base(input_ids, turns, work)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ from transformers import (
 )
 
 from engines.api import BadFile, BadSetting
+from engines.overlap.models import gpt2
 from engines.overlap.models.contract import Attend, Shape
+from engines.overlap.models.tensor_parallel import COLUMNS, ROWS, Group, Plan, shard
 from engines.overlap.models.weights import fill
 from engines.overlap.presets import END_OF_TEXT_ID, PRESETS, Preset, first_line, local_folder, widened
 
@@ -55,7 +57,9 @@ AttentionInterface.register(ATTENTION, _attention)
 class Published:
     """engines.overlap.models.contract.Model. Raises BadSetting for what can't be run here."""
 
-    def __init__(self, name: str, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, name: str, dtype: torch.dtype, device: torch.device, seed: int, group: Group | None = None
+    ) -> None:
         self._loaded = load_model(name, dtype, device, seed)
         self.root: torch.nn.Module = self._loaded
         if self._loaded.base_model is self._loaded:
@@ -78,6 +82,12 @@ class Published:
             rescaled=rescaled_after(config),
             thresholds=tuple(_thresholds(config.to_dict())),
         )
+        if group is not None:
+            self.shape = group.part_of(self.shape, name)
+            shard(self._loaded.base_model, _plan(config, name), group, name)
+            for module in self._loaded.modules():
+                if hasattr(module, "split_size"):  # GPT-2's: of queries, keys and values in one matrix
+                    module.split_size //= group.ranks
 
     def reference(self, input_ids: Tensor) -> Tensor:
         self._loaded.set_attn_implementation(self._own_attention)
@@ -131,6 +141,18 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
     if info["missing_keys"]:
         raise BadFile(f"{name} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}")
     return model.to(device).eval()
+
+
+def _plan(config: PreTrainedConfig, name: str) -> Plan:
+    """How several ranks divide a model: as its own configuration says. What it divides in other ways than
+    into columns and rows this engine does not know how to sum."""
+    if config.model_type == "gpt2":
+        return gpt2.PLAN
+    own = config.base_model_tp_plan or {}
+    kinds = {"colwise": COLUMNS, "rowwise": ROWS, "replicated_with_grad_allreduce": None}
+    if not own or not kinds.keys() >= set(own.values()):
+        raise BadSetting(f"{name} is a {config.model_type}, which this engine can't divide among ranks")
+    return {pattern: kind for pattern, how in own.items() if (kind := kinds[how]) is not None}
 
 
 def rescaled_after(config: PreTrainedConfig) -> int | None:

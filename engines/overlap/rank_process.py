@@ -1,0 +1,158 @@
+"""The host of one rank other than the first: `python -m engines.overlap.rank_process CONFIG`.
+
+It has a device of its own and the same programs on it. The first rank schedules; this one is told of each
+step (toggle share) and launches it, as the first one does with its own. Its device reads back nothing: all
+ranks choose the same tokens. What it has to say goes to its standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engines.api import BadSetting, EngineError, EngineOptions
+from engines.overlap.toggles.share import RECEIVERS, Ends, Receiver
+from engines.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from engines.devices.base import Device
+    from engines.overlap.step import Step
+
+DRAIN, STOP = "drain", "stop"  # orders
+LENGTH = struct.Struct("<I")  # in front of each answer: its bytes
+
+
+class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank is started with. `store`: where the ranks' devices meet."""
+
+    options: EngineOptions
+    toggles: dict[str, str]
+    rank: int
+    ranks: int
+    store: str
+    ends: Ends
+    cores: str
+    parent: int = msgspec.field(default_factory=os.getpid)
+
+
+class Up(msgspec.Struct, frozen=True, tag="up"):
+    """It can be told of steps. `device`: its device's process, where it has one."""
+
+    device: int | None
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The answer to an order."""
+
+    what: str
+
+
+class Broke(msgspec.Struct, frozen=True, tag="broke"):
+    """Its last words."""
+
+    message: str
+    usage: bool
+
+
+FromRank = Up | Done | Broke
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to answer
+    config = msgspec.json.decode(sys.argv[1], type=RankConfig)
+    die_with_parent(config.parent)
+    told = os.dup(1)
+    os.dup2(2, 1)  # whatever else is printed belongs to no answer
+
+    def answer(said: FromRank) -> None:
+        body = msgspec.msgpack.encode(said)
+        os.write(told, LENGTH.pack(len(body)) + body)
+
+    try:
+        serve(config, RECEIVERS[config.toggles["share"]](config.ends), answer)
+    except EngineError as error:
+        answer(Broke(str(error), isinstance(error, BadSetting)))
+    except Exception as error:
+        answer(Broke(f"{type(error).__name__}: {error}", usage=False))
+
+
+def serve(config: RankConfig, receiver: Receiver, answer: Callable[[FromRank], None]) -> None:
+    """Boot, then do what comes, until told to stop."""
+    from engines.devices import open_device
+    from engines.overlap.device_plan import DevicePlan
+    from engines.overlap.forward import Forward
+    from engines.overlap.plant import Plant
+    from engines.overlap.recorder import make_recorder
+    from engines.overlap.step import Step
+    from engines.overlap.toggles import gc, h2d
+    from engines.tracing import listening, name_thread
+
+    name_thread(f"rank {config.rank}")
+    options, plan = config.options, DevicePlan(config.options, config.toggles)
+    chaos = None if options.chaos is None else options.chaos + config.rank
+    device = open_device(
+        options.device,
+        staging=options.staging,
+        pace=options.pace,
+        chaos=chaos,
+        cores=config.cores,
+        blocking_sync=options.blocking_sync,
+        place=(config.rank, config.ranks),
+    )
+    try:
+        device.load(plan.module((config.rank, config.ranks, config.store)))
+        plan.prepare(device)
+        counters: Counter[str] = Counter()
+        forward_stream = device.stream("forward")
+        host_to_device = h2d.choose(
+            config.toggles["h2d"], device, forward_stream, plan.metadata(device), counters, lambda: None
+        )
+        nothing_planted = Plant(None, 0, device, forward_stream, counters)
+        recorder = make_recorder(listening())
+        forward = Forward(device, host_to_device, _NoIds(device), recorder, chaos, nothing_planted)
+        answer(Up(device.pid))
+        with gc.SERVING[config.toggles["gc"]]():
+            while True:
+                told = receiver.receive()
+                if told.batch is not None:
+                    forward.run(Step(told.number, told.batch, host_to_device.stage(told.batch)))
+                    receiver.done()
+                    continue
+                receiver.done()
+                if told.order == STOP:
+                    return
+                device.drain()
+                answer(Done(told.order))
+    finally:
+        with suppress(EngineError):
+            device.close()
+
+
+class _NoIds:
+    """engines.overlap.toggles.d2h.DeviceToHost of a rank whose ids nobody asks for."""
+
+    def __init__(self, device: Device) -> None:
+        self.stream = device.stream("forward")
+
+    def start(self, step: Step) -> None:
+        pass
+
+    def finish(self, step: Step) -> list[int]:
+        return []
+
+    def stop(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    main()
+    sys.stderr.flush()
+    os._exit(0)  # torch's farewell can hang

@@ -1,0 +1,137 @@
+"""How other ranks are told of a step: all of it arrives, and no step's in place of another's."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from engines.api import EngineError
+from engines.overlap.scheduler import Batch
+from engines.overlap.toggles import share
+from engines.overlap.toggles.share import SLOTS, Ring
+from experiments.common.bench_command import PATIENCE_S
+
+STEP_BYTES = 4096
+
+
+def decode(number: int) -> Batch:
+    """A step whose every value says which one it is; its requests are nobody else's affair."""
+    values = {
+        "input_ids": [number, -1 - number, number],
+        "position_ids": [number] * 3,
+        "slot_mapping": [number] * 3,
+        "request_slots": [0, 1, 2],
+        "temperatures": [number / 4] * 3,
+        "block_tables": np.full((3, 2), number, dtype=np.int32),
+    }
+    changed = [(2, np.full(5, number, dtype=np.int32))]
+    return Batch(
+        "decode", ("somebody",), 3, 0, 2, values, changed, family="sampled", counted=True, gives=4  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def prompts() -> Batch:
+    values = {"input_ids": list(range(17)), "block_tables": np.arange(6, dtype=np.int32).reshape(2, 3)}
+    return Batch("mixed", (), 3, 8, 2, values, decode_rows=1, decode_blocks=2, unfinished=1, mixed=True)
+
+
+def plain(batch: Batch) -> dict[str, object]:
+    """All that a rank's program and its metadata are made from."""
+    return {
+        "program": batch.program,
+        "rows": (batch.kind, batch.rows, batch.blocks),
+        "values": {name: np.asarray(each).ravel().tolist() for name, each in batch.values.items()},
+        "changed": [(slot, row.tolist()) for slot, row in batch.changed_rows],
+    }
+
+
+@pytest.fixture(params=["pickle", "ring"])
+def choice(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_every_rank_is_told_of_each_step_and_order_in_turn(choice: str) -> None:
+    counters: Counter[str] = Counter()
+    sender = share.choose(choice, 2, STEP_BYTES, counters, lambda: None)
+    receivers = [share.RECEIVERS[choice](ends) for ends in sender.ends]
+    sender.send(7, decode(7))
+    sender.order("drain")
+    sender.send(8, prompts())
+    for receiver in receivers:
+        first = receiver.receive()
+        assert first.number == 7
+        assert first.batch is not None
+        assert first.batch.requests == ()
+        assert plain(first.batch) == plain(decode(7))
+        receiver.done()
+        assert receiver.receive().order == "drain"
+        receiver.done()
+        last = receiver.receive()
+        assert last.batch is not None
+        assert plain(last.batch) == plain(prompts())
+        receiver.done()
+    assert counters["shared_steps"] == 2
+    assert counters["shared_bytes"] > 200
+    assert counters["share_ns"] > 0
+    sender.close()
+
+
+def steps_read_late(choice: str) -> list[int]:
+    """What a rank reads of more steps than a ring has slots, all of them sent before it looks at the first,
+    as far as they may be."""
+    count = 2 * SLOTS
+    sender = share.choose(choice, 1, STEP_BYTES, Counter(), lambda: None)
+    receiver = share.RECEIVERS[choice](sender.ends[0])
+    sending = threading.Thread(
+        target=lambda: [sender.send(number, decode(number)) for number in range(count)]
+    )
+    sending.start()
+    sending.join(0.2)
+    read = []
+    for _ in range(count):
+        told = receiver.receive()
+        assert told.batch is not None
+        read.append(int(told.batch.values["position_ids"][0]))
+        receiver.done()
+    sending.join(PATIENCE_S)
+    sender.close()
+    return read
+
+
+def test_a_rank_that_is_late_reads_every_step(choice: str) -> None:
+    assert steps_read_late(choice) == list(range(2 * SLOTS))
+
+
+def test_without_the_wait_for_a_free_slot_a_late_rank_reads_another_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Ring, "wait_until_free", lambda self: None)
+    assert steps_read_late("ring") != list(range(2 * SLOTS))
+
+
+def test_a_full_ring_asks_whether_the_ranks_still_live() -> None:
+    def gone() -> None:
+        raise EngineError("rank 1 died")
+
+    sender = share.choose("ring", 1, STEP_BYTES, Counter(), gone)
+    for number in range(SLOTS):
+        sender.send(number, decode(number))
+    with pytest.raises(EngineError, match="rank 1 died"):
+        sender.send(SLOTS, decode(SLOTS))
+    sender.close()
+
+
+def test_a_step_too_large_for_a_slot_is_refused_rather_than_cut() -> None:
+    sender = share.choose("ring", 1, 64, Counter(), lambda: None)
+    huge = Batch("prefill", (), 1, 9000, 0, {"input_ids": list(range(9000))})
+    with pytest.raises(EngineError, match="step 3 does not fit into the ring's slots"):
+        sender.send(3, huge)
+    sender.close()
+
+
+def test_a_choice_that_nobody_wrote_is_not_measured_as_another() -> None:
+    with pytest.raises(KeyError, match="declared"):
+        share.choose("declared", 1, STEP_BYTES, Counter(), lambda: None)
