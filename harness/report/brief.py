@@ -58,8 +58,12 @@ def claimed(comparison: Comparison) -> str | None:
     if variant is None or variant.claim.startswith(NO_CLAIM):
         return None
     rows = {name: comparison.metrics[name] for name in variant.claimed if name in comparison.metrics}
+    if not rows:
+        return f"The source: {variant.claim}."
     ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
-    return f"The source: {variant.claim}{f'; ours: {ours}' if ours else ''}."
+    # Else a number like the source's would be read as its confirmation.
+    open_still = "" if any(row.excludes_zero for row in rows.values()) else ": not settled here"
+    return f"The source: {variant.claim}; ours: {ours}{open_still}."
 
 
 def _parts(comparison: Comparison) -> Iterator[Table]:

@@ -115,6 +115,16 @@ def test_what_the_source_says_stands_beside_what_was_measured_of_it() -> None:
     assert brief.claimed(of_variant("inline-launch")) == "The source: simpler; no number."
 
 
+def test_a_number_like_the_sources_is_no_confirmation_while_0_lies_in_every_interval() -> None:
+    only = of_variant("pinned-h2d")
+    wide = {
+        name: msgspec.structs.replace(row, ci_low=-0.2, ci_high=0.1) for name, row in only.metrics.items()
+    }
+    said = brief.claimed(msgspec.structs.replace(only, metrics=wide))
+    assert said is not None
+    assert said.endswith("[−20.0%, +10.0%]: not settled here.")
+
+
 def test_no_source_speaks_of_another_change() -> None:
     assert brief.claimed(of_variant("packed-h2d")) is None  # its source claims nothing
     assert brief.claimed(result(0.9).comparisons[0]) is None  # another engine's
