@@ -17,6 +17,8 @@ from __future__ import annotations
 from engines.api import EngineSpec, Toggle
 from engines.overlap.presets import PRESETS
 
+BIND = "VLLM_CPU_OMP_THREADS_BIND"  # the core that it computes on, on a CPU
+
 SPEC = EngineSpec(
     name="vllm",
     summary="vLLM, behind AsyncLLM or in process, where it takes turns; prefix caching and stream interval "

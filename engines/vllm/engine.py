@@ -7,9 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from engines.api import BadSetting, Engine, EngineOptions
-from engines.vllm import SPEC
-
-BIND = "VLLM_CPU_OMP_THREADS_BIND"
+from engines.vllm import BIND, SPEC
 
 
 def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:

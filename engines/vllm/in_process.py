@@ -12,8 +12,8 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from engines import api
+from engines.vllm import BIND
 from engines.vllm.base import Active, VllmEngine, error_of
-from engines.vllm.engine import BIND
 from engines.vllm.steps import finish_begun
 
 
