@@ -131,12 +131,13 @@ def _one_by_one(
 def _at_once(folder: Path, planned: Sweep, say: Say, admit: Admit, cluster: Cluster, made_here: bool) -> None:
     count, stored = len(planned.points), list(sweep.runs_in(folder))
     running: dict[str, Steps] = {}
-    at = ""
+    at, done = "", 0
     with cluster.joined() as source:
         try:
             for point in planned.points:
                 found, at = sweep.run_of(point, stored), spelled(point.at)
                 if found is not None and sweep.is_done(found[0]):
+                    done += 1
                     continue
                 display = cluster.display(at)
                 if found is None:
@@ -149,9 +150,10 @@ def _at_once(folder: Path, planned: Sweep, say: Say, admit: Admit, cluster: Clus
                 for at, steps in [*running.items()]:
                     if not _goes_on(steps):
                         del running[at]
-                        say(f"{at} is done: {count - len(running)} of {count} points")
+                        done += 1
+                        say(f"{at} is done: {done} of {count} points")
         except BaseException as error:
-            _tell(error, folder, count - len(running), count)
+            _tell(error, folder, done, count)
             if isinstance(error, Exception):
                 error.add_note(f"it failed at {at}")
             raise
