@@ -131,10 +131,8 @@ def outputs_line(outputs: Outputs) -> str:
         return "Outputs: none could be compared."
     ties = f", {outputs.near_ties} of the others near-ties" if outputs.near_ties else ""
     among = ""
-    if outputs.distinct == 1:
-        among = " (1 distinct text: all requests asked for the same)"
-    elif outputs.distinct is not None:
-        among = f" ({outputs.distinct} distinct texts)"
+    if outputs.distinct is not None:
+        among = f" ({outputs.distinct} distinct text{'s' if outputs.distinct != 1 else ''})"
     return f"Outputs: {outputs.identical} of {outputs.compared} identical in both arms{ties}{among}."
 
 

@@ -158,7 +158,7 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
 @pytest.mark.parametrize(
     ("distinct", "among"),
     [
-        (1, " (1 distinct text: all requests asked for the same)"),  # not one that differs
+        (1, " (1 distinct text)"),  # not one that differs
         (12, " (12 distinct texts)"),
         (None, ""),  # of an old run
     ],
