@@ -98,11 +98,8 @@ def profiles() -> dict[str, PaceProfile]:
 
     try:
         return msgspec.convert(tomllib.loads(PROFILES.read_text()), dict[str, PaceProfile])
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValidationError and TOMLDecodeError are ValueErrors
+    # msgspec's ValidationError and TOMLDecodeError are ValueErrors.
+    except (OSError, ValueError, RecursionError) as error:
         raise BadFile(f"{PROFILES}: {error}") from error
 
 

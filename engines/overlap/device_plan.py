@@ -23,7 +23,7 @@ def bucket_sizes(most: int) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DevicePlan:
     """`toggles` are full settings, as EngineSpec.check gives them."""
 

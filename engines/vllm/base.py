@@ -66,9 +66,8 @@ class VllmEngine(api.Engine):
             raise api.BadSetting(f"vLLM {vllm.__version__}: {_one_line(error)}") from error
         except RuntimeError as error:  # its core has failed, and has printed why
             raise api.EngineError(f"vLLM did not start: {_printed_error() or _one_line(error)}") from error
-        logging.getLogger("vllm").setLevel(
-            logging.WARNING
-        )  # how it boots is worth reading, its steps are not
+        # How it boots is worth reading, its steps are not.
+        logging.getLogger("vllm").setLevel(logging.WARNING)
         self._check_in_force(config)
         return self._describe(config)
 

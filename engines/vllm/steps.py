@@ -33,8 +33,8 @@ def finish_begun(core: Any, step: Callable[[], object], states: Any) -> None:
 
 
 class Steps:
-    """The steps of a round. `counting`: the steps are told apart by the order in which they are made, which
-    is that in which they end."""
+    """The steps of a round. They are told apart by the order in which they are made, which is that in which
+    they end."""
 
     def __init__(self) -> None:
         self.preempted = 0  # requests, since the last step was made

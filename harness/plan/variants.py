@@ -35,9 +35,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     after: dict[str, str] = {}
     workload: dict[str, str | int | float | bool | None] = {}
     options: dict[str, str | int | float | bool | None] = {}  # of the engine, for both arms
-    before_options: dict[
-        str, str | int | float | bool | None
-    ] = {}  # for one, where the change is one of them
+    # Of one arm alone, where the change is an option and no toggle.
+    before_options: dict[str, str | int | float | bool | None] = {}
     after_options: dict[str, str | int | float | bool | None] = {}
     primary: str = ""  # the metric that decides, unless --primary names another; "": the usual one
     secondaries: list[str] = []  # metrics that get a verdict too, unless --secondary names others

@@ -56,9 +56,8 @@ class Outcome:
     folder: Path
 
 
-Steps = Generator[
-    None, None, Outcome
-]  # a run that stands still once its blocks are asked for, and after each
+# A run that stands still once its blocks are asked for, and after each.
+Steps = Generator[None, None, Outcome]
 
 
 def to_its_end(steps: Steps) -> Outcome:

@@ -14,12 +14,14 @@ one may be steps behind. (vLLM 27858 is a race of such a ring, 53217 one of buff
 
 from __future__ import annotations
 
+import os
 import pickle
 import secrets
 import select
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from mmap import mmap
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -153,9 +155,6 @@ class Ring:
     def __init__(
         self, others: int, step_bytes: int, counters: dict[str, int], check: Callable[[], None]
     ) -> None:
-        import os
-        from mmap import mmap
-
         self.counters, self._check = counters, check
         self._slot_bytes = HEADER_BYTES + 2 * step_bytes  # each array may need 7 bytes more to be aligned
         self._fd = os.memfd_create("ring", os.MFD_CLOEXEC)
@@ -164,7 +163,6 @@ class Ring:
         flags = os.EFD_SEMAPHORE | os.EFD_CLOEXEC
         self._filled = [os.eventfd(0, flags) for _ in range(others)]
         self._free = [os.eventfd(SLOTS, flags) for _ in range(others)]
-        self._take, self._give, self._close = os.eventfd_read, os.eventfd_write, os.close
         self._next = 0
         self._write = _slot_writer()
         self.ends = [
@@ -186,7 +184,7 @@ class Ring:
         self._next = (self._next + 1) % SLOTS
         nbytes = self._write(memoryview(self._memory)[at : at + self._slot_bytes], told)
         for filled in self._filled:
-            self._give(filled, 1)
+            os.eventfd_write(filled, 1)
         return nbytes
 
     def wait_until_free(self) -> None:
@@ -195,35 +193,31 @@ class Ring:
         for free in self._free:
             while not select.select([free], [], [], 1.0)[0]:
                 self._check()
-            self._take(free)
+            os.eventfd_read(free)
         self.counters["ring_full_ns"] += perf_counter_ns() - began
 
     def close(self) -> None:
         for fd in (self._fd, *self._filled, *self._free):
-            self._close(fd)
+            os.close(fd)
 
 
 class RingReader:
     """After, at the other end. What is received are views on the slot, until it is given back."""
 
     def __init__(self, ends: Ends) -> None:
-        import os
-        from mmap import mmap
-
         self._ends = ends
         self._memory = mmap(ends.ring, SLOTS * ends.slot_bytes)
-        self._take, self._give = os.eventfd_read, os.eventfd_write
         self._next = 0
         self._read = _slot_reader()
 
     def receive(self) -> Told:
-        self._take(self._ends.filled)
+        os.eventfd_read(self._ends.filled)
         at = self._next * self._ends.slot_bytes
         self._next = (self._next + 1) % SLOTS
         return self._read(memoryview(self._memory)[at : at + self._ends.slot_bytes])
 
     def done(self) -> None:
-        self._give(self._ends.free, 1)
+        os.eventfd_write(self._ends.free, 1)
 
 
 def _said() -> list[str]:
