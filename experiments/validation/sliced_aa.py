@@ -1,21 +1,27 @@
 """Equal arms by turns, and arms between which a delay of 2% of a step is planted.
 
-    python -m experiments.validation.sliced_aa [SETS]    1 by default
+    python -m experiments.validation.sliced_aa [RUNS]    13 by default, 18 minutes
 
-A set is six runs of `bench aa`: a serial loop and one that overlaps its steps, each as it is, with a delay
-at the host and with one on the device. Each has a seed of its own. Later calls add to the runs of earlier
-ones. A delay at the host of a loop that overlaps is hidden, so no change is expected of it there.
+A fixed list of 260 runs of `bench aa`, of which each call does the next. It has 20 sets: the eight cells of a
+delay (a serial loop or one that overlaps its steps; planted at the host or on the device; quiet, or beside a
+process that computes in bursts) once each, and five runs of equal arms, of the two loops in turn. Each run
+has a seed of its own, its place in the list. A delay at the host of a loop that overlaps is hidden: what is
+left of it is measured, and no truth is known.
 """
 
 from __future__ import annotations
 
-from itertools import count, islice
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
-from experiments.validation.main_command import change, half_width, scatter
 from harness.analysis import mechanism
 from harness.analysis.result import Comparison, from_plain
 from harness.metrics import definitions
@@ -24,68 +30,134 @@ LOOPS = {
     "serial": ("--variant", "pinned-h2d"),
     "overlapped": ("--variant", "overlap", "--set", "schedule=overlap"),
 }
-PLANTS = ("none", "host", "device")
 SHARE = "2%"
+SETS, EQUAL = 20, 5  # of a set, so many runs have equal arms
+# Busy and idle for 0.1 to 2 s each, in an order of its own.
+BURSTS = """
+import random, sys, time
+dwell = random.Random(int(sys.argv[1]))
+while True:
+    until = time.monotonic() + dwell.uniform(0.1, 2)
+    while time.monotonic() < until:
+        pass
+    time.sleep(dwell.uniform(0.1, 2))
+"""
 HEADER = [
     "loop",
     "planted at",
-    "achieved",
-    "change",
-    "half-width",
-    "verdict",
-    "scatter of pairs, of boots",
-    "TPOT p50",
-    "wall",
-    "SD of a loop",
-    "commit",
+    "beside",
+    "runs",
+    "called a change",
+    "intervals that hold the truth",
+    "change, median",
+    "half-width, median",
+    "widest",
+    "wall, median",
+    "SD of a loop, median",
 ]
 
 
-def measured(loop: str, place: str, seed: int) -> dict[str, Any]:
-    planted = () if place == "none" else ("--plant", SHARE, "--plant-at", place)
-    run = bench("aa", *LOOPS[loop], *planted, "--seed", str(seed))
+@dataclass(frozen=True, slots=True)
+class Cell:
+    loop: str
+    place: str  # where a delay is planted: nowhere ("none"), at the "host" or on the "device"
+    beside: str  # "nothing" or "bursts"
+
+
+PLANTED = [
+    Cell(loop, place, beside)
+    for beside in ("nothing", "bursts")
+    for loop in LOOPS
+    for place in ("host", "device")
+]
+EQUAL_ARMS = [Cell(loop, "none", "nothing") for loop in LOOPS]
+
+
+def listed() -> list[Cell]:
+    """All runs, in their order: what the machine does in one hour meets every cell."""
+    cells = []
+    for number in range(SETS):
+        equal = [EQUAL_ARMS[(number + each) % len(EQUAL_ARMS)] for each in range(EQUAL)]
+        cells += [*PLANTED, *equal]
+    return cells
+
+
+@contextmanager
+def bursts(seed: int) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-I", "-c", BURSTS, str(seed)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measured(cell: Cell, seed: int) -> dict[str, Any]:
+    planted = () if cell.place == "none" else ("--plant", SHARE, "--plant-at", cell.place)
+    with bursts(seed) if cell.beside == "bursts" else nullcontext():
+        run = bench("aa", *LOOPS[cell.loop], *planted, "--seed", str(seed))
     comparison = run["comparison"]
     achieved = mechanism.planted_share(from_plain(comparison, Comparison)) if planted else None
+    turns = comparison["metrics"][definitions.SLICED]
     return {
-        "loop": loop,
-        "place": place,
-        "achieved": achieved,
+        **asdict(cell),
+        "planted": achieved,
         **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
-        "sliced": comparison["sliced"],
-        "metrics": {name: comparison["metrics"][name] for name in (definitions.SLICED, "tpot_ms_p50")},
+        **{name: comparison["sliced"][name] for name in ("within", "between")},
+        **{name: turns[name] for name in ("before", "change", "ci_low", "ci_high", "verdict")},
     }
 
 
-def row(run: dict[str, Any]) -> list[str]:
-    turns = run["metrics"][definitions.SLICED]
+def truth(run: dict[str, Any]) -> float | None:
+    """The change that was to be found; None where that is not known."""
+    if run["place"] == "none":
+        return 0.0
+    hidden = run["loop"] == "overlapped" and run["place"] == "host"
+    return None if hidden else run["planted"]
+
+
+def row(cell: Cell, runs: list[dict[str, Any]]) -> list[str]:
+    changed = sum(run["verdict"] in ("faster", "slower") for run in runs)
+    known = [(run, real) for run in runs if (real := truth(run)) is not None]
+    holding = sum(run["ci_low"] <= real <= run["ci_high"] for run, real in known)
+    half_widths = [(run["ci_high"] - run["ci_low"]) / 2 for run in runs]
     return [
-        run["loop"],
-        run["place"],
-        "" if run["achieved"] is None else f"{run['achieved']:+.2%}",
-        change(turns),
-        f"±{half_width(turns):.2%}",
-        turns["verdict"],
-        scatter(run["sliced"]),
-        change(run["metrics"]["tpot_ms_p50"]),
-        f"{run['seconds']:.0f} s",
-        f"{run['loop_sd']:.1%}",
-        run["commit"],
+        cell.loop,
+        cell.place,
+        cell.beside,
+        str(len(runs)),
+        str(changed),
+        f"{holding} of {len(known)}" if known else "",
+        f"{median(run['change'] for run in runs):+.2%}",
+        f"±{median(half_widths):.2%}",
+        f"±{max(half_widths):.2%}",
+        f"{median(run['seconds'] for run in runs):.0f} s",
+        f"{median(run['loop_sd'] for run in runs):.1%}",
     ]
 
 
+def write(runs: list[dict[str, Any]]) -> None:
+    rows = []
+    for cell in (*EQUAL_ARMS, *PLANTED):
+        mine = [run for run in runs if Cell(run["loop"], run["place"], run["beside"]) == cell]
+        rows += [row(cell, mine)] if mine else []
+    write_result(
+        __file__,
+        title=f"Equal arms by turns, and with {SHARE} of a step planted: {len(runs)} of {len(listed())} "
+        "runs, 95% intervals",
+        header=HEADER,
+        rows=rows,
+        data=runs,
+    )
+
+
 def main() -> None:
-    wanted = command_line.wanted(__file__, __doc__, "SETS", 1) * len(LOOPS) * len(PLANTS)
+    wanted = command_line.wanted(__file__, __doc__, "RUNS", len(PLANTED) + EQUAL)
     runs = earlier(__file__)
-    cells = [(loop, place) for loop in LOOPS for place in PLANTS]
-    for number in islice(count(len(runs)), wanted):
-        runs.append(measured(*cells[number % len(cells)], seed=number))
-        write_result(
-            __file__,
-            title="Equal arms by turns, with and without a planted delay; 95% intervals",
-            header=HEADER,
-            rows=[row(each) for each in runs],
-            data=runs,
-        )
+    begun = len(runs)
+    for number, cell in enumerate(listed()[begun : begun + wanted], begun):
+        runs.append(measured(cell, seed=number))
+        write(runs)
 
 
 if __name__ == "__main__":
