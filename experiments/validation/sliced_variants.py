@@ -20,6 +20,22 @@ from harness.plan.variants import Variant, load_variants
 DEVICES: dict[str, tuple[str, ...]] = {"paced, 10 ms": ("--pace", "10ms"), "unpaced": ()}
 OF_ROUNDS = "step_ms_matched"
 SHOWN = (*definitions.OF_PAIRS, OF_ROUNDS, "tpot_ms_p50")
+HEADER = [
+    "variant",
+    "device",
+    "step, ms",
+    "change",
+    "half-width",
+    "verdict",
+    "the step in rounds",
+    "TPOT p50 in rounds",
+    "pairs",
+    "scatter of pairs, of boots",
+    "outputs equal",
+    "wall",
+    "SD of a loop",
+    "commit",
+]
 
 
 def decided_by_turns(variant: Variant) -> bool:
@@ -27,8 +43,8 @@ def decided_by_turns(variant: Variant) -> bool:
     return variant.engine == "overlap" and variant.primary in ("", *definitions.OF_PAIRS)
 
 
-def measured(variant: str, device: str) -> dict[str, Any]:
-    run = bench("run", "--variant", variant, *DEVICES[device])
+def measured(variant: str, device: str, *flags: str) -> dict[str, Any]:
+    run = bench("run", "--variant", variant, *DEVICES[device], *flags)
     comparison = run["comparison"]
     said = [line for line in comparison["warnings"] if line.startswith(("undecided", "noise"))]
     return {
@@ -79,22 +95,7 @@ def main() -> None:
                 write_result(
                     __file__,
                     title="Every variant by turns, and the same step and TPOT p50 in rounds; 95% intervals",
-                    header=[
-                        "variant",
-                        "device",
-                        "step, ms",
-                        "change",
-                        "half-width",
-                        "verdict",
-                        "the step in rounds",
-                        "TPOT p50 in rounds",
-                        "pairs",
-                        "scatter of pairs, of boots",
-                        "outputs equal",
-                        "wall",
-                        "SD of a loop",
-                        "commit",
-                    ],
+                    header=HEADER,
                     rows=[row(each) for each in found],
                     data=found,
                 )

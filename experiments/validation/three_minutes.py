@@ -1,0 +1,43 @@
+"""What three minutes decide: the README's command, and the variants of the loop and the output.
+
+    python -m experiments.validation.three_minutes [RUNS]    13 by default, 40 minutes
+
+A fixed list of 13 runs of `bench run --max-minutes 3`, of which each call does the next: `pinned-h2d` five
+times, and four more variants, each as it is and on a device whose decode step takes 10 ms.
+"""
+
+from __future__ import annotations
+
+from experiments.common import command_line
+from experiments.common.record import write_result
+from experiments.common.repeated_runs import earlier
+from experiments.validation.sliced_variants import DEVICES, HEADER, measured, row
+
+FLAGS = ("--max-minutes", "3")
+RUNS = [
+    *[("pinned-h2d", "unpaced")] * 5,
+    *(
+        (name, each)
+        for name in ("overlap", "async-output", "deferred-output", "copy-done")
+        for each in DEVICES
+    ),
+]
+
+
+def main() -> None:
+    wanted = command_line.wanted(__file__, __doc__, "RUNS", len(RUNS))
+    runs = earlier(__file__)
+    for name, device in RUNS[len(runs) :][:wanted]:
+        runs.append(measured(name, device, *FLAGS))
+        write_result(
+            __file__,
+            title=f"What three minutes decide by turns, {len(runs)} of {len(RUNS)} runs; "
+            "the same step and TPOT p50 in rounds; 95% intervals",
+            header=HEADER,
+            rows=[row(each) for each in runs],
+            data=runs,
+        )
+
+
+if __name__ == "__main__":
+    main()
