@@ -3,10 +3,10 @@
     python -m experiments.gpu.reference [PART ...] [--model gpt2:bfloat16] [--minutes 9] [--out FOLDER]
 
 Parts, in this order where none is named: `facts` (what small copies do, a decode step against the device's
-limits), the sources' experiments, `factorial`, `aa`. Each is a command of its own, its table and its log in
-FOLDER; a part for which no time is left is named and not begun, one that runs out of it is interrupted, and
-what its finished blocks hold is described. All ends within the minutes. Runs go under FOLDER/runs; one of a
-session that was cut short is described by
+limits, what a second live engine costs), the sources' experiments, `factorial`, `aa`. Each is a command of
+its own, its table and its log in FOLDER; a part for which no time is left is named and not begun, one that
+runs out of it is interrupted, and what its finished blocks hold is described. All ends within the minutes.
+Runs go under FOLDER/runs; one of a session that was cut short is described by
 
     python -m experiments.gpu.unfinished FOLDER/runs/RUN
 
@@ -89,8 +89,10 @@ def commands(part: str, model: Model, out: Path) -> list[list[str]]:
     asked = ["--device", "cuda", "--model", model.path, "--dtype", model.dtype]
     if part == "facts":
         copies = [sys.executable, "-m", "experiments.gpu.pageable_copies"]
-        limit = [sys.executable, "-m", "experiments.gpu.decode_limit", f"{model.path}:{model.dtype}"]
-        return [[*each, "--out", str(out)] for each in (copies, limit)]
+        shape = f"{model.path}:{model.dtype}"
+        limit = [sys.executable, "-m", "experiments.gpu.decode_limit", shape]
+        two = [sys.executable, "-m", "experiments.gpu.two_engines", shape]
+        return [[*each, "--out", str(out)] for each in (copies, limit, two)]
     if part == "factorial":
         return [
             [
