@@ -15,6 +15,7 @@ from harness.metrics.steps import steps_matched
 from harness.plan.design import Design
 from harness.stats import paired
 from harness.store.block import Block
+from harness.workload.arrivals import ARRIVALS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,7 +144,7 @@ def offered_load(design: Design, per_block: Sequence[Values]) -> bool:
     """Whether throughput is what was offered rather than what the engine can do: arrivals by the clock, and
     at least 90% of their rate served in every block. It gets no verdict."""
     workload = design.workload
-    if not workload.open_loop or workload.arrival_schedule == "relative":
+    if not ARRIVALS[workload.arrival].open_loop or workload.arrival_schedule == "relative":
         return False
     return all(
         values[arm.name].get("throughput_req_s", 0.0) >= 0.9 * values[arm.name].get(OFFERED, np.inf)

@@ -19,6 +19,7 @@ from harness.plan.design import Design
 from harness.stats import checks, paired, planning
 from harness.stats.stopping import ALPHA
 from harness.store.manifest import Imported, Manifest
+from harness.workload.arrivals import ARRIVALS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -274,7 +275,7 @@ def _noise(rounds: pd.DataFrame) -> Iterator[str]:
 
 
 def _steadiness(manifest: Manifest, requests: pd.DataFrame) -> Iterator[str]:
-    if not manifest.design.workload.open_loop:
+    if not ARRIVALS[manifest.design.workload.arrival].open_loop:
         return
     requests = requests[(requests["admitted_ns"] >= 0) & (requests["tokenized_ns"] >= 0)]
     for arm, own in requests.groupby("arm", sort=False):

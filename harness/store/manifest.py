@@ -24,6 +24,7 @@ from harness.store.files import (
     write_json,
 )
 from harness.store.tables import TABLES
+from harness.workload.arrivals import ARRIVALS
 
 if TYPE_CHECKING:
     pass
@@ -183,7 +184,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _fits(manifest: Manifest) -> bool:
-    """Whether it has an order for each block, and what every arm said of itself, or nothing yet."""
+    """Whether it has an order for each block, what every arm said of itself, or nothing yet, and a workload
+    that there is."""
     design, described = manifest.design, manifest.descriptions
     drawn = {len(manifest.after_first), len(manifest.orders) or design.blocks}
     whole = all(
@@ -192,6 +194,7 @@ def _fits(manifest: Manifest) -> bool:
     )
     all_of_them = not described or {arm.name for arm in design.arms} <= described.keys()
     known = set(manifest.left_out) <= set(TABLES)
+    known = known and design.workload.arrival in ARRIVALS
     sound = whole and all_of_them and known and is_moment(manifest.created)
     return bool(design.arms) and drawn == {design.blocks} and sound
 

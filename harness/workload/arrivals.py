@@ -24,11 +24,13 @@ NS_PER_MS = 1e6
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """`options`: the timing options of a Workload that it looks at; `needs`: those that it can't do without;
-    `offsets`: when each request is due, in ns after the round's start, not decreasing, or UNTIMED."""
+    `offsets`: when each request is due, in ns after the round's start, not decreasing, or UNTIMED;
+    `open_loop`: requests are spread over time, whatever the engine does, so throughput is what was asked."""
 
     options: tuple[str, ...]
     offsets: Callable[[Workload, np.random.Generator], list[int]]
     needs: tuple[str, ...] = ()
+    open_loop: bool = True
 
 
 def fixed(workload: Workload, random: np.random.Generator) -> list[int]:
@@ -113,8 +115,8 @@ ARRIVALS: Mapping[str, Arrival] = {
     "fixed": Arrival(("interval_ms", "arrival_schedule"), fixed),
     "poisson": Arrival(("rate", "ramp_up"), gamma, ("rate",)),
     "gamma": Arrival(("rate", "burstiness", "ramp_up"), gamma, ("rate",)),
-    "burst": Arrival((), burst),
-    "closed": Arrival(("concurrency",), closed, ("concurrency",)),
+    "burst": Arrival((), burst, open_loop=False),
+    "closed": Arrival(("concurrency",), closed, ("concurrency",), open_loop=False),
     "trace": Arrival(("trace", "trace_scale", "rate"), trace, ("trace",)),
 }
 TIMING_OPTIONS = sorted({option for arrival in ARRIVALS.values() for option in arrival.options})

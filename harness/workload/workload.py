@@ -10,8 +10,6 @@ from msgspec import Meta
 from harness.workload import lengths
 from harness.workload import prompts as source
 
-CLOSED = ("burst", "closed")  # arrivals that wait for the engine, or for nothing
-
 LENGTHS = ("input_tokens", "max_new_tokens")  # of tokens: a number, or a distribution (lengths.py)
 
 
@@ -118,11 +116,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """The files that it is made of."""
         prompts = None if self.prompts == source.ENGLISH else self.prompts
         return tuple(path for path in (prompts, self.trace) if path is not None)
-
-    @property
-    def open_loop(self) -> bool:
-        """Whether requests are spread over time, whatever the engine does."""
-        return self.arrival not in CLOSED
 
 
 DEFAULT = Workload()

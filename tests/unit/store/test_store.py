@@ -342,6 +342,7 @@ NO_MODEL = msgspec.structs.replace(described(), model={})
         {"descriptions": {"before": described()}},
         {"descriptions": {"before": described(), "after": NAMELESS}},
         {"descriptions": {"before": NO_MODEL, "after": described()}},
+        {"design": msgspec.structs.replace(DESIGN, workload=Workload(arrival="whenever"))},
     ],
 )
 def test_a_manifest_whose_parts_do_not_fit_is_named(folder: Path, changes: dict[str, Any]) -> None:
