@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from engines.overlap.toggles.h2d import HostToDevice
     from engines.overlap.toggles.launch import Launch
     from engines.overlap.toggles.output import Output
-    from engines.overlap.toggles.prefill import Prefill
+    from engines.overlap.toggles.prefill import BeforeLaunch
     from engines.overlap.toggles.sync import Sync
 
 Pump = Callable[[float | None], bool]
@@ -63,7 +63,7 @@ class Loop:
     h2d: HostToDevice
     d2h: DeviceToHost
     launch: Launch
-    before_launch: Prefill  # toggle prefill: may process the step in flight before the next one is launched
+    before_launch: BeforeLaunch  # toggle prefill: what is left to process after the launch
     wait_and_process: Sync  # toggle sync: what is waited for before a step is processed
     output: Output
     recorder: Recorder
@@ -149,7 +149,8 @@ class Loop:
         if appended.drafts:
             self.counters["draft_tokens"] += appended.drafts
             self.counters["accepted_drafts"] += appended.accepted
-        if len(produced) != len(step.batch.requests):
+        # A step that gave each of its requests one token, and nothing in vain, is recorded as such already.
+        if appended.dropped_rows or appended.past_end or len(produced) != len(step.batch.requests):
             if appended.dropped_rows:
                 self.counters["dropped_rows"] += appended.dropped_rows
             if appended.past_end:

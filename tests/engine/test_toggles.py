@@ -244,6 +244,12 @@ def test_eight_steps_are_one_and_what_they_compute_past_an_end_is_counted(device
     assert record.counters["captured_launches"] == 2
 
 
+def test_a_step_that_gives_each_request_one_token_counts_what_it_computed_past_the_end(device):
+    requests = [api.Request(number, [number + 1, 5, 6], 1 + 8 + 1) for number in range(4)]
+    _, _, record = serve(device, SPEC.check(INLINE | {"steps": "8"}), requests)
+    assert record.counters["tokens_past_end"] == 4 * 7
+
+
 @pytest.mark.parametrize("who", ["host", "device"])
 def test_drafts_that_are_kept_save_steps_and_no_token_is_another(device, who):
     requests = [api.Request(number, [number + 1, 5, 6, 7], 48) for number in range(4)]
