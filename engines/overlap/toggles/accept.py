@@ -33,14 +33,14 @@ TOGGLE = Toggle(
 
 
 def wait_for_the_host(steps_in_flight: int) -> bool:
-    """Before."""
+    """Before: only where none is."""
     return not steps_in_flight
 
 
 def go_on(steps_in_flight: int) -> bool:
-    """After."""
+    """After: always."""
     return True
 
 
-# Whether those that decode are scheduled while so many steps are under way.
+# Whether those that decode are scheduled while so many steps are under way that the host knows no count of.
 POLICIES: dict[str, Callable[[int], bool]] = {"host": wait_for_the_host, "device": go_on}

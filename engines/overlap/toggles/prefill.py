@@ -65,6 +65,6 @@ def in_a_row(previous: Step | None, current: Step | None) -> bool:
 
 
 # Called when `current` is scheduled but not launched; returns the step to process after that launch, if any.
-Prefill = Callable[["Loop", "Step | None", "Step | None"], "Step | None"]
+BeforeLaunch = Callable[["Loop", "Step | None", "Step | None"], "Step | None"]
 
-POLICIES: dict[str, Prefill] = {"overlap": overlap, "consecutive-sync": consecutive_sync}
+POLICIES: dict[str, BeforeLaunch] = {"overlap": overlap, "consecutive-sync": consecutive_sync}

@@ -9,11 +9,12 @@ Claims: prompt lookup decoding (Saxena 2023; transformers and vLLM have it). Und
 29957 and 32951, +5 to 10%; doubted by SGLang 12411 and 23005, which saw nothing at low concurrency.
 
 What can go wrong: a draft that is not what the model says leaves keys and values that the next step must
-overwrite before anyone looks at them. A step runs four times the tokens, so where drafts are rarely right, or
-the device has no room for them, it costs more than it gives.
+overwrite before anyone looks at them. The guard is `visible` in `verify`: a query sees the positions up to
+its own, and those from the newest token on this step has written anew. A step runs four times the tokens, so
+where drafts are rarely right, or the device has no room for them, it costs more than it gives.
 
-Before: OverlapModule.decode. After: OverlapModule.verify, with what is below; how many tokens a request got
-rides behind the ids, and scheduler.append reads it.
+In engines/overlap/model.py, before is `decode` and after is `verify`, with what is below; how many tokens a
+request got rides behind the ids, and scheduler.append reads it.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def propose(history: Tensor, lengths: Tensor) -> Tensor:
     int64 [batch, width]; lengths: int64 [batch], the tokens of each row that are known, at least 1. Any
     tokens will do where there was no such place: the model has the last word."""
     newest = history.gather(1, (lengths - 1)[:, None])
-    before = history.gather(1, (lengths - 2).clamp(min=0)[:, None])
+    one_before = history.gather(1, (lengths - 2).clamp(min=0)[:, None])
     columns = _range(history.shape[1] - 1, history) + 1
-    found = (history[:, 1:] == newest) & (history[:, :-1] == before) & (columns < (lengths - 1)[:, None])
+    found = (history[:, 1:] == newest) & (history[:, :-1] == one_before) & (columns < (lengths - 1)[:, None])
     place = (columns * found).amax(1)
     following = place[:, None] + 1 + _range(DRAFTS, history)
     return history.gather(1, following.minimum((lengths - 1)[:, None]))
@@ -59,4 +60,5 @@ def count_kept(chosen: Tensor, drafts: Tensor) -> Tensor:
 
 
 def _range(count: int, like: Tensor) -> Tensor:
+    """0 to count - 1. Not by torch.arange: the command line reads this file, and has no torch in it."""
     return like.new_ones(count).cumsum(0) - 1

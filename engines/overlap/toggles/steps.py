@@ -12,7 +12,8 @@ computed and thrown away, and their keys and values must go where they do no har
 eight, so ITL has two values, and a request that arrives waits for eight steps. The guard is
 attention.slots_at: what lies past a row's blocks goes to the dummy block.
 
-The loop over the eight is OverlapModule.decode; "step" elsewhere is what one call of the scheduler makes.
+The loop over the eight (before, over one) is `decode` in engines/overlap/model.py: it starts at `told` and
+goes on by `next_place`. "Step" elsewhere is what one call of the scheduler makes.
 """
 
 from __future__ import annotations

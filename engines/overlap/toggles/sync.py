@@ -11,7 +11,10 @@ Claims: SGLang pull request 4790 drops the wait, "total token throughput +1%" on
 ms on an H20), closed unmerged.
 
 What can go wrong: the scheduler runs ahead of the launch, so nothing that the forward thread still reads may
-be rewritten: the batch it gets is immutable, and pinned memory is behind its guard.
+be rewritten: the batch it gets is immutable, and pinned memory is behind its guard (h2d).
+
+With `launch=inline` the scheduler's thread launches, so there is no launch_done to wait for: the loop runs
+`copy_done_only`.
 """
 
 from __future__ import annotations
