@@ -30,6 +30,7 @@ import msgspec
 
 from engines import api
 from harness.common.signals import ENDING, undisturbed
+from harness.metrics.block import Values
 from harness.run.blocks import stored_table
 from harness.run.cluster import node
 from harness.run.cluster.node import Measured
@@ -139,6 +140,9 @@ class _Job:
     observe: Observer
     kept: list[set[int]]  # of each run; killed between two writes, some have a block that others lack
     missing: list[int]  # not under way, the next one first
+    values: list[
+        dict[int, Values]
+    ]  # of each run, by block: of those that were measured now, and not given yet
     under_way: set[int] = field(default_factory=set)
     warm: set[str] = field(default_factory=set)  # nodes that have had its first boots
     failed: dict[int, set[str]] = field(default_factory=dict)  # by block, in which ways
@@ -176,9 +180,13 @@ class _Job:
             self.observe(Said(line))
 
     def write(self, block: int, measured: Measured) -> None:
-        for folder, there, tables in zip(self.folders, self.kept, measured.tables, strict=True):
+        """Of a run that has the block already, that one stays, and counts."""
+        for folder, there, tables, known, values in zip(
+            self.folders, self.kept, measured.tables, self.values, measured.values, strict=True
+        ):
             if block not in there:
                 write_packed(folder, block, tables)
+                known[block] = values
 
     def again(self, block: int, error: BaseException) -> None:
         """Have a block measured once more. Raises what failed, if that is nothing that another node, or
@@ -213,7 +221,7 @@ def job_of(runs: Mapping[Path, Manifest], observe: Observer) -> _Job:
     kept = [set(finished_blocks(folder)) for folder in folders]
     numbers = range(manifests[0].design.blocks)
     missing = [number for number in numbers if not all(number in there for there in kept)]
-    return _Job(folders, manifests, observe, kept, missing)
+    return _Job(folders, manifests, observe, kept, missing, values=[{} for _ in folders])
 
 
 @dataclass(slots=True)
@@ -253,7 +261,13 @@ class _Cluster:
         try:
             for number in range(job.manifests[0].design.blocks):
                 self._wait_for(job, number)
-                yield job.manifests, [Block(number, Unkept(partial(read, number))) for read in readers]
+                yield (
+                    job.manifests,
+                    [
+                        Block(number, Unkept(partial(read, number)), known.pop(number, None))
+                        for read, known in zip(readers, job.values, strict=True)
+                    ],
+                )
         finally:
             self._end(job)
 
