@@ -143,9 +143,7 @@ class _Job:
     observe: Observer
     kept: list[set[int]]  # of each run; killed between two writes, some have a block that others lack
     missing: list[int]  # not under way, the next one first
-    values: list[
-        dict[int, Values]
-    ]  # of each run, by block: of those that were measured now, and not given yet
+    values: list[dict[int, Values]]  # of each run, by block: of those measured now and not given yet
     under_way: set[int] = field(default_factory=set)
     warm: set[str] = field(default_factory=set)  # nodes that have had its first boots
     failed: dict[int, set[str]] = field(default_factory=dict)  # by block, in which ways
@@ -315,7 +313,7 @@ class _Cluster:
             self.nowhere = False
             return
         remedy = f"""start a node with ray start --resources '{{"{RESOURCE}": 1}}' --address=..."""
-        if not self.tasks and not any(job.warm for job in self.jobs):
+        if not self.tasks and not any(job.warm or job.failed for job in self.jobs):
             raise api.BadSetting(f"no node of the cluster has the resource {RESOURCE}: {remedy}")
         if not self.nowhere:
             self.jobs[0].observe(Said(f"no node is left: waiting for one; {remedy}"))
@@ -344,20 +342,23 @@ class _Cluster:
         if task.job not in self.jobs:
             return
         try:
-            self._keep_or_repeat(task.job, task.block, future)
+            self._keep_or_repeat(task, future)
         except Exception as error:
             task.job.error = error
             self._end(task.job)
 
-    def _keep_or_repeat(self, job: _Job, block: int, future: Future[Measured]) -> None:
+    def _keep_or_repeat(self, task: _UnderWay, future: Future[Measured]) -> None:
+        assert self.lookout is not None
         try:
             measured = future.result()
         except self.ray.exceptions.RayTaskError as error:
-            job.again(block, error.cause)
+            task.job.again(task.block, error.cause)
         except self.ray.exceptions.RayError as error:
-            job.again(block, Died(of_death(error), str(error)))
+            if isinstance(error, self.ray.exceptions.NodeDiedError):
+                self.lookout.forget(task.node)
+            task.job.again(task.block, Died(of_death(error), str(error)))
         else:
-            self._keep(job, block, measured)
+            self._keep(task.job, task.block, measured)
 
     def _keep(self, job: _Job, block: int, measured: Measured) -> None:
         job.keep(block, measured)

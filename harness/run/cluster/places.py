@@ -80,6 +80,10 @@ class Lookout:
             raise RunFailed(f"the cluster is gone: its head has not answered for {silent:.0f} s")
         return places(self._nodes)
 
+    def forget(self, node: str) -> None:
+        """One that died since the last look."""
+        self._nodes = [each for each in self._nodes if each["NodeID"] != node]
+
     def _look(self) -> None:
         self._nodes = self.ray.nodes()
         self._seen = time.monotonic()

@@ -28,6 +28,8 @@ from harness.store.tables import TABLES, packed, write_block, write_packed
 from tests.support.made_blocks import block as made_block
 from tests.support.made_blocks import described, manifest, side
 
+ONE, TWO = "1" * 56, "2" * 56  # as Ray names its nodes
+
 
 def listed(node: str, alive: bool = True, **resources: float) -> dict[str, Any]:
     return {"NodeID": node, "Alive": alive, "Resources": resources}
@@ -84,6 +86,10 @@ class RayError(Exception):
     pass
 
 
+class NodeDiedError(RayError):
+    pass
+
+
 class RayTaskError(RayError):
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
@@ -91,10 +97,13 @@ class RayTaskError(RayError):
 
 @pytest.fixture
 def cluster() -> driver._Cluster:
-    ray = SimpleNamespace(
-        exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError), cancel=lambda task: None
-    )
-    return driver._Cluster(ExitStack(), "auto", None, driver.on_this_node, ray=ray)
+    """Of two nodes, which nobody looks for any more."""
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, NodeDiedError=NodeDiedError)
+    nodes = [listed(name, CPU=1, **{RESOURCE: 1}) for name in (ONE, TWO)]
+    ray = SimpleNamespace(exceptions=exceptions, cancel=lambda task: None, nodes=lambda: nodes)
+    lookout = Lookout(ray)
+    lookout.close()
+    return driver._Cluster(ExitStack(), "auto", None, driver.on_this_node, ray=ray, lookout=lookout)
 
 
 def begun(cluster: driver._Cluster, folder: Path, described: bool = True) -> tuple[driver._Job, list[Event]]:
@@ -114,7 +123,7 @@ def failed(cluster: driver._Cluster, job: driver._Job, error: Exception) -> int:
     block = job.take()
     future: Future[Any] = Future()
     future.set_exception(error)
-    cluster.tasks[future] = driver._UnderWay(job, block, "a-node", None)
+    cluster.tasks[future] = driver._UnderWay(job, block, ONE, None)
     cluster._take(future)
     if job.error is not None:
         raise job.error
@@ -183,14 +192,32 @@ def test_a_node_that_is_done_gets_the_next_block(cluster: driver._Cluster, tmp_p
         return SimpleNamespace(remote=lambda *arguments: SimpleNamespace(future=Future))
 
     cluster.remote = SimpleNamespace(options=options)
-    cluster.lookout = cast(Any, SimpleNamespace(places=lambda: Places({"a": 1, "b": 1}, 1, 0)))
     begun(cluster, tmp_path)
     cluster._ask()
-    assert asked == ["a", "b"]
+    assert asked == [ONE, TWO]
     _, later = cluster.tasks
     del cluster.tasks[later]
     cluster._ask()
-    assert asked == ["a", "b", "b"]
+    assert asked == [ONE, TWO, TWO]
+
+
+def test_a_node_that_died_is_asked_for_nothing_though_the_last_look_found_it(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    run, seen = begun(cluster, tmp_path, described=False)
+    failed(cluster, run, NodeDiedError("node gone"))
+    assert cluster.lookout is not None
+    assert cluster.lookout.places() == Places({TWO: 1}, 1, 0)
+    cluster._check_there(Places({}))
+    assert "no node is left: waiting for one" in str(seen[-1])
+
+
+def test_a_cluster_that_never_had_a_node_to_measure_on_is_refused(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    begun(cluster, tmp_path)
+    with pytest.raises(api.BadSetting, match=f"no node of the cluster has the resource {RESOURCE}"):
+        cluster._check_there(Places({}))
 
 
 OTHER_DEVICE = StoreError("r began with another engine in before: device.kind was 'cuda', is 'emulated'")
@@ -237,7 +264,7 @@ def test_a_task_of_a_run_that_has_enough_is_of_no_interest(cluster: driver._Clus
     block = run.take()
     future: Future[Any] = Future()
     future.set_exception(KeyError("cancelled"))
-    cluster.tasks[future] = driver._UnderWay(run, block, "a-node", None)
+    cluster.tasks[future] = driver._UnderWay(run, block, ONE, None)
     cluster._end(run)
     cluster._take(future)
     assert (run.error, seen, cluster.tasks) == (None, [], {})
