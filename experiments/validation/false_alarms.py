@@ -22,7 +22,7 @@ from engines import api
 from experiments.common import command_line
 from experiments.common.record import write_result
 from harness.analysis.rule import reason_to_stop
-from harness.analysis.values import Values
+from harness.metrics.block import Values
 from harness.plan.design import Arm, Design
 from harness.plan.orders import DRAWN_TOGETHER
 from harness.stats import checks, planning, stopping

@@ -3,13 +3,14 @@
     python -m experiments.validation.ray_driver    five minutes; needs Ray
 
 A real cluster of four nodes on this machine, and the driver as `bench run --ray` has it, from the tasks to
-the summary. What a node does for a block is to sleep, and to send the first block of a stored run: one that
-has the records of every step, or one of requests and rounds alone, as a server's. So the driver has the whole
-of its work, and the nodes leave it the cores.
+the summary. What a node does for a block is to sleep, and to send the first block of a stored run, with its
+values: one that has the records of every step, or one of requests and rounds alone, as a server's. So the
+driver has the whole of its work, and the nodes leave it the cores.
 """
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,11 +26,13 @@ from experiments.common import command_line
 from experiments.common.command_line import ROOT
 from experiments.common.record import write_result
 from harness.common.machine import fingerprint
+from harness.metrics.block import Values
 from harness.plan.design import Design
 from harness.run.cluster import driver
-from harness.run.cluster.node import Measured
+from harness.run.cluster.node import Measured, values_of
 from harness.run.cluster.places import RESOURCE
 from harness.run.events import BlockDone, Event, NodeDone, Observer
+from harness.store.block import Block
 from harness.store.manifest import Manifest, read_manifest
 from harness.store.tables import packed, read_block
 from harness.studies import measure
@@ -43,11 +46,11 @@ MIB = 1 << 20
 
 
 @cache
-def sent(run: str, node: str) -> dict[str, bytes]:
-    """The first block of the stored run, as if that node had measured it."""
+def sent(run: str, node: str) -> tuple[dict[str, bytes], Values]:
+    """The first block of the stored run, as if that node had measured it, and its values."""
     tables = read_block(RUNS / run, 0)
     tables["rounds"]["node"] = node
-    return packed(tables)
+    return packed(tables), values_of(read_manifest(RUNS / run), Block(0, tables))
 
 
 def sleep(run: str, seconds: float, asked: list[bytes], number: int, warm: frozenset[str]) -> Measured:
@@ -56,13 +59,14 @@ def sleep(run: str, seconds: float, asked: list[bytes], number: int, warm: froze
     manifest = msgspec.json.decode(asked[0], type=Manifest)
     if number == -1:
         manifest = msgspec.structs.replace(manifest, descriptions=read_manifest(RUNS / run).descriptions)
-    tables = [sent(run, node)] if number >= 0 else []
+    blocks = [sent(run, node)] if number >= 0 else []
     time.sleep(max(0.0, began + seconds - time.monotonic()))
     return Measured(
         node=node,
         machine=fingerprint(),
         manifests=[msgspec.json.encode(manifest)],
-        tables=tables,
+        tables=[tables for tables, _ in blocks],
+        values=[values for _, values in blocks],
         seconds=time.monotonic() - began,
         stolen=0.0,
         said=[],
@@ -119,9 +123,10 @@ def measured(run: str, blocks: int, seconds: float, address: str) -> Cost:
 
         source = partial(driver.measure, address=address, task=task)
         measure.measure(design, Path(results), watch.display, source=source)
+    tables, values = sent(run, "node-0")
     return Cost(
         cost_s=(watch.cpu[-1] - watch.cpu[0]) / blocks,
-        bytes=sum(map(len, sent(run, "node-0").values())),
+        bytes=sum(map(len, tables.values())) + len(pickle.dumps(values)),
         busy=watch.busy / (NODES * (watch.ended - watch.began)),
         seconds=watch.ended - watch.began,
         memory_after_tenth=watch.memory[blocks // 10 - 1],

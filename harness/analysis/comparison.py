@@ -22,7 +22,6 @@ from harness.analysis.result import (
 from harness.analysis.rule import reason_to_stop
 from harness.analysis.values import (
     THROUGHPUTS,
-    Values,
     block_values,
     check_values,
     effect_of,
@@ -31,10 +30,10 @@ from harness.analysis.values import (
     measured,
     offered_load,
     sides,
-    values_between,
 )
 from harness.common.formatting import blocks_of
 from harness.metrics import definitions
+from harness.metrics.block import Values, values_between
 from harness.plan.design import Arm, Design, Factorial
 from harness.stats import contrasts, paired, verdicts
 from harness.stats.stopping import ALPHA
@@ -232,7 +231,7 @@ def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[
     return [
         {arm: {**values[arm], **between[arm]} for arm in arms}
         for block, values in zip(blocks, per_block, strict=True)
-        for between in [values_between(block, arms)]
+        for between in [values_between(block.of, arms)]
     ]
 
 

@@ -13,8 +13,9 @@ import msgspec
 from harness.analysis import comparison, outputs, tail, warnings, words
 from harness.analysis.mechanism import COUNTER
 from harness.analysis.result import Comparison, Outputs, Warning
-from harness.analysis.values import Values, scale_of, series, values_between
+from harness.analysis.values import scale_of, series
 from harness.metrics import definitions
+from harness.metrics.block import Values, values_between
 from harness.metrics.steps import decode_step_ms_mean
 from harness.plan.experiment_file import (
     DECODE_STEP,
@@ -165,7 +166,7 @@ class Finished:
         name, arms = quantity.change, (quantity.before, quantity.arm)
         found = self.values.get(name, {})
         if name in definitions.BETWEEN_ARMS and quantity.before != quantity.arm:
-            between = [values_between(block, arms) for block in self.blocks]
+            between = [values_between(block.of, arms) for block in self.blocks]
             found = series({arm: [each[arm] for each in between] for arm in arms}, [name]).get(name, {})
         if quantity.before == quantity.arm or not all(arm in found for arm in arms):
             return None

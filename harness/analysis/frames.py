@@ -15,8 +15,8 @@ from engines import api
 from harness.analysis import factorial
 from harness.analysis.result import Result
 from harness.analysis.stored import read_block, read_blocks, readable, result
-from harness.analysis.values import Values
 from harness.metrics import definitions
+from harness.metrics.block import Values
 from harness.metrics.requests import gaps_ms, request_times
 from harness.metrics.steps import decode_intervals, phase_times
 from harness.plan.design import Design

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from harness.analysis.result import UNDECIDED, NodeRow, Nodes, Warning
-from harness.analysis.values import Values, effect_of, measured, scale_of
+from harness.analysis.values import effect_of, measured, scale_of
 from harness.common.differences import difference
 from harness.metrics import definitions
+from harness.metrics.block import Values
 from harness.plan.design import Design
 from harness.stats import paired
 from harness.stats.nodes import Agreement, agreement, of_nodes

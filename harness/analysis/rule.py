@@ -6,15 +6,8 @@ from collections.abc import Sequence
 
 from harness.analysis import gate
 from harness.analysis.result import Judged
-from harness.analysis.values import (
-    THROUGHPUTS,
-    Values,
-    check_values,
-    effect_of,
-    kind_of,
-    measured,
-    offered_load,
-)
+from harness.analysis.values import THROUGHPUTS, check_values, effect_of, kind_of, measured, offered_load
+from harness.metrics.block import Values
 from harness.plan import checks
 from harness.plan.design import Design
 from harness.stats import verdicts

@@ -13,8 +13,8 @@ from harness.analysis import comparison, noise_floor
 from harness.analysis import values as values_
 from harness.analysis.result import UNDECIDED, Comparison, Found, Result, Warning, from_plain
 from harness.analysis.rule import reason_to_stop
-from harness.analysis.values import Values
 from harness.metrics import definitions
+from harness.metrics.block import Values
 from harness.plan.design import Design
 from harness.store import tables
 from harness.store.block import Block

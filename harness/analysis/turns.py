@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.result import Sliced, Warning
-from harness.analysis.values import Values
 from harness.common.formatting import percent
 from harness.metrics import slices
+from harness.metrics.block import Values
 from harness.metrics.definitions import DRAINED, SLICED
 from harness.plan.design import Design
 from harness.stats import paired

@@ -1,28 +1,21 @@
-"""From a block's tables to one value per metric and arm."""
+"""The values of a run's blocks: those of one, in series, what they lack, whether they can be compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engines import api
 from harness.analysis.result import Sides
-from harness.metrics import boot, definitions
-from harness.metrics.slices import step_sliced
-from harness.metrics.steps import steps_matched
+from harness.metrics import definitions
+from harness.metrics.block import OFFERED, Values, of_block
 from harness.plan.design import Design
 from harness.stats import paired
 from harness.store.block import Block
 from harness.workload.arrivals import ARRIVALS
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
-OFFERED = "offered_req_s"  # kept beside the metrics: the rate of the arrivals
-Values = Mapping[str, Mapping[str, float]]  # arm → metric → the value of one block
 
 
 def check_values(
@@ -70,16 +63,10 @@ def series(
 
 
 def block_values(design: Design, block: Block) -> Values:
-    """arm → metric → the value of one block; OFFERED with them."""
-    found: dict[str, dict[str, float]] = {}
-    for arm in design.arms:
-        requests, steps, rounds, work = (
-            block.of(arm.name, name) for name in ("requests", "steps", "rounds", "work")
-        )
-        found[arm.name] = boot.of_boot(requests, steps, rounds, work, design.goodput)
-        found[arm.name][OFFERED] = offered_rate(requests)
-    between = values_between(block, list(found))
-    return {arm: values | between[arm] for arm, values in found.items()}
+    """arm → metric → the value of one block of that design; OFFERED with them."""
+    if block.values is not None:
+        return block.values
+    return of_block(block.of, [arm.name for arm in design.arms], design.goodput)
 
 
 def block_seconds(blocks: Sequence[Block]) -> float | None:
@@ -92,29 +79,6 @@ def block_seconds(blocks: Sequence[Block]) -> float | None:
     apart = np.concatenate([np.diff(own) for own in starts.values()]) if starts else np.empty(0)
     apart = apart[apart > 0]  # the clock starts again with the machine, and an import has none
     return float(np.median(apart)) / 1e9 if len(apart) else None
-
-
-def values_between(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The metrics of each of these arms that are made of all of them."""
-    matched, sliced = matched_values(block, arms), sliced_values(block, arms)
-    return {arm: matched[arm] | sliced[arm] for arm in arms}
-
-
-def sliced_values(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
-    """definitions.SLICED of each of these arms; none where they took no turns."""
-    slices = [block.of(arm, "slices") for arm in arms]
-    if len(slices) < 2 or not all(len(each) for each in slices):
-        return {arm: {} for arm in arms}
-    return dict(zip(arms, step_sliced(*slices), strict=True))
-
-
-def matched_values(block: Block, arms: Sequence[str]) -> dict[str, dict[str, float]]:
-    """metrics.MATCHED of each of these arms, by the batches that all of them had; none where one of them has
-    no step records, or is alone."""
-    steps = [block.of(arm, "steps") for arm in arms]
-    if len(steps) < 2 or not all(len(each) for each in steps):
-        return {arm: {} for arm in arms}
-    return dict(zip(arms, steps_matched(*steps), strict=True))
 
 
 def sides(design: Design, by_arm: Mapping[str, float]) -> Sides:
@@ -151,11 +115,3 @@ def offered_load(design: Design, per_block: Sequence[Values]) -> bool:
         for values in per_block
         for arm in design.arms
     )
-
-
-def offered_rate(requests: pd.DataFrame) -> float:
-    """Requests due per second, from the first due time of each round to its last; infinite where they are due
-    all at once."""
-    due = requests.groupby("round")["scheduled_ns"]
-    seconds = float((due.max() - due.min()).sum()) / 1e9
-    return (len(requests) - due.ngroups) / seconds if seconds else np.inf

@@ -13,6 +13,8 @@ from harness.store.tables import TABLES
 if TYPE_CHECKING:
     import pandas as pd
 
+    from harness.metrics.block import Values
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unkept(Mapping[str, "pd.DataFrame"]):
@@ -33,10 +35,12 @@ class Unkept(Mapping[str, "pd.DataFrame"]):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Its number and its tables, each with the column `arm`."""
+    """Its number and its tables, each with the column `arm`. `values`: those of its run's metrics, where the
+    node of a cluster that measured it has made them."""
 
     number: int
     tables: Mapping[str, pd.DataFrame]
+    values: Values | None = None
 
     @property
     def node(self) -> str:

@@ -18,8 +18,9 @@ from harness.analysis.noise_floor import with_floor
 from harness.analysis.outputs import outputs_differ
 from harness.analysis.result import Result, to_plain
 from harness.analysis.rule import enough
-from harness.analysis.values import Values, block_seconds, block_values
+from harness.analysis.values import block_seconds, block_values
 from harness.common.differences import difference
+from harness.metrics.block import Values
 from harness.plan.checks import check_metrics
 from harness.plan.design import Design
 from harness.run.blocks import measure as measure_blocks

@@ -4,12 +4,15 @@ A block is a Ray task. It takes the resource `bench_node`, of which a node that 
 node's CPUs and cards with it: so a node has one block at a time, with all arms of it, and nothing else of
 Ray's. A node with eight cards that is to measure on each may have eight; a block then takes an eighth.
 
-Ray places the tasks, notices what dies, and brings the tables here. As many tasks are asked for as there are
-places, and no more: so a task knows which nodes have had their first boots, a rule that stops early leaves
+As many tasks are asked for as there are places, each at a node that has one free, where it begins at once:
+where Ray chooses the node, by what it last heard of each, every block leaves a node idle for 0.1 s. And no
+more are asked for: so a task knows which nodes have had their first boots, a rule that stops early leaves
 little undone, and a node that joins late is used from then on. Of several runs that are measured at once, as
-a sweep's are, the lowest block is the next: all of them progress. Ray's own `max_retries` are off, since they
-repeat a task without a word: what failed is said and counted here, and a block that fails twice in the same
-way ends the run with that.
+a sweep's are, the lowest block is the next: all of them progress.
+
+Ray notices what dies, and brings here the tables, and the values that the node made of them. Its own
+`max_retries` are off, since they repeat a task without a word: what failed is said and counted here, and a
+block that fails twice in the same way ends the run with that.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import msgspec
 
 from engines import api
 from harness.common.signals import ENDING, undisturbed
+from harness.metrics.block import Values
 from harness.run.blocks import stored_table
 from harness.run.cluster import node
 from harness.run.cluster.node import Measured
@@ -139,6 +143,7 @@ class _Job:
     observe: Observer
     kept: list[set[int]]  # of each run; killed between two writes, some have a block that others lack
     missing: list[int]  # not under way, the next one first
+    values: list[dict[int, Values]]  # of each run, by block: of those measured now and not given yet
     under_way: set[int] = field(default_factory=set)
     warm: set[str] = field(default_factory=set)  # nodes that have had its first boots
     failed: dict[int, set[str]] = field(default_factory=dict)  # by block, in which ways
@@ -176,9 +181,13 @@ class _Job:
             self.observe(Said(line))
 
     def write(self, block: int, measured: Measured) -> None:
-        for folder, there, tables in zip(self.folders, self.kept, measured.tables, strict=True):
+        """Of a run that has the block already, that one stays, and counts."""
+        for folder, there, tables, known, values in zip(
+            self.folders, self.kept, measured.tables, self.values, measured.values, strict=True
+        ):
             if block not in there:
                 write_packed(folder, block, tables)
+                known[block] = values
 
     def again(self, block: int, error: BaseException) -> None:
         """Have a block measured once more. Raises what failed, if that is nothing that another node, or
@@ -213,7 +222,17 @@ def job_of(runs: Mapping[Path, Manifest], observe: Observer) -> _Job:
     kept = [set(finished_blocks(folder)) for folder in folders]
     numbers = range(manifests[0].design.blocks)
     missing = [number for number in numbers if not all(number in there for there in kept)]
-    return _Job(folders, manifests, observe, kept, missing)
+    return _Job(folders, manifests, observe, kept, missing, values=[{} for _ in folders])
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A task: whose block, which, the node that it was asked for at, and Ray's reference."""
+
+    job: _Job
+    block: int
+    node: str
+    reference: Any
 
 
 @dataclass(slots=True)
@@ -228,7 +247,7 @@ class _Cluster:
     remote: Any = None  # the task, as Ray has it
     lookout: Lookout | None = None
     jobs: list[_Job] = field(default_factory=list)
-    tasks: dict[Future[Measured], tuple[_Job, int, Any]] = field(default_factory=dict)  # and Ray's reference
+    tasks: dict[Future[Measured], _UnderWay] = field(default_factory=dict)
     done: SimpleQueue[Future[Measured]] = field(default_factory=SimpleQueue)
     nowhere: bool = False  # told that there is no node
 
@@ -253,7 +272,13 @@ class _Cluster:
         try:
             for number in range(job.manifests[0].design.blocks):
                 self._wait_for(job, number)
-                yield job.manifests, [Block(number, Unkept(partial(read, number))) for read in readers]
+                yield (
+                    job.manifests,
+                    [
+                        Block(number, Unkept(partial(read, number)), known.pop(number, None))
+                        for read, known in zip(readers, job.values, strict=True)
+                    ],
+                )
         finally:
             self._end(job)
 
@@ -288,42 +313,52 @@ class _Cluster:
             self.nowhere = False
             return
         remedy = f"""start a node with ray start --resources '{{"{RESOURCE}": 1}}' --address=..."""
-        if not self.tasks and not any(job.warm for job in self.jobs):
+        if not self.tasks and not any(job.warm or job.failed for job in self.jobs):
             raise api.BadSetting(f"no node of the cluster has the resource {RESOURCE}: {remedy}")
         if not self.nowhere:
             self.jobs[0].observe(Said(f"no node is left: waiting for one; {remedy}"))
         self.nowhere = True
 
     def _start(self, job: _Job, block: int, there: Places) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = there.free(each.node for each in self.tasks.values())
         task = self.remote.options(
-            num_cpus=there.cpus, num_gpus=there.gpus, resources={RESOURCE: 1}, max_retries=0
+            num_cpus=there.cpus,
+            num_gpus=there.gpus,
+            resources={RESOURCE: 1},
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),  # gone by then: another one
         )
         reference = task.remote([*map(msgspec.json.encode, job.manifests)], block, frozenset(job.warm))
         future: Future[Measured] = reference.future()
-        self.tasks[future] = job, block, reference
+        self.tasks[future] = _UnderWay(job, block, node, reference)
         future.add_done_callback(self.done.put)
 
     def _take(self, future: Future[Measured]) -> None:
         """What came of a task. Of runs that are over nobody wants to know."""
-        job, block, _ = self.tasks.pop(future)
-        job.under_way.discard(block)
-        if job not in self.jobs:
+        task = self.tasks.pop(future)
+        task.job.under_way.discard(task.block)
+        if task.job not in self.jobs:
             return
         try:
-            self._keep_or_repeat(job, block, future)
+            self._keep_or_repeat(task, future)
         except Exception as error:
-            job.error = error
-            self._end(job)
+            task.job.error = error
+            self._end(task.job)
 
-    def _keep_or_repeat(self, job: _Job, block: int, future: Future[Measured]) -> None:
+    def _keep_or_repeat(self, task: _UnderWay, future: Future[Measured]) -> None:
+        assert self.lookout is not None
         try:
             measured = future.result()
         except self.ray.exceptions.RayTaskError as error:
-            job.again(block, error.cause)
+            task.job.again(task.block, error.cause)
         except self.ray.exceptions.RayError as error:
-            job.again(block, Died(of_death(error), str(error)))
+            if isinstance(error, self.ray.exceptions.NodeDiedError):
+                self.lookout.forget(task.node)
+            task.job.again(task.block, Died(of_death(error), str(error)))
         else:
-            self._keep(job, block, measured)
+            self._keep(task.job, task.block, measured)
 
     def _keep(self, job: _Job, block: int, measured: Measured) -> None:
         job.keep(block, measured)
@@ -340,9 +375,9 @@ class _Cluster:
         if job in self.jobs:
             self.jobs.remove(job)
             with undisturbed():
-                for whose, _, reference in self.tasks.values():
-                    if whose is job:
-                        self.ray.cancel(reference)
+                for task in self.tasks.values():
+                    if task.job is job:
+                        self.ray.cancel(task.reference)
 
     def _end_all(self) -> None:
         """End what is under way, wherever it is."""
@@ -351,7 +386,7 @@ class _Cluster:
                 self._end(job)
             late = wait(self.tasks, GRACE_S).not_done
             for future in late:
-                self.ray.cancel(self.tasks[future][2], force=True)
+                self.ray.cancel(self.tasks[future].reference, force=True)
             wait(late, GRACE_S)
             self.tasks.clear()
 

@@ -13,11 +13,13 @@ from engines import api
 from harness.common import machine
 from harness.common.differences import difference
 from harness.common.machine import Machine
+from harness.metrics.block import Values, of_block
 from harness.run import blocks
 from harness.run.events import Event, Said
 from harness.run.hosts import spec_of
 from harness.run.session import Session
 from harness.run.worktrees import checked_out
+from harness.store.block import Block
 from harness.store.manifest import Manifest, check_same_data
 from harness.store.tables import packed
 
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a node sends back. `tables`: of each run, the block's parquet files; none of the discarded block,
-    -1, after which the `manifests` have what the engines said of themselves."""
+    """What a node sends back. Of each run the block's parquet files, and the values that its metrics have in
+    it: made here, since a driver that makes them for a hundred nodes is busy with that. None of the discarded
+    block, -1, after which the `manifests` have what the engines said of themselves."""
 
     node: str
     machine: Machine
     manifests: list[bytes]
     tables: list[dict[str, bytes]]
+    values: list[Values]
     seconds: float
     stolen: float
     said: list[str]
@@ -71,10 +75,17 @@ def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str
         machine=machine.fingerprint(),
         manifests=[*map(msgspec.json.encode, manifests)],
         tables=[*map(packed, tables)],
+        values=[values_of(manifests[run], Block(number, each)) for run, each in enumerate(tables)],
         seconds=time.monotonic() - began,
         stolen=blocks.stolen(tables) if tables else 0.0,
         said=said,
     )
+
+
+def values_of(manifest: Manifest, block: Block) -> Values:
+    """What the metrics of a run are in a block of it."""
+    design = manifest.design
+    return of_block(block.of, [arm.name for arm in design.arms], design.goodput)
 
 
 def check(manifest: Manifest, code: machine.Code, versions: dict[str, str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,22 +19,37 @@ HEAD_S = 20.0  # without an answer, after which a cluster counts as gone
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where blocks can be measured now: how many at once, and what of a node each takes."""
+    """Where blocks can be measured now: how many at once on each node, by Ray's id of it, and what of a node
+    each takes."""
 
-    count: int
-    cpus: float
-    gpus: float
+    on: dict[str, int]
+    cpus: float = 0
+    gpus: float = 0
+
+    @property
+    def count(self) -> int:
+        return sum(self.on.values())
+
+    def free(self, taken: Iterable[str]) -> str:
+        """A node that can measure another block, `taken` being where blocks are under way: fewer of them than
+        there are places. Those of a node that died since are nowhere."""
+        under_way = Counter(taken)
+        return next(node for node, most in self.on.items() if under_way[node] < most)
 
 
 def places(nodes: list[dict[str, Any]]) -> Places:
     """Of the nodes that Ray lists. What a block takes fits on the smallest of them."""
-    marked = [
-        each["Resources"] for each in nodes if each["Alive"] and each["Resources"].get(RESOURCE, 0) >= 1
-    ]
+    marked = {
+        each["NodeID"]: each["Resources"]
+        for each in nodes
+        if each["Alive"] and each["Resources"].get(RESOURCE, 0) >= 1
+    }
     if not marked:
-        return Places(0, 0, 0)
-    cpus, gpus = (min(each.get(what, 0) / each[RESOURCE] for each in marked) for what in ("CPU", "GPU"))
-    return Places(sum(int(each[RESOURCE]) for each in marked), _whole(cpus), _whole(gpus))
+        return Places({})
+    cpus, gpus = (
+        min(each.get(what, 0) / each[RESOURCE] for each in marked.values()) for what in ("CPU", "GPU")
+    )
+    return Places({node: int(each[RESOURCE]) for node, each in marked.items()}, _whole(cpus), _whole(gpus))
 
 
 def _whole(count: float) -> float:
@@ -62,6 +79,10 @@ class Lookout:
         if silent > HEAD_S:
             raise RunFailed(f"the cluster is gone: its head has not answered for {silent:.0f} s")
         return places(self._nodes)
+
+    def forget(self, node: str) -> None:
+        """One that died since the last look."""
+        self._nodes = [each for each in self._nodes if each["NodeID"] != node]
 
     def _look(self) -> None:
         self._nodes = self.ray.nodes()

@@ -9,7 +9,8 @@ import pytest
 from harness.analysis import comparison, turns, words
 from harness.analysis.experiment_result import Finished
 from harness.analysis.result import Comparison
-from harness.analysis.values import Values, block_values
+from harness.analysis.values import block_values
+from harness.metrics.block import Values
 from harness.metrics.definitions import DRAINED, SLICED
 from harness.plan.experiment_file import Quantity
 from harness.report import tables

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from engines import api
+from harness.analysis.values import block_values
 from harness.common.machine import Code
 from harness.run import blocks
 from harness.run.cluster import driver, node
@@ -23,25 +24,35 @@ from harness.run.events import Event, Said
 from harness.run.hosts import RunFailed
 from harness.store.files import StoreError
 from harness.store.manifest import read_manifest, write_manifest
-from harness.store.tables import TABLES, write_block
+from harness.store.tables import TABLES, packed, write_block, write_packed
 from tests.support.made_blocks import block as made_block
 from tests.support.made_blocks import described, manifest, side
 
+ONE, TWO = "1" * 56, "2" * 56  # as Ray names its nodes
 
-def listed(alive: bool = True, **resources: float) -> dict[str, Any]:
-    return {"Alive": alive, "Resources": resources}
+
+def listed(node: str, alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {"NodeID": node, "Alive": alive, "Resources": resources}
 
 
 def test_a_block_takes_a_whole_node_or_the_share_of_one_card() -> None:
-    head = listed(CPU=64)
-    gone = listed(False, CPU=64, **{RESOURCE: 1})
-    assert places([head, gone]) == Places(0, 0, 0)
-    whole = [listed(CPU=16, GPU=1, **{RESOURCE: 1})] * 3
-    assert places([head, gone, *whole]) == Places(3, 16, 1)
-    by_card = [listed(CPU=60, GPU=8, **{RESOURCE: 8})] * 2
-    assert places(by_card) == Places(16, 7, 1)
-    unequal = [listed(CPU=4, **{RESOURCE: 1}), listed(CPU=2, **{RESOURCE: 1})]
-    assert places(unequal) == Places(2, 2, 0)
+    head = listed("head", CPU=64)
+    gone = listed("gone", False, CPU=64, **{RESOURCE: 1})
+    assert places([head, gone]) == Places({})
+    whole = [listed(name, CPU=16, GPU=1, **{RESOURCE: 1}) for name in "abc"]
+    assert places([head, gone, *whole]) == Places({"a": 1, "b": 1, "c": 1}, 16, 1)
+    by_card = [listed(name, CPU=60, GPU=8, **{RESOURCE: 8}) for name in "ab"]
+    assert places(by_card) == Places({"a": 8, "b": 8}, 7, 1)
+    assert places(by_card).count == 16
+    unequal = [listed("a", CPU=4, **{RESOURCE: 1}), listed("b", CPU=2, **{RESOURCE: 1})]
+    assert places(unequal) == Places({"a": 1, "b": 1}, 2, 0)
+
+
+def test_a_block_is_asked_for_where_none_is_under_way() -> None:
+    there = Places({"a": 1, "b": 2})
+    assert there.free(["a"]) == there.free(["a", "b"]) == "b"
+    assert there.free(["b", "b"]) == "a"
+    assert there.free(["gone", "a"]) == "b"
 
 
 def test_a_node_with_other_code_or_versions_is_refused() -> None:
@@ -75,6 +86,10 @@ class RayError(Exception):
     pass
 
 
+class NodeDiedError(RayError):
+    pass
+
+
 class RayTaskError(RayError):
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
@@ -82,10 +97,13 @@ class RayTaskError(RayError):
 
 @pytest.fixture
 def cluster() -> driver._Cluster:
-    ray = SimpleNamespace(
-        exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError), cancel=lambda task: None
-    )
-    return driver._Cluster(ExitStack(), "auto", None, driver.on_this_node, ray=ray)
+    """Of two nodes, which nobody looks for any more."""
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, NodeDiedError=NodeDiedError)
+    nodes = [listed(name, CPU=1, **{RESOURCE: 1}) for name in (ONE, TWO)]
+    ray = SimpleNamespace(exceptions=exceptions, cancel=lambda task: None, nodes=lambda: nodes)
+    lookout = Lookout(ray)
+    lookout.close()
+    return driver._Cluster(ExitStack(), "auto", None, driver.on_this_node, ray=ray, lookout=lookout)
 
 
 def begun(cluster: driver._Cluster, folder: Path, described: bool = True) -> tuple[driver._Job, list[Event]]:
@@ -105,7 +123,7 @@ def failed(cluster: driver._Cluster, job: driver._Job, error: Exception) -> int:
     block = job.take()
     future: Future[Any] = Future()
     future.set_exception(error)
-    cluster.tasks[future] = job, block, None
+    cluster.tasks[future] = driver._UnderWay(job, block, ONE, None)
     cluster._take(future)
     if job.error is not None:
         raise job.error
@@ -164,6 +182,44 @@ def test_a_node_that_lacks_the_project_is_told_so(cluster: driver._Cluster, tmp_
         failed(cluster, run, RayTaskError(ModuleNotFoundError("No module named 'harness'")))
 
 
+def test_a_node_that_is_done_gets_the_next_block(cluster: driver._Cluster, tmp_path: Path) -> None:
+    """It, and no other: it does not wait until Ray has heard that it is free."""
+    pytest.importorskip("ray")
+    asked: list[str] = []
+
+    def options(scheduling_strategy: Any, **what_it_takes: object) -> Any:
+        asked.append(scheduling_strategy.node_id)
+        return SimpleNamespace(remote=lambda *arguments: SimpleNamespace(future=Future))
+
+    cluster.remote = SimpleNamespace(options=options)
+    begun(cluster, tmp_path)
+    cluster._ask()
+    assert asked == [ONE, TWO]
+    _, later = cluster.tasks
+    del cluster.tasks[later]
+    cluster._ask()
+    assert asked == [ONE, TWO, TWO]
+
+
+def test_a_node_that_died_is_asked_for_nothing_though_the_last_look_found_it(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    run, seen = begun(cluster, tmp_path, described=False)
+    failed(cluster, run, NodeDiedError("node gone"))
+    assert cluster.lookout is not None
+    assert cluster.lookout.places() == Places({TWO: 1}, 1, 0)
+    cluster._check_there(Places({}))
+    assert "no node is left: waiting for one" in str(seen[-1])
+
+
+def test_a_cluster_that_never_had_a_node_to_measure_on_is_refused(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    begun(cluster, tmp_path)
+    with pytest.raises(api.BadSetting, match=f"no node of the cluster has the resource {RESOURCE}"):
+        cluster._check_there(Places({}))
+
+
 OTHER_DEVICE = StoreError("r began with another engine in before: device.kind was 'cuda', is 'emulated'")
 
 
@@ -208,21 +264,21 @@ def test_a_task_of_a_run_that_has_enough_is_of_no_interest(cluster: driver._Clus
     block = run.take()
     future: Future[Any] = Future()
     future.set_exception(KeyError("cancelled"))
-    cluster.tasks[future] = run, block, None
+    cluster.tasks[future] = driver._UnderWay(run, block, ONE, None)
     cluster._end(run)
     cluster._take(future)
     assert (run.error, seen, cluster.tasks) == (None, [], {})
 
 
 def test_a_cluster_that_does_not_answer_any_more_is_gone() -> None:
-    answers = [listed(CPU=2, **{RESOURCE: 1})]
+    answers = [listed("a", CPU=2, **{RESOURCE: 1})]
 
     def nodes() -> list[dict[str, Any]]:
         return [answers.pop()]  # and then raises
 
     lookout = Lookout(SimpleNamespace(nodes=nodes))
     lookout.close()
-    assert lookout.places() == Places(1, 2, 0)
+    assert lookout.places() == Places({"a": 1}, 2, 0)
     lookout._seen = time.monotonic() - HEAD_S - 1
     with pytest.raises(RunFailed, match="the cluster is gone: its head has not answered for 21 s"):
         lookout.places()
@@ -241,3 +297,48 @@ def test_no_table_of_a_block_is_kept_once_the_next_one_is_looked_at(tmp_path: Pa
         second.tables[name]
     gc.collect()
     assert [each() for each in held] == [None] * len(TABLES)
+
+
+def measured(tpot_ms: float) -> node.Measured:
+    """What a node would send of a block of `manifest`."""
+    made = made_block(0, {"before": side(tpot_ms), "after": side(tpot_ms)})
+    return node.Measured(
+        node="a-node",
+        machine=manifest().machine,
+        manifests=[],
+        tables=[packed(made.tables)],
+        values=[node.values_of(manifest(), made)],
+        seconds=1.0,
+        stolen=0.0,
+        said=[],
+    )
+
+
+def test_what_a_node_makes_of_a_block_is_what_is_made_of_its_files(tmp_path: Path) -> None:
+    sent = measured(4.0)
+    write_packed(tmp_path, 0, sent.tables[0])
+    read = block_values(manifest().design, blocks.stored_block(tmp_path, 0))
+    for arm, values in sent.values[0].items():
+        assert values == pytest.approx(read[arm], rel=0, abs=0, nan_ok=True)
+    assert sent.values[0]["before"]["tpot_ms_p50"] == pytest.approx(4.0)
+
+
+def test_values_that_a_node_sent_are_not_made_again(cluster: driver._Cluster, tmp_path: Path) -> None:
+    run, _ = begun(cluster, tmp_path)
+    sent = measured(4.0)
+    run.write(run.take(), sent)
+    run.under_way.clear()
+    _, (first,) = next(cluster._blocks_of(run))
+    assert block_values(manifest().design, first) is sent.values[0]
+    assert first.only(["before"]).values is None  # those of fewer arms are others
+
+
+def test_a_block_that_a_run_had_already_keeps_its_own_values(
+    cluster: driver._Cluster, tmp_path: Path
+) -> None:
+    """Killed between two writes, one of the runs that share their boots has it."""
+    write_packed(tmp_path, 0, measured(4.0).tables[0])
+    run, _ = begun(cluster, tmp_path)
+    run.write(0, measured(5.0))
+    _, (first,) = next(cluster._blocks_of(run))
+    assert block_values(manifest().design, first)["before"]["tpot_ms_p50"] == pytest.approx(4.0)

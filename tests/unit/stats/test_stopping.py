@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engines import api
 from experiments.validation import false_alarms as simulated
 from harness.analysis.rule import reason_to_stop
-from harness.analysis.values import Values
+from harness.metrics.block import Values
 from harness.plan.design import Arm, Design
 from harness.plan.settings import make_gate
 from harness.stats import checks, planning, stopping

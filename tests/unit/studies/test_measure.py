@@ -8,7 +8,8 @@ import pytest
 
 from engines import api
 from harness.analysis.rule import enough
-from harness.analysis.values import Values, block_values
+from harness.analysis.values import block_values
+from harness.metrics.block import Values
 from harness.plan.design import Design, Gate
 from harness.store.block import Block
 from harness.studies import measure
