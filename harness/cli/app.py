@@ -21,7 +21,7 @@ HELP = "Does this overlap optimization really help, by how much, and how sure ar
 COMMANDS = {
     "run": ("measure:run", "Compare a before with an after, or measure one arm."),
     "aa": ("measure:aa", "Measure an arm against itself: this machine's noise floor."),
-    "compare": ("measure:compare", "Compare stored runs, or the arms of one."),
+    "compare": ("measure:compare", "Print a stored run again, or compare several."),
     "rerun": ("measure:rerun", "Measure a stored run again, as its manifest says."),
     "profile": ("look:profile", "Show where the time of a few decode steps goes."),
     "explain": ("look:explain", "Explain a run: its steps, its late requests, its change."),

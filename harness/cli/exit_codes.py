@@ -35,7 +35,7 @@ def run(command: Any) -> NoReturn:
     except Interrupted as error:
         code = _complain(str(error), error, error.code)
     except CLICK_ERROR as error:  # what typer found wrong with the command line; empty where it gave help
-        said = error.format_message()
+        said = _usage(error)
         code = _complain(said, error, USAGE) if said else USAGE
     except api.BadSetting as error:
         code = _complain("; ".join([str(error), *notes(error)]), error, USAGE)
@@ -53,6 +53,14 @@ def run(command: Any) -> NoReturn:
             say("interrupted")
     _flush()
     sys.exit(code or 0)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the command line; where nothing is suggested, the help that shows what is right."""
+    said: str = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    hint = f"; see {context.command_path} --help" if said and context and not said.endswith("?") else ""
+    return said + hint
 
 
 def _flush() -> None:

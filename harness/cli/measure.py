@@ -148,7 +148,7 @@ def compare(
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
-    """Compare stored runs, or the arms of one; what was not interleaved gets no verdict."""
+    """Print a stored run again, or compare several; what was not interleaved gets no verdict."""
     from harness.analysis import across_runs
 
     compared = across_runs.compare(runs)

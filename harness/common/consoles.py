@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from harness.common.formatting import visible
+
+TRAILING = re.compile(" +$", re.MULTILINE)
 
 
 class Console(rich.console.Console):
@@ -21,6 +25,15 @@ class Console(rich.console.Console):
 
     def __init__(self, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, highlight=False)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """A line of a file or a pipe ends where its text does, and not where its table's last column does."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as printed:
+            super().print(*objects, **options)
+        super().print(Text(TRAILING.sub("", printed.get())), end="", soft_wrap=True)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Nothing that is printed here can move the cursor, whatever a name in it holds."""

@@ -62,7 +62,7 @@ def claimed(comparison: Comparison) -> str | None:
         return f"The source: {variant.claim}."
     ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
     # Else a number like the source's would be read as its confirmation.
-    open_still = "" if any(row.excludes_zero for row in rows.values()) else ": not settled here"
+    open_still = "" if any(row.excludes_zero for row in rows.values()) else ": not settled"
     return f"The source: {variant.claim}; ours: {ours}{open_still}."
 
 

@@ -87,14 +87,14 @@ def remarks(comparison: Comparison) -> Iterator[str]:
 
 
 def in_turns(comparison: Comparison) -> str | None:
-    """What was compared by turns; None where none were taken."""
+    """What was measured in turns, and what in rounds; None where no turns were taken."""
     sliced = comparison.sliced
     if sliced is None:
         return None
     return (
-        f"In turn, {sliced.steps} steps at a time, both arms ran the same decode steps at batch "
-        f"{sliced.batch:.3g}: {sliced.pairs:,} pairs of adjacent turns, {sliced.kept:.0%} kept. TTFT and "
-        "all else are of rounds with the workload's own arrivals."
+        f"Turns give the decode step: both arms ran the same steps at batch {sliced.batch:.3g}, alternating "
+        f"every {sliced.steps}: {sliced.pairs:,} pairs, {sliced.kept:.0%} kept. Rounds give all else: the "
+        "workload with its own arrivals, one arm at a time."
     )
 
 
@@ -118,8 +118,8 @@ def step_parts(comparison: Comparison) -> str | None:
         if len(rows) == len(names) and all(row.change is not None for row in rows):
             step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows)
             return (
-                f"In {where}: decode step {step}, of which exposed host time {host} ({names[1]}) and device "
-                f"time {device} ({names[2]})."
+                f"In {where}: decode step {step}, of which exposed host time {host} ({names[1]}: device time "
+                f"held equal) and device time {device} ({names[2]})."
             )
     return None
 

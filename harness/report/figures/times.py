@@ -94,21 +94,15 @@ def itl_over_time(run: Run, width: float = style.WIDTH) -> Figure:
     the order measured. A line joins the rounds of one boot; shades tell blocks apart. The axes do not start
     at zero: what matters here is what moves."""
     check_run(run)
-    gaps = run.token_gaps()
-    if not len(gaps):
-        raise api.BadSetting(f"{run.folder} has no ITL by token: its engine does not say when it had each")
-    rounds = run.rounds[[*KEYS, "started_ns"]].sort_values(["block", "started_ns"], ignore_index=True)
-    rounds["place"] = rounds.index
-    levels = gaps.groupby(list(KEYS))["itl_token_ms"].quantile(list(STATISTICS.values())).unstack()
-    rounds = rounds.merge(levels.reset_index(), on=list(KEYS))
+    rounds = _levels(run)
     with style.drawing():
         made, axes = style.panels(width, (1.9, 1.7), beside=False)
-        for panel, (name, level) in zip(axes, STATISTICS.items(), strict=True):
+        for panel, name in zip(axes, STATISTICS, strict=True):
             _blocks(panel, rounds)
             for arm, look in style.looks(run.arms).items():
                 boots = rounds[rounds["arm"] == arm].groupby("block")
                 for index, (_, boot) in enumerate(boots):
-                    points = list(zip(boot["place"], boot[level], strict=True))
+                    points = list(zip(boot["place"], boot[name], strict=True))
                     style.line(panel, points, look, lw=0.9, markersize=3.2, label=None if index else arm)
             panel.set_ylabel(f"ITL {name} (ms)")
         axes[0].set_title("ITL of each round, in the order measured")
@@ -116,6 +110,21 @@ def itl_over_time(run: Run, width: float = style.WIDTH) -> Figure:
         axes[1].set_xlabel("block (one boot of each arm)")
         style.legend_below(made, axes[0])
     return made
+
+
+def _levels(run: Run) -> pd.DataFrame:
+    """STATISTICS of the gaps of each round, ms, and its `place` in the order measured."""
+    served = run.requests.loc[run.requests["error"] == "", [*KEYS, "token_ns"]]
+    gaps = {key: requests.gaps_ms(stamps) for key, stamps in served.groupby(list(KEYS))["token_ns"]}
+    if not any(each.size for each in gaps.values()):
+        raise api.BadSetting(f"{run.folder} has no ITL by token: its engine does not say when it had each")
+    measured = run.rounds[[*KEYS, "started_ns"]].sort_values(["block", "started_ns"])[list(KEYS)]
+    rows = [
+        (place, *key, *np.quantile(gaps[key], list(STATISTICS.values())))
+        for place, key in enumerate(measured.itertuples(index=False, name=None))
+        if key in gaps and gaps[key].size
+    ]
+    return pd.DataFrame(rows, columns=["place", *KEYS, *STATISTICS])
 
 
 def _blocks(axes: Axes, rounds: pd.DataFrame) -> None:

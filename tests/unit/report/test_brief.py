@@ -8,11 +8,13 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 
+import harness
 from harness.analysis.result import Comparison, Counter, Result, Sliced, Warning, from_plain, to_plain
 from harness.report import brief, formats
 from harness.report.page import Page
 from tests.support import made_blocks
 from tests.support.made_runs import factorial_found
+from tests.support.places import REFERENCE, ROOT
 
 LINES, COLUMNS = 40, 100
 
@@ -22,6 +24,12 @@ def screen(found: Result, whole: bool = False) -> list[str]:
     for part in formats.to_terminal(found, COLUMNS, whole):
         Console(file=text, width=COLUMNS).print(part)
     return text.getvalue().splitlines()
+
+
+def test_readme_shows_what_is_printed_of_the_run_it_names() -> None:
+    printed = screen(harness.load(REFERENCE / "runs" / "pinned-h2d-turns").result)
+    sample = (ROOT / "README.md").read_text().partition("```text\n")[2].partition("```")[0]
+    assert sample.splitlines() == [line.rstrip() for line in printed]
 
 
 def page_of(**changes: Any) -> Page:

@@ -6,6 +6,7 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from engines.api import find_engines
 from harness.cli import listings
@@ -194,3 +195,19 @@ def test_a_name_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> No
     written = capsys.readouterr().out
     assert "\x1b" not in written
     assert "\\x1b]0;x\\x07" in written
+
+
+def test_a_line_that_goes_to_a_file_has_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("t", ("metric", "found"), (("ttft", "faster"), ("tpot", "undecided")), "a note", ())
+    consoles.Console(width=80).print(*terminal_table(table, 80), sep="\n")
+    written = capsys.readouterr().out.splitlines()
+    assert " ttft     faster" in written
+    assert [line for line in written if line.endswith(" ")] == []
+
+
+def test_a_terminal_gets_what_rich_makes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    consoles.Console(width=80).print(Text("faster", style="bold"))
+    assert "\x1b[1m" in capsys.readouterr().out

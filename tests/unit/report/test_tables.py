@@ -122,7 +122,7 @@ def test_a_number_like_the_sources_is_no_confirmation_while_0_lies_in_every_inte
     }
     said = brief.claimed(msgspec.structs.replace(only, metrics=wide))
     assert said is not None
-    assert said.endswith("[−20.0%, +10.0%]: not settled here.")
+    assert said.endswith("[−20.0%, +10.0%]: not settled.")
 
 
 def test_no_source_speaks_of_another_change() -> None:
@@ -144,7 +144,8 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     assert parts is not None
     found = re.fullmatch(
         r"In rounds: decode step −10\.\d% \[.*\], of which exposed host time −10\.\d% \[.*\] "
-        r"\(step_ms_same_device\) and device time \+0\.00% \[.*\] \(step_ms_same_host\)\.",
+        r"\(step_ms_same_device: device time held equal\) and device time \+0\.00% \[.*\] "
+        r"\(step_ms_same_host\)\.",
         parts,
     )
     assert found, parts  # the device takes 1 ms of each step there, whatever the step
