@@ -10,6 +10,7 @@ import numpy as np
 from harness.analysis.result import Result
 from harness.metrics import definitions
 from harness.plan.checks import ONE_SIDED
+from harness.plan.request import Request
 from harness.stats import planning
 
 METRICS = (definitions.SLICED, "tpot_ms_p50", "itl_token_ms_p99", "ttft_ms_p50", "throughput_tok_s")
@@ -30,8 +31,8 @@ class GatePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class GatePlans(msgspec.Struct, frozen=True, kw_only=True):
     """`sd`: by metric, of the log ratio of equal arms over the blocks that were measured. `plans`: every
-    limit that can be held, by metric, the smallest first. `recommended`: the smallest limit within the
-    minutes."""
+    limit that can be held, by metric, the smallest first. `recommended`: the smallest limit within
+    `max_minutes`, at which a gate that takes longer than planned is to end."""
 
     schema_version: int
     run: str
@@ -81,3 +82,18 @@ def of_equal_arms(
         plans=plans,
         recommended=min(fitting, key=lambda plan: (plan.limit, plan.blocks), default=None),
     )
+
+
+def applied(
+    found: GatePlans, request: Request, names: Sequence[str], limit: float | None
+) -> tuple[Request, Sequence[str], float | None]:
+    """A gate as it was recommended: the request with its blocks and its minutes at most, its metrics and its
+    limit; but what was asked for stays. Where nothing could be recommended, the minutes alone."""
+    plan = found.recommended
+    design: dict[str, object] = {"max_minutes": found.max_minutes}
+    if plan is not None:
+        names, limit = tuple(names) or (plan.metric,), plan.limit if limit is None else limit
+        if not request.until_decided:
+            wanted = (each for each in found.plans if each.metric in names and each.limit == limit)
+            design["blocks"] = max((each.blocks for each in wanted), default=plan.blocks)
+    return msgspec.structs.replace(request, design={**design, **request.design}), names, limit

@@ -172,6 +172,14 @@ def gate(
     calibrate: Annotated[
         bool, option(GATE, "Measure the base against itself, and say what gates this machine can hold.")
     ] = False,
+    plan: Annotated[
+        Path | None,
+        option(GATE, "What --calibrate left in --out, calibration.json: gate as it recommends."),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        option(GATE, "File of the gates against this base: add this one, and show where their change moved."),
+    ] = None,
     on_undecided: Annotated[
         OnUndecided | None, option(GATE, "What undecided counts as; else it exits with 3.")
     ] = None,
@@ -179,7 +187,7 @@ def gate(
     nodes_at_once: NodesAtOnce = None,
     whole: Whole = False,
     out: Annotated[
-        Path, option(OUTPUT, "Folder of the run, of gate.md and of smaller-is-better.json (results).")
+        Path, option(OUTPUT, "Folder of the run, of gate.md, of calibration.json and the like (results).")
     ] = RESULTS,
     format: Form = Format.TABLE,
     debug: Debug = False,
@@ -190,8 +198,10 @@ def gate(
     if run is not None and (not request.nothing or base_ref or head_ref):
         raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
 
-    if calibrate and (run is not None or base_ref or head_ref or on_undecided):
+    if calibrate and (run is not None or base_ref or head_ref or on_undecided or plan or history):
         raise api.BadSetting("--calibrate measures the base that is installed: no run, no refs, no verdict")
+    if plan is not None and run is not None:
+        raise api.BadSetting(f"--plan is for a gate that measures, and {run} is already measured")
     if ray is not None and (calibrate or run is not None):
         raise api.BadSetting("--ray is for a gate that measures blocks: --calibrate is about this machine")
 
@@ -200,12 +210,24 @@ def gate(
     from harness.studies import gate as gate_
 
     if calibrate:
-        printing.show(gate_.calibrate(request, names, limit, out, on_stderr), format)
+        from harness.report import gate_plan_tables
+
+        plans = gate_.calibrate(request, names, limit, out, on_stderr)
+        gate_plan_tables.write(out, plans)
+        printing.show(plans, format)
         return
+    if history is not None and run is None and not (base_ref and head_ref):
+        from harness.analysis.history import NEEDS_REFS
+
+        raise api.BadSetting(NEEDS_REFS)
+    if plan is not None:
+        request, names, limit = gate_.as_planned(plan, request, names, limit)
     if run is None:
         source = source_of(ray, nodes_at_once)
         run = gate_.measure(request, base_ref, head_ref, names, limit, out, say, on_stderr, source)
     result = gate_.judge(run, names, limit)
+    if history is not None:
+        result = gate_.remember(result, run, history)
     gate_tables.write(out, result)
     printing.show(result, format, whole)
     verdict = gate_tables.gate_of(result).verdict

@@ -11,7 +11,18 @@ from typing import cast
 import msgspec
 
 from engines import api
-from harness.analysis import comparison, gate, gate_plans, nodes, noise_floor, outputs, stored, turns
+from harness.analysis import (
+    comparison,
+    gate,
+    gate_plans,
+    history,
+    nodes,
+    noise_floor,
+    outputs,
+    stored,
+    turns,
+    words,
+)
 from harness.analysis.gate_plans import GatePlans
 from harness.analysis.result import Result
 from harness.analysis.rule import judged as judged_by
@@ -24,6 +35,7 @@ from harness.plan.settings import make_design
 from harness.plan.variants import load_variants
 from harness.run.blocks import measure as measure_blocks
 from harness.run.worktrees import resolve, uncommitted
+from harness.store.files import read_json, read_json_lines, write_json_lines
 from harness.studies import measure as measure_
 from harness.studies.measure import Display, Source
 
@@ -98,6 +110,13 @@ def calibrate(
     return gate_plans.of_equal_arms(found, seconds, cast("float | None", minutes), names, limit)
 
 
+def as_planned(
+    path: Path, request: Request, names: Sequence[str], limit: float | None
+) -> tuple[Request, Sequence[str], float | None]:
+    """What a gate is asked for with what a calibration recommends, from its file. Raises StoreError."""
+    return gate_plans.applied(read_json(path, GatePlans, "a calibration"), request, names, limit)
+
+
 def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     """The result of a finished run with the gate's part, `gate`. `names` empty and `limit` None: as the run
     was planned, else its primary metric and DEFAULT_LIMIT. Raises StoreError for a run that can't be read or
@@ -123,3 +142,16 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     found = gate.result_of(judged, most, level, compared, manifest.promises_outputs, failing, apart)
     known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
     return msgspec.structs.replace(known, gate=found)
+
+
+def remember(gated: Result, folder: Path, path: Path) -> Result:
+    """The result of a gate with the part `history`: what it says together with those in the file at `path`,
+    to which it is added. A change for the worse that they did not show yet keeps it from passing, this once.
+    Raises StoreError and WriteFailed for the file, and BadSetting for a gate that was not of two refs."""
+    this = history.remembered(gated, readable(folder))
+    gates = history.added(read_json_lines(path, history.Remembered), this)
+    write_json_lines(path, gates)
+    assert gated.gate is not None
+    new = [f"{words.moved(each)}, as no gate before showed" for each in history.found_now(gates)]
+    judged = gate.doubted(gated.gate, new)
+    return msgspec.structs.replace(gated, gate=judged, history=history.history_of(gates))
