@@ -46,17 +46,24 @@ class GatePlans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_equal_arms(
-    found: Result, seconds: float, minutes: float | None, metrics: Sequence[str], limit: float | None
+    found: Result,
+    seconds: float,
+    minutes: float | None,
+    metrics: Sequence[str],
+    limit: float | None,
+    offered: Sequence[str] = (),
 ) -> GatePlans:
     """From the result of an A/A that took so many `seconds`. `metrics`, `limit`: those that a gate is wanted
-    for, where that is known; else METRICS and LIMITS.
+    for, where that is known; else METRICS and LIMITS. `offered`: metrics that are the offered load, so that a
+    gate on them, steady as they are, would never be decided.
 
     Blocks are those of a fixed gate, for the upper end of what the SD may be (planning.blocks_needed): few
     blocks know their own SD badly, and a gate that cannot decide is worth less than one that takes longer.
     """
     comparison = found.comparisons[0]
     each = seconds / (comparison.blocks + 1)  # the first boots, which are thrown away, are nearly a block
-    rows = {name: comparison.metrics[name] for name in metrics or METRICS if name in comparison.metrics}
+    named = [name for name in metrics or METRICS if name not in offered]
+    rows = {name: comparison.metrics[name] for name in named if name in comparison.metrics}
     sds = {name: row.sd for name, row in rows.items() if row.sd is not None and row.change is not None}
     plans = []
     for name, sd in sds.items():

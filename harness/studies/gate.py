@@ -27,6 +27,7 @@ from harness.analysis.gate_plans import GatePlans
 from harness.analysis.result import Result
 from harness.analysis.rule import judged as judged_by
 from harness.analysis.stored import finished, readable
+from harness.analysis.values import THROUGHPUTS, offered_load
 from harness.common.machine import guess_device
 from harness.metrics import definitions
 from harness.plan import checks
@@ -68,10 +69,9 @@ def measure(
         refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))
         if refs[1] is not None and refs[0].commit == refs[1].commit:
             raise api.BadSetting(f"{base} and {head} are the same commit, {refs[0].commit[:10]}")
-    verdicts: dict[str, object] = {"primary": names[0], "secondaries": tuple(names[1:])} if names else {}
     request = msgspec.structs.replace(
         request,
-        design={**request.design, **verdicts},
+        design={**request.design, **_verdicts(names)},
         refs=refs,
         max_regression=checks.DEFAULT_LIMIT if limit is None else limit,
     )
@@ -90,24 +90,32 @@ def calibrate(
 ) -> GatePlans:
     """What a gate on the before arm can decide here, from that arm measured against itself, in blocks as a
     gate's. Raises as measure.measure does, and BadSetting for metrics or a limit that can't be gated."""
-    most = checks.DEFAULT_LIMIT if limit is None else limit
-    checks.check(names, most)
+    gated = checks.DEFAULT_LIMIT if limit is None else limit
+    checks.check(names, gated)
     minutes = request.design.get("max_minutes")
     asked = {name: value for name, value in request.design.items() if name != "max_minutes"}
     request = msgspec.structs.replace(
         request,
-        design={"blocks": CALIBRATED_BY, **asked},
+        design={"blocks": CALIBRATED_BY, **asked, **_verdicts(names)},
         after=(),
         against_itself=True,
-        max_regression=most,
+        max_regression=gated,
     )
     design = make_design(request, api.find_engines(), load_variants(), guess_device)
     if design.blocks < 2:
         raise api.BadSetting("one block has no SD: leave --blocks out, or give six")
     began = time.monotonic()
-    found = measure_.measure(design, out, display).result
+    measured = measure_.measure(design, out, display)
     seconds = time.monotonic() - began
-    return gate_plans.of_equal_arms(found, seconds, cast("float | None", minutes), names, limit)
+    _, per_block = finished(measured.folder, readable(measured.folder))
+    offered = THROUGHPUTS if offered_load(design, per_block) else ()
+    most = cast("float | None", minutes)
+    return gate_plans.of_equal_arms(measured.result, seconds, most, names, limit, offered)
+
+
+def _verdicts(names: Sequence[str]) -> dict[str, object]:
+    """What a gate on these metrics says in its design; they decide how it measures."""
+    return {"primary": names[0], "secondaries": tuple(names[1:])} if names else {}
 
 
 def as_planned(
