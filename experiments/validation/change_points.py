@@ -3,8 +3,8 @@
     python -m experiments.validation.change_points    three minutes
 
 A night is one value, the change of main against one release; every night the whole history is searched
-(harness/stats/change_points.py). Sizes are in units of the SD of a night. The arrays here search many histories
-at once; `agree` checks some of them against that file itself.
+(harness/stats/change_points.py). Sizes are in units of the SD of a night. The arrays here search many
+histories at once; `agree` checks some of them against that file itself.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ CHANGES: dict[str, Floats] = {
 def first_found(histories: Floats) -> Ints:
     """After how many nights each history first shows a change point; 0 where it never does."""
     found = np.zeros(len(histories), np.int64)
-    tenable = round(LEVEL * (1 + ORDERS)) - 1  # so many orders may have as large a split, less one
+    too_many = round(LEVEL * (1 + ORDERS))  # orders that have as large a split
     for nights in range(SHORTEST, histories.shape[1] + 1):
         open_ = np.flatnonzero(found == 0)
         ranked = histories[open_, :nights].argsort(axis=1).argsort(axis=1) + 1.0
         largest = differences(ranked).max(axis=1)
-        found[open_[largest - 1e-9 > largest_splits(nights)[-tenable]]] = nights
+        found[open_[largest - 1e-9 > largest_splits(nights)[-too_many]]] = nights
     return found
 
 
@@ -140,9 +140,9 @@ def main() -> None:
             )
     write_result(
         __file__,
-        title="Nightly gates against one release: how often a history shows a change before there is one, and "
-        f"how soon one that came after {BEFORE} nights (its size in SDs of a night); {YEARS:,} years, and "
-        f"{RUNS} histories of each change",
+        title="Nightly gates against one release: how often a history shows a change before there is one, "
+        f"and how soon one that came after {BEFORE} nights (its size in SDs of a night); {YEARS:,} years, "
+        f"and {RUNS} histories of each change",
         header=[
             "nights",
             "change",

@@ -73,8 +73,9 @@ def write(folder: Path, found: GatePlans, environment: Mapping[str, str] = os.en
     of the step. Raises BadSetting where there can be no such folder, and WriteFailed."""
     prepare(folder)
     write_json(folder / PLANS, found)
-    write_text(folder / SUMMARY, markdown_page(page(found)))
-    append_step_summary(markdown_page(page(found)), environment)
+    text = markdown_page(page(found))
+    write_text(folder / SUMMARY, text)
+    append_step_summary(text + "\n", environment)  # the gate's comes below
 
 
 def _share(limit: float) -> str:

@@ -30,7 +30,7 @@ BENCH = """#!/bin/bash
 printf '%s\\n' "$*" >> calls
 case "$*" in
   *fingerprint*) echo "a cpu 2 []" ;;
-  *" -m pip "*) ;;
+  "-m pip "*) ;;
   *--calibrate*)
     echo '{}' > bench-gate/calibration.json
     printf '**On this machine: 2%%.**\\n\\nrest\\n' > bench-gate/calibration.md
@@ -441,7 +441,7 @@ def test_what_a_fork_kept_shows_nothing_of_this_job_and_fits(
     kept(job).symlink_to(tmp_path / "secret")
     other = job.workspace / "bench-gates" / "bench-gate-other-0"
     other.mkdir()
-    (other / "gate.md").write_text("**Gate: PASS.**\n" + "x" * 200_000)
+    (other / "gate.md").write_text("**Gate: PASS.**\n" + "@" * 50_000)
     done = job.run("Comment")
     assert done.returncode == 0, done.stderr
     posted = (job.workspace / "posted").read_text()
