@@ -39,6 +39,8 @@ from harness.plan.request import Request
 from harness.plan.settings import make_design, parse_fraction
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.studies.measure import Source
 
 GATE = "Gate"
@@ -170,15 +172,16 @@ def gate(
     ] = None,
     max_regression: Annotated[str | None, option(GATE, "How much worse each may get (2%).")] = None,
     calibrate: Annotated[
-        bool, option(GATE, "Measure the base against itself, and say what gates this machine can hold.")
+        bool,
+        option(GATE, "Measure the base against itself: what can be gated here?", "--calibrate"),
     ] = False,
     plan: Annotated[
         Path | None,
-        option(GATE, "What --calibrate left in --out, calibration.json: gate as it recommends."),
+        option(GATE, "Gate as this recommends: the calibration.json that --calibrate left."),
     ] = None,
     history: Annotated[
         Path | None,
-        option(GATE, "File of the gates against this base: add this one, and show where their change moved."),
+        option(GATE, "File of gates against this base: add this one, show where the change moved."),
     ] = None,
     on_undecided: Annotated[
         OnUndecided | None, option(GATE, "What undecided counts as; else it exits with 3.")
@@ -187,13 +190,13 @@ def gate(
     nodes_at_once: NodesAtOnce = None,
     whole: Whole = False,
     out: Annotated[
-        Path, option(OUTPUT, "Folder of the run, of gate.md, of calibration.json and the like (results).")
+        Path, option(OUTPUT, "Folder of the run and of gate.md, calibration.json, … (results).")
     ] = RESULTS,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
     """Fail where a change makes a metric worse by more than it may: for continuous integration."""
-    names = metric or ()
+    names: Sequence[str] = metric or ()
     limit = None if max_regression is None else parse_fraction(max_regression, "--max-regression")
     if run is not None and (not request.nothing or base_ref or head_ref):
         raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")

@@ -81,7 +81,7 @@ def _found(series: Floats, begin: int, end: int) -> Iterator[tuple[int, float]]:
 def ranks(part: Floats) -> Floats:
     """From 1; equal values share the mean of theirs."""
     ordered = np.sort(part)
-    below, upto = (np.searchsorted(ordered, part, side) for side in ("left", "right"))
+    below, upto = np.searchsorted(ordered, part, "left"), np.searchsorted(ordered, part, "right")
     return np.asarray((below + upto + 1) / 2, np.float64)
 
 
@@ -106,8 +106,9 @@ def largest_splits(n: int) -> Floats:
     """Of ORDERS random orders of n values, how far the sides of the largest split are apart; sorted."""
     random = np.random.default_rng(n)
     rows = np.tile(np.arange(1.0, n + 1), (AT_ONCE, 1))
-    drawn = [differences(random.permuted(rows, axis=1)).max(axis=1) for _ in range(ORDERS // AT_ONCE)]
-    return np.sort(np.concatenate(drawn))
+    drawn = (differences(random.permuted(rows, axis=1)).max(axis=1) for _ in range(ORDERS // AT_ONCE))
+    found: Floats = np.sort(np.concatenate([*drawn]))
+    return found
 
 
 def _between(index: int, p: float, old: Floats, new: Floats) -> ChangePoint:
