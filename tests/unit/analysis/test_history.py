@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from harness.analysis.result import Result
 from harness.plan.design import Ref
 from harness.report import gate_tables
 from harness.stats.change_points import SHORTEST
+from harness.store.files import read_json_lines, write_json_lines
 from harness.store.manifest import Manifest
 from tests.support.made_blocks import blocks, manifest
 
@@ -89,6 +91,16 @@ def test_a_gate_that_is_judged_again_replaces_what_it_was() -> None:
     gates = nights(3, 0, 0)
     again = msgspec.structs.replace(gates[1], verdict="fail")
     assert history.added(gates, again) == [gates[0], gates[2], again]
+
+
+def test_a_history_is_read_as_it_was_written_and_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "gates.jsonl"
+    assert read_json_lines(path, Remembered) == []
+    write_json_lines(path, nights(3, 0, 0))
+    assert read_json_lines(path, Remembered) == nights(3, 0, 0)
+    path.write_text(path.read_text().replace('"run":"run-1"', '"run":1'))
+    with pytest.raises(api.BadFile, match="line 2 of .*gates.jsonl is damaged"):
+        read_json_lines(path, Remembered)
 
 
 # -- of a run ---------------------------------------------------------------------------------------------
