@@ -99,7 +99,7 @@ def test_a_history_is_read_as_it_was_written_and_a_damaged_line_is_named(tmp_pat
     write_json_lines(path, nights(3, 0, 0))
     assert read_json_lines(path, Remembered) == nights(3, 0, 0)
     path.write_text(path.read_text().replace('"run":"run-1"', '"run":1'))
-    with pytest.raises(api.BadFile, match="line 2 of .*gates.jsonl is damaged"):
+    with pytest.raises(api.BadFile, match=r"line 2 of .*gates\.jsonl is damaged"):
         read_json_lines(path, Remembered)
 
 
