@@ -66,7 +66,8 @@ def step(size: float) -> Floats:
 
 
 def creep(slope: float) -> Floats:
-    return slope * np.maximum(0, np.arange(BEFORE + AFTER) - BEFORE + 1)
+    nights = np.arange(BEFORE + AFTER) - BEFORE + 1
+    return np.asarray(slope * np.maximum(0, nights), np.float64)
 
 
 CHANGES: dict[str, Floats] = {
@@ -84,8 +85,8 @@ def first_found(histories: Floats) -> Ints:
     too_many = round(LEVEL * (1 + ORDERS))  # orders that have as large a split
     for nights in range(SHORTEST, histories.shape[1] + 1):
         open_ = np.flatnonzero(found == 0)
-        ranked = histories[open_, :nights].argsort(axis=1).argsort(axis=1) + 1.0
-        largest = differences(ranked).max(axis=1)
+        order = histories[open_, :nights].argsort(axis=1)
+        largest = differences(np.asarray(order.argsort(axis=1) + 1, np.float64)).max(axis=1)
         found[open_[largest - 1e-9 > largest_splits(nights)[-too_many]]] = nights
     return found
 

@@ -31,7 +31,7 @@ def test_a_step_is_found_where_it_is_and_as_large_as_it_is() -> None:
 
 def test_a_level_that_came_and_went_is_two() -> None:
     moved = (np.arange(90) >= 30) & (np.arange(90) < 60)
-    found = change_points(noise(90, 1) - 4 * moved)
+    found = change_points(noise(90, 7) - 4 * moved)
     assert [abs(each.index - at) <= 1 for each, at in zip(found, (30, 60), strict=True)] == [True, True]
     assert found[0].shift < 0 < found[1].shift
 
