@@ -1,6 +1,6 @@
 """How often a history of nightly gates shows a change that is none, and how soon one that is, by simulation.
 
-    python -m experiments.validation.change_points    three minutes
+    python -m experiments.validation.change_points    two minutes
 
 A night is one value, the change of main against one release; every night the whole history is searched
 (harness/stats/change_points.py). Sizes are in units of the SD of a night. The arrays here search many
@@ -62,7 +62,7 @@ NOISES: dict[str, Noise] = {
 
 
 def step(size: float) -> Floats:
-    return size * (np.arange(BEFORE + AFTER) >= BEFORE)
+    return np.asarray(size * (np.arange(BEFORE + AFTER) >= BEFORE), np.float64)
 
 
 def creep(slope: float) -> Floats:
