@@ -10,7 +10,7 @@ the run may stop early, the bounds have the levels of its looks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -154,6 +154,13 @@ def result_of(
         confidence=1 - one_sided,
         metrics=dict(judged),
     )
+
+
+def doubted(found: GateResult, doubts: Iterable[str]) -> GateResult:
+    """What a gate says where these keep it from passing, besides those that it has."""
+    more = [*found.doubts, *doubts]
+    verdict: GateVerdict = "undecided" if more and found.verdict == "pass" else found.verdict
+    return msgspec.structs.replace(found, doubts=more, verdict=verdict)
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import numpy as np
 from harness.analysis.result import Result
 from harness.metrics import definitions
 from harness.plan.checks import ONE_SIDED
+from harness.plan.request import Request
 from harness.stats import planning
 
 METRICS = (definitions.SLICED, "tpot_ms_p50", "itl_token_ms_p99", "ttft_ms_p50", "throughput_tok_s")
@@ -30,8 +31,8 @@ class GatePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class GatePlans(msgspec.Struct, frozen=True, kw_only=True):
     """`sd`: by metric, of the log ratio of equal arms over the blocks that were measured. `plans`: every
-    limit that can be held, by metric, the smallest first. `recommended`: the smallest limit within the
-    minutes."""
+    limit that can be held, by metric, the smallest first. `recommended`: the smallest limit within
+    `max_minutes`, at which a gate that takes longer than planned is to end."""
 
     schema_version: int
     run: str
@@ -45,17 +46,24 @@ class GatePlans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_equal_arms(
-    found: Result, seconds: float, minutes: float | None, metrics: Sequence[str], limit: float | None
+    found: Result,
+    seconds: float,
+    minutes: float | None,
+    metrics: Sequence[str],
+    limit: float | None,
+    offered: Sequence[str] = (),
 ) -> GatePlans:
     """From the result of an A/A that took so many `seconds`. `metrics`, `limit`: those that a gate is wanted
-    for, where that is known; else METRICS and LIMITS.
+    for, where that is known; else METRICS and LIMITS. `offered`: metrics that are the offered load, so that a
+    gate on them, steady as they are, would never be decided.
 
     Blocks are those of a fixed gate, for the upper end of what the SD may be (planning.blocks_needed): few
     blocks know their own SD badly, and a gate that cannot decide is worth less than one that takes longer.
     """
     comparison = found.comparisons[0]
     each = seconds / (comparison.blocks + 1)  # the first boots, which are thrown away, are nearly a block
-    rows = {name: comparison.metrics[name] for name in metrics or METRICS if name in comparison.metrics}
+    named = [name for name in metrics or METRICS if name not in offered]
+    rows = {name: comparison.metrics[name] for name in named if name in comparison.metrics}
     sds = {name: row.sd for name, row in rows.items() if row.sd is not None and row.change is not None}
     plans = []
     for name, sd in sds.items():
@@ -81,3 +89,18 @@ def of_equal_arms(
         plans=plans,
         recommended=min(fitting, key=lambda plan: (plan.limit, plan.blocks), default=None),
     )
+
+
+def applied(
+    found: GatePlans, request: Request, names: Sequence[str], limit: float | None
+) -> tuple[Request, Sequence[str], float | None]:
+    """A gate as it was recommended: the request with its blocks and its minutes at most, its metrics and its
+    limit; but what was asked for stays. Where nothing could be recommended, the minutes alone."""
+    plan = found.recommended
+    design: dict[str, object] = {"max_minutes": found.max_minutes}
+    if plan is not None:
+        names, limit = tuple(names) or (plan.metric,), plan.limit if limit is None else limit
+        if not request.until_decided:
+            wanted = (each for each in found.plans if each.metric in names and each.limit == limit)
+            design["blocks"] = max((each.blocks for each in wanted), default=plan.blocks)
+    return msgspec.structs.replace(request, design={**design, **request.design}), names, limit

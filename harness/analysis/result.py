@@ -268,6 +268,34 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Judged]
 
 
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the level of a metric moved, in a history of gates against one base: between the commits `last`
+    and `first`. `change` is of the new level against the old one, a fraction, with its 95% interval; `gates`
+    at the new level."""
+
+    metric: str
+    last: str  # the head of the last gate at the old level
+    first: str  # and of the first one at the new level, when it was measured
+    when: str
+    change: float
+    ci_low: float
+    ci_high: float
+    p: float
+    gates: int
+    worse: bool
+    other_machines: bool  # none that measured the old level has measured the new one
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """The gates of one setting against one base, this one among them. `scatter`: by metric, the SD of their
+    log ratios within a level; None where each is a level of its own."""
+
+    base: str  # commit
+    gates: int
+    scatter: dict[str, float | None]
+    moved: list[Moved]
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run, or stored runs set against each other."""
 
@@ -278,6 +306,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     comparisons: list[Comparison]
     factorial: FactorialResult | None = None
     gate: GateResult | None = None
+    history: History | None = None
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):

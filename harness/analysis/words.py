@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from harness.analysis.result import Comparison, MetricRow, NodeRow, Outputs
+from harness.analysis.result import Comparison, MetricRow, Moved, NodeRow, Outputs
 from harness.common.formatting import blocks_of, number, percent, signed
 
 
@@ -84,6 +84,12 @@ def verdict(row: MetricRow, primary: bool) -> str:
     if row.ci_low is None:
         return ""
     return "no verdict" if primary else "descriptive"
+
+
+def moved(found: Moved) -> str:
+    """A change point: "step_ms is +1.3% [+0.9%, +1.7%] since 9f2c1ab043 (2026-11-12)"."""
+    change = f"{percent(found.change)} {interval(found)}"
+    return f"{found.metric} is {change} since {found.first[:10]} ({found.when[:10]})"
 
 
 def confidence(level: float) -> str:

@@ -39,6 +39,8 @@ from harness.plan.request import Request
 from harness.plan.settings import make_design, parse_fraction
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.studies.measure import Source
 
 GATE = "Gate"
@@ -170,8 +172,17 @@ def gate(
     ] = None,
     max_regression: Annotated[str | None, option(GATE, "How much worse each may get (2%).")] = None,
     calibrate: Annotated[
-        bool, option(GATE, "Measure the base against itself, and say what gates this machine can hold.")
+        bool,
+        option(GATE, "Measure the base against itself: what can be gated here?", "--calibrate"),
     ] = False,
+    plan: Annotated[
+        Path | None,
+        option(GATE, "Gate as this recommends: the calibration.json that --calibrate left."),
+    ] = None,
+    history: Annotated[
+        Path | None,
+        option(GATE, "File of gates against this base: add this one, show where the change moved."),
+    ] = None,
     on_undecided: Annotated[
         OnUndecided | None, option(GATE, "What undecided counts as; else it exits with 3.")
     ] = None,
@@ -179,19 +190,21 @@ def gate(
     nodes_at_once: NodesAtOnce = None,
     whole: Whole = False,
     out: Annotated[
-        Path, option(OUTPUT, "Folder of the run, of gate.md and of smaller-is-better.json (results).")
+        Path, option(OUTPUT, "Folder of the run and of gate.md, calibration.json, … (results).")
     ] = RESULTS,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
     """Fail where a change makes a metric worse by more than it may: for continuous integration."""
-    names = metric or ()
+    names: Sequence[str] = metric or ()
     limit = None if max_regression is None else parse_fraction(max_regression, "--max-regression")
     if run is not None and (not request.nothing or base_ref or head_ref):
         raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
 
-    if calibrate and (run is not None or base_ref or head_ref or on_undecided):
+    if calibrate and (run is not None or base_ref or head_ref or on_undecided or plan or history):
         raise api.BadSetting("--calibrate measures the base that is installed: no run, no refs, no verdict")
+    if plan is not None and run is not None:
+        raise api.BadSetting(f"--plan is for a gate that measures, and {run} is already measured")
     if ray is not None and (calibrate or run is not None):
         raise api.BadSetting("--ray is for a gate that measures blocks: --calibrate is about this machine")
 
@@ -200,12 +213,24 @@ def gate(
     from harness.studies import gate as gate_
 
     if calibrate:
-        printing.show(gate_.calibrate(request, names, limit, out, on_stderr), format)
+        from harness.report import gate_plan_tables
+
+        plans = gate_.calibrate(request, names, limit, out, on_stderr)
+        gate_plan_tables.write(out, plans)
+        printing.show(plans, format)
         return
+    if history is not None and run is None and not (base_ref and head_ref):
+        from harness.analysis.history import NEEDS_REFS
+
+        raise api.BadSetting(NEEDS_REFS)
+    if plan is not None:
+        request, names, limit = gate_.as_planned(plan, request, names, limit)
     if run is None:
         source = source_of(ray, nodes_at_once)
         run = gate_.measure(request, base_ref, head_ref, names, limit, out, say, on_stderr, source)
     result = gate_.judge(run, names, limit)
+    if history is not None:
+        result = gate_.remember(result, run, history)
     gate_tables.write(out, result)
     printing.show(result, format, whole)
     verdict = gate_tables.gate_of(result).verdict

@@ -27,8 +27,8 @@ def pages(result: Result) -> Iterator[Page]:
         yield from tables.pages(result)
         return
     if result.gate is not None:
-        found = gate_tables.regression_table(result)
-        yield Page(gate_tables.conclusion(result), (), (_without_note(found),), ())
+        judged, *more = gate_tables.parts(result)
+        yield Page(gate_tables.conclusion(result), (), (_without_note(judged), *more), ())
     for each in result.comparisons:
         yield page(result, each)
 

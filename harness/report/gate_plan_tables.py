@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from msgspec.structs import astuple
 
 from harness.analysis.gate_plans import MOST, GatePlan, GatePlans
 from harness.common.formatting import blocks_of
-from harness.report.page import Page, Table, csv_text, tabulated
+from harness.report.page import Page, Table, csv_text, markdown_page, tabulated
+from harness.store.files import append_step_summary, prepare, write_json, write_text
 
 
 def conclusion(found: GatePlans) -> str:
-    """One sentence: the gate to use here."""
+    """One sentence: the gate to use here, what it takes, and where it ends at the latest."""
     plan, within = found.recommended, f"{found.max_minutes:.3g} minutes"
     if plan is None:
         return (
@@ -21,8 +24,9 @@ def conclusion(found: GatePlans) -> str:
             "with --max-minutes, or use a quieter machine."
         )
     return (
-        f"On this machine, within {within}: --metric {plan.metric} --max-regression {_share(plan.limit)} "
-        f"--blocks {plan.blocks}, {_minutes(plan)} a gate."
+        f"On this machine: --metric {plan.metric} --max-regression {_share(plan.limit)} "
+        f"--blocks {plan.blocks} --max-minutes {found.max_minutes:.3g}, "
+        f"about {_minutes(plan)} a gate, and {within} at most."
     )
 
 
@@ -59,6 +63,19 @@ def to_csv(found: GatePlans) -> str:
     return csv_text(
         ("run", "device", *GatePlan.__struct_fields__), [(*about, *astuple(plan)) for plan in found.plans]
     )
+
+
+PLANS, SUMMARY = "calibration.json", "calibration.md"
+
+
+def write(folder: Path, found: GatePlans, environment: Mapping[str, str] = os.environ) -> None:
+    """In `folder`: calibration.json, for `bench gate --plan`, and calibration.md; on GitHub also the summary
+    of the step. Raises BadSetting where there can be no such folder, and WriteFailed."""
+    prepare(folder)
+    write_json(folder / PLANS, found)
+    text = markdown_page(page(found))
+    write_text(folder / SUMMARY, text)
+    append_step_summary(text + "\n", environment)  # the gate's comes below
 
 
 def _share(limit: float) -> str:

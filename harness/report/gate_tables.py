@@ -12,12 +12,13 @@ from pathlib import Path
 from msgspec.structs import astuple
 
 from harness.analysis import gate
-from harness.analysis.result import GateResult, Judged, Result
-from harness.analysis.words import outputs_that_differ
+from harness.analysis.result import GateResult, History, Judged, Moved, Result
+from harness.analysis.words import interval, outputs_that_differ
 from harness.common.formatting import blocks_of, number, percent
 from harness.report import tables
 from harness.report.page import Page, Table, csv_text, markdown_page, markdown_table, tabulated
-from harness.store.files import append_text, prepare, write_json, write_text
+from harness.stats.change_points import LEVEL, SHORTEST
+from harness.store.files import append_step_summary, prepare, write_json, write_text
 
 
 def conclusion(result: Result) -> str:
@@ -27,7 +28,7 @@ def conclusion(result: Result) -> str:
         each: [name for name, row in found.metrics.items() if row.verdict == each]
         for each in ("fail", "undecided", "pass")
     }
-    limit = f"{100 * found.max_regression:.3g}%"
+    limit = _share(found.max_regression)
     where = f"over {blocks_of(comparison.blocks)} on the {result.device} device"
     reasons = {
         "fail": f"{', '.join(by_verdict['fail'])} regressed by more than {limit} {where}",
@@ -46,9 +47,11 @@ def _undecided(rows: Mapping[str, Judged], limit: str, where: str) -> Iterator[s
     undecided = {name: row.remark for name, row in rows.items() if row.verdict == "undecided"}
     names = [name for name, remark in undecided.items() if remark != gate.OFFERED]
     if names:
+        bounds = [_share(worst) for name in names if (worst := rows[name].worst) is not None]
+        excluded = f"more than {', '.join(bounds)}" if bounds else "nothing"
         yield (
-            f"{', '.join(names)} may have regressed by more than {limit}, or not, {where}; more blocks or a "
-            "quieter machine would tell"
+            f"{', '.join(names)} may have regressed by more than {limit}, or not, {where} (ruled out: "
+            f"{excluded}); more blocks or a quieter machine would tell"
         )
     for name in undecided:
         if name not in names:
@@ -65,21 +68,61 @@ def regression_table(result: Result) -> Table:
         "change": lambda row: percent(row[1].change),
         "at best": lambda row: percent(row[1].best) or "–",
         "at worst": lambda row: percent(row[1].worst) or "–",
-        "can rule out": lambda row: "–" if (size := row[1].excludable) is None else f"{100 * size:.3g}%",
+        "can rule out": lambda row: "–" if (size := row[1].excludable) is None else _share(size),
         "gate": lambda row: row[1].verdict + (f" ({row[1].remark})" if row[1].remark else ""),
     }
     note = (
         f"At best and at worst: bounds of the regression, {100 * found.confidence:.4g}% each; positive is "
-        f"worse. Pass: at worst within {100 * found.max_regression:.3g}%; fail: at best beyond it, corrected "
+        f"worse. Pass: at worst within {_share(found.max_regression)}; fail: at best beyond it, corrected "
         "by Holm. Can rule out: the smallest regression that this machine and so many blocks exclude in 4 of "
         "5 runs without a change."
     )
     return tabulated("Gate", found.metrics.items(), columns, note, numbers=tuple(columns)[1:-1])
 
 
+def history_table(found: History) -> Table:
+    """Where the level moved, though each gate may have passed."""
+    columns: dict[str, Callable[[Moved], str]] = {
+        "metric": lambda row: row.metric,
+        "change": lambda row: percent(row.change),
+        "interval": interval,
+        "level": lambda row: "worse" if row.worse else "better",
+        "after": lambda row: row.last[:10],
+        "from": lambda row: f"{row.first[:10]} ({row.when[:10]})",
+        "gates since": lambda row: str(row.gates),
+        "machines": lambda row: "others" if row.other_machines else "",
+    }
+    against = f"{found.gates} gate{'s' if found.gates != 1 else ''} against {found.base[:10]}"
+    if found.gates < SHORTEST:
+        note = f"{against}: of fewer than {SHORTEST} nothing can be said."
+    else:
+        scatters = ", ".join(
+            f"{name} {_share(each)}" for name, each in found.scatter.items() if each is not None
+        )
+        note = (
+            f"{'No change point in ' * (not found.moved)}{against}. SD within a level: {scatters}. A change "
+            f"point's split is matched in fewer than {LEVEL:.1%} of all orders; its interval is of 95%, if "
+            "the place is right. Others: none of the machines that measured before it measured after it."
+        )
+    return tabulated("Change points", found.moved, columns, note, numbers=("change", "gates since"))
+
+
+def parts(result: Result) -> Iterator[Table]:
+    """What a gate adds to the comparison that it judged."""
+    yield regression_table(result)
+    if result.history is not None:
+        yield history_table(result.history)
+
+
+def _share(size: float) -> str:
+    return f"{100 * size:.3g}%"
+
+
 def to_markdown(result: Result) -> str:
     """The summary of a gate, with the whole comparison folded away below."""
-    lines = [f"**{conclusion(result)}**", "", *markdown_table(regression_table(result))]
+    lines = [f"**{conclusion(result)}**", ""]
+    for table in parts(result):
+        lines += markdown_table(table)
     whole = "\n".join(map(markdown_page, tables.pages(result)))
     lines += ["<details><summary>The whole comparison</summary>", "", whole, "</details>", ""]
     return "\n".join(lines)
@@ -106,7 +149,7 @@ def to_csv(result: Result) -> str:
 
 def pages(result: Result) -> Iterator[Page]:
     """What the gate says, then the comparison."""
-    yield Page(conclusion(result), (), (regression_table(result),), ())
+    yield Page(conclusion(result), (), tuple(parts(result)), ())
     yield from tables.pages(result)
 
 
@@ -132,6 +175,4 @@ def write(folder: Path, result: Result, environment: Mapping[str, str] = os.envi
             write_json(folder / name, rows)
         else:  # an earlier gate's would be taken for this one's
             (folder / name).unlink(missing_ok=True)
-    step = environment.get("GITHUB_STEP_SUMMARY")
-    if step:
-        append_text(Path(step), text)
+    append_step_summary(text, environment)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -86,6 +86,23 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
+def write_json_lines(path: Path, values: Iterable[Any]) -> None:
+    """Write or replace a file with a line of JSON for each value, whole or not at all. Raises WriteFailed."""
+    write_bytes(path, b"".join(msgspec.json.encode(each) + b"\n" for each in values))
+
+
+def read_json_lines(path: Path, kind: type[Read]) -> list[Read]:
+    """What `write_json_lines` wrote, each a struct with a schema_version; nothing where there is no such file
+    yet. Raises StoreError where it can't be read, or a line is damaged or of a newer schema."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"can't read {path}: {reason_of(error)}") from error
+    return [decoded(f"line {number} of {path}", line, kind) for number, line in enumerate(lines, 1)]
+
+
 def read_json(path: Path, kind: type[Read], what: str) -> Read:
     """What `write_json` wrote, a struct with a schema_version. Raises StoreError where the file is missing
     (its folder is not `what`), damaged, or of a newer schema."""
@@ -93,18 +110,23 @@ def read_json(path: Path, kind: type[Read], what: str) -> Read:
         text = path.read_bytes()
     except OSError as error:
         raise StoreError(f"{path.parent} is not {what}: {path.name}: {reason_of(error)}") from error
+    return decoded(str(path), text, kind)
+
+
+def decoded(where: str, text: bytes, kind: type[Read]) -> Read:
+    """A struct with a schema_version from its JSON; `where` that stands. Raises StoreError."""
     try:
         schema = msgspec.json.decode(text, type=_Versioned).schema_version
         if schema < 1:
-            raise StoreError(f"{path} is damaged or was edited: there is no schema version {schema}")
+            raise StoreError(f"{where} is damaged or was edited: there is no schema version {schema}")
         if schema > SCHEMA_VERSION:
             raise StoreError(
-                f"{path} has schema version {schema}, newer than {SCHEMA_VERSION}, the newest this program "
+                f"{where} has schema version {schema}, newer than {SCHEMA_VERSION}, the newest this program "
                 "knows; update it"
             )
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StoreError(f"{path} is damaged or was edited: {error}") from error
+        raise StoreError(f"{where} is damaged or was edited: {error}") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -137,6 +159,12 @@ def append_text(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise WriteFailed(f"can't write {path}: {reason_of(error)}") from error
+
+
+def append_step_summary(text: str, environment: Mapping[str, str]) -> None:
+    """On GitHub, show a text beside the step that runs this. Raises WriteFailed."""
+    if step := environment.get("GITHUB_STEP_SUMMARY"):
+        append_text(Path(step), text)
 
 
 class _Versioned(msgspec.Struct):

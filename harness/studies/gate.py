@@ -11,11 +11,23 @@ from typing import cast
 import msgspec
 
 from engines import api
-from harness.analysis import comparison, gate, gate_plans, nodes, noise_floor, outputs, stored, turns
+from harness.analysis import (
+    comparison,
+    gate,
+    gate_plans,
+    history,
+    nodes,
+    noise_floor,
+    outputs,
+    stored,
+    turns,
+    words,
+)
 from harness.analysis.gate_plans import GatePlans
 from harness.analysis.result import Result
 from harness.analysis.rule import judged as judged_by
 from harness.analysis.stored import finished, readable
+from harness.analysis.values import THROUGHPUTS, offered_load
 from harness.common.machine import guess_device
 from harness.metrics import definitions
 from harness.plan import checks
@@ -24,6 +36,7 @@ from harness.plan.settings import make_design
 from harness.plan.variants import load_variants
 from harness.run.blocks import measure as measure_blocks
 from harness.run.worktrees import resolve, uncommitted
+from harness.store.files import read_json, read_json_lines, write_json_lines
 from harness.studies import measure as measure_
 from harness.studies.measure import Display, Source
 
@@ -56,10 +69,9 @@ def measure(
         refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))
         if refs[1] is not None and refs[0].commit == refs[1].commit:
             raise api.BadSetting(f"{base} and {head} are the same commit, {refs[0].commit[:10]}")
-    verdicts: dict[str, object] = {"primary": names[0], "secondaries": tuple(names[1:])} if names else {}
     request = msgspec.structs.replace(
         request,
-        design={**request.design, **verdicts},
+        design={**request.design, **_verdicts(names)},
         refs=refs,
         max_regression=checks.DEFAULT_LIMIT if limit is None else limit,
     )
@@ -78,24 +90,39 @@ def calibrate(
 ) -> GatePlans:
     """What a gate on the before arm can decide here, from that arm measured against itself, in blocks as a
     gate's. Raises as measure.measure does, and BadSetting for metrics or a limit that can't be gated."""
-    most = checks.DEFAULT_LIMIT if limit is None else limit
-    checks.check(names, most)
+    gated = checks.DEFAULT_LIMIT if limit is None else limit
+    checks.check(names, gated)
     minutes = request.design.get("max_minutes")
     asked = {name: value for name, value in request.design.items() if name != "max_minutes"}
     request = msgspec.structs.replace(
         request,
-        design={"blocks": CALIBRATED_BY, **asked},
+        design={"blocks": CALIBRATED_BY, **asked, **_verdicts(names)},
         after=(),
         against_itself=True,
-        max_regression=most,
+        max_regression=gated,
     )
     design = make_design(request, api.find_engines(), load_variants(), guess_device)
     if design.blocks < 2:
         raise api.BadSetting("one block has no SD: leave --blocks out, or give six")
     began = time.monotonic()
-    found = measure_.measure(design, out, display).result
+    measured = measure_.measure(design, out, display)
     seconds = time.monotonic() - began
-    return gate_plans.of_equal_arms(found, seconds, cast("float | None", minutes), names, limit)
+    _, per_block = finished(measured.folder, readable(measured.folder))
+    offered = THROUGHPUTS if offered_load(design, per_block) else ()
+    most = cast("float | None", minutes)
+    return gate_plans.of_equal_arms(measured.result, seconds, most, names, limit, offered)
+
+
+def _verdicts(names: Sequence[str]) -> dict[str, object]:
+    """What a gate on these metrics says in its design; they decide how it measures."""
+    return {"primary": names[0], "secondaries": tuple(names[1:])} if names else {}
+
+
+def as_planned(
+    path: Path, request: Request, names: Sequence[str], limit: float | None
+) -> tuple[Request, Sequence[str], float | None]:
+    """What a gate is asked for with what a calibration recommends, from its file. Raises StoreError."""
+    return gate_plans.applied(read_json(path, GatePlans, "a calibration"), request, names, limit)
 
 
 def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
@@ -123,3 +150,16 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     found = gate.result_of(judged, most, level, compared, manifest.promises_outputs, failing, apart)
     known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
     return msgspec.structs.replace(known, gate=found)
+
+
+def remember(gated: Result, folder: Path, path: Path) -> Result:
+    """The result of a gate with the part `history`: what it says together with those in the file at `path`,
+    to which it is added. A change for the worse that they did not show yet keeps it from passing, this once.
+    Raises StoreError and WriteFailed for the file, and BadSetting for a gate that was not of two refs."""
+    this = history.remembered(gated, readable(folder))
+    gates = history.added(read_json_lines(path, history.Remembered), this)
+    write_json_lines(path, gates)
+    assert gated.gate is not None
+    new = [f"{words.moved(each)}, as no gate before showed" for each in history.found_now(gates)]
+    judged = gate.doubted(gated.gate, new)
+    return msgspec.structs.replace(gated, gate=judged, history=history.history_of(gates))

@@ -20,7 +20,7 @@ from engines import api
 from harness.analysis import gate
 from harness.analysis.result import GateVerdict, Judged
 from harness.plan import checks
-from harness.plan.design import Design, Gate
+from harness.plan.design import Design, Gate, Ref
 from harness.plan.request import Request
 from harness.plan.settings import make_design, make_gate
 from harness.plan.variants import load_variants
@@ -28,7 +28,7 @@ from harness.report import formats, gate_tables
 from harness.report.gate_tables import write
 from harness.stats.stopping import until_decided, until_precise
 from harness.store import tables
-from harness.store.manifest import write_manifest
+from harness.store.manifest import read_manifest, write_manifest
 from harness.studies.gate import judge
 from harness.workload.workload import Workload
 from tests.engine.test_plant import arm
@@ -328,6 +328,23 @@ def test_a_gate_as_csv_has_its_verdicts_bounds_and_limit(
     assert (ttft["metric"], ttft["verdict"], ttft["gate"]) == ("ttft_ms_p50", "pass", "fail")
     assert LIMIT < float(tpot["best"]) < float(tpot["change"]) < float(tpot["worst"])
     assert (tpot["max_regression"], tpot["confidence"], tpot["unit"]) == ("0.02", "0.95", "ms")
+
+
+def test_a_gate_is_added_to_its_history_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, gates = folder_of(tmp_path, 1.0), tmp_path / "gates.jsonl"
+    plan = read_manifest(folder)
+    arms = tuple(
+        msgspec.structs.replace(arm, ref=Ref(repository="r", name=arm.name, commit=40 * arm.name[0]))
+        for arm in plan.design.arms
+    )
+    write_manifest(
+        folder, msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=arms))
+    )
+    asked = ("gate", str(folder), "--history", str(gates), "--out", str(tmp_path))
+    assert [bench(monkeypatch, *asked) for _ in range(2)] == [0, 0]
+    (line,) = gates.read_text().splitlines()
+    assert json.loads(line)["base"] == 40 * "b"
+    assert "1 gate against bbbbbbbbbb: of fewer than" in (tmp_path / "gate.md").read_text()
 
 
 def test_no_number_of_blocks_tells_more_of_the_offered_load(tmp_path: Path) -> None:

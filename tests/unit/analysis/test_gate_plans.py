@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from harness.analysis import comparison, gate_plans
 from harness.analysis.gate_plans import GatePlans
+from harness.plan.request import Request
 from harness.report import formats, gate_plan_tables
 from harness.stats import planning
+from harness.store.files import read_json
 from tests.support.made_blocks import blocks, manifest
 
 
@@ -51,6 +54,58 @@ def test_what_a_gate_is_wanted_for_is_all_that_is_planned() -> None:
     found = plans(metrics=("ttft_ms_p50",), limit=0.03)
     assert {(plan.metric, plan.limit) for plan in found.plans} <= {("ttft_ms_p50", 0.03)}
     assert set(found.sd) == {"ttft_ms_p50"}
+
+
+def test_the_offered_load_is_never_recommended() -> None:
+    """It is steady, and says nothing of the engine: a gate on it is never decided."""
+    found = comparison.result(manifest(), blocks(1.0, 6))
+    both = ("throughput_tok_s", "tpot_ms_p50")
+    offered = gate_plans.of_equal_arms(found, 70.0, None, both, None, offered=("throughput_tok_s",))
+    assert set(offered.sd) == {"tpot_ms_p50"}
+
+
+# -- a gate by a plan -------------------------------------------------------------------------------------
+
+
+def test_a_gate_as_recommended_has_its_metric_limit_blocks_and_minutes() -> None:
+    found = plans(minutes=2.0)
+    request, names, limit = gate_plans.applied(found, Request(engine="e"), (), None)
+    plan = found.recommended
+    assert plan is not None
+    assert (names, limit) == ((plan.metric,), plan.limit)
+    assert request.design == {"blocks": plan.blocks, "max_minutes": 2.0}
+
+
+def test_what_was_asked_for_goes_before_what_is_recommended() -> None:
+    found = plans(minutes=2.0)
+    asked = Request(engine="e", design={"blocks": 4, "max_minutes": 1.0})
+    request, names, limit = gate_plans.applied(found, asked, ("ttft_ms_p50",), 0.03)
+    assert (request.design, names, limit) == (asked.design, ("ttft_ms_p50",), 0.03)
+    sequential = gate_plans.applied(found, Request(engine="e", until_decided=True), (), None)[0]
+    assert sequential.design == {"max_minutes": 2.0}
+
+
+def test_a_gate_on_several_metrics_has_the_blocks_of_the_worst() -> None:
+    names = ("tpot_ms_p50", "ttft_ms_p50")
+    found = plans(metrics=names, limit=0.01)
+    request, *_ = gate_plans.applied(found, Request(engine="e"), names, 0.01)
+    assert request.design["blocks"] == max(plan.blocks for plan in found.plans)
+
+
+def test_where_nothing_can_be_recommended_a_gate_is_as_asked_within_the_minutes() -> None:
+    asked = Request(engine="e")
+    request, names, limit = gate_plans.applied(plans(minutes=0.1), asked, (), None)
+    assert (request.design, names, limit) == ({"max_minutes": 0.1}, (), None)
+
+
+def test_a_calibration_is_read_as_it_was_written_and_shown_beside_the_step(tmp_path: Path) -> None:
+    found, step = plans(minutes=2.0), tmp_path / "step.md"
+    gate_plan_tables.write(tmp_path / "out", found, {"GITHUB_STEP_SUMMARY": str(step)})
+    assert read_json(tmp_path / "out" / "calibration.json", GatePlans, "a calibration") == found
+    first = (tmp_path / "out" / "calibration.md").read_text().splitlines()[0]
+    assert first == f"**{gate_plan_tables.conclusion(found)}**"
+    assert step.read_text().startswith(first)
+    assert first.endswith("a gate, and 2 minutes at most.**")
 
 
 def test_every_form_has_all_plans() -> None:

@@ -1,0 +1,126 @@
+"""What the gates of main say together: where the change against one base moved, though each gate passed.
+
+A gate compares its head with its base on one machine, in the same minutes. So its change can be set beside
+that of another night, which its times can't: the machine is another one, or in another mood.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+
+from engines import api
+from harness.analysis import noise_floor
+from harness.analysis.result import GateVerdict, History, Moved, Result
+from harness.metrics import definitions
+from harness.stats.change_points import ChangePoint, change_points, scatter
+from harness.store.files import SCHEMA_VERSION
+from harness.store.manifest import Manifest
+
+NEEDS_REFS = "--history is of gates of git refs: give --base-ref, the same each time, and --head-ref"
+
+
+class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """A gate as a history keeps it: one line of a file."""
+
+    schema_version: int
+    run: str
+    created: str
+    setting: str  # a digest of all that was asked for but the commits
+    base: str  # commits
+    head: str
+    machine: str
+    verdict: GateVerdict
+    changes: dict[str, float]  # head/base - 1, by metric
+
+
+def remembered(result: Result, manifest: Manifest) -> Remembered:
+    """A gate for its history. Raises BadSetting where it was not of two refs."""
+    before, after = manifest.design.arms
+    if before.ref is None or after.ref is None:
+        raise api.BadSetting(NEEDS_REFS)
+    assert result.gate is not None
+    return Remembered(
+        schema_version=SCHEMA_VERSION,
+        run=manifest.run,
+        created=manifest.created,
+        setting=_setting(manifest),
+        base=before.ref.commit,
+        head=after.ref.commit,
+        machine=manifest.measured_on.cpu,
+        verdict=result.gate.verdict,
+        changes={name: each.change for name, each in result.gate.metrics.items() if each.change > -1},
+    )
+
+
+def _setting(manifest: Manifest) -> str:
+    """Gates of other settings have changes of their own; how many blocks there were is none of them, nor is
+    which machine of the kind measured."""
+    of = noise_floor.circumstances(manifest, 0)
+    arms = [(arm.toggles, arm.env) for arm in manifest.design.arms]
+    parts = (of.kind, of.engine, of.model, of.options, of.workload, of.method, arms)
+    return blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=8).hexdigest()
+
+
+def added(past: Sequence[Remembered], this: Remembered) -> list[Remembered]:
+    """The history with this gate as its last; one that is judged again replaces what it was."""
+    return [*(each for each in past if each.run != this.run), this]
+
+
+def history_of(gates: Sequence[Remembered]) -> History:
+    """What the gates of the last one's setting and base say together of its metrics."""
+    return _history(_alike(gates))
+
+
+def found_now(gates: Sequence[Remembered]) -> list[Moved]:
+    """The last change for the worse of each metric of which the gates before this one showed fewer: one whose
+    place moves by a night is the same one still."""
+    alike = _alike(gates)
+    now = _worse(alike)
+    known = Counter(each.metric for each in _worse(alike[:-1]))
+    counted = Counter(each.metric for each in now)
+    last = {each.metric: each for each in now}
+    return [each for name, each in last.items() if counted[name] > known[name]]
+
+
+def _alike(gates: Sequence[Remembered]) -> list[Remembered]:
+    last = gates[-1]
+    return [each for each in gates if (each.setting, each.base) == (last.setting, last.base)]
+
+
+def _worse(alike: Sequence[Remembered]) -> list[Moved]:
+    return [each for each in _history(alike).moved if each.worse] if alike else []
+
+
+def _history(alike: Sequence[Remembered]) -> History:
+    spread: dict[str, float | None] = {}
+    moved: list[Moved] = []
+    for name in alike[-1].changes:
+        having = [each for each in alike if name in each.changes]
+        values = [float(np.log1p(each.changes[name])) for each in having]
+        points = change_points(values)
+        spread[name] = scatter(values, points)
+        starts = [0, *(each.index for each in points), len(having)]
+        for point, before, after in zip(points, starts, starts[2:], strict=False):
+            moved.append(_moved(name, point, having[before : point.index], having[point.index : after]))
+    return History(base=alike[-1].base, gates=len(alike), scatter=spread, moved=moved)
+
+
+def _moved(name: str, point: ChangePoint, old: Sequence[Remembered], new: Sequence[Remembered]) -> Moved:
+    return Moved(
+        metric=name,
+        last=old[-1].head,
+        first=new[0].head,
+        when=new[0].created,
+        change=float(np.expm1(point.shift)),
+        ci_low=float(np.expm1(point.low)),
+        ci_high=float(np.expm1(point.high)),
+        p=point.p,
+        gates=len(new),
+        worse=(point.shift > 0) == (definitions.METRICS[name].better == "lower"),
+        other_machines={each.machine for each in old}.isdisjoint(each.machine for each in new),
+    )

@@ -1,0 +1,502 @@
+"""The action for other projects: its shell steps, as a runner would run them, and what its files may do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.process.test_gate_refs import EXAMPLE, git
+from tests.support.clockwork import installed
+from tests.support.places import ROOT
+
+ACTION = ROOT / "action"
+ACTIONS = (ACTION / "action.yml", ACTION / "comment" / "action.yml")
+WORKFLOWS = (*sorted((ACTION / "examples").glob("*.yml")), *sorted((ROOT / ".github").rglob("*.yml")))
+PINNED = re.compile(r"actions/[\w/-]+@[0-9a-f]{40}|OWNER/overlap-bench/action(/comment)?@COMMIT|\./action")
+
+# What stands for bench: it notes how it was called, and ends as $ENDS says.
+BENCH = """#!/bin/bash
+printf '%s\\n' "$*" >> calls
+case "$*" in
+  *fingerprint*) echo "a cpu 2 []" ;;
+  "-m pip "*) ;;
+  *--calibrate*)
+    echo '{}' > bench-gate/calibration.json
+    printf '**On this machine: 2%%.**\\n\\nrest\\n' > bench-gate/calibration.md
+    cat bench-gate/calibration.md >> "$GITHUB_STEP_SUMMARY" ;;
+  *)
+    if [ "$ENDS" = 4 ]; then echo "bench: the engine died" >&2; exit 4; fi
+    printf '**Gate: %s. 2%% of it.**\\n' "$SAYS" | tee bench-gate/gate.md >> "$GITHUB_STEP_SUMMARY"
+    exit "$ENDS" ;;
+esac
+"""
+
+
+@dataclass
+class Runner:
+    """A GitHub runner, as far as `run:` steps see one."""
+
+    action: Path
+    workspace: Path
+    environment: dict[str, str]
+    inputs: Mapping[str, str]
+    event: Mapping[str, Any] = field(default_factory=dict)
+    outputs: dict[str, dict[str, str]] = field(default_factory=dict)  # by step
+
+    def value(self, text: str) -> str:
+        """What the runner would put in the place of an expression."""
+
+        def found(match: re.Match[str]) -> str:
+            first, *path = match[1].split(".")
+            if first == "inputs":
+                return self.inputs.get(path[0], self.file["inputs"][path[0]].get("default", ""))
+            if first == "steps":
+                return self.outputs.get(path[0], {}).get(path[2], "")
+            value: Any = {"github": {"event": self.event, "token": "a-token"}, "strategy": {"job-index": 0}}[
+                first
+            ]
+            for name in path:
+                value = value[name]
+            return str(value)
+
+        return re.sub(r"\$\{\{ ([\w.-]+) \}\}", found, text)
+
+    @property
+    def file(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = yaml.safe_load(self.action.read_text())
+        return loaded
+
+    def run(self, name: str) -> subprocess.CompletedProcess[str]:
+        """The step of that name."""
+        (step,) = (each for each in self.file["runs"]["steps"] if each["name"].startswith(name))
+        assert step["shell"] == "bash"
+        script, told = self.workspace.parent / "step.sh", self.workspace.parent / "told"
+        script.write_text(step["run"])
+        told.write_text("")
+        values = {key: self.value(text) for key, text in step.get("env", {}).items()}
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)],
+            cwd=self.workspace,
+            env={**self.environment, **values, "GITHUB_OUTPUT": str(told)},
+            capture_output=True,
+            text=True,
+        )
+        pairs = (line.split("=", 1) for line in told.read_text().splitlines())
+        self.outputs[step.get("id", name)] = dict(pairs)
+        return done
+
+    @property
+    def summary(self) -> str:
+        return Path(self.environment["GITHUB_STEP_SUMMARY"]).read_text()
+
+    @property
+    def calls(self) -> list[str]:
+        """How the stand-in was called."""
+        return (self.workspace / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A pull request's merge commit, on a base that has moved on since."""
+    where = tmp_path / "workspace"
+    where.mkdir()
+    git(where, "init", "--quiet")
+    git(where, "commit", "--quiet", "--allow-empty", "-m", "base")
+    git(where, "tag", "v1.0")
+    git(where, "checkout", "--quiet", "-b", "change")
+    git(where, "commit", "--quiet", "--allow-empty", "-m", "change")
+    git(where, "checkout", "--quiet", "main")
+    git(where, "commit", "--quiet", "--allow-empty", "-m", "merged before")
+    git(where, "checkout", "--quiet", "--detach")
+    git(where, "merge", "--quiet", "--no-ff", "change", "-m", "what is tried")
+    git(where, "commit-tree", "HEAD^{tree}", "-p", "main", "-m", "merged since")
+    later = git(where, "commit-tree", "HEAD^{tree}", "-p", "main", "-m", "merged since").strip()
+    git(where, "update-ref", "refs/remotes/origin/main", later)
+    return where
+
+
+@pytest.fixture
+def runner(repository: Path, tmp_path: Path) -> Callable[..., Runner]:
+    def made(event: str = "pull_request", says: str = "PASS", ends: int = 0, **inputs: str) -> Runner:
+        python = tmp_path / "python"
+        python.write_text(BENCH)
+        python.chmod(0o755)
+        summary = tmp_path / "summary.md"
+        summary.write_text("")
+        environment = {
+            "PATH": os.environ["PATH"],
+            "GITHUB_ACTION_PATH": str(ACTION),
+            "GITHUB_ACTION_REF": "abc",
+            "GITHUB_BASE_REF": "main" if event == "pull_request" else "",
+            "GITHUB_EVENT_NAME": event,
+            "GITHUB_JOB": "gate",
+            "GITHUB_STEP_SUMMARY": str(summary),
+            "SAYS": says,
+            "ENDS": str(ends),
+        }
+        asked = {"gate": "--engine yours", "python": str(python), **inputs}
+        return Runner(ACTIONS[0], repository, environment, asked)
+
+    return made
+
+
+# -- the gate ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("says", "ends", "on_undecided", "verdict", "level", "green"),
+    [
+        ("PASS", 0, "fail", "pass", "notice", True),
+        ("FAIL", 1, "pass", "fail", "error", False),
+        ("UNDECIDED", 3, "fail", "undecided", "warning", False),
+        ("UNDECIDED", 3, "pass", "undecided", "warning", True),
+        ("NO RESULT", 4, "pass", "none", "error", False),
+    ],
+)
+def test_the_job_ends_as_the_gate_did_and_undecided_is_always_called_so(
+    runner: Callable[..., Runner],
+    says: str,
+    ends: int,
+    on_undecided: str,
+    verdict: str,
+    level: str,
+    green: bool,
+) -> None:
+    job = runner(says=says, ends=ends, **{"on-undecided": on_undecided})
+    assert job.run("Name what").returncode == 0
+    done = job.run("Gate")
+    assert done.returncode == 0, done.stderr
+    assert job.outputs["gate"] == {"verdict": verdict}
+    said = "bench: the engine died" if ends == 4 else "2%25 of it."
+    assert f"::{level} title=bench gate::Gate: {says}. {said}" in done.stdout
+    assert f"**Gate: {says}. " in job.summary
+    assert (job.run("End as").returncode == 0) == green
+
+
+def test_a_job_whose_gate_did_not_come_to_run_fails(runner: Callable[..., Runner]) -> None:
+    assert runner().run("End as").returncode == 1
+
+
+def test_a_pull_request_is_compared_with_the_commit_that_it_was_merged_into(
+    runner: Callable[..., Runner],
+) -> None:
+    """Not with what its branch is by now: that would be the head's regression, backwards."""
+    job = runner()
+    job.run("Name what")
+    assert job.run("Gate").returncode == 0
+    base = git(job.workspace, "rev-parse", "main").strip()
+    assert f"--head-ref HEAD --base-ref {base} --engine yours" in job.calls[-1]
+    assert "--history" not in job.calls[-1]
+
+
+def test_a_night_is_compared_with_what_it_is_told_and_kept(runner: Callable[..., Runner]) -> None:
+    job = runner("schedule", base="v1.0")
+    job.run("Name what")
+    job.run("Gate")
+    assert "--base-ref v1.0 --history bench-gate/history.jsonl --engine yours" in job.calls[-1]
+
+
+def test_arms_that_are_named_need_no_refs(runner: Callable[..., Runner]) -> None:
+    job = runner(gate="--engine yours --before python=a --after python=b")
+    job.run("Name what")
+    job.run("Gate")
+    asked = "--engine yours --before python=a --after python=b"
+    assert job.calls[-1].endswith(f"gate --out bench-gate --plan bench-gate/calibration.json {asked}")
+
+
+@pytest.mark.parametrize(
+    ("event", "origin", "said"),
+    [
+        ("push", True, "what is HEAD compared with"),
+        ("pull_request", False, "give actions/checkout fetch-depth: 0"),
+    ],
+)
+def test_a_gate_without_a_base_says_what_to_do(
+    runner: Callable[..., Runner], event: str, origin: bool, said: str
+) -> None:
+    job = runner(event)
+    if not origin:
+        git(job.workspace, "update-ref", "-d", "refs/remotes/origin/main")
+    job.run("Name what")
+    done = job.run("Gate")
+    assert done.returncode == 1
+    assert "::error title=bench gate::" in done.stdout
+    assert said in done.stdout
+
+
+def test_what_is_measured_is_words_and_never_a_program(runner: Callable[..., Runner]) -> None:
+    job = runner(gate="--engine yours --prompt 'two words' $(touch ran) `touch ran`;touch ran\n--seed 1 *")
+    (job.workspace / "a-file").write_text("")
+    job.run("Name what")
+    assert job.run("Gate").returncode == 0
+    assert not (job.workspace / "ran").exists()
+    assert job.calls[-1].endswith("--prompt two words $(touch ran) `touch ran`;touch ran --seed 1 *")
+
+
+def test_what_is_measured_with_an_open_quote_is_refused(runner: Callable[..., Runner]) -> None:
+    job = runner(gate="--engine 'yours")
+    job.run("Name what")
+    assert job.run("Gate").returncode != 0
+    assert job.outputs["gate"] == {}
+
+
+def test_a_calibration_that_was_kept_is_not_measured_again(runner: Callable[..., Runner]) -> None:
+    job = runner(minutes="7")
+    job.run("Name what")
+    job.run("Gate")
+    assert [call for call in job.calls if "--calibrate --max-minutes 7 --engine yours" in call]
+    (job.workspace / "calls").unlink()
+    Path(job.environment["GITHUB_STEP_SUMMARY"]).write_text("")
+    job.run("Gate")
+    assert not [call for call in job.calls if "--calibrate" in call]
+    assert job.summary == "**On this machine: 2%.**\n\n**Gate: PASS. 2% of it.**\n"
+
+
+def test_another_kind_of_machine_or_another_question_is_calibrated_anew(
+    runner: Callable[..., Runner],
+) -> None:
+    def key(job: Runner) -> str:
+        job.run("Name what")
+        return job.outputs["keys"]["calibration"]
+
+    assert key(runner()) == key(runner(base="v1.0"))
+    other = runner()
+    Path(other.inputs["python"]).write_text(BENCH.replace("a cpu 2", "a cpu 4"))
+    keys = [key(other), *(key(runner(**asked)) for asked in ({}, {"gate": "--engine x"}, {"minutes": "3"}))]
+    assert len(set(keys)) == 4
+
+
+def test_what_an_earlier_job_left_is_no_result_of_this_one(runner: Callable[..., Runner]) -> None:
+    job = runner(ends=4)
+    (job.workspace / "bench-gate").mkdir()
+    (job.workspace / "bench-gate" / "gate.md").write_text("**Gate: PASS.**\n")
+    job.run("Name what")
+    job.run("Gate")
+    assert job.outputs["gate"] == {"verdict": "none"}
+
+
+@pytest.mark.parametrize("event", ["pull_request_target", "workflow_run"])
+def test_a_pull_request_never_runs_beside_secrets(runner: Callable[..., Runner], event: str) -> None:
+    done = runner(event).run("Refuse")
+    assert done.returncode == 1
+    assert "use pull_request" in done.stdout
+    assert runner().run("Refuse").returncode == 0
+
+
+def test_bench_is_installed_from_the_commit_of_the_action(runner: Callable[..., Runner]) -> None:
+    job = runner()
+    assert job.run("Install").returncode == 0
+    (call,) = job.calls
+    assert call.startswith("-m pip install --quiet ")
+    folder = Path(call.split()[-1])
+    assert (folder / "pyproject.toml").samefile(ROOT / "pyproject.toml")
+
+
+def test_the_whole_job_on_the_example(
+    repository: Path, tmp_path: Path, runner: Callable[..., Runner]
+) -> None:
+    """What a runner would do but for installing and keeping: the real bench, a head twenty times as slow."""
+    site = tmp_path / "site"
+    site.mkdir()
+    values = installed(site)
+    entries = site / "clockwork-1.dist-info" / "entry_points.txt"
+    entries.write_text(entries.read_text() + "paced = paced_engine:SPEC\n")
+    engine = repository / "paced_engine.py"
+    shutil.copy(EXAMPLE / "paced_engine.py", engine)
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "an engine")
+    git(repository, "tag", "release")
+    engine.write_text(engine.read_text().replace("STEP_US = 2000", "STEP_US = 40_000"))
+    git(repository, "commit", "--quiet", "-a", "-m", "slower")
+
+    quick = (
+        "--engine paced --no-pretok --num-requests 4 --max-new-tokens 8 --interval-ms 1 --blocks 3 --rounds 1"
+    )
+    job = runner("schedule", gate=f"{quick} --segments 3", base="release", minutes="3")
+    job.inputs = {**job.inputs, "python": sys.executable}
+    path = f"{values['PYTHONPATH']}{os.pathsep}{repository}"
+    job.environment = {**values, **job.environment, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
+    assert job.run("Name what").returncode == 0
+    done = job.run("Gate")
+    assert job.outputs["gate"] == {"verdict": "fail"}, done.stdout + done.stderr
+    recommended, _, rest = job.summary.partition(
+        "**Gate: FAIL. paced: step_ms_sliced regressed by more than "
+    )
+    assert "On this machine: --metric " in recommended or "No limit that was tried" in recommended
+    assert "1 gate against " in rest
+    (line,) = (repository / "bench-gate" / "history.jsonl").read_text().splitlines()
+    assert json.loads(line)["base"] == git(repository, "rev-parse", "release").strip()
+
+
+# -- the comment ------------------------------------------------------------------------------------------
+
+GH = """#!/bin/bash
+printf '%s\\n' "$*" >> calls
+case "$*" in
+  *"--method GET"*/pulls*) cat pulls ;;
+  *--paginate*) cat comments ;;
+  *body=@comment.md*) cp comment.md posted ;;
+esac
+"""
+OURS = [{"number": 7, "head": {"sha": "f" * 40}}]
+
+
+@pytest.fixture
+def commenting(tmp_path: Path) -> Callable[..., Runner]:
+    def made(pulls: object = OURS, comments: object = ()) -> Runner:
+        where = tmp_path / "workspace"
+        where.mkdir()
+        programs = tmp_path / "programs"
+        programs.mkdir()
+        (programs / "gh").write_text(GH)
+        (programs / "gh").chmod(0o755)
+        (where / "pulls").write_text(json.dumps(pulls))
+        (where / "comments").write_text(json.dumps(comments))
+        (where / "bench-gates" / "bench-gate-gate-0").mkdir(parents=True)
+        environment = {
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "GITHUB_REPOSITORY": "them/engine",
+        }
+        event = {
+            "workflow_run": {
+                "head_repository": {"owner": {"login": "a-fork"}},
+                "head_branch": "faster",
+                "head_sha": "f" * 40,
+                "html_url": "https://example.com/run",
+            }
+        }
+        return Runner(ACTIONS[1], where, environment, {"token": "a-token"}, event)
+
+    return made
+
+
+needs_jq = pytest.mark.skipif(
+    shutil.which("jq") is None, reason="there is no jq, as there is on GitHub's runners"
+)
+
+
+def kept(job: Runner) -> Path:
+    return job.workspace / "bench-gates" / "bench-gate-gate-0" / "gate.md"
+
+
+@needs_jq
+def test_the_gate_is_shown_on_the_pull_request_of_the_event(commenting: Callable[..., Runner]) -> None:
+    job = commenting()
+    kept(job).write_text("**Gate: UNDECIDED. ruled out: more than 3%**\n\nthanks to @somebody\n")
+    done = job.run("Comment")
+    assert done.returncode == 0, done.stderr
+    assert "head=a-fork:faster" in job.calls[0]
+    assert job.calls[-1] == "api --method POST repos/them/engine/issues/7/comments -F body=@comment.md"
+    posted = (job.workspace / "posted").read_text()
+    assert posted.startswith("<!-- bench gate -->\n**Gate: UNDECIDED. ruled out: more than 3%**\n")
+    assert "@somebody" not in posted
+    assert "https://example.com/run" in posted
+
+
+@needs_jq
+def test_a_pull_request_has_one_comment(commenting: Callable[..., Runner]) -> None:
+    said = [
+        {"id": 1, "user": {"type": "User"}, "body": "<!-- bench gate --> not ours"},
+        {"id": 2, "user": {"type": "Bot"}, "body": "<!-- bench gate -->\nours"},
+        {"id": 3, "user": {"type": "Bot"}, "body": "another bot's"},
+    ]
+    job = commenting(comments=said)
+    kept(job).write_text("**Gate: PASS.**\n")
+    assert job.run("Comment").returncode == 0
+    assert job.calls[-1] == "api --method PATCH repos/them/engine/issues/comments/2 -F body=@comment.md"
+
+
+@needs_jq
+def test_a_head_that_moved_on_gets_no_comment(commenting: Callable[..., Runner]) -> None:
+    job = commenting(pulls=[{"number": 7, "head": {"sha": "0" * 40}}])
+    kept(job).write_text("**Gate: PASS.**\n")
+    assert job.run("Comment").returncode == 0
+    assert not (job.workspace / "posted").exists()
+
+
+@needs_jq
+def test_a_run_that_kept_nothing_is_no_pass(commenting: Callable[..., Runner]) -> None:
+    job = commenting()
+    assert job.run("Comment").returncode == 0
+    assert "**Gate: NO RESULT." in (job.workspace / "posted").read_text()
+
+
+@needs_jq
+def test_what_a_fork_kept_shows_nothing_of_this_job_and_fits(
+    commenting: Callable[..., Runner], tmp_path: Path
+) -> None:
+    job = commenting()
+    (tmp_path / "secret").write_text("a-secret")
+    kept(job).symlink_to(tmp_path / "secret")
+    other = job.workspace / "bench-gates" / "bench-gate-other-0"
+    other.mkdir()
+    (other / "gate.md").write_text("**Gate: PASS.**\n" + "@" * 50_000)
+    done = job.run("Comment")
+    assert done.returncode == 0, done.stderr
+    posted = (job.workspace / "posted").read_text()
+    assert "a-secret" not in posted
+    assert "Gate: PASS" in posted
+    assert len(posted) < 65_536
+
+
+# -- what the files may do --------------------------------------------------------------------------------
+
+
+def steps(file: Path) -> list[dict[str, Any]]:
+    loaded = yaml.safe_load(file.read_text())
+    if "runs" in loaded:
+        return list(loaded["runs"]["steps"])
+    return [step for job in loaded["jobs"].values() for step in job["steps"]]
+
+
+def short(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("file", [*ACTIONS, *WORKFLOWS], ids=short)
+def test_every_action_is_pinned_and_nothing_is_put_into_a_shell(file: Path) -> None:
+    for step in steps(file):
+        assert "uses" not in step or PINNED.fullmatch(step["uses"]), step["uses"]
+        assert "${{" not in step.get("run", "")
+        if step.get("uses", "").startswith("actions/checkout"):
+            assert step["with"]["persist-credentials"] is False
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=short)
+def test_what_runs_the_code_of_others_may_read_and_what_may_write_runs_none(file: Path) -> None:
+    loaded = yaml.safe_load(file.read_text())
+    triggers = loaded[True]  # YAML's name for "on"
+    assert "pull_request_target" not in triggers
+    if "workflow_run" in triggers:
+        assert loaded["permissions"] == {}
+        (job,) = loaded["jobs"].values()
+        assert job["permissions"] == {"actions": "read", "pull-requests": "write"}
+        assert [step["uses"] for step in job["steps"]] == ["OWNER/overlap-bench/action/comment@COMMIT"]
+    else:
+        assert loaded["permissions"] == {"contents": "read"}
+        assert not [job for job in loaded["jobs"].values() if "permissions" in job]
+        assert "secrets." not in file.read_text()
+
+
+def test_an_example_gives_only_inputs_that_the_action_has() -> None:
+    inputs = yaml.safe_load(ACTIONS[0].read_text())["inputs"]
+    given = [
+        step["with"]
+        for file in WORKFLOWS
+        for step in steps(file)
+        if "/action" in step.get("uses", "")[-50:] and "with" in step and "gate" in step["with"]
+    ]
+    assert len(given) == 4
+    for each in given:
+        assert each.keys() <= inputs.keys()

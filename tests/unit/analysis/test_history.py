@@ -1,0 +1,164 @@
+"""Gates of many nights together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from engines import api
+from harness.analysis import comparison, gate, history
+from harness.analysis.history import Remembered
+from harness.analysis.result import Result
+from harness.plan.design import Ref
+from harness.report import gate_tables
+from harness.stats.change_points import SHORTEST
+from harness.store.files import read_json_lines, write_json_lines
+from harness.store.manifest import Manifest
+from tests.support.made_blocks import blocks, manifest
+
+TPOT, RATE = "tpot_ms_p50", "throughput_tok_s"
+
+
+def night(number: int, change: float, name: str = TPOT, **more: Any) -> Remembered:
+    plain = Remembered(
+        schema_version=1,
+        run=f"run-{number}",
+        created=f"2026-10-{number % 28 + 1:02}T03:17:00+00:00",
+        setting="s",
+        base="b" * 40,
+        head=f"{number:040x}",
+        machine="a cpu",
+        verdict="pass",
+        changes={name: change},
+    )
+    return msgspec.structs.replace(plain, **more)
+
+
+def nights(count: int, since: int, change: float, name: str = TPOT) -> list[Remembered]:
+    """So many, which scatter by 0.3%, at another level since one of them."""
+    scattered = np.random.default_rng(6).normal(0, 0.003, count)
+    return [night(k, float(each + change * (k >= since)), name) for k, each in enumerate(scattered)]
+
+
+def test_a_change_that_each_gate_let_pass_is_found_with_its_commits() -> None:
+    found = history.history_of(nights(40, 28, 0.012))
+    (moved,) = found.moved
+    assert (found.base, found.gates) == ("b" * 40, 40)
+    assert (moved.last, moved.first) == (f"{27:040x}", f"{28:040x}")
+    assert moved.ci_low < 0.012 < moved.ci_high
+    assert moved.worse
+    assert moved.gates == 12
+    assert found.scatter[TPOT] == pytest.approx(0.003, rel=0.3)
+
+
+def test_what_is_worse_depends_on_the_metric() -> None:
+    (slower,) = history.history_of(nights(40, 20, -0.02, RATE)).moved
+    (faster,) = history.history_of(nights(40, 20, -0.02)).moved
+    assert slower.worse
+    assert not faster.worse
+
+
+@pytest.mark.parametrize("other", [{"setting": "t"}, {"base": "c" * 40}])
+def test_gates_of_another_setting_or_base_are_another_history(other: dict[str, str]) -> None:
+    gates = [msgspec.structs.replace(each, **other) for each in nights(40, 20, 0.02)[20:]]
+    found = history.history_of([*nights(40, 20, 0.02)[:20], *gates])
+    assert (found.gates, found.moved) == (20, [])
+
+
+def test_a_change_that_came_with_other_machines_says_so() -> None:
+    gates = nights(40, 20, 0.02)
+    moved = [msgspec.structs.replace(each, machine="another") for each in gates[20:]]
+    assert not history.history_of(gates).moved[0].other_machines
+    assert history.history_of([*gates[:20], *moved]).moved[0].other_machines
+
+
+def test_a_change_for_the_worse_is_new_once() -> None:
+    gates = nights(60, 30, 0.012)
+    new = [count for count in range(1, 61) if history.found_now(gates[:count])]
+    assert len(new) == 1
+    assert 30 < new[0] < 40
+    better = nights(60, 30, -0.012)
+    assert not [count for count in range(1, 61) if history.found_now(better[:count])]
+
+
+def test_a_gate_that_is_judged_again_replaces_what_it_was() -> None:
+    gates = nights(3, 0, 0)
+    again = msgspec.structs.replace(gates[1], verdict="fail")
+    assert history.added(gates, again) == [gates[0], gates[2], again]
+
+
+def test_a_history_is_read_as_it_was_written_and_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "gates.jsonl"
+    assert read_json_lines(path, Remembered) == []
+    write_json_lines(path, nights(3, 0, 0))
+    assert read_json_lines(path, Remembered) == nights(3, 0, 0)
+    path.write_text(path.read_text().replace('"run":"run-1"', '"run":1'))
+    with pytest.raises(api.BadFile, match=r"line 2 of .*gates\.jsonl is damaged"):
+        read_json_lines(path, Remembered)
+
+
+# -- of a run ---------------------------------------------------------------------------------------------
+
+
+def gated(refs: Sequence[str | None] = ("b" * 40, "h" * 40), **workload: Any) -> tuple[Result, Manifest]:
+    plan = manifest()
+    arms = tuple(
+        msgspec.structs.replace(
+            arm, ref=None if commit is None else Ref(repository="r", name="x", commit=commit)
+        )
+        for arm, commit in zip(plan.design.arms, refs, strict=True)
+    )
+    asked = msgspec.structs.replace(plan.design.workload, **workload)
+    plan = msgspec.structs.replace(
+        plan, design=msgspec.structs.replace(plan.design, arms=arms, workload=asked)
+    )
+    made = comparison.result(plan, blocks(1.01, 6))
+    values = {TPOT: {"before": [5.0] * 6, "after": [5.05, 5.04, 5.06, 5.05, 5.05, 5.04]}}
+    judged = gate.judge(values, [TPOT], 0.02, 0.05)
+    found = gate.result_of(judged, 0.02, 0.05, made.comparisons[0], False, "pass")
+    return msgspec.structs.replace(made, gate=found), plan
+
+
+def test_a_gate_is_remembered_by_its_commits_and_its_change() -> None:
+    kept = history.remembered(*gated())
+    assert (kept.base, kept.head, kept.verdict) == ("b" * 40, "h" * 40, "pass")
+    assert kept.changes[TPOT] == pytest.approx(0.0097, abs=0.001)
+    assert kept.machine == "a cpu"
+    same = history.remembered(*gated(("b" * 40, "k" * 40)))
+    assert same.setting == kept.setting
+    assert history.remembered(*gated(max_new_tokens=7)).setting != kept.setting
+
+
+def test_a_gate_without_commits_has_no_place_in_a_history() -> None:
+    with pytest.raises(api.BadSetting, match="give --base-ref"):
+        history.remembered(*gated(("b" * 40, None)))
+
+
+def test_a_summary_shows_what_moved_or_that_it_is_too_early_to_say() -> None:
+    result, _ = gated()
+
+    def told(gates: list[Remembered]) -> str:
+        return gate_tables.to_markdown(msgspec.structs.replace(result, history=history.history_of(gates)))
+
+    assert f"of fewer than {SHORTEST} nothing can be said" in told(nights(SHORTEST - 1, 0, 0))
+    steady = told(nights(30, 0, 0))
+    assert f"No change point in 30 gates against bbbbbbbbbb. SD within a level: {TPOT} 0." in steady
+    moved = told(nights(40, 28, 0.012))
+    assert re.search(rf"\| {TPOT} \| \+1\.\d% \| \[.*\] \| worse \| 0+ \| 0+ \(2026-10-01\) \| 12 \|", moved)
+    assert "No change point" not in moved
+
+
+def test_what_is_doubted_does_not_pass_and_says_why() -> None:
+    result, _ = gated()
+    assert result.gate is not None
+    doubted = gate.doubted(result.gate, ["it moved"])
+    assert doubted.verdict == "undecided"
+    said = gate_tables.conclusion(msgspec.structs.replace(result, gate=doubted))
+    assert said.startswith("Gate: UNDECIDED. pinned-h2d: it moved; no metric regressed by more than 2%")
+    assert gate.doubted(result.gate, []) == result.gate
