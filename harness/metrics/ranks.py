@@ -77,7 +77,7 @@ def own_start(steps: pd.DataFrame, work: pd.DataFrame) -> Int64s:
     """When the first rank's program of each step began; -1 where it did not. A planted delay is a program in
     front of it, under the same step."""
     if not len(work):
-        return steps["device_start_ns"].to_numpy(np.int64)
+        return _stamps(steps, DEVICE[0])
     ran = work[work["kind"] == "program"]
     starts = ran.groupby("step")["start_ns"].max()
     found: Int64s = starts.reindex(steps["step"], fill_value=-1).to_numpy(np.int64)
