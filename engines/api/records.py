@@ -46,6 +46,9 @@ class DeviceWork(msgspec.Struct, frozen=True):
 
     kind: 0 program, 1 host-to-device copy, 2 device-to-host copy. Programs of one step that run side by side
     count once in its device time.
+
+    An engine whose model spans several devices records those of its first rank as its device work, and of
+    each other rank the programs, under the same step numbers.
     """
 
     rows: int
@@ -97,6 +100,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: StepTable | None = None
     device_work: DeviceWork | None = None
+    other_ranks: list[DeviceWork] = []  # programs alone, of each rank behind the first
     counters: dict[str, int] = {}  # mechanism counters: what the toggles did in this round
     memory: dict[str, int] = {}  # bytes: "device_peak", "pinned_peak"
     profile: Profile | None = None

@@ -44,6 +44,8 @@ from engines.overlap.toggles import (
 from engines.overlap.tokenizing import Tokenized, Tokenizing
 from engines.tracing import name_thread
 
+WORK_ROW_BYTES = 4 * 8  # of Device.work
+
 
 class OverlapEngine(api.Engine):
     """Serves requests on one device, with the given toggles (full settings, as EngineSpec.check gives them).
@@ -287,6 +289,8 @@ class OverlapEngine(api.Engine):
         self._loop.settle()
         self._drain_devices()
         self._device.begin_round()
+        if self._ranks is not None:
+            self._ranks.begin_round()
         self.counters.clear()
         self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # zero is a finding too
 
@@ -306,6 +310,7 @@ class OverlapEngine(api.Engine):
         return api.RoundRecord(
             steps=self._loop.recorder.table(),
             device_work=api.DeviceWork(len(work), work.tobytes()),
+            other_ranks=[] if self._ranks is None else [_of_rank(rows) for rows in self._ranks.work()],
             counters=dict(self.counters) | {"steps_lost": self._loop.recorder.lost} | self._device.counters,
             memory={"device_peak": memory.device_peak, "pinned_peak": memory.pinned_peak},
             profile=self._profile(),
@@ -346,6 +351,10 @@ class OverlapEngine(api.Engine):
         if self._opened is not None and self._own_device:
             self._opened.close()
             self._opened = None
+
+
+def _of_rank(rows: bytes) -> api.DeviceWork:
+    return api.DeviceWork(len(rows) // WORK_ROW_BYTES, rows)
 
 
 def build(options: api.EngineOptions, toggles: dict[str, str]) -> OverlapEngine:

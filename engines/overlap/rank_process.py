@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from engines.devices.base import Device
     from engines.overlap.step import Step
 
-DRAIN, STOP = "drain", "stop"  # orders
+DRAIN, BEGIN, COLLECT, STOP = "drain", "begin", "collect", "stop"  # orders
+PROGRAM = 0  # a kind of device work (engines.devices.base)
 LENGTH = struct.Struct("<I")  # in front of each answer: its bytes
 
 
@@ -62,7 +63,13 @@ class Broke(msgspec.Struct, frozen=True, tag="broke"):
     usage: bool
 
 
-FromRank = Up | Done | Broke
+class Worked(msgspec.Struct, frozen=True, tag="worked"):
+    """The programs of a round, as Device.work has them: all that it records, and sent between rounds only."""
+
+    programs: bytes
+
+
+FromRank = Up | Done | Worked | Broke
 
 
 def main() -> None:
@@ -130,6 +137,12 @@ def serve(config: RankConfig, receiver: Receiver, answer: Callable[[FromRank], N
                 if told.order == STOP:
                     return
                 device.drain()
+                if told.order == COLLECT:
+                    work = device.work()
+                    answer(Worked(work[work[:, 0] == PROGRAM].tobytes()))
+                    continue
+                if told.order == BEGIN:
+                    device.begin_round()
                 answer(Done(told.order))
     finally:
         with suppress(EngineError):

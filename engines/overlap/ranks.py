@@ -22,7 +22,19 @@ import msgspec
 
 from engines.api import BadSetting, EngineError, EngineOptions
 from engines.devices.base import RANK_LOST
-from engines.overlap.rank_process import DRAIN, LENGTH, STOP, Broke, Done, FromRank, RankConfig, Up
+from engines.overlap.rank_process import (
+    BEGIN,
+    COLLECT,
+    DRAIN,
+    LENGTH,
+    STOP,
+    Broke,
+    Done,
+    FromRank,
+    RankConfig,
+    Up,
+    Worked,
+)
 from engines.overlap.scheduler import Batch
 from engines.overlap.toggles import share
 
@@ -154,7 +166,24 @@ class OtherRanks:
 
     def drain(self) -> None:
         """Return once they have nothing left to do."""
-        self._sender.order(DRAIN)
+        self._order(DRAIN)
+
+    def begin_round(self) -> None:
+        """Have them forget what their devices did so far."""
+        self._order(BEGIN)
+
+    def work(self) -> list[bytes]:
+        """The programs of each one's device since begin_round, as rows of Device.work."""
+        self._sender.order(COLLECT)
+        found = []
+        for rank in self._ranks:
+            answered = self._hear(rank, ANSWER_S)
+            assert isinstance(answered, Worked)
+            found.append(answered.programs)
+        return found
+
+    def _order(self, what: str) -> None:
+        self._sender.order(what)
         for rank in self._ranks:
             answered = self._hear(rank, ANSWER_S)
             assert isinstance(answered, Done)

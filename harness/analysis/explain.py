@@ -14,7 +14,7 @@ from engines import api
 from harness.analysis import comparison, stored, tail
 from harness.analysis.result import NoPrediction, Prediction, Settings, Warning
 from harness.analysis.values import block_values
-from harness.metrics import attribution
+from harness.metrics import attribution, ranks
 from harness.plan.design import Arm
 from harness.stats import paired
 from harness.store.block import Block
@@ -44,6 +44,17 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         """None: parts are told in us."""
 
 
+class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """One arm's times of one rank of a model that spans several devices: means over blocks of the decode
+    steps' (metrics.ranks.times), at the arm's own batches."""
+
+    arm: str
+    rank: int
+    exposed_host_us: float
+    device_busy: float
+    waiting_us: float  # of its device, for the rank that came last
+
+
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
     """What the records of a finished run say of its time. One arm alone has no `after`."""
 
@@ -57,6 +68,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     intervals: dict[str, int]  # decode intervals by arm
     step_us: dict[str, Part]  # "interval", then attribution.PARTS
+    ranks: list[RankTimes]  # none where each model has one device
     tail: list[tail.Tail]
     prediction: Prediction | NoPrediction | None
     warnings: list[Warning]
@@ -90,6 +102,7 @@ def explain(folder: Path) -> Explained:
         confidence=1 - alpha,
         intervals={arm.name: sum(map(len, boots)) for arm, boots in zip(design.arms, arms, strict=True)},
         step_us=step,
+        ranks=[times for arm in design.arms for times in rank_times(arm, blocks)],
         tail=tails(design.arms, blocks),
         prediction=predicted(manifest, blocks) if after else None,
         warnings=warnings(step),
@@ -130,6 +143,22 @@ def _part(per_block: Sequence[Sequence[float]], whole: Sequence[Sequence[float]]
         share_before=share,
         share_after=effect.after / float(steps[1].mean()),
     )
+
+
+def rank_times(arm: Arm, blocks: Sequence[Block]) -> list[RankTimes]:
+    """Of each of the arm's ranks; none where it has one."""
+    boots = [ranks.times(block.of(arm.name, "steps"), block.of(arm.name, "work")) for block in blocks]
+    of_ranks = list(zip(*boots, strict=True))
+    if len(of_ranks) < 2:
+        return []
+    return [
+        RankTimes(
+            arm=arm.name,
+            rank=rank,
+            **{name: float(np.mean([each[name] for each in per_block])) for name in ranks.TIMES},
+        )
+        for rank, per_block in enumerate(of_ranks)
+    ]
 
 
 def tails(arms: Sequence[Arm], blocks: Sequence[Block]) -> list[tail.Tail]:

@@ -15,7 +15,7 @@ from engines import api
 from harness.analysis import factorial
 from harness.analysis.result import Result
 from harness.analysis.stored import read_block, read_blocks, readable, result
-from harness.metrics import definitions
+from harness.metrics import definitions, ranks
 from harness.metrics.block import Values
 from harness.metrics.requests import gaps_ms, request_times
 from harness.metrics.steps import decode_intervals, phase_times
@@ -100,6 +100,10 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "device_start_ns": Column("int64", "ns", "its first program began on the device; or -1"),
         "device_end_ns": Column("int64", "ns", "its last program ended on the device; or -1"),
         "device_ns": Column("int64", "ns", "time in which one of its programs ran; or -1"),
+        **{
+            f"{name}.": Column("int64", "ns", "the same of each other rank, where the model spans devices")
+            for name in ranks.DEVICE
+        },
         **{
             definitions.phase_metric(phase): Column("float64", "us", f"what {phase} took; 0 without it")
             for phase in api.PHASES

@@ -97,13 +97,14 @@ def adopt(role: str, pid: int) -> Child | None:
 
 def stopped(children: Sequence[Child]) -> str:
     """Which of them, or of what they started, is stopped, as by SIGSTOP, for a message; "" where none is."""
+    roles = {child.pid: child.role for child in children}
     for child in children:
         with suppress(psutil.Error):
             process = psutil.Process(child.pid)
             for each in (process, *process.children(recursive=True)):
                 if each.status() == psutil.STATUS_STOPPED:
-                    whose = "" if each.pid == child.pid else f"{' '.join(each.cmdline()[1:3])} of "
-                    return f"{whose}the {child.role} (pid {each.pid})"
+                    below = f"{' '.join(each.cmdline()[1:3])} of the {child.role}"
+                    return f"{f'the {roles[each.pid]}' if each.pid in roles else below} (pid {each.pid})"
     return ""
 
 

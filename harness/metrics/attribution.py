@@ -4,6 +4,8 @@ The interval of step N runs from the device's end of N-1 to its end of N (metric
 decode steps, one directly after the other, so that no request was missing). Each instant of it belongs to
 the first of these that fits:
 
+slowest rank        a program executes, and another rank has not begun the same one, which its all-reduces
+                    wait for
 device              a program executes
 turnaround          idle, and N was launched before the device finished N-1: what the device needs between
                     one queued step and the next, its copies and fences included
@@ -21,8 +23,9 @@ append, output, recv, schedule, metadata
 unattributed        idle, and none of these: code between two phases, or something else on the host's core
 
 So a host phase counts only while the device stands still, `exposed`; what overlap hides is in `device`. All
-but `device` add up to metrics.exposed_host_us, less the gaps that other steps' programs fill. There is no
-line for idle as such: idle time that has no name is shown as unattributed.
+but the first two add up to metrics.exposed_host_us, less the gaps that other steps' programs fill. There is
+no line for idle as such: idle time that has no name is shown as unattributed. Of a model that spans several
+devices it is the first rank's interval (metrics/ranks.py has the others').
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ import numpy as np
 import pandas as pd
 
 from engines.api import PHASES
+from harness.metrics import ranks
 from harness.metrics import steps as steps_
 from harness.metrics.arrays import Int64s
 from harness.metrics.steps import decode_intervals
@@ -42,6 +46,7 @@ Spans = tuple[Int64s, Int64s]  # starts and ends, ns
 
 ON_SCHEDULER = ("append", "output", "recv", "schedule", "metadata")  # phases that name their own part
 PARTS = (
+    "slowest rank",
     "device",
     "turnaround",
     "launch latency",
@@ -125,7 +130,10 @@ def attribute(steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool) -> 
             np.concatenate([ready[happened], waited[0]]),
             np.concatenate([begun[happened], waited[1]]),
         )
+    own_start = ranks.own_start(steps, programs)
+    last_start = np.minimum(ranks.last_start(steps), steps["device_end_ns"].to_numpy())
     claims: dict[str, Spans] = {
+        "slowest rank": (own_start, np.where(own_start >= 0, last_start, -1)),
         "device": (programs["start_ns"].to_numpy(), programs["end_ns"].to_numpy())
         if len(programs)
         else (steps["device_start_ns"].to_numpy(), steps["device_end_ns"].to_numpy()),

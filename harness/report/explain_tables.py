@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from harness.analysis.explain import SHOWN_CAUSES, Explained, Part
+from harness.analysis.explain import SHOWN_CAUSES, Explained, Part, RankTimes
 from harness.analysis.result import texts
 from harness.analysis.tail import Tail
 from harness.analysis.words import confidence, interval
@@ -18,6 +18,11 @@ STEP_NOTE = (
     "Means over blocks, decode steps that follow a decode step, at the before arm's batch mix; from the "
     "device's end of a step to its end of the next. A host phase counts only while the device stands still. "
     "Interval: {confidence}%, t over blocks. harness/metrics/attribution.py defines each line."
+)
+RANKS_NOTE = (
+    "Means over blocks of decode steps, each arm at its own batches. Waiting: from the rank's own start of a "
+    "step's program until the last rank's, which no all-reduce in it ends before; it is within the device's "
+    "time and its busy share, and under a pace within the pace. harness/metrics/ranks.py."
 )
 TAIL_NOTE = (
     "Late: the mean of the samples at the percentile and above; typical: of those between the quartiles. "
@@ -43,7 +48,7 @@ def conclusion(found: Explained) -> str:
 
 
 def page(found: Explained) -> Page:
-    tables = [step_table(found), tail_table(found)]
+    tables = [step_table(found), *([rank_table(found)] if found.ranks else []), tail_table(found)]
     if found.prediction is not None:
         tables.append(Table("Prediction", (), (), prediction_line(found.prediction)))
     changed = changed_settings(found.before, found.after)
@@ -73,6 +78,19 @@ def step_table(found: Explained) -> Table:
         numbers = ("before", "share", "after", "of it", "change")
     note = STEP_NOTE.format(confidence=confidence(found.confidence))
     return tabulated("Where a decode step goes", rows, columns, note, numbers)
+
+
+def rank_table(found: Explained) -> Table:
+    """One row per arm and rank."""
+    columns: dict[str, Callable[[RankTimes], str]] = {
+        "arm": lambda each: each.arm,
+        "rank": lambda each: str(each.rank),
+        "exposed host, us": lambda each: _us(each.exposed_host_us),
+        "device busy": lambda each: _share(each.device_busy),
+        "waiting for the slowest rank, us": lambda each: _us(each.waiting_us),
+    }
+    numbers = tuple(columns)[2:]
+    return tabulated("The ranks, one by one", found.ranks, columns, RANKS_NOTE, numbers)
 
 
 def tail_table(found: Explained) -> Table:

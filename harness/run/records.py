@@ -55,9 +55,9 @@ def requests_frame(done: RoundDone) -> pd.DataFrame:
 def broken(record: api.RoundRecord, began_ns: int, ended_ns: int) -> str:
     """What can't be in the records of a round that was begun and collected at these times, "" where nothing
     is. Metrics would be made of it."""
-    return _broken_steps(record.steps, began_ns, ended_ns) or _broken_work(
-        record.device_work, began_ns, ended_ns
-    )
+    works = (record.device_work, *record.other_ranks)
+    wrong = (_broken_work(work, began_ns, ended_ns) for work in works)
+    return _broken_steps(record.steps, began_ns, ended_ns) or next(filter(None, wrong), "")
 
 
 def _broken_steps(table: api.StepTable | None, began_ns: int, ended_ns: int) -> str:
@@ -111,7 +111,8 @@ def steps_frame(record: api.RoundRecord) -> pd.DataFrame:
     (requests); tokens; dropped (rows); preempted (requests); given (tokens that requests got; -1: one each);
     "<phase>.start" and "<phase>.end" for each of api.PHASES; device_start_ns, device_end_ns (first start and
     last end of its programs); device_ns (the time in which one of them ran: an eager step is many programs
-    with holes between them).
+    with holes between them). Where the model spans several devices these are the first rank's, and each other
+    rank's are in "device_start_ns.1" and so on.
     """
     table = record.steps or api.StepTable(list(api.STEP_COLUMNS), 0, b"")
     frame = pd.DataFrame(_matrix(table.data, len(table.columns)), columns=table.columns)
@@ -119,8 +120,10 @@ def steps_frame(record: api.RoundRecord) -> pd.DataFrame:
     kinds = frame["kind"].map(dict(enumerate(api.STEP_KINDS)))
     frame["kind"] = kinds.mask(dropped, "dropped").astype("str")
     # Not a merge: missing values would turn stamps into floats, which are exact up to 104 days' uptime only.
-    device = _device_times(record).reindex(frame["step"], fill_value=-1).reset_index(drop=True)
-    return pd.concat([frame, device], axis=1)
+    works = [record.device_work, *record.other_ranks]
+    times = [_device_times(work).reindex(frame["step"], fill_value=-1) for work in works]
+    named = [each.add_suffix(f".{rank}" if rank else "") for rank, each in enumerate(times)]
+    return pd.concat([frame, *(each.reset_index(drop=True) for each in named)], axis=1)
 
 
 def turns_frame(turns: api.TurnTable) -> pd.DataFrame:
@@ -130,15 +133,19 @@ def turns_frame(turns: api.TurnTable) -> pd.DataFrame:
 
 def device_frame(record: api.RoundRecord) -> pd.DataFrame:
     """One row per piece of work of the device: kind (DEVICE_KINDS), step, start_ns, end_ns."""
-    work = record.device_work or api.DeviceWork(0, b"")
+    return _work_frame(record.device_work)
+
+
+def _work_frame(work: api.DeviceWork | None) -> pd.DataFrame:
+    work = work or api.DeviceWork(0, b"")
     frame = pd.DataFrame(_matrix(work.data, len(DEVICE_COLUMNS)), columns=DEVICE_COLUMNS)
     frame["kind"] = frame["kind"].map(dict(enumerate(DEVICE_KINDS))).astype("str")
     return frame
 
 
-def _device_times(record: api.RoundRecord) -> pd.DataFrame:
+def _device_times(done: api.DeviceWork | None) -> pd.DataFrame:
     """device_start_ns, device_end_ns, device_ns of every step that has programs, by step."""
-    work = device_frame(record)
+    work = _work_frame(done)
     programs = work[work["kind"] == "program"].sort_values(["step", "start_ns"])
     # What one that runs beside an earlier one adds is only what lies behind that one's end.
     ended = programs.groupby("step")["end_ns"].cummax().groupby(programs["step"]).shift(fill_value=0)

@@ -429,6 +429,7 @@ class Session:
         self._await_news(others, EXPLAIN_MS)
         self._raise_if_explained(0)
         self._raise_if_dead(others)
+        self._raise_if_stopped(message.message)
         if self._loaded is None:
             raise RunFailed(f"the load generator gave up: {message.message}", message.traceback)
         arm, (host, *_) = self._loaded.arm, self._loaded.children
@@ -461,10 +462,17 @@ class Session:
                 self._raise_load_failure(word)
         if not by_signal:
             self._raise_if_explained()
+            self._raise_if_stopped(child.obituary())
         obituary, said = child.obituary(), child.last_words()
         if "ModuleNotFoundError" in said:
             raise api.BadSetting(f"the interpreter of the {child.role} lacks a package: {said}")
         raise RunFailed(f"{obituary}: {said}" if said else obituary, child.output())
+
+    def _raise_if_stopped(self, seen: str) -> None:
+        """Name a process that somebody stopped where its engine says nothing: whoever ended of waiting for
+        it, or gave it up, is not at fault."""
+        if stopped := processes.stopped(self._alive):
+            raise RunFailed(f"{stopped} is stopped, as by SIGSTOP; seen by this: {seen}")
 
     def _await_news(self, children: Sequence[Child], patience_ms: int) -> None:
         """Until a host says something or one of these processes has ended."""

@@ -16,6 +16,7 @@ from engines import api
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
 from experiments.common.in_process_engine import Collected, near_ties, sampled, serve, some_requests
+from harness.run.records import steps_frame
 from tests.engine.conftest import CHAOS_SEED
 from tests.engine.test_tokens import some_sampled_requests
 
@@ -48,6 +49,10 @@ def test_two_ranks_give_the_tokens_of_transformers(device, model, settings, shar
     )
     assert near_ties(model, requests, tokens) == 0
     assert record.counters["shared_steps"] == record.steps.rows
+    times = steps_frame(record)
+    both = times[["device_start_ns.1", "device_start_ns", "device_end_ns.1", "device_end_ns"]].to_numpy()
+    assert (both > 0).all()
+    assert (both[:, :2].max(axis=1) < both[:, 2:].min(axis=1)).all()  # neither ends before both have begun
 
 
 @pytest.mark.parametrize(

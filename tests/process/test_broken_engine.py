@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness.common.processes import start as start_child
 from harness.plan.design import Arm
 from harness.run import session
 from harness.run.events import Booting, Said
+from harness.run.messages import LoadFailed
 from harness.store import tables
 from harness.workload.plan import Planned
 from tests.support import broken_engine
@@ -126,6 +128,31 @@ def test_a_load_generator_that_is_stopped_in_mid_round_is_named(
         stopped = rf"^the load generator \(pid {pid}\) is stopped, as by SIGSTOP, and .* for 0\.5 s$"
         with pytest.raises(session.RunFailed, match=stopped):
             processes.load(booted, [Planned(0, 0, "a", 3, False)], None, 0, lambda _: None)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["another one ended", "the load generator gave up"])
+def test_a_process_that_is_stopped_is_named_and_not_who_waited_for_it(tmp_path: Path, ends: bool) -> None:
+    """One of two ranks' devices, say: the other ends, and an engine that waits for the first says nothing."""
+    with session.Session() as processes:
+        waited_for, waiting = (
+            start_child(role, ["sleep", "99"], {}, tmp_path / role) for role in ("device", "device of rank 1")
+        )
+        assert waiting.popen is not None
+        processes._watch(waited_for)
+        processes._watch(replace(waiting, popen=None))
+        psutil.Process(waited_for.pid).suspend()
+
+        def notice() -> None:
+            if ends:
+                waiting.popen.terminate()
+                processes._wait(processes._from_hosts)
+            else:
+                processes._raise_load_failure(LoadFailed("the engine has been silent for 60 s"))
+
+        stopped = rf"^the device \(pid {waited_for.pid}\) is stopped, as by SIGSTOP; seen by this: the "
+        with pytest.raises(session.RunFailed, match=stopped):
+            notice()
+    waiting.popen.wait()
 
 
 def test_a_start_may_take_any_time_unless_a_process_of_it_is_stopped(

@@ -15,6 +15,7 @@ from engines import api
 from experiments.common.bench_command import last_line
 from harness.analysis import explain
 from harness.analysis.result import NoPrediction, to_plain
+from harness.metrics import ranks
 from harness.metrics.attribution import PARTS
 from harness.report import explain_tables
 from harness.report import page as pages
@@ -26,7 +27,7 @@ from tests.support.made_runs import stored
 
 TOP = {
     "schema_version", "run", "device", "variant", "before", "after", "blocks", "confidence", "intervals",
-    "step_us", "tail", "prediction", "warnings",
+    "step_us", "ranks", "tail", "prediction", "warnings",
 }  # fmt: skip
 
 
@@ -63,6 +64,36 @@ def test_one_arm_alone_is_explained_without_a_change(tmp_path: Path) -> None:
     assert found.step_us["device"].after is None
     assert {each.arm for each in found.tail} == {"before"}
     assert "Where a decode step goes" in pages.markdown_page(explain_tables.page(found))
+
+
+def test_the_ranks_of_a_model_are_shown_one_by_one_and_the_slowest_has_a_line(tmp_path: Path) -> None:
+    """In the second arm alone: its other rank begins each step 0.2 ms late, and ends it as late."""
+    plan = manifest()
+    write_manifest(tmp_path, plan)
+    for each in blocks(0.9):
+        steps = each.tables["steps"]
+        after = steps["arm"] == "after"
+        late = {
+            f"{name}.1": (steps[name] + by).where(after)
+            for name, by in zip(ranks.DEVICE, (200_000, 200_000, 0), strict=True)
+        }
+        tables.write_block(tmp_path, each.number, {**each.tables, "steps": steps.assign(**late)})
+    found = explain.explain(tmp_path)
+    assert [(each.arm, each.rank) for each in found.ranks] == [("after", 0), ("after", 1)]
+    first, second = found.ranks
+    assert (first.exposed_host_us, second.exposed_host_us) == pytest.approx((2600, 2600), rel=0.01)
+    assert (first.waiting_us, second.waiting_us) == pytest.approx((200, 0))
+    slowest = found.step_us["slowest rank"]
+    assert (slowest.before, slowest.after) == pytest.approx((0, 200))
+    assert found.step_us["device"].after == pytest.approx(800)
+    shown = pages.markdown_page(explain_tables.page(found))
+    assert "| after | 1 |" in shown
+    assert "waiting for the slowest rank" in shown
+
+
+def test_models_of_one_device_have_no_table_of_ranks(found: explain.Explained) -> None:
+    assert found.ranks == []
+    assert "slowest rank" not in pages.markdown_page(explain_tables.page(found))
 
 
 def test_every_form_says_the_same(

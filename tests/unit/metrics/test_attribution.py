@@ -87,6 +87,19 @@ def test_a_serial_step_shows_every_host_phase() -> None:
     ]
 
 
+def test_a_device_that_has_begun_before_another_ranks_waits_for_the_slowest_one() -> None:
+    """A planted delay, a program in front of the step's own, is not waiting, nor is time after the end."""
+    later = {"device_start_ns.1": 215_000, "device_start_ns.2": 230_000}
+    steps = frame(
+        one_step(0, (50, 100), {}) | {"device_start_ns.1": 40_000, "device_start_ns.2": 50_000},
+        one_step(1, (100, 260), {}) | later,
+        one_step(2, (260, 300), {}) | {"device_start_ns.1": 260_000, "device_start_ns.2": 400_000},
+    )
+    work = programs((0, 50, 100), (1, 100, 210), (1, 210, 260), (2, 260, 300))
+    assert parts_us(steps, work) == [{"slowest rank": 20, "device": 140}, {"slowest rank": 40}]
+    assert parts_us(steps.drop(columns=list(later)), work) == [{"device": 160}, {"device": 40}]
+
+
 def test_output_in_the_shadow_of_the_device_is_not_exposed() -> None:
     """Deferred: step 0's output runs from 190 on, while the device starts and executes step 1."""
     steps = frame(
