@@ -59,7 +59,7 @@ class Nodes:
     def workers(self, count: int = 1) -> list[psutil.Process]:
         """Workers that are measuring a block; waits for so many."""
         deadline = time.monotonic() + PATIENCE_S
-        while len(found := self._running((TASK,))) < count:
+        while len(found := _eldest(self._running((TASK,)))) < count:
             assert time.monotonic() < deadline, "no worker measures"
             time.sleep(0.05)
         return found
@@ -99,6 +99,16 @@ class Nodes:
         for name in [*self._nodes]:
             self.kill(name)
         self._cluster.shutdown()
+
+
+def _eldest(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Without children of others: what a worker starts bears its name until it is what it shall be."""
+    pids, found = {process.pid for process in processes}, []
+    for process in processes:
+        with suppress(psutil.Error):
+            if process.ppid() not in pids:
+                found.append(process)
+    return found
 
 
 @contextmanager
