@@ -1,6 +1,6 @@
 """What the baton costs an engine that is not taking turns.
 
-    python -m experiments.validation.baton_cost    four minutes
+    python -m experiments.validation.baton_cost    three minutes
 
 `bench gate` of two refs of this project, in rounds of its own workload, where nobody takes turns: the base
 has no word of turns in what an engine calls between two steps, the head is as it is. A serial loop, on a

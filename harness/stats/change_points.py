@@ -70,20 +70,15 @@ def _found(series: Floats, begin: int, end: int) -> Iterator[tuple[int, float]]:
     part = series[begin:end]
     if len(part) < SHORTEST:
         return
-    apart = differences(ranks(part)[None])[0]
+    from scipy.stats import rankdata  # half a second, for the few that keep a history
+
+    apart = differences(rankdata(part)[None])[0]
     largest = int(np.argmax(apart))
     split, p = begin + FEWEST + largest, _p(len(part), float(apart[largest]))
     if p < LEVEL:
         yield split, p
         yield from _found(series, begin, split)
         yield from _found(series, split, end)
-
-
-def ranks(part: Floats) -> Floats:
-    """From 1; equal values share the mean of theirs."""
-    ordered = np.sort(part)
-    below, upto = np.searchsorted(ordered, part, "left"), np.searchsorted(ordered, part, "right")
-    return np.asarray((below + upto + 1) / 2, np.float64)
 
 
 def differences(rows: Floats) -> Floats:

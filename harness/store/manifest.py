@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from engines import api
+from harness.common import machine
 from harness.common.differences import difference
 from harness.common.machine import Code, Machine
 from harness.plan.design import Design
+from harness.plan.orders import orders
+from harness.store import trust
 from harness.store.files import (
     EVALUATION_FILE,
     EXPERIMENT_FILE,
     PROFILE_FILE,
+    SCHEMA_VERSION,
     SWEEP_FILE,
     StoreError,
     digest,
@@ -25,14 +29,6 @@ from harness.store.files import (
 )
 from harness.store.tables import TABLES
 from harness.workload.arrivals import ARRIVALS
-
-if TYPE_CHECKING:
-    pass
-
-from harness.common import machine
-from harness.plan.orders import orders
-from harness.store import trust
-from harness.store.files import SCHEMA_VERSION
 from harness.workload.prompts import ENGLISH, english_digest
 from harness.workload.workload import Workload
 
@@ -193,8 +189,7 @@ def _fits(manifest: Manifest) -> bool:
         for each in described.values()
     )
     all_of_them = not described or {arm.name for arm in design.arms} <= described.keys()
-    known = set(manifest.left_out) <= set(TABLES)
-    known = known and design.workload.arrival in ARRIVALS
+    known = set(manifest.left_out) <= set(TABLES) and design.workload.arrival in ARRIVALS
     sound = whole and all_of_them and known and is_moment(manifest.created)
     return bool(design.arms) and drawn == {design.blocks} and sound
 
