@@ -101,9 +101,11 @@ def planted(
     values: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> dict[str, Counter]:
     """How much of the before arm's mean decode step the planted delay really took, by the engine's counter:
-    {"planted_share": row}, or nothing where nothing was planted."""
+    {"planted_share": row}, or nothing where nothing was planted. Where turns decide, of the step in turns: in
+    rounds it has another batch, and prefills beside it, and the same delay is another share."""
     counter = counters.get(f"planted_{design.plant_at}_ns")
-    steps = values.get("step_ms_matched", {}).get(design.arms[0].name)
+    step = design.primary if design.primary in definitions.OF_PAIRS else "step_ms_matched"
+    steps = values.get(step, {}).get(design.arms[0].name)
     if design.plant is None or counter is None or steps is None:
         return {}
     step_ns = float(np.mean(steps)) * definitions.NS_PER_MS

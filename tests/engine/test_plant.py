@@ -221,6 +221,15 @@ def test_seen_is_slower_by_what_was_planted(comparison: Comparison, seen: bool) 
     assert mechanism.plant_seen(comparison) is seen
 
 
+@pytest.mark.parametrize(("primary", "share"), [("step_ms_sliced", 0.03), ("tpot_ms_p50", 0.02)])
+def test_a_delay_is_a_share_of_the_step_that_is_compared(primary: str, share: float) -> None:
+    asked = msgspec.structs.replace(design(), plant=0.02, primary=primary)
+    before = asked.arms[0].name
+    values = {"step_ms_matched": {before: [3.0, 3.0]}, "step_ms_sliced": {before: [2.0, 2.0]}}
+    counters = {"planted_device_ns": Counter(before=0.0, after=60_000.0, unit="per step")}
+    assert mechanism.planted(asked, counters, values)["planted_share"].after == pytest.approx(share)
+
+
 def test_what_became_of_a_delay_is_said() -> None:
     comparison = found(0.02, 0.04, "slower", after=planted_at("device"))
     assert tables.planted(comparison) == (
