@@ -32,13 +32,18 @@ from experiments.fuzzing import mutations
 from experiments.fuzzing.case import Broken, Target
 from experiments.fuzzing.in_process import LONGEST_LINE, bench, judged, nothing_starts, rss
 from experiments.fuzzing.mutations import Mutation
-from harness.analysis import frames, noise_floor
+from harness.analysis import frames, history, noise_floor
+from harness.analysis.gate_plans import GatePlan, GatePlans
 from harness.cli import options
 from harness.common import machine
+from harness.metrics import definitions
 from harness.plan import variants
+from harness.plan.design import Ref
 from harness.serve.parsing import Refused
 from harness.serve.prompting import Prompting
-from harness.studies import doctor
+from harness.store.files import SCHEMA_VERSION, write_json_lines
+from harness.store.manifest import read_manifest, write_manifest
+from harness.studies import doctor, gate
 from harness.workload import check, conversations, prompts, traces
 from harness.workload.plan import plan
 from harness.workload.workload import Workload
@@ -67,6 +72,7 @@ MACHINE = {  # what the kernel says of it, by where that is written down here
     "machine/cpufreq/boost": "0\n",
     "machine/huge_pages": "always [madvise] never\n",
 }
+GATE, HISTORY = ("gate", "--out", "out"), "FOLDER/history.jsonl"
 FIRST_SHARD = "model-00001-of-00003.safetensors"
 CONTEXT = 1024
 CHROME = [
@@ -324,6 +330,8 @@ def readers() -> list[Reader]:
             Reader(f"{words[0]} of blocks", ["overlap/manifest.json", *blocks], shown(*words), 1)
             for words in of_blocks
         ),
+        Reader("gate --history", ["history.jsonl"], shown(*GATE, "FOLDER/gated", "--history", HISTORY), 8),
+        Reader("gate --plan", ["calibration.json"], shown(*GATE, "--plan", "FOLDER/calibration.json"), 8),
         Reader("report", run_files, shown("report", "FOLDER", "-o", "report.html"), 1),
         *(
             Reader(
@@ -417,6 +425,7 @@ def lay_out(base: Path) -> None:
     (model / "config.json").write_text(json.dumps(MODEL))
     _lay_out_weights(base)
     _lay_out_machine(base)
+    _lay_out_gates(base)
     (base / "profiles.toml").write_bytes(resources("engines").joinpath("profiles.toml").read_bytes())
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, "model_max_length": 1024}
     (model / "tokenizer_config.json").write_text(json.dumps(told))
@@ -446,6 +455,46 @@ def _lay_out_machine(base: Path) -> None:
     here = msgspec.structs.replace(floor.of, machine=machine.fingerprint())
     (base / FLOOR).parent.mkdir()
     (base / FLOOR).write_bytes(msgspec.json.encode(msgspec.structs.replace(floor, of=here)))
+
+
+def _lay_out_gates(base: Path) -> None:
+    """A gate of two refs, those before it, and what a calibration recommends."""
+    gated = base / "gated"
+    shutil.copytree(base / "pinned-h2d-turns", gated)
+    manifest = read_manifest(gated)
+    refs = [Ref(repository="/repository", name=each, commit=each[0] * 40) for each in ("base", "head")]
+    arms = [
+        msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(manifest.design.arms, refs, strict=True)
+    ]
+    design = msgspec.structs.replace(manifest.design, arms=arms)
+    write_manifest(gated, msgspec.structs.replace(manifest, design=design))
+    last = history.remembered(gate.judge(gated, (), None), read_manifest(gated))
+    gates = [
+        msgspec.structs.replace(
+            last,
+            run=f"night-{night}",
+            head=f"{night:040x}",
+            changes=dict.fromkeys(last.changes, 0.001 * (night % 5) + 0.01 * (night > 20)),
+        )
+        for night in range(30)
+    ]
+    write_json_lines(base / "history.jsonl", gates)
+    plans = [
+        GatePlan(metric=definitions.SLICED, limit=limit, blocks=blocks, minutes=0.2 * blocks)
+        for limit, blocks in ((0.01, 24), (0.02, 8))
+    ]
+    calibration = GatePlans(
+        schema_version=SCHEMA_VERSION,
+        run=manifest.run,
+        device="emulated",
+        blocks=6,
+        seconds_per_block=12.0,
+        max_minutes=3.0,
+        sd={definitions.SLICED: 0.01},
+        plans=plans,
+        recommended=plans[1],
+    )
+    (base / "calibration.json").write_bytes(msgspec.json.encode(calibration))
 
 
 def damaged(known: Sequence[Reader], base: Path, random: Random) -> Damaged:

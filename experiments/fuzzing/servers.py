@@ -331,9 +331,10 @@ def _check_error(body: bytes) -> None:
 
 
 @contextmanager
-def running(arguments: Sequence[str]) -> Iterator[tuple[Bench, str]]:
-    """A `bench serve` and its address, once it takes requests. It is told to end, if it has not ended yet."""
-    environment = {name: value for name, value in os.environ.items() if name != "BENCH_API_KEY"}
+def running(arguments: Sequence[str], **more: str) -> Iterator[tuple[Bench, str]]:
+    """A `bench serve` and its address, once it takes requests. It is told to end, if it has not ended yet.
+    `more`: of its environment."""
+    environment = {name: value for name, value in os.environ.items() if name != "BENCH_API_KEY"} | more
     with TemporaryDirectory() as folder:
         bench = start(environment, Path(folder), "serve", "--port", "0", *arguments)
         try:

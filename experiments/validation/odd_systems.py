@@ -1,15 +1,17 @@
-"""`bench run` on a system that is odd in one way: does it end well, or in one line, and can it go on?
+"""`bench` on a system that is odd in one way: does it end well, or in one line, and can it go on?
 
     python -m experiments.validation.odd_systems [CASE ...]
 
-One arm of the overlap engine, a block or two. What is odd is done to real processes: by a library that
-answers some system calls in the kernel's place (experiments/fuzzing/odd_system.c), by small file systems
-mounted where only they see them (which takes root), and by limits of the kernel's. A disk that is full
-becomes so at each write of a run in turn, and each time the run must go on once there is room again.
+One arm of the overlap engine, a block or two; and `bench serve`, whose tokens must be transformers'. What is
+odd is done to real processes: by a library that answers some system calls in the kernel's place
+(experiments/fuzzing/odd_system.c), by small file systems mounted where only they see them, and by limits of
+the kernel's (both take root). A disk that is full becomes so at each write of a run in turn, and each time
+the run must go on once there is room again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -19,11 +21,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from experiments.common import command_line
 from experiments.common.bench_command import BENCH, PATIENCE_S, last_line
 from experiments.common.record import write_result
+from experiments.fuzzing.servers import running
+from experiments.validation.mixed_load import OPTIONS as SERVED
+from experiments.validation.mixed_load import ask, good_requests
 from harness.analysis import frames
 
 SOURCE = command_line.ROOT / "experiments" / "fuzzing" / "odd_system.c"
@@ -34,6 +40,9 @@ RUN = (
 ENOLCK, ENOTSUP = 37, 95
 MOST_WRITES = 200  # of a run, and more than it has
 MEMORY_GIB = (0.25, 0.5, 1, 2, 3, 4, 6, 8)
+CONTAINERS_MIB = (64, 128, 256, 384, 512, 768, 1024, 2048)
+CGROUPS = Path("/sys/fs/cgroup/memory")  # of the first version
+REQUESTS, CLIENTS = 200, 6
 SMALL = 'mount -t tmpfs -o size={size} tmpfs {where} && exec "$@"'
 
 
@@ -63,7 +72,8 @@ class Place:
         codes: Sequence[int] = (0,),
         **odd: str,
     ) -> Seen:
-        """`odd`: what the library does. `codes`: how it may end; but for 0, in one line that says why."""
+        """`odd`: what the library does. `codes`: how it may end; but for 0 and signals, in one line that says
+        why."""
         environment = {**os.environ, "PYTHONPATH": str(command_line.ROOT)}
         if odd:
             environment |= {"LD_PRELOAD": str(self.library), **odd}
@@ -83,7 +93,7 @@ class Place:
             wrong = f"exit code {done.returncode}: {said}"
         elif "Traceback" in done.stderr or "unexpected" in done.stderr:
             wrong = done.stderr[-500:]
-        elif done.returncode and not said.startswith("bench: "):
+        elif done.returncode > 0 and not said.startswith("bench: "):
             wrong = f"no line says why: {said}"
         return Seen(what, done.returncode, said, time.perf_counter() - began, wrong)
 
@@ -159,12 +169,71 @@ def little_memory(library: Path) -> Iterator[Seen]:
             yield here.bench(f"{gib:g} GiB of addresses a process", *RUN, prefix=prefix, codes=(0, 2, 4))
 
 
+def small_container(library: Path) -> Iterator[Seen]:
+    """Memory of all processes together, beyond which the kernel kills one; then on with all there is."""
+    for mib in CONTAINERS_MIB:
+        with place(library) as here, container(mib) as prefix:
+            seen = here.bench(f"{mib} MiB", *RUN, "--blocks", "2", prefix=prefix, codes=(0, 4, -9))
+            yield seen
+            for run in here.runs if seen.code else ():
+                yield here.bench(f"{mib} MiB, then --resume", "run", "--resume", str(run))
+
+
+@contextmanager
+def container(mib: int) -> Iterator[tuple[str, ...]]:
+    """What a command is begun with that is to have no more memory."""
+    group = CGROUPS / f"bench-{os.getpid()}-{mib}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(mib << 20))
+        yield ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+    finally:
+        deadline = time.monotonic() + PATIENCE_S
+        while (group / "cgroup.procs").read_text():  # whoever outlived its harness has seconds to go
+            assert time.monotonic() < deadline, f"{group} has processes left"
+            time.sleep(0.1)
+        group.rmdir()
+
+
+def serving_beside_jumps(library: Path) -> Iterator[Seen]:
+    """Every answer must be right, and none may be cut off by a limit in time."""
+    for seconds in ("3600", "-3600"):
+        began = time.perf_counter()
+        with running(SERVED, LD_PRELOAD=str(library), ODD_JUMP_S=seconds) as (bench, url):
+            wrong = asyncio.run(asked(url))
+            said = bench.stderr.read_text().strip()
+        yield Seen(
+            f"by {seconds} s",
+            bench.popen.returncode,
+            said,
+            time.perf_counter() - began,
+            f"exit code {bench.popen.returncode}" if bench.popen.returncode else "; ".join(wrong[:3]),
+        )
+
+
+async def asked(url: str) -> list[str]:
+    """What was wrong with the answers to many requests, several at a time."""
+    goods, rng, wrong = good_requests(), Random(1), list[str]()
+    todo = iter(range(REQUESTS))
+
+    async def client() -> None:
+        for number in todo:
+            said, _ = await ask(url, goods[number % len(goods)], rng)
+            if said:
+                wrong.append(f"request {number}: {said}")
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    return wrong
+
+
 CASES: dict[str, Callable[[Path], Iterator[Seen]]] = {
     "the time of day jumps ten times a second": jumping_clock,
     "locks fail": no_locks,
     "the disk is full": full_disk,
     "a file system is small": small_file_systems,
     "memory is limited": little_memory,
+    "a container has little memory": small_container,
+    "the time of day jumps under `bench serve`": serving_beside_jumps,
 }
 
 
@@ -201,7 +270,7 @@ def main() -> None:
             data[short] = [asdict(each) for each in seen]
     write_result(
         __file__,
-        title="`bench run` on odd systems",
+        title="`bench` on odd systems",
         header=["what is odd", "commands", "exit codes", "the longest", "what is wrong"],
         rows=rows,
         data=data,
