@@ -73,6 +73,7 @@ MACHINE = {  # what the kernel says of it, by where that is written down here
     "machine/huge_pages": "always [madvise] never\n",
 }
 GATE, HISTORY = ("gate", "--out", "out"), "FOLDER/history.jsonl"
+PLANNED = ("--variant", "pinned-h2d", "--plan", "FOLDER/calibration.json")
 FIRST_SHARD = "model-00001-of-00003.safetensors"
 CONTEXT = 1024
 CHROME = [
@@ -330,8 +331,8 @@ def readers() -> list[Reader]:
             Reader(f"{words[0]} of blocks", ["overlap/manifest.json", *blocks], shown(*words), 1)
             for words in of_blocks
         ),
-        Reader("gate --history", ["history.jsonl"], shown(*GATE, "FOLDER/gated", "--history", HISTORY), 8),
-        Reader("gate --plan", ["calibration.json"], shown(*GATE, "--plan", "FOLDER/calibration.json"), 8),
+        Reader("gate --history", ["history.jsonl"], shown(*GATE, "FOLDER/gated", "--history", HISTORY), 2),
+        Reader("gate --plan", ["calibration.json"], shown(*GATE, *PLANNED), 8),
         Reader("report", run_files, shown("report", "FOLDER", "-o", "report.html"), 1),
         *(
             Reader(
@@ -460,7 +461,7 @@ def _lay_out_machine(base: Path) -> None:
 def _lay_out_gates(base: Path) -> None:
     """A gate of two refs, those before it, and what a calibration recommends."""
     gated = base / "gated"
-    shutil.copytree(base / "pinned-h2d-turns", gated)
+    shutil.copytree(base / "overlap", gated)
     manifest = read_manifest(gated)
     refs = [Ref(repository="/repository", name=each, commit=each[0] * 40) for each in ("base", "head")]
     arms = [
