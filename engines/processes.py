@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TERMINATE_S = 4.0  # from SIGTERM to SIGKILL: less than the 5 s that an engine has for its end
@@ -33,6 +34,13 @@ def die_with_parent(parent: int, with_all: bool = False) -> None:
     signal_at_parents_end(ORPHANED if with_all else signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped that process, as by SIGSTOP."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def end_session() -> None:

@@ -42,6 +42,7 @@ from engines.overlap.step import Step
 if TYPE_CHECKING:
     from engines.overlap.plant import Plant
     from engines.overlap.ranks import OtherRanks
+    from engines.overlap.replicas import Meeting
     from engines.overlap.request import Active
     from engines.overlap.scheduler import Batch, Scheduler
     from engines.overlap.toggles.d2h import DeviceToHost
@@ -71,6 +72,7 @@ class Loop:
     eos: frozenset[int]
     plant: Plant
     ranks: OtherRanks | None = None  # where the model spans several devices
+    meeting: Meeting | None = None  # where it has another replica
     next_step: int = 0
     in_flight: Step | None = None  # under overlap: launched, and not processed yet
 
@@ -85,17 +87,28 @@ class Loop:
         recorder.end(RECV, self.next_step, began)
         return go_on
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do but to wait for a message."""
+        asleep = self.meeting is None or self.meeting.asleep
+        return self.in_flight is None and self.scheduler.idle and asleep
+
     def schedule(self) -> Step | None:
         """The next step with its metadata staged, or None."""
         number = self.next_step
         began = self.recorder.begin(SCHEDULE, number)
         batch = self.scheduler.schedule()
+        if self.meeting is not None and self.meeting.goes_on(batch is not None) and batch is None:
+            batch = self.scheduler.padding()
         if batch is None:
             self.recorder.end(SCHEDULE, NO_STEP, began)
             self.recorder.forget(RECV, number)  # the step may come much later, after a wait
             return None
         self.next_step += 1
-        self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
+        self.recorder.add_step(number, batch.kind, len(batch.requests) or 1, batch.tokens, batch.preempted)
+        if not batch.requests:  # padding: a row that nobody wants
+            self.counters["padding_steps"] += 1
+            self.recorder.set_outcome(number, 1, 0)
         if batch.cached_tokens:
             self.counters["prefix_cached_tokens"] += batch.cached_tokens
         self.recorder.end(SCHEDULE, number, began)
@@ -226,7 +239,7 @@ def finish_event(active: Active) -> Finish:
 
 def serial_loop(loop: Loop, pump: Pump) -> None:
     """schedule N, launch N, wait for N, process N."""
-    while loop.receive(pump, wait=loop.scheduler.idle):
+    while loop.receive(pump, wait=loop.idle):
         step = loop.schedule()
         if step is None:
             continue
@@ -240,7 +253,7 @@ def serial_loop(loop: Loop, pump: Pump) -> None:
 def overlap_loop(loop: Loop, pump: Pump) -> None:
     """schedule N+1, launch N+1, wait for N, process N. Of two prefills in a row, prefill=consecutive-sync
     processes N before it launches N+1."""
-    while loop.receive(pump, wait=loop.in_flight is None and loop.scheduler.idle):
+    while loop.receive(pump, wait=loop.idle):
         current = loop.schedule()
         previous = loop.before_launch(loop, loop.in_flight, current)
         if current is not None:

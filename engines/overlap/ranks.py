@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -37,6 +36,7 @@ from engines.overlap.rank_process import (
 )
 from engines.overlap.scheduler import Batch
 from engines.overlap.toggles import share
+from engines.processes import is_stopped
 
 BOOT_S = 180.0
 ANSWER_S = 30.0  # longer than a device waits for another one
@@ -104,9 +104,8 @@ class _Rank:
     def silence(self) -> RankFailed:
         """It did not do its part, and lives: whether somebody has stopped one of its processes."""
         for what, pid in (("", self.process.pid), ("the device of ", self.device)):
-            with suppress(OSError):
-                if pid and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-                    return RankFailed(f"{what}rank {self.number} (pid {pid}) is stopped")
+            if pid and is_stopped(pid):
+                return RankFailed(f"{what}rank {self.number} (pid {pid}) is stopped")
         return RankFailed(f"{self} does not answer")
 
     def __str__(self) -> str:
