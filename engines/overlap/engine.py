@@ -354,7 +354,9 @@ class OverlapEngine(api.Engine):
         self._device.begin_round()
         if self._ranks is not None:
             self._ranks.begin_round()
-        self._ask_other(BEGIN)
+        if self._other is not None:
+            self._other.begin_round()
+            self._ask_other(BEGIN)
         self.counters.clear()
         self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # zero is a finding too
 

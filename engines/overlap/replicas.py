@@ -309,6 +309,10 @@ class OtherReplica:
         assert isinstance(up, Up)
         self._device = up.device
 
+    def begin_round(self) -> None:
+        """The first request of a round is the first replica's, so that it never has fewer than this one."""
+        self._given = 0
+
     def takes(self, request: Request) -> bool:
         """Give it this request, where it is its turn."""
         self._given += 1
