@@ -46,6 +46,7 @@ TOGGLE = Toggle(
 
 NOTHING, WORK, ATTEND = 0, 1, 2  # what a replica says; the largest counts
 PROGRAM, WORD = "agree", "word"
+JOIN_S = 120.0  # until all have booted
 WAIT_S = 20.0  # until all have said their word
 
 
@@ -87,9 +88,12 @@ class OnHost:
         from torch import distributed
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are of one machine
-        # A group of its own: where the device is a card, the process's first one is NCCL's.
-        met = distributed.PrefixStore("hosts", distributed.FileStore(store, replicas))
-        self._group = distributed.ProcessGroupGloo(met, rank, replicas, timedelta(seconds=WAIT_S))
+        met = distributed.FileStore(store, replicas)
+        met.set_timeout(timedelta(seconds=JOIN_S))
+        try:  # a group of its own: where the device is a card, the process's first one is NCCL's
+            self._group = distributed.ProcessGroupGloo(met, rank, replicas, timedelta(seconds=WAIT_S))
+        except RuntimeError as error:
+            raise _lost(error) from error
         self._options = distributed.AllreduceOptions()
         self._options.reduceOp = distributed.ReduceOp.MAX
         self._word = torch.zeros(1, dtype=torch.int64)
