@@ -64,7 +64,7 @@ def serve(config: ReplicaConfig, link: Link) -> None:
 
         def pump(timeout: float | None) -> bool:
             if timeout != 0:
-                poller.poll(timeout and timeout * 1e3)
+                poller.poll(None if timeout is None else int(timeout * 1e3))
             engine.obey()
             while True:
                 try:
