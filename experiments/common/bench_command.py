@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from harness.store import tables
 
 PATIENCE_S = 300  # for what must happen at all, however busy the machine is
 BENCH = (sys.executable, "-c", "from harness.cli.app import main; main()")
@@ -102,3 +105,13 @@ def start(environment: dict[str, str], folder: Path, *arguments: str) -> Bench:
 
 def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
+
+
+def finished(run: Path) -> dict[int, str]:
+    """Each finished block of a run, by what is in it."""
+    return {
+        number: hashlib.sha256(
+            b"".join(each.read_bytes() for each in sorted((run / "blocks" / f"{number:03d}").iterdir()))
+        ).hexdigest()
+        for number in tables.finished_blocks(run)
+    }

@@ -12,7 +12,6 @@ already are not died again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -26,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from experiments.common import command_line
-from experiments.common.bench_command import last_line, start
+from experiments.common.bench_command import finished, last_line, start
 from experiments.common.command_line import ROOT
 from experiments.common.ray_nodes import Nodes
 from experiments.common.record import FOLDER, write_result
@@ -66,7 +65,7 @@ def die(who: str, cluster: Nodes, environment: dict[str, str], folder: Path, rng
     bench.wait_for(f"block 1 of {BLOCKS} done")
     time.sleep(WITHIN_S * rng.random())
     (run,) = (folder / "results").iterdir()
-    before = files_of(run)
+    before = finished(run)
     killed = time.monotonic()
     match who:
         case "a node":
@@ -85,7 +84,7 @@ def die(who: str, cluster: Nodes, environment: dict[str, str], folder: Path, rng
             again = start(environment, folder, "run", "--resume", str(run), "--ray", there.address)
             resumed, _, told = again.end()
             assert resumed == 0, told
-    after = files_of(run)
+    after = finished(run)
     lost = [each for each, found in before.items() if after.get(each) != found]
     return Death(
         seconds=seconds,
@@ -97,16 +96,6 @@ def die(who: str, cluster: Nodes, environment: dict[str, str], folder: Path, rng
         left=len(left),
         said=last_line(stderr).replace(run.name, "RUN") if code > 0 else "",
     )
-
-
-def files_of(run: Path) -> dict[int, str]:
-    """Each finished block, by what is in it."""
-    return {
-        number: hashlib.sha256(
-            b"".join(each.read_bytes() for each in sorted((run / "blocks" / f"{number:03d}").iterdir()))
-        ).hexdigest()
-        for number in tables.finished_blocks(run)
-    }
 
 
 def is_whole(run: Path, number: int) -> bool:

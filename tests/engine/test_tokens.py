@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from itertools import combinations
 
 import msgspec
 import pytest
@@ -20,26 +19,11 @@ from experiments.common.in_process_engine import (
     serve,
     some_requests,
 )
+from experiments.common.pairwise import pairs, pairwise_cover
 from harness.run.records import device_frame
 from tests.engine.conftest import CHAOS_SEED
 
 MODELS = ("tiny-gpt2", "tiny-llama")
-
-
-def pairs(settings: dict[str, str]) -> set[tuple[tuple[str, str], ...]]:
-    return set(combinations(sorted(settings.items()), 2))
-
-
-def pairwise_cover(every: list[dict[str, str]]) -> list[dict[str, str]]:
-    """A few settings in which every pair of choices that can stand together does."""
-    held = [(settings, pairs(settings)) for settings in every]
-    missing = set().union(*(each for _, each in held))
-    chosen = []
-    while missing:
-        best, covered = max(held, key=lambda candidate: len(candidate[1] & missing))
-        chosen.append(best)
-        missing -= covered
-    return chosen
 
 
 COVER = pairwise_cover(SPEC.every_setting())
