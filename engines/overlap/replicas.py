@@ -122,6 +122,12 @@ class Link:
             raise EngineError(f"{RANK_LOST}: it is gone")
         return None
 
+    def take_order(self) -> Order | None:
+        """The next message that was read, if it is an order."""
+        if self._heard and isinstance(self._heard[0], Order):
+            return self._heard.pop(0)  # type: ignore[return-value]
+        return None
+
     def close(self) -> None:
         self._socket.close()
 
@@ -182,12 +188,13 @@ class Meeting:
     def serve(self) -> None:
         """On the second, asleep: carry out what was ordered."""
         self._link.read()
-        while (order := self._link.take()) is not None:
+        while (order := self._link.take_order()) is not None:
             self._carry_out(order)
 
     def _wake(self, work: bool) -> bool:
-        """The guard: the other one is woken before a word is said that it has to answer."""
-        self._link.read()
+        """The guard: the other one is woken before a word is said that it has to answer. An order that is
+        read along the way is carried out: nobody would look for it before the next message."""
+        self.serve()
         if work:
             self.knock()
         elif not self._knocked:
@@ -215,7 +222,7 @@ class Meeting:
 
     def _carry_out(self, order: Message) -> bool:
         """Whether another one may follow."""
-        assert isinstance(order, Order)
+        assert isinstance(order, Order), order
         if order.what == GO_ON:
             return False
         self._obey(order.what)

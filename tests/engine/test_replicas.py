@@ -18,7 +18,7 @@ import torch
 from engines import api
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
-from engines.overlap.replicas import Link, Meeting
+from engines.overlap.replicas import Link, Meeting, Order
 from engines.overlap.toggles import sync_ranks
 from engines.overlap.toggles.sync_ranks import ATTEND, NOTHING, WORK, OnDevice, OnHost
 from experiments.common.bench_command import PATIENCE_S
@@ -157,6 +157,18 @@ def test_an_order_is_carried_out_while_both_sleep_between_two_steps_and_by_one_t
         until(lambda: not first.goes_on(False))
 
 
+def test_an_order_that_comes_while_one_looks_whether_to_wake_is_carried_out_at_once() -> None:
+    """It may sleep then until something else comes, and nothing will before the order is answered."""
+    mine, theirs = socket.socketpair()
+    obeyed: list[str] = []
+    second = Meeting(Words().of(1), Link(theirs), obeyed.append)
+    Link(mine).send(Order("late"))
+    assert not second.goes_on(False)
+    assert obeyed == ["late"]
+    mine.close()
+    theirs.close()
+
+
 # -- where they agree -----------------------------------------------------------------------------------
 
 
@@ -256,7 +268,7 @@ def test_two_replicas_give_the_tokens_of_transformers(device, settings, choice):
     counters, dropped = record.counters, column(record, "dropped")
     assert counters["padding_steps"] > 5
     assert sum(dropped) >= counters["padding_steps"]
-    assert counters["sync_ranks_words"] > record.steps.rows
+    assert counters["sync_ranks_words"] >= record.steps.rows
 
 
 @pytest.mark.parametrize(
