@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -179,3 +181,23 @@ def test_with_one_rank_nothing_is_shared_and_nothing_else_is_started(device):
             assert engine.start(Collected()).pids.keys() == {"engine", "device"}
         finally:
             engine.stop()
+
+
+LET_GO = """
+import os
+import socket
+from engines.overlap.models.tensor_parallel import open_store
+
+file = os.memfd_create("ranks")
+store = open_store(f"/proc/self/fd/{file}", 1)
+store.set("rank 0", "here")
+os.close(file)
+other = socket.socket()
+assert other.fileno() == file  # which no path opens
+del store
+"""
+
+
+def test_a_device_lets_go_of_a_model_after_whoever_made_its_ranks_has_closed_their_file():
+    """Its number is another file's by then. In a process of its own, which torch would end."""
+    assert subprocess.run([sys.executable, "-c", LET_GO], check=False).returncode == 0

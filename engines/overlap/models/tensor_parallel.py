@@ -64,7 +64,7 @@ def join(device: torch.device, group: Group, store: str) -> None:
         distributed.destroy_process_group()
     if device.type != "cuda":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # emulated devices are of one machine
-    met = distributed.FileStore(store, group.ranks)
+    met = open_store(store, group.ranks)
     met.set(f"rank {group.rank}", "here")
     try:
         met.wait([f"rank {rank}" for rank in range(group.ranks)], timedelta(seconds=JOIN_S))
@@ -78,6 +78,12 @@ def join(device: torch.device, group: Group, store: str) -> None:
         world_size=group.ranks,
         timeout=timedelta(seconds=WAIT_S),
     )
+
+
+def open_store(path: str, ranks: int) -> distributed.Store:
+    """By a descriptor of this process's own, which stays open: torch opens the file anew when it lets go of
+    the store, and dies where the number is a socket's by then."""
+    return distributed.FileStore(f"/proc/self/fd/{os.open(path, os.O_RDWR | os.O_CLOEXEC)}", ranks)
 
 
 class AllReduce(nn.Module):

@@ -87,8 +87,10 @@ class OnHost:
         import torch
         from torch import distributed
 
+        from engines.overlap.models.tensor_parallel import open_store
+
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are of one machine
-        met = distributed.FileStore(store, replicas)
+        met = open_store(store, replicas)
         met.set_timeout(timedelta(seconds=JOIN_S))
         try:  # a group of its own: where the device is a card, the process's first one is NCCL's
             self._group = distributed.ProcessGroupGloo(met, rank, replicas, timedelta(seconds=WAIT_S))
