@@ -39,7 +39,8 @@ SETTINGS = {"2 ranks": "ranks=2", "2 replicas": "replicas=2"}
 SIGNALS = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 BLOCKS = 3
 RUN = (
-    *("run", "--engine", "overlap", "--device", "emulated", "--before", "schedule=overlap,launch=inline"),
+    *("run", "--engine", "overlap", "--device", "emulated", "--before", "schedule=overlap"),
+    *("--before", "launch=inline"),
     *("--blocks", str(BLOCKS), "--rounds", "1", "--arrival", "closed", "--concurrency", "8"),
     *("--num-requests", "64", "--max-new-tokens", "96"),
 )

@@ -4,8 +4,8 @@
 
 Two ranks of one model, and two replicas that step together, each in a few settings that hold every pair of
 choices which can stand together there: once with tiny-gpt2 and a device that is as fast as it can, once with
-tiny-llama and chaos, where each device holds its streams back in its own way and blocks are few. 10 requests of
-mixed lengths, of which replicas get every other one. A first divergence counts as a near-tie where the
+tiny-llama and chaos, where each device holds its streams back in its own way and blocks are few. 10 requests
+of mixed lengths, of which replicas get every other one. A first divergence counts as a near-tie where the
 reference's two logits lie within 1e-4; any other difference ends the run with an error. Rows that are
 recorded already are not measured again.
 """
