@@ -27,7 +27,7 @@ from harness.plan.design import Arm
 from harness.stats import paired
 from harness.stats.stopping import ALPHA
 from harness.store.block import Block
-from harness.store.files import SCHEMA_VERSION
+from harness.store.files import SCHEMA_VERSION, StoreError
 from harness.store.manifest import NOT_RECORDED, Manifest, check_whole
 from harness.store.tables import TABLES, finished_blocks
 from harness.workload.prompts import ENGLISH
@@ -76,6 +76,9 @@ def compare(texts: Sequence[str]) -> Compared:
     """The first arm against each of the others. Raises BadSetting where they can't be compared, and
     StoreError where a folder can't be read."""
     first, *others = sides = find_sides(texts)
+    for side in sides:
+        if side.arm.name not in side.manifest.descriptions:
+            raise StoreError(f"{side.folder} was edited: it does not say what {side.arm.name} ran on")
     for left, right in combinations(sides, 2):
         if not left.same_run(right):
             check_comparable(left, right)

@@ -40,9 +40,9 @@ COLUMNS = {  # without which a table can't be what the runner wrote
     ),
 }  # fmt: skip
 STAMPS = ("_ns", ".start", ".end")
-LISTS = ("chunk_tokens", "chunk_lag_ns", "agreed")  # besides stamps: integers, or an array of them a row
+LISTS = ("chunk_ns", "chunk_tokens", "chunk_lag_ns", "token_ns", "agreed")  # an array of integers a row
 TEXTS = ("arm", "before", "node", "kind", "reason", "digest", "error", "metric")
-NUMBERS = {"round": "iu", "block": "iu"}  # kinds, of those that no fraction can be
+NUMBERS = dict.fromkeys(("round", "block", "prompt_tokens", "completion_tokens"), "iu")  # no fractions
 
 VALUES_FILE = "values.parquet"
 
@@ -154,7 +154,7 @@ def _from_parquet(path: Path) -> pd.DataFrame:
 
     try:
         return parquet.ParquetFile(path).read().to_pandas()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is damaged or was edited: {reason_of(error)}") from error
 
 
@@ -162,20 +162,18 @@ def _strange(table: pd.DataFrame, known: Collection[str]) -> tuple[str, str] | N
     """The first column that holds what no runner writes into it, and what it should hold."""
     for name in table if len(table) else ():
         column = table[name]
-        if name in LISTS or (name in known and name.endswith(STAMPS)):
-            if not _integers(column):
+        if name in LISTS:
+            if not all(getattr(each, "dtype", None) == "int64" for each in column):
+                return name, "lists of integers"
+        elif name in known and name.endswith(STAMPS):
+            if column.dtype.kind != "i":
                 return name, "integers"
         elif name in TEXTS:
-            if not all(isinstance(each, str) for each in column.unique()):
+            if not all(issubclass(each, str) for each in set(map(type, column))):
                 return name, "texts"
         elif column.dtype.kind not in NUMBERS.get(name, "iufb"):
             return name, "numbers"
     return None
-
-
-def _integers(column: pd.Series) -> bool:
-    """Whether it holds integers, one a row or an array a row."""
-    return bool(column.dtype.kind == "i") or all(getattr(each, "dtype", None) == "int64" for each in column)
 
 
 def table_path(folder: Path, block: int, table: str) -> Path:

@@ -96,6 +96,8 @@ def _first(path: str, file: IO[str], count: int) -> Trace:
     before = -math.inf
     for number, line in _rows(path, file) if path.endswith(".csv") else _lines(path, file):
         entry = _entry(f"{path}, line {number}", line)
+        if not math.isfinite(entry.at_ms):
+            raise BadFile(f"{path}, line {number}: its time is no finite number")
         if entry.at_ms < before:
             raise BadFile(f"{path}, line {number}: time goes back, by {before - entry.at_ms:g} ms")
         before = entry.at_ms

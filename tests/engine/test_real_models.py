@@ -209,9 +209,10 @@ def test_weights_that_are_not_there(make, tmp_path):
     [
         ("pytorch_model.bin", pickle.dumps({"weight": print}, 2)),  # something to call, and no tensor
         ("pytorch_model.bin", b"garbage"),
+        ("pytorch_model.bin", b""),
         ("model.safetensors", b"garbage"),
     ],
-    ids=["a call", "a broken pickle", "broken safetensors"],
+    ids=["a call", "a broken pickle", "nothing", "broken safetensors"],
 )
 def test_weights_that_are_not_only_tensors_are_refused_and_nobody_is_advised_to_trust_them(
     make, tmp_path, file, content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from harness.metrics import definitions
 from harness.report import formats
 from harness.stats.stopping import until_decided
 from harness.store.files import StoreError
-from harness.store.manifest import Imported, Manifest, write_manifest
+from harness.store.manifest import Imported, Manifest, read_manifest, write_manifest
 from harness.store.tables import finished_blocks, read_table, table_path, write_table
 from harness.workload.workload import Workload
 from tests.support.in_process import bench
 from tests.support.made_blocks import blocks, described, manifest, result, shown, warned
 from tests.support.made_runs import stored
+from tests.support.places import REFERENCE
 from tests.support.processes import nobody_reads
 
 
@@ -90,6 +92,13 @@ def test_the_arms_of_one_run_may_differ_in_what_two_runs_may_not(tmp_path: Path)
     plan = msgspec.structs.replace(plan, descriptions={**plan.descriptions, "after": other})
     row = only(across_runs.compare([stored(tmp_path, "a", 0.9, plan)])).metrics["tpot_ms_p50"]
     assert row.verdict == "faster"
+
+
+def test_a_run_that_does_not_say_what_it_ran_on_is_told_of(tmp_path: Path) -> None:
+    run = shutil.copytree(REFERENCE / "runs" / "deferred-output", tmp_path / "a")
+    write_manifest(run, msgspec.structs.replace(read_manifest(run), descriptions={}))
+    with pytest.raises(StoreError, match=r"a was edited: it does not say what before ran on$"):
+        across_runs.compare([str(run)])
 
 
 def test_an_unfinished_run_gets_no_verdict(tmp_path: Path) -> None:

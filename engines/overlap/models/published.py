@@ -136,7 +136,7 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
             f"cannot load the weights of {name}: its pickle is damaged, or holds more than tensors, and what "
             "that is might run code; take weights as safetensors"
         ) from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, EOFError, SafetensorError) as error:
         raise BadFile(f"cannot load the weights of {name}: {first_line(error)}") from error
     if info["missing_keys"]:
         raise BadFile(f"{name} has no weights for {', '.join(sorted(info['missing_keys'])[:3])}")

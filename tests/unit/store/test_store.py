@@ -80,7 +80,7 @@ MANIFEST = Manifest(
 def tables(rows: int = 3) -> dict[str, pd.DataFrame]:
     lists = [np.arange(each, dtype=np.int64) for each in range(rows)]
     requests = {name: np.arange(rows) for name in COLUMNS["requests"]}
-    requests |= dict.fromkeys(("chunk_ns", "token_ns"), lists)
+    requests |= dict.fromkeys(("chunk_ns", "chunk_tokens", "token_ns"), lists)
     requests |= dict.fromkeys(("reason", "digest", "error"), "")
     return {
         "requests": pd.DataFrame({"arm": "before", "round": 0, **requests}),
@@ -308,7 +308,7 @@ def test_a_column_that_was_taken_out_is_named(folder: Path, name: str) -> None:
 def test_a_column_that_holds_something_else_is_named(folder: Path, name: str) -> None:
     whole = tables()
     write_block(folder, 0, {**whole, "requests": whole["requests"].assign(**{name: "soon"})})
-    with pytest.raises(StoreError, match=f"column '{name}' holds something other than integers"):
+    with pytest.raises(StoreError, match=rf"column '{name}' holds something other than .*integers$"):
         read_block(folder, 0)
 
 
@@ -319,6 +319,7 @@ def test_a_column_that_holds_something_else_is_named(folder: Path, name: str) ->
         ("requests", "reason", None),
         ("requests", "completion_tokens", "9"),
         ("requests", "chunk_tokens", "a"),
+        ("requests", "prompt_tokens", float("inf")),
         ("rounds", "round", 0.5),
     ],
 )
@@ -326,6 +327,23 @@ def test_a_column_of_another_kind_is_named(folder: Path, table: str, name: str, 
     whole = tables()
     write_block(folder, 0, {**whole, table: whole[table].assign(**{name: value})})
     with pytest.raises(StoreError, match=f"column '{name}' holds something other than "):
+        read_block(folder, 0)
+
+
+@pytest.mark.parametrize("name", ["accepted_ns", "error"])
+def test_a_column_that_holds_lists_where_there_are_none_is_named(folder: Path, name: str) -> None:
+    whole = tables()
+    lists = pd.Series([np.arange(2)] * len(whole["requests"]), dtype=object)
+    write_block(folder, 0, {**whole, "requests": whole["requests"].assign(**{name: lists})})
+    with pytest.raises(StoreError, match=f"column '{name}' holds something other than "):
+        read_block(folder, 0)
+
+
+def test_a_table_whose_names_are_no_text_is_named(folder: Path) -> None:
+    write_block(folder, 0, tables())
+    path = table_path(folder, 0, "rounds")
+    path.write_bytes(path.read_bytes().replace(b"started_ns", b"\xbbtarted_ns"))
+    with pytest.raises(StoreError, match=r"rounds\.parquet is damaged or was edited"):
         read_block(folder, 0)
 
 

@@ -195,6 +195,7 @@ def test_burstgpt_as_json_lines_is_the_same(tmp_path: Path) -> None:
         ([mooncake(5, 600, 2, 4)], "line 1: 1 hash_ids for 600 tokens; in blocks of 512 they need 2"),
         (['{"time": 6}'], "neither 'timestamp' (Mooncake) nor 'Timestamp' (BurstGPT)"),
         (['{"Timestamp": 6, "Request tokens": 4}'], "missing required field `Response tokens`"),
+        (['{"Timestamp": 1e306, "Request tokens": 4, "Response tokens": 4}'], "1: its time is no finite"),
         ([""], "no requests in the trace"),
     ],
 )  # fmt: skip
