@@ -6,7 +6,8 @@ The overlap engine in one arm, on two emulated devices. Its first block is done;
 second one gets SIGKILL or SIGSTOP: in turn the process that drives a device, and the device's own. Then
 `bench` must end by itself, with exit code 4 and a last line that names who it was and how to go on; nothing
 may be left of it, the finished block must be the same files, and `--resume` must finish the run, which the
-first two of a kind show. Measured from the signal until `bench` has ended. Deaths that are recorded already are not died again.
+first two of a kind show. Measured from the signal until `bench` has ended. Deaths that are recorded already
+are not died again.
 """
 
 from __future__ import annotations
