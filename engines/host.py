@@ -174,9 +174,11 @@ class Host:
                     self.reply(api.Begun(self.config.name))
                 case api.BeginTurns():
                     self.turns, self.turning = Turns(message, self._baton, {os.getpid(), *self.pidfds}), True
+                    engine.begin_turns()
                     self.reply(api.Begun(self.config.name))
                 case api.EndTurns():
                     self.turning = False
+                    engine.end_turns()
                 case api.Collect():
                     self.reply(api.Collected(self.config.name, engine.collect(), self._taken_turns()))
                 case api.ReadGauges():

@@ -245,6 +245,13 @@ class Engine:
         Another engine is about to have the machine for a few steps, and what is left undone would be done
         at its cost. Called inside `pump`, of an engine whose EngineSpec says `takes_turns`."""
 
+    def begin_turns(self) -> None:
+        """From now until `end_turns` at most one step may run between two calls of `pump`. For engines whose
+        steps are another process's; others do so anyway."""
+
+    def end_turns(self) -> None:
+        """Requests may be left, and go on freely."""
+
     def collect(self) -> RoundRecord:
         """What was recorded since begin_round or begin_profile. The engine is idle when this is called."""
         return RoundRecord()

@@ -32,8 +32,6 @@ class EngineSpec:
     # Whether it can stop after any step and go on with the next as if nothing had been: it calls pump(0)
     # once between two steps, pump(None) only where it has no request, and `drain` leaves nothing undone.
     takes_turns: bool = False
-    # Choices of toggles without which it takes none.
-    turns_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Choices of toggles by which a step is launched before the one before it is finished.
     overlapping: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Toggles that decide which tokens a step computes, or how many it gives: no step of one choice is the
@@ -82,10 +80,6 @@ class EngineSpec:
                 raise BadSetting(reason)
         declared = [each.name for each in self.toggles] + [each.name for each in self.settings]
         return {name: full[name] for name in declared if name in full}
-
-    def can_take_turns(self, settings: Settings) -> bool:
-        """Whether it takes turns under these settings, full ones."""
-        return self.takes_turns and all(settings.get(name) in each for name, each in self.turns_with.items())
 
     def check_model(self, name: str) -> None:
         """BadSetting where a model of that name can only be a preset misspelt."""

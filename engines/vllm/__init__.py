@@ -21,7 +21,7 @@ BIND = "VLLM_CPU_OMP_THREADS_BIND"  # the core that it computes on, on a CPU
 
 SPEC = EngineSpec(
     name="vllm",
-    summary="vLLM, behind AsyncLLM or in process, where it takes turns; prefix caching and stream interval "
+    summary="vLLM, behind AsyncLLM or in process; prefix caching and stream interval "
     "by the options prefix_cache and stream_interval",
     toggles=(
         Toggle(
@@ -55,7 +55,6 @@ SPEC = EngineSpec(
     defaults={"model": "tiny-gpt2-32"},
     samples=True,
     takes_turns=True,
-    turns_with={"multiprocessing": ("off",)},
     overlapping={"async_scheduling": ("on",)},
     composing=("chunked_prefill",),
     starts_alone=True,

@@ -1,13 +1,16 @@
 """vLLM's AsyncLLM: scheduler and model in a process of their own, as behind its server.
 
 AsyncLLM lives in an event loop on a thread of its own; the host's main thread hands requests over to it. All
-events are sent from the loop.
+events are sent from the loop. While turns last, the main thread also lets the core through its gate, step by
+step (gate.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import select
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -15,12 +18,17 @@ from threading import Thread
 from time import perf_counter_ns
 from typing import Any
 
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from engines import api
 from engines.processes import TERMINATE_S
-from engines.vllm.base import Active, VllmEngine, error_of
+from engines.vllm.base import Active, VllmEngine, error_of, on_cpu
+from engines.vllm.gate import FINISH, GO, Asked, Gate
+
+SHORT_S = 0.0002  # beside a step
+HOPS = 4  # of the loop, from an output in a request's queue to its event on its way
 
 
 class AsyncLLMEngine(VllmEngine):
@@ -30,29 +38,116 @@ class AsyncLLMEngine(VllmEngine):
         self._names = count()
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by request id; the loop's, as all below
         self._said: list[api.Event] = []
+        self._gate = Gate()
+        self._turning = False
+        self._taken = self._over = 0  # requests; the main thread's and the loop's
+        self._ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._outputs = 0  # of requests, which the loop has seen
+        self._seen = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         Thread(target=self._loop.run_forever, name="asyncio", daemon=True).start()
         self._llm = asyncio.run_coroutine_threadsafe(self._open(config), self._loop).result()
+        if self.options.recorder:
+            self._gate.open()
 
     async def _open(self, config: Any) -> AsyncLLM:
-        return AsyncLLM.from_vllm_config(config, disable_log_stats=not self.options.recorder)
+        llm = AsyncLLM.from_vllm_config(config, disable_log_stats=not self.options.recorder)
+        process = llm.output_processor.process_outputs
+
+        def processed(outputs: list[Any], *given: Any, **named: Any) -> Any:
+            done = process(outputs, *given, **named)
+            self._outputs += len(outputs)
+            self._seen.set()
+            return done
+
+        llm.output_processor.process_outputs = processed
+        return llm
+
+    def arguments(self) -> AsyncEngineArgs:
+        arguments = super().arguments()
+        if on_cpu():
+            arguments.worker_extension_cls = "engines.vllm.worker.Sleeping"
+        return arguments
+
+    @property
+    def scheduler(self) -> str | None:
+        if not self.options.recorder:
+            return None
+        kind = "GatedAsyncScheduler" if self.toggles["async_scheduling"] == "on" else "GatedScheduler"
+        return f"engines.vllm.scheduler.{kind}"
 
     def submit(self, request: api.Request) -> None:
+        self._taken += 1
         self._loop.call_soon_threadsafe(self._begin, request, perf_counter_ns())
 
     def cancel(self, request: int) -> None:
         self._loop.call_soon_threadsafe(self._give_up, request)
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
-        while pump(None):
-            if self._died:
-                raise api.EngineError("vLLM's engine core died")
+        while pump(0 if self._turning and self._busy else None):
+            self._check()
+            if self._turning and self._asks():
+                self._gate.let(GO)
+                self._asks()  # again: the step is over
+
+    @property
+    def _busy(self) -> bool:
+        return self._taken > self._over
+
+    def _asks(self) -> Asked | None:
+        """What the core asks, once it asks to schedule a step. None where it will not: no request is left."""
+        while self._gate.asked is None and self._busy:
+            ready, _, _ = select.select([self._gate, self._ends, self.wake_fd], [], [])
+            if self._ends in ready:
+                os.eventfd_read(self._ends)
+            self._check()
+            if self._gate in ready:
+                self._gate.hear()
+        return self._gate.asked if self._busy else None
+
+    def _check(self) -> None:
+        if self._died:
+            raise api.EngineError("vLLM's engine core died")
+
+    def begin_turns(self) -> None:
+        self._gate.begin()
+        self._turning = True
+
+    def end_turns(self) -> None:
+        self._turning = False
+        self._gate.end()
+
+    def drain(self) -> None:
+        while (asked := self._asks()) is not None and asked.begun:
+            self._gate.let(FINISH)
+        while asked is None and self._gate.begun():  # of a request that has ended
+            time.sleep(SHORT_S)
+        outputs = 0 if asked is None else asked.outputs
+        asyncio.run_coroutine_threadsafe(self._saw(outputs), self._loop).result()
+
+    async def _saw(self, outputs: int) -> None:
+        """Until the loop has seen so many outputs, and has sent what there was to say of them."""
+        while self._outputs < outputs:
+            self._seen.clear()
+            await self._seen.wait()
+        for _ in range(HOPS):
+            await asyncio.sleep(0)
+
+    def begin_round(self) -> None:
+        if self.options.recorder:
+            self._gate.clear()
+
+    def collect(self) -> api.RoundRecord:
+        return self._gate.collect() if self.options.recorder else api.RoundRecord()
 
     def stop(self) -> None:
         llm = getattr(self, "_llm", None)
         if llm is not None:
             llm.shutdown(timeout=TERMINATE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
+        gate = getattr(self, "_gate", None)
+        if gate is not None:
+            gate.close()
         super().stop()
 
     # -- on the loop ---------------------------------------------------------------------------------------
@@ -80,6 +175,8 @@ class AsyncLLMEngine(VllmEngine):
 
     def _ended(self, active: Active, task: asyncio.Task[None]) -> None:
         """A task that is cancelled before its first step never gets to say so itself."""
+        self._over += 1
+        os.eventfd_write(self._ends, 1)
         if self._tasks.get(active.request.id) is task:
             del self._tasks[active.request.id]
         if task.cancelled():

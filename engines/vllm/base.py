@@ -88,7 +88,7 @@ class VllmEngine(api.Engine):
             max_num_seqs=options.max_batch_size,
             max_num_batched_tokens=max(options.prefill_max_tokens, options.max_batch_size),
             num_gpu_blocks_override=options.num_blocks,
-            **({} if _on_cpu() else {"gpu_memory_utilization": CARD_SHARE}),
+            **({} if on_cpu() else {"gpu_memory_utilization": CARD_SHARE}),
             enable_prefix_caching=options.prefix_cache,
             stream_interval=options.stream_interval,
             async_scheduling=toggles["async_scheduling"] == "on",
@@ -137,7 +137,7 @@ class VllmEngine(api.Engine):
         except ValueError as error:
             raise api.BadSetting(f"vLLM {vllm.__version__}: {_one_line(error)}") from error
         self._check_in_force(config)
-        if _on_cpu():
+        if on_cpu():
             self._check_heads(config.model_config.get_head_size())
             self._limit_cache(config)
         return config
@@ -190,7 +190,7 @@ class VllmEngine(api.Engine):
         cache.num_gpu_blocks_override, cache.kv_cache_memory_bytes = blocks, size
 
     def _describe(self, config: Any) -> api.Description:
-        cpu = _on_cpu()
+        cpu = on_cpu()
         return api.Description(
             engine=SPEC.name,
             versions={
@@ -289,7 +289,7 @@ def _check_device(kind: str) -> None:
         raise api.BadSetting(f"device '{kind}': this vLLM is built for {found}; leave --device auto")
 
 
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
     return bool(current_platform.device_type == "cpu")
 
 

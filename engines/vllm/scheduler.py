@@ -6,8 +6,10 @@ from time import perf_counter_ns
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from engines.vllm.gate import Core
 from engines.vllm.steps import Steps
 
 
@@ -43,4 +45,41 @@ class RecordedScheduler(_Recorded, Scheduler):  # type: ignore[misc]
 
 
 class RecordedAsyncScheduler(_Recorded, AsyncScheduler):  # type: ignore[misc]
+    pass
+
+
+class _Gated(_Recorded):
+    """Of a core in a process of its own: it schedules a step once the host has let it (gate.py)."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._core = Core(self.steps)
+        self._outputs = 0  # of requests, so far
+        self._finishing = False
+
+    def schedule(self, *given: Any, **named: Any) -> Any:
+        while not self._finishing and not self._core.may_schedule(self._outputs, self.steps.begun):
+            self._finishing = self.steps.begun > 0
+        if self._finishing:  # it schedules nothing, so vLLM waits for what is begun
+            self._set(PauseState.PAUSED_ALL)
+        return super().schedule(*given, **named)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._outputs += sum(len(each.outputs) for each in outputs.values())
+        if self._finishing and not self.steps.begun:
+            self._finishing = False
+            self._set(PauseState.UNPAUSED)
+        return outputs
+
+    def _set(self, state: PauseState) -> None:
+        if self.pause_state != state:  # type: ignore[has-type]
+            self.set_pause_state(state)  # type: ignore[attr-defined]
+
+
+class GatedScheduler(_Gated, Scheduler):  # type: ignore[misc]
+    pass
+
+
+class GatedAsyncScheduler(_Gated, AsyncScheduler):  # type: ignore[misc]
     pass

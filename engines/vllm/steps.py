@@ -44,6 +44,11 @@ class Steps:
         self._programs = array("q")
         self._on_host_ns = 0  # when the tokens of the step before were
 
+    @property
+    def begun(self) -> int:
+        """How many are in flight, those apart in which nothing runs."""
+        return sum(map(bool, self._made))
+
     def made(self, output: Any, began_ns: int, ended_ns: int) -> None:
         """A step was scheduled: `output` is vLLM's SchedulerOutput."""
         batch = len(output.num_scheduled_tokens)

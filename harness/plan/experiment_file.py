@@ -209,7 +209,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 turns = turns_of(arms, engines)
                 same = msgspec.structs.replace(same, segments=boots.segments, **turns)
             same.check()
-            still = [a.name for a in arms if not engines[a.engine].can_take_turns(a.toggles)]
+            still = [a.name for a in arms if not engines[a.engine].takes_turns]
             if boots.segments and still:
                 raise api.BadSetting(f"{name} has segments, and {still[0]}'s engine takes no turns")
             if blocks < FEWEST_BLOCKS:

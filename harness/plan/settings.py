@@ -374,9 +374,7 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
     """The design with turns, and decided by them, where every arm can take them and says what its steps take.
     A metric of requests that was asked for, or is the `usual` one here, is measured by rounds alone."""
     asked, primary = request.design.get("segments"), request.design.get("primary", usual)
-    able = all(
-        engines[arm.engine].can_take_turns(arm.toggles) and arm.options.recorder for arm in design.arms
-    )
+    able = all(engines[arm.engine].takes_turns and arm.options.recorder for arm in design.arms)
     wanted = asked or request.design.get("primary") in OF_PAIRS
     unlike = composed_otherwise(design.arms, engines)
     if unlike and wanted:

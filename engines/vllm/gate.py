@@ -1,0 +1,130 @@
+"""How the host has a say in vLLM's core, where that is a process of its own. Nothing here needs vLLM.
+
+While arms take turns, the core asks at this gate before it schedules a step, and sleeps until it is let
+through; otherwise it goes by, and looks once a step whether turns have begun (a poll, 2 us). What it has
+recorded it keeps until the host asks for it, on a second connection, which a thread of the core answers.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from multiprocessing.connection import Client, Connection, Listener
+from threading import Thread
+
+import msgspec
+
+from engines.api import EngineError, RoundRecord
+from engines.vllm.steps import Steps
+
+ADDRESS = "BENCH_VLLM_GATE"  # in the environment of the core
+BEGIN, END, GO, FINISH = b"begin", b"end", b"go", b"finish"  # to a core that steps
+CLEAR, COLLECT, COUNT = b"clear", b"collect", b"count"  # to its records
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The core wants to schedule a step. `outputs`: of requests, that all steps before have given.
+    `begun`: steps that were scheduled ahead, and have not ended."""
+
+    outputs: int
+    begun: int
+
+
+class Gate:
+    """The host's side: made before the core is started, opened once that has booted."""
+
+    def __init__(self) -> None:
+        address = f"vllm-core-{secrets.token_hex(8)}"
+        self._listener = Listener(f"\0{address}", "AF_UNIX")  # no file: nobody has to remove it
+        os.environ[ADDRESS] = address
+        self.asked: Asked | None = None  # until it is let through
+
+    def open(self) -> None:
+        self._steps, self._records = self._listener.accept(), self._listener.accept()
+        self._listener.close()
+
+    def fileno(self) -> int:
+        """Readable once the core asks, or is gone."""
+        return self._steps.fileno()
+
+    def hear(self) -> None:
+        """What the core asked; blocks until it has."""
+        try:
+            self.asked = msgspec.msgpack.decode(self._steps.recv_bytes(), type=Asked)
+        except (EOFError, OSError) as error:
+            raise EngineError("vLLM's engine core died") from error
+
+    def begin(self) -> None:
+        """From now on the core asks. It must be idle."""
+        while self._steps.poll():  # what it asked while the turns before these were ended
+            self._steps.recv_bytes()
+        self._steps.send_bytes(BEGIN)
+
+    def let(self, word: bytes) -> None:
+        """Answer the core that asks: GO, or FINISH the steps that it has begun and ask again."""
+        self._steps.send_bytes(word)
+        self.asked = None
+
+    def end(self) -> None:
+        """The core asks no more, and goes on where it waits."""
+        self._steps.send_bytes(END)
+        self.asked = None
+
+    def clear(self) -> None:
+        self._request(CLEAR)
+
+    def collect(self) -> RoundRecord:
+        return msgspec.msgpack.decode(self._request(COLLECT), type=RoundRecord)
+
+    def begun(self) -> int:
+        """How many steps are in flight."""
+        return int(self._request(COUNT))
+
+    def _request(self, word: bytes) -> bytes:
+        try:
+            self._records.send_bytes(word)
+            return self._records.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise EngineError("vLLM's engine core died") from error
+
+    def close(self) -> None:
+        for each in (self._listener, getattr(self, "_steps", None), getattr(self, "_records", None)):
+            if each is not None:
+                each.close()
+
+
+class Core:
+    """The core's side, with what it has recorded."""
+
+    def __init__(self, steps: Steps) -> None:
+        address = f"\0{os.environ[ADDRESS]}"
+        self._steps, records = Client(address, "AF_UNIX"), Client(address, "AF_UNIX")
+        self._asks = False
+        Thread(target=_answer, args=(records, steps), daemon=True).start()
+
+    def may_schedule(self, outputs: int, begun: int) -> bool:
+        """Before a step is scheduled: wait until it may be. False where what was begun is to end first."""
+        while self._steps.poll():
+            self._asks = self._steps.recv_bytes() == BEGIN
+        if not self._asks:
+            return True
+        self._steps.send_bytes(msgspec.msgpack.encode(Asked(outputs, begun)))
+        word = self._steps.recv_bytes()
+        self._asks = word != END
+        return word != FINISH
+
+
+def _answer(records: Connection, steps: Steps) -> None:
+    while True:
+        try:
+            word = records.recv_bytes()
+        except (EOFError, OSError):
+            return  # the host is gone, and vLLM ends its core
+        answer = b""
+        if word == CLEAR:
+            steps.clear()
+        elif word == COLLECT:
+            answer = msgspec.msgpack.encode(steps.record())
+        else:
+            answer = str(steps.begun).encode()
+        records.send_bytes(answer)

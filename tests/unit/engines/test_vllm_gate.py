@@ -1,0 +1,133 @@
+"""The gate between a host and vLLM's core: who waits for whom, and what is told."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from engines import api
+from engines.vllm.gate import FINISH, GO, Asked, Core, Gate
+from engines.vllm.steps import Steps
+from experiments.common.bench_command import PATIENCE_S
+from tests.unit.engines.test_vllm_steps import scheduled
+
+
+class Stepping:
+    """A core, on a thread of its own while it waits."""
+
+    def __init__(self) -> None:
+        self.steps = Steps()
+        self._core = Core(self.steps)
+        self._threads = ThreadPoolExecutor(1)
+
+    def next_step(self, outputs: int = 0, begun: int = 0) -> Future[bool]:
+        return self._threads.submit(self._core.may_schedule, outputs, begun)
+
+
+@contextmanager
+def opened() -> Iterator[tuple[Gate, Stepping]]:
+    gate = Gate()
+    core = Stepping()
+    gate.open()
+    yield gate, core
+    gate.close()
+
+
+def asked(gate: Gate) -> Asked | None:
+    assert select.select([gate], [], [], PATIENCE_S)[0]
+    gate.hear()
+    return gate.asked
+
+
+def test_outside_of_turns_the_core_goes_by() -> None:
+    with opened() as (gate, core):
+        assert [core.next_step().result(PATIENCE_S) for _ in range(3)] == [True] * 3
+        assert not select.select([gate], [], [], 0)[0]
+
+
+def test_in_turns_a_step_waits_until_it_is_let_through_and_says_what_was_done_before() -> None:
+    with opened() as (gate, core):
+        gate.begin()
+        for number in range(3):
+            step = core.next_step(outputs=4 * number)
+            assert asked(gate) == Asked(4 * number, 0)
+            assert not step.done()
+            gate.let(GO)
+            assert gate.asked is None
+            assert step.result(PATIENCE_S)
+
+
+def test_what_was_begun_is_finished_before_another_step_is_scheduled() -> None:
+    with opened() as (gate, core):
+        gate.begin()
+        step = core.next_step(begun=1)
+        assert asked(gate) == Asked(0, 1)
+        gate.let(FINISH)
+        assert step.result(PATIENCE_S) is False
+        step = core.next_step(begun=0)
+        assert asked(gate) == Asked(0, 0)
+        gate.let(GO)
+        assert step.result(PATIENCE_S)
+
+
+def test_a_core_that_waits_goes_on_when_turns_end_and_freely_from_then_on() -> None:
+    with opened() as (gate, core):
+        gate.begin()
+        step = core.next_step()
+        asked(gate)
+        gate.end()
+        assert step.result(PATIENCE_S)
+        assert core.next_step().result(PATIENCE_S)
+
+
+def test_what_the_core_asked_as_turns_ended_is_not_taken_for_the_next_ones() -> None:
+    with opened() as (gate, core):
+        gate.begin()
+        step = core.next_step(outputs=1)
+        assert select.select([gate], [], [], PATIENCE_S)[0]  # it has asked, and nobody heard it
+        gate.end()
+        assert step.result(PATIENCE_S)
+        gate.begin()
+        step = core.next_step(outputs=7)
+        assert asked(gate) == Asked(7, 0)
+        gate.let(GO)
+        assert step.result(PATIENCE_S)
+
+
+def test_turns_that_ended_while_the_core_was_idle_do_not_stop_it() -> None:
+    with opened() as (gate, core):
+        gate.begin()
+        gate.end()
+        assert core.next_step().result(PATIENCE_S)
+        gate.begin()
+        core.next_step()
+        assert asked(gate) == Asked(0, 0)
+        gate.let(GO)
+
+
+def test_records_are_the_cores() -> None:
+    with opened() as (gate, core):
+        core.steps.made(scheduled(new=("a",)), 1, 2)
+        assert gate.begun() == 1
+        core.steps.finished(0, 3, 4)
+        assert gate.begun() == 0
+        record = gate.collect()
+        assert record.steps is not None
+        assert record.steps.rows == 1
+        assert record == core.steps.record()
+        gate.clear()
+        assert gate.collect().steps == Steps().record().steps
+
+
+def test_a_core_that_is_gone_is_an_error() -> None:
+    gate = Gate()
+    core = Core(Steps())
+    gate.open()
+    core._steps.close()
+    with pytest.raises(api.EngineError, match=r"^vLLM's engine core died$"):
+        gate.hear()
+    gate.close()
