@@ -1,0 +1,124 @@
+"""vLLM against itself by turns, and against a build of it whose scheduler takes 2% of a step longer.
+
+    BENCH_VLLM=PYTHON python -m experiments.validation.vllm_turns [RUNS]    4 by default, a quarter of an hour
+
+A fixed list of 80 runs of three minutes, of which each call does the next: 20 sets of one run of equal arms
+and one of two builds, each once with vLLM in the host's process and once with its core in one of its own.
+The other build is the same vLLM with one patched file (experiments/common/vllm_builds.py). How long 2% of a
+step are is known from the runs of equal arms before. Boots are vLLM's own, and outside of the measured time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from experiments.common import command_line
+from experiments.common.record import write_result
+from experiments.common.repeated_runs import bench, earlier
+from experiments.common.vllm_builds import PLANTED_US, build
+from harness.metrics import definitions
+
+PLACES = {"off": "in process", "on": "engine core"}  # by vLLM's switch multiprocessing
+SHARE = 0.02
+SETS = 20
+MINUTES = "3"
+HEADER = [
+    "vLLM",
+    "builds",
+    "runs",
+    "called slower",
+    "called faster",
+    "intervals that hold the truth",
+    "change, median",
+    "half-width, median",
+    "widest",
+    "wall, median",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    apart: str  # "off" or "on"
+    planted: bool
+
+
+CELLS = [Cell(apart, planted) for planted in (False, True) for apart in PLACES]
+
+
+def measured(cell: Cell, seed: int, base: str, head: str, step_ms: float) -> dict[str, Any]:
+    given = (
+        *("--engine", "vllm", "--set", f"multiprocessing={cell.apart}", "--seed", str(seed)),
+        *("--max-minutes", MINUTES),
+    )
+    planted_us = SHARE * step_ms * 1e3 if cell.planted else 0.0
+    if cell.planted:
+        after = f"python={head},env.{PLANTED_US}={planted_us:.1f}"
+        run = bench("run", *given, "--before", f"python={base}", "--after", after)
+    else:
+        run = bench("aa", *given, "--set", f"python={base}")
+    comparison = run["comparison"]
+    turns = comparison["metrics"][definitions.SLICED]
+    return {
+        **asdict(cell),
+        "planted_us": planted_us,
+        **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
+        **{name: comparison["sliced"][name] for name in ("within", "between")},
+        **{name: turns[name] for name in ("before", "change", "ci_low", "ci_high", "verdict")},
+        "outputs": comparison["outputs"],
+    }
+
+
+def truth(run: dict[str, Any]) -> float:
+    return float(run["planted_us"]) / 1e3 / float(run["before"])
+
+
+def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> list[str]:
+    half_widths = [(run["ci_high"] - run["ci_low"]) / 2 for run in runs]
+    holding = sum(run["ci_low"] <= truth(run) <= run["ci_high"] for run in runs)
+    return [
+        PLACES[cell.apart],
+        f"{SHARE:.0%} longer" if cell.planted else "one",
+        str(len(runs)),
+        *(str(sum(run["verdict"] == verdict for run in runs)) for verdict in ("slower", "faster")),
+        f"{holding} of {len(runs)}",
+        f"{median(run['change'] for run in runs):+.2%}",
+        f"±{median(half_widths):.2%}",
+        f"±{max(half_widths):.2%}",
+        f"{median(run['seconds'] for run in runs):.0f} s",
+    ]
+
+
+def main() -> None:
+    wanted = command_line.wanted(__file__, __doc__, "RUNS", len(CELLS))
+    base = os.environ.get("BENCH_VLLM")
+    if not base:
+        raise SystemExit("BENCH_VLLM names no interpreter that has vLLM (engines/vllm/README.md)")
+    runs = earlier(__file__)
+    begun = len(runs)
+    with tempfile.TemporaryDirectory() as folder:
+        head = build(base, Path(folder))
+        for number, cell in enumerate((CELLS * SETS)[begun : begun + wanted], begun):
+            alike = [run["before"] for run in runs if run["apart"] == cell.apart and not run["planted"]]
+            runs.append(measured(cell, number, base, head, median(alike) if alike else 0.0))
+            write(runs)
+
+
+def write(runs: list[dict[str, Any]]) -> None:
+    found = [(each, [run for run in runs if Cell(run["apart"], run["planted"]) == each]) for each in CELLS]
+    write_result(
+        __file__,
+        title=f"vLLM by turns: {len(runs)} of {len(CELLS) * SETS} runs of three minutes, 95% intervals",
+        header=HEADER,
+        rows=[row(each, mine) for each, mine in found if mine],
+        data=runs,
+    )
+
+
+if __name__ == "__main__":
+    main()
