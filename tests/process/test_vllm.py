@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from engines import api
 from engines.vllm import SPEC
+from experiments.common.bench_command import PATIENCE_S, start
+from experiments.common.command_line import ROOT
+from experiments.common.vllm_builds import PLANTED_US, build
+from harness.cli.exit_codes import GATE_FAILED
 from harness.metrics import slices
 from harness.plan.design import Arm
 from harness.plan.settings import make_arm
@@ -90,3 +95,19 @@ def test_its_core_in_a_process_of_its_own_gives_the_same_tokens(session: Session
         assert records.steps_frame(session.collect(booted))["batch"].tolist() == [4] * 33
         assert session.shut([booted]) == []
     assert digests[0] == digests[1]
+
+
+def test_a_gate_fails_a_build_whose_steps_take_longer_and_not_the_same_build(tmp_path: Path) -> None:
+    """Two environments; the head's has a vLLM with another scheduler, which waits for as long as it is told."""
+    head = build(PYTHON, tmp_path)
+    codes = []
+    for longer_us in ("3000", "0"):
+        after = f"python={head},env.{PLANTED_US}={longer_us}"
+        gate = (
+            *("gate", "--engine", "vllm", "--set", "multiprocessing=off", "--before", f"python={PYTHON}"),
+            *("--after", after, "--max-regression", "10%", "--max-minutes", "4"),
+        )
+        bench = start({**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path, *gate)
+        codes.append(bench.end(2 * PATIENCE_S)[0])
+    assert codes[0] == GATE_FAILED
+    assert codes[1] != GATE_FAILED
