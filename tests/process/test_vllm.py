@@ -98,7 +98,7 @@ def test_its_core_in_a_process_of_its_own_gives_the_same_tokens(session: Session
 
 
 def test_a_gate_fails_a_build_whose_steps_take_longer_and_not_the_same_build(tmp_path: Path) -> None:
-    """Two environments; the head's has a vLLM with another scheduler, which waits for as long as it is told."""
+    """Two environments; the vLLM of the head has a scheduler that waits for as long as it is told."""
     head = build(PYTHON, tmp_path)
     codes = []
     for longer_us in ("3000", "0"):
