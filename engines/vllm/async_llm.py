@@ -25,7 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from engines import api
 from engines.processes import TERMINATE_S
 from engines.vllm.base import Active, VllmEngine, error_of, on_cpu
-from engines.vllm.gate import FINISH, GO, Asked, Gate
+from engines.vllm.gate import FINISH, GO, LOOK, Asked, Gate
 
 SHORT_S = 0.0002  # beside a step
 HOPS = 4  # of the loop, from an output in a request's queue to its event on its way
@@ -40,7 +40,8 @@ class AsyncLLMEngine(VllmEngine):
         self._said: list[api.Event] = []
         self._gate = Gate()
         self._turning = False
-        self._taken = self._over = 0  # requests; the main thread's and the loop's
+        self._taken = 0  # requests
+        self._over = self._refused = 0  # of them; the loop's
         self._ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outputs = 0  # of requests, which the loop has seen
         self._seen = asyncio.Event()
@@ -95,14 +96,15 @@ class AsyncLLMEngine(VllmEngine):
         return self._taken > self._over
 
     def _asks(self) -> Asked | None:
-        """What the core asks, once it asks to schedule a step. None where it will not: no request is left."""
+        """What the core asks, once it asks to schedule a step and has every request. None where no request is
+        left, and it will not ask."""
         while self._gate.asked is None and self._busy:
-            ready, _, _ = select.select([self._gate, self._ends, self.wake_fd], [], [])
+            ready, _, _ = select.select([self._gate.fileno(), self._ends, self.wake_fd], [], [])
             if self._ends in ready:
                 os.eventfd_read(self._ends)
             self._check()
-            if self._gate in ready:
-                self._gate.hear()
+            if self._gate.fileno() in ready and self._gate.hear().requests < self._taken - self._refused:
+                self._gate.let(LOOK)
         return self._gate.asked if self._busy else None
 
     def _check(self) -> None:
@@ -171,6 +173,7 @@ class AsyncLLMEngine(VllmEngine):
             self._died = True
             os.eventfd_write(self.wake_fd, 1)
         except Exception as error:  # whatever it is, the request must end
+            self._refused += 1
             self._say([error_of(request.id, error)])
 
     def _ended(self, active: Active, task: asyncio.Task[None]) -> None:
@@ -180,6 +183,7 @@ class AsyncLLMEngine(VllmEngine):
         if self._tasks.get(active.request.id) is task:
             del self._tasks[active.request.id]
         if task.cancelled():
+            self._refused += 1
             self._say([active.finish("cancelled")])
 
     def _say(self, events: Sequence[api.Event]) -> None:

@@ -18,14 +18,15 @@ from engines.api import EngineError, RoundRecord
 from engines.vllm.steps import Steps
 
 ADDRESS = "BENCH_VLLM_GATE"  # in the environment of the core
-BEGIN, END, GO, FINISH = b"begin", b"end", b"go", b"finish"  # to a core that steps
+BEGIN, END, GO, LOOK, FINISH = b"begin", b"end", b"go", b"look", b"finish"  # to a core that steps
 CLEAR, COLLECT, COUNT = b"clear", b"collect", b"count"  # to its records
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The core wants to schedule a step. `outputs`: of requests, that all steps before have given.
-    `begun`: steps that were scheduled ahead, and have not ended."""
+    """The core wants to schedule a step. `requests`: that it has been given so far. `outputs`: of requests,
+    that all steps before have given. `begun`: steps that were scheduled ahead, and have not ended."""
 
+    requests: int
     outputs: int
     begun: int
 
@@ -47,12 +48,13 @@ class Gate:
         """Readable once the core asks, or is gone."""
         return self._steps.fileno()
 
-    def hear(self) -> None:
+    def hear(self) -> Asked:
         """What the core asked; blocks until it has."""
         try:
             self.asked = msgspec.msgpack.decode(self._steps.recv_bytes(), type=Asked)
         except (EOFError, OSError) as error:
             raise EngineError("vLLM's engine core died") from error
+        return self.asked
 
     def begin(self) -> None:
         """From now on the core asks. It must be idle."""
@@ -61,7 +63,8 @@ class Gate:
         self._steps.send_bytes(BEGIN)
 
     def let(self, word: bytes) -> None:
-        """Answer the core that asks: GO, or FINISH the steps that it has begun and ask again."""
+        """Answer the core that asks: GO; or LOOK for requests that are on their way, or FINISH the steps that
+        you have begun, and ask again."""
         self._steps.send_bytes(word)
         self.asked = None
 
@@ -102,16 +105,16 @@ class Core:
         self._asks = False
         Thread(target=_answer, args=(records, steps), daemon=True).start()
 
-    def may_schedule(self, outputs: int, begun: int) -> bool:
-        """Before a step is scheduled: wait until it may be. False where what was begun is to end first."""
+    def ask(self, asked: Asked) -> bytes:
+        """Before a step is scheduled: what to do, once the host has said so."""
         while self._steps.poll():
             self._asks = self._steps.recv_bytes() == BEGIN
         if not self._asks:
-            return True
-        self._steps.send_bytes(msgspec.msgpack.encode(Asked(outputs, begun)))
+            return GO
+        self._steps.send_bytes(msgspec.msgpack.encode(asked))
         word = self._steps.recv_bytes()
         self._asks = word != END
-        return word != FINISH
+        return word if self._asks else GO
 
 
 def _answer(records: Connection, steps: Steps) -> None:

@@ -9,7 +9,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from engines.vllm.gate import Core
+from engines.vllm.gate import FINISH, GO, Asked, Core
 from engines.vllm.steps import Steps
 
 
@@ -54,27 +54,35 @@ class _Gated(_Recorded):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._core = Core(self.steps)
-        self._outputs = 0  # of requests, so far
+        self._requests = self._outputs = 0  # so far
         self._finishing = False
 
+    def add_request(self, *given: Any, **named: Any) -> Any:
+        self._requests += 1
+        return super().add_request(*given, **named)  # type: ignore[misc]
+
     def schedule(self, *given: Any, **named: Any) -> Any:
-        while not self._finishing and not self._core.may_schedule(self._outputs, self.steps.begun):
-            self._finishing = self.steps.begun > 0
-        if self._finishing:  # it schedules nothing, so vLLM waits for what is begun
-            self._set(PauseState.PAUSED_ALL)
-        return super().schedule(*given, **named)
+        if not self._finishing:
+            word = self._core.ask(Asked(self._requests, self._outputs, self.steps.begun))
+            if word == GO:
+                return super().schedule(*given, **named)
+            self._finishing = word == FINISH and self.steps.begun > 0
+        self._pause(PauseState.PAUSED_ALL)  # it schedules nothing, so vLLM waits for what is begun
+        output = super().schedule(*given, **named)
+        if not self._finishing:  # vLLM looks for requests now, and schedules again
+            self._pause(PauseState.UNPAUSED)
+        return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._outputs += sum(len(each.outputs) for each in outputs.values())
         if self._finishing and not self.steps.begun:
             self._finishing = False
-            self._set(PauseState.UNPAUSED)
+            self._pause(PauseState.UNPAUSED)
         return outputs
 
-    def _set(self, state: PauseState) -> None:
-        if self.pause_state != state:  # type: ignore[has-type]
-            self.set_pause_state(state)  # type: ignore[attr-defined]
+    def _pause(self, state: PauseState) -> None:
+        self.set_pause_state(state)  # type: ignore[attr-defined]
 
 
 class GatedScheduler(_Gated, Scheduler):  # type: ignore[misc]

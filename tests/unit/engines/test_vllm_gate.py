@@ -24,8 +24,8 @@ class Stepping:
         self._core = Core(self.steps)
         self._threads = ThreadPoolExecutor(1)
 
-    def next_step(self, outputs: int = 0, begun: int = 0) -> Future[bool]:
-        return self._threads.submit(self._core.may_schedule, outputs, begun)
+    def next_step(self, requests: int = 0, outputs: int = 0, begun: int = 0) -> Future[bytes]:
+        return self._threads.submit(self._core.ask, Asked(requests, outputs, begun))
 
 
 @contextmanager
@@ -37,15 +37,14 @@ def opened() -> Iterator[tuple[Gate, Stepping]]:
     gate.close()
 
 
-def asked(gate: Gate) -> Asked | None:
+def asked(gate: Gate) -> Asked:
     assert select.select([gate], [], [], PATIENCE_S)[0]
-    gate.hear()
-    return gate.asked
+    return gate.hear()
 
 
 def test_outside_of_turns_the_core_goes_by() -> None:
     with opened() as (gate, core):
-        assert [core.next_step().result(PATIENCE_S) for _ in range(3)] == [True] * 3
+        assert [core.next_step().result(PATIENCE_S) for _ in range(3)] == [GO] * 3
         assert not select.select([gate], [], [], 0)[0]
 
 
@@ -54,24 +53,24 @@ def test_in_turns_a_step_waits_until_it_is_let_through_and_says_what_was_done_be
         gate.begin()
         for number in range(3):
             step = core.next_step(outputs=4 * number)
-            assert asked(gate) == Asked(4 * number, 0)
+            assert asked(gate) == Asked(0, 4 * number, 0)
             assert not step.done()
             gate.let(GO)
             assert gate.asked is None
-            assert step.result(PATIENCE_S)
+            assert step.result(PATIENCE_S) == GO
 
 
 def test_what_was_begun_is_finished_before_another_step_is_scheduled() -> None:
     with opened() as (gate, core):
         gate.begin()
         step = core.next_step(begun=1)
-        assert asked(gate) == Asked(0, 1)
+        assert asked(gate) == Asked(0, 0, 1)
         gate.let(FINISH)
-        assert step.result(PATIENCE_S) is False
+        assert step.result(PATIENCE_S) == FINISH
         step = core.next_step(begun=0)
-        assert asked(gate) == Asked(0, 0)
+        assert asked(gate) == Asked(0, 0, 0)
         gate.let(GO)
-        assert step.result(PATIENCE_S)
+        assert step.result(PATIENCE_S) == GO
 
 
 def test_a_core_that_waits_goes_on_when_turns_end_and_freely_from_then_on() -> None:
@@ -80,8 +79,8 @@ def test_a_core_that_waits_goes_on_when_turns_end_and_freely_from_then_on() -> N
         step = core.next_step()
         asked(gate)
         gate.end()
-        assert step.result(PATIENCE_S)
-        assert core.next_step().result(PATIENCE_S)
+        assert step.result(PATIENCE_S) == GO
+        assert core.next_step().result(PATIENCE_S) == GO
 
 
 def test_what_the_core_asked_as_turns_ended_is_not_taken_for_the_next_ones() -> None:
@@ -90,22 +89,22 @@ def test_what_the_core_asked_as_turns_ended_is_not_taken_for_the_next_ones() -> 
         step = core.next_step(outputs=1)
         assert select.select([gate], [], [], PATIENCE_S)[0]  # it has asked, and nobody heard it
         gate.end()
-        assert step.result(PATIENCE_S)
+        assert step.result(PATIENCE_S) == GO
         gate.begin()
         step = core.next_step(outputs=7)
-        assert asked(gate) == Asked(7, 0)
+        assert asked(gate) == Asked(0, 7, 0)
         gate.let(GO)
-        assert step.result(PATIENCE_S)
+        assert step.result(PATIENCE_S) == GO
 
 
 def test_turns_that_ended_while_the_core_was_idle_do_not_stop_it() -> None:
     with opened() as (gate, core):
         gate.begin()
         gate.end()
-        assert core.next_step().result(PATIENCE_S)
+        assert core.next_step().result(PATIENCE_S) == GO
         gate.begin()
         core.next_step()
-        assert asked(gate) == Asked(0, 0)
+        assert asked(gate) == Asked(0, 0, 0)
         gate.let(GO)
 
 
