@@ -58,8 +58,8 @@ def measured(cell: Cell, seed: int, base: str, head: str, step_ms: float) -> dic
     )
     planted_us = SHARE * step_ms * 1e3 if cell.planted else 0.0
     if cell.planted:
-        after = f"python={head},env.{PLANTED_US}={planted_us:.1f}"
-        run = bench("run", *given, "--before", f"python={base}", "--after", after)
+        after = ("--after", f"python={head}", "--after", f"env.{PLANTED_US}={planted_us:.1f}")
+        run = bench("run", *given, "--before", f"python={base}", *after)
     else:
         run = bench("aa", *given, "--set", f"python={base}")
     comparison = run["comparison"]
