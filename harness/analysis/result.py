@@ -369,7 +369,7 @@ def _with_structs(plain: Any) -> Any:
 
 def _as_struct(name: str, value: Any) -> Any:
     match name, value:
-        case "warnings", list():
+        case "warnings", list() if all(isinstance(each, str) for each in value):  # else refused as it is
             return [{"kind": UNDECIDED * text.startswith(f"{UNDECIDED}: "), "text": text} for text in value]
         case "prediction", dict():
             return {TAG: "NoPrediction" if "none" in value else "Prediction", **value}

@@ -89,7 +89,16 @@ def test_a_frame_that_was_left_out_is_not_taken_for_an_empty_one(run: Path) -> N
             getattr(harness.load(run), table)
 
 
-@pytest.mark.parametrize("part", [{}, {"device": 1}, {"comparisons": [{"outputs": {}}]}, {"comparisons": []}])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {},
+        {"device": 1},
+        {"comparisons": [{"outputs": {}}]},
+        {"comparisons": []},
+        {"comparisons": [{"warnings": [7]}]},
+    ],
+)
 def test_a_summary_that_was_edited_is_named(run: Path, part: dict[str, object]) -> None:
     keep.keep(run)
     kept = read_summary(run)
