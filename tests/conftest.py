@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -33,6 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`-m unit` asks for a folder's tests, `-m "not process"` leaves one's out."""
     for item in items:
         item.add_marker(item.path.relative_to(HERE).parts[0])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """What is there before a file's tests lives for ever: torch, pandas and all tests are a million objects,
+    and each full collection of garbage, as a device asks for, would look at them for a quarter of a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

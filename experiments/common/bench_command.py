@@ -15,7 +15,7 @@ import psutil
 from harness.store import tables
 
 PATIENCE_S = 300  # for what must happen at all, however busy the machine is
-BENCH = (sys.executable, "-c", "from harness.cli.app import main; main()")
+BENCH = (sys.executable, "-c", "from harness.__main__ import main; main()")
 
 
 def _runs(process: psutil.Process) -> bool:

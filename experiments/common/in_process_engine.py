@@ -150,27 +150,48 @@ def _generate(model: str, prompt: tuple[int, ...], count: int, dtype: torch.dtyp
 
 def sampled(model: str, requests: list[api.Request]) -> dict[int, list[int]]:
     """What each request alone gets from transformers' logits and the engine's sampler."""
-    return {each.id: _sample(model, each) for each in requests}
+    return {
+        each.id: list(
+            _sample(
+                model,
+                tuple(each.prompt),
+                each.max_new_tokens,
+                each.temperature,
+                each.seed,
+                each.top_k,
+                each.top_p,
+            )
+        )
+        for each in requests
+    }
 
 
-def _sample(model: str, request: api.Request) -> list[int]:
-    assert not isinstance(request.prompt, str)
-    tokens = list(request.prompt)
+@cache
+def _sample(
+    model: str,
+    prompt: tuple[int, ...],
+    count: int,
+    temperature: float,
+    seed: int,
+    top_k: int,
+    top_p: float,
+) -> tuple[int, ...]:
+    tokens = list(prompt)
     out = torch.zeros(1, dtype=torch.int64)
-    for _ in range(request.max_new_tokens):
+    for _ in range(count):
         with torch.inference_mode():
             logits = reference_model(model)(torch.tensor([tokens])).logits[:, -1]
         sample(
             logits,
             out,
-            temperatures=torch.tensor([request.temperature]),
-            seeds=torch.tensor([request.seed]),
+            temperatures=torch.tensor([temperature]),
+            seeds=torch.tensor([seed]),
             positions=torch.tensor([len(tokens)]),
-            top_ks=torch.tensor([request.top_k]),
-            top_ps=torch.tensor([request.top_p]),
+            top_ks=torch.tensor([top_k]),
+            top_ps=torch.tensor([top_p]),
         )
         tokens.append(int(out))
-    return tokens[len(request.prompt) :]
+    return tuple(tokens[len(prompt) :])
 
 
 def near_ties(

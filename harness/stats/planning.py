@@ -66,15 +66,19 @@ def smallest_detectable(sd: float, n: int, alpha: float = ALPHA) -> float:
     ValueError with fewer than two blocks."""
     if n < 2:
         raise ValueError("one block has no SD")
-    if sd == 0:
-        return 0.0
+    return sd * _detectable_sds(n, alpha)
+
+
+@cache  # as _bars
+def _detectable_sds(n: int, alpha: float) -> float:
+    """The same in standard deviations."""
     low, high = 0.0, 1.0
     while detection_power(high, n, alpha) < POWER:
         low, high = high, high * 2
     while high - low > 1e-6:  # by hand: importing scipy.optimize takes 0.4 s of every command
         middle = (low + high) / 2
         low, high = (low, middle) if detection_power(middle, n, alpha) >= POWER else (middle, high)
-    return sd * high
+    return high
 
 
 def detection_power(target: float, n: int, alpha: float = ALPHA) -> float:

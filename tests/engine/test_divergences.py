@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,6 @@ import harness
 from engines import api
 from engines.overlap.models.published import save
 from engines.overlap.presets import PRESETS
-from experiments.common.bench_command import BENCH
 from harness.analysis import across_runs, experiment_result, frames
 from harness.analysis.comparison import of_pair
 from harness.analysis.result import Outputs, to_plain
@@ -34,6 +33,7 @@ from harness.run.scoring import Answer, Client
 from harness.store import tables
 from harness.store.block import Block
 from harness.store.manifest import read_manifest
+from tests.support.in_process import ended
 from tests.support.made_blocks import block, described, manifest, side, warned
 
 DESIGN = manifest().design
@@ -265,13 +265,13 @@ RUN = (
 )
 
 
-def bench(*arguments: str) -> tuple[int, dict[str, Any], str]:
-    done = subprocess.run([*BENCH, *arguments], capture_output=True, text=True, check=False)
-    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+def bench(where: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    code, stdout, stderr = ended(os.environ, where, *arguments, "--out", "results")
+    return code, json.loads(stdout or "{}"), stderr
 
 
 def only_run(where: Path) -> Path:
-    (folder,) = where.glob("*-*")
+    (folder,) = (where / "results").glob("*-*")
     return folder
 
 
@@ -293,7 +293,7 @@ def test_in_half_precision_another_batch_turns_near_ties_and_that_fails_no_run(t
     settings = ("--model", str(model), "--dtype", "bfloat16")
     arms = ("--before", "max_batch_size=1", "--after", "max_batch_size=8")
     load = ("--num-requests", "12", "--max-new-tokens", "32")
-    code, result, stderr = bench(*RUN, *settings, *arms, *load, "--out", str(tmp_path / "results"))
+    code, result, stderr = bench(tmp_path, *RUN, *settings, *arms, *load)
     assert code == 0, stderr
     (comparison,) = result["comparisons"]
     outputs = comparison["outputs"]
@@ -301,7 +301,7 @@ def test_in_half_precision_another_batch_turns_near_ties_and_that_fails_no_run(t
         pytest.skip("on this processor no output differs")
     assert outputs["near_ties"] == outputs["compared"] - outputs["identical"]
     assert any("no near-tie explains it" in line for line in comparison["warnings"])
-    folder = only_run(tmp_path / "results")
+    folder = only_run(tmp_path)
     assert 90 < float(read_manifest(folder).descriptions["before"].model["largest_logit"]) < 110
     turned = across_runs.compare([f"{folder}:after", f"{folder}:before"])
     assert to_plain(turned.result.comparisons[0].outputs) == outputs
@@ -321,7 +321,7 @@ def test_another_model_is_no_near_tie_and_what_was_not_judged_can_be_later(
 ) -> None:
     settings = ("--no-pretok", "--before", "seed=0", "--after", "seed=1")
     load = ("--num-requests", "4", "--max-new-tokens", "8")
-    code, result, stderr = bench(*RUN, *settings, *load, "--out", str(tmp_path))
+    code, result, stderr = bench(tmp_path, *RUN, *settings, *load)
     assert code == 1, stderr
     assert result["comparisons"][0]["outputs"] == {
         "compared": 4,

@@ -21,7 +21,8 @@ from engines.overlap.toggles.output import InProcess
 from experiments.common.in_process_engine import Collected, column, serve, some_requests
 from tests.engine.conftest import CHAOS_SEED
 
-TOKENIZER = load_tokenizer("tiny-gpt2", 4096)
+TOKENIZERS = {model: load_tokenizer(model, 4096) for model in ("tiny-gpt2", "tiny-llama")}
+TOKENIZER = TOKENIZERS["tiny-gpt2"]
 
 
 def finish(reason: str, tokens: int = 0) -> api.Finish:
@@ -240,12 +241,12 @@ def test_a_clients_cancel_reaches_the_engine(tmp_path):
     assert engine.cancelled == 7
 
 
-@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-llama"])
+@pytest.mark.parametrize("model", TOKENIZERS)
 @given(ids=st.lists(st.integers(0, 4095), min_size=1, max_size=30), interval=st.integers(1, 8))
 @settings(max_examples=150, deadline=None)
 def test_the_chunks_together_are_the_text_of_all_tokens(model: str, ids: list[int], interval: int) -> None:
     """Half a character at the end included, for which no further token comes."""
-    tokenizer = load_tokenizer(model, 4096)
+    tokenizer = TOKENIZERS[model]
     sink = Collected()
     processor = OutputProcessor(tokenizer, interval, sink, lambda told: None)
     for place, token in enumerate(ids):

@@ -6,10 +6,10 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from experiments.common.bench_command import start
 from harness.store.manifest import read_manifest
 from harness.store.tables import read_block
 from tests.support.clockwork import installed
+from tests.support.in_process import ended
 
 OVERLAP = ("--engine", "overlap", "--device", "emulated", "--blocks", "1", "--max-batch-size", "4")
 
@@ -20,7 +20,7 @@ def test_text_tokenized_by_workers_in_a_closed_loop_and_all_that_a_round_records
     asked = ("--no-pretok", "--tokenize-workers", "2", "--prompts", "english", "--unique-prompts")
     asked += ("--arrival", "closed", "--concurrency", "1", "--num-requests", "6", "--prompt-repeats", "2")
     asked += ("--max-new-tokens", "uniform:3:12", "--goodput", "ttft:60000", "--format", "json")
-    code, stdout, stderr = start(environment, tmp_path, "run", *OVERLAP, *asked).end()
+    code, stdout, stderr = ended(environment, tmp_path, "run", *OVERLAP, *asked)
     assert code == 0, stderr
     found = json.loads(stdout)["comparisons"][0]["metrics"]
     assert found["goodput_req_s"]["before"] == found["throughput_req_s"]["before"]
@@ -55,7 +55,7 @@ def test_a_trace_that_does_not_fit_is_refused_at_the_first_boot(tmp_path: Path) 
     rows = ["Timestamp,Request tokens,Response tokens", *["1,8,2"] * 7, "1,800,200"]
     trace.write_text("\n".join(rows))
     asked = ("--arrival", "trace", "--trace", str(trace))
-    code, _, stderr = start(installed(tmp_path), tmp_path, "run", *OVERLAP, *asked).end()
+    code, _, stderr = ended(installed(tmp_path), tmp_path, "run", *OVERLAP, *asked)
     assert code == 2
     assert "up to 1000 tokens, input and output, and the context holds 512: trace_scale=0.51" in stderr
     assert "done" not in stderr

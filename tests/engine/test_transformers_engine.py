@@ -18,9 +18,9 @@ from engines.overlap import SPEC as OVERLAP
 from engines.overlap.presets import load_tokenizer
 from engines.transformers import SPEC
 from engines.transformers.engine import build
-from experiments.common.bench_command import start
 from experiments.common.in_process_engine import Collected, generated, near_ties, serve, some_requests
 from tests.engine.test_real_models import save, tokenizer  # noqa: F401
+from tests.support.in_process import ended
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 MODES = ("static", "continuous")
@@ -260,10 +260,9 @@ def test_what_it_cannot_do_is_refused_before_it_serves(toggles, options, message
 def test_both_ways_of_batching_are_measured_against_each_other(tmp_path: Path) -> None:
     asked = ("--num-requests", "4", "--max-new-tokens", "8", "--arrival", "closed", "--concurrency", "2")
     ways = ("--before", "batching=static", "--after", "batching=continuous", "--blocks", "1", "--rounds", "1")
-    bench = start(
+    code, stdout, stderr = ended(
         dict(os.environ), tmp_path, "run", "--engine", "transformers", *ways, *asked, "--format", "json"
     )
-    code, stdout, stderr = bench.end()
     assert code == 0, stderr
     result = json.loads(stdout)
     (compared,) = result["comparisons"]
@@ -271,7 +270,6 @@ def test_both_ways_of_batching_are_measured_against_each_other(tmp_path: Path) -
     assert compared["outputs"]["identical"] == compared["outputs"]["compared"] == 4
     assert compared["mechanism"]["steps"]["after"] > 0
     assert compared["mechanism"]["idle_rows"]["after"] is None  # what it can't tell is absent
-    assert not bench.left()
 
 
 def test_its_toggles_say_what_combines() -> None:

@@ -306,7 +306,7 @@ def test_bench_is_installed_from_the_commit_of_the_action(runner: Callable[..., 
 def test_the_whole_job_on_the_example(
     repository: Path, tmp_path: Path, runner: Callable[..., Runner]
 ) -> None:
-    """What a runner would do but for installing and keeping: the real bench, a head twenty times as slow."""
+    """What a runner would do but for installing and keeping: the real bench, a head ten times as slow."""
     site = tmp_path / "site"
     site.mkdir()
     values = installed(site)
@@ -317,7 +317,7 @@ def test_the_whole_job_on_the_example(
     git(repository, "add", ".")
     git(repository, "commit", "--quiet", "-m", "an engine")
     git(repository, "tag", "release")
-    engine.write_text(engine.read_text().replace("STEP_US = 2000", "STEP_US = 40_000"))
+    engine.write_text(engine.read_text().replace("STEP_US = 2000", "STEP_US = 20_000"))
     git(repository, "commit", "--quiet", "-a", "-m", "slower")
 
     quick = (

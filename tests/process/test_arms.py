@@ -17,6 +17,7 @@ import pytest
 from experiments.common.bench_command import PATIENCE_S, Bench, last_line, start
 from harness.store.manifest import read_manifest
 from tests.support.clockwork import CLOCKWORK, installed
+from tests.support.in_process import ended
 
 SMALL = ("--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
 
@@ -90,7 +91,7 @@ def test_another_interpreter_serves_and_is_shown(
     environment: dict[str, str], tmp_path: Path, other_python: str
 ) -> None:
     arguments = (*CLOCKWORK, "--after", f"python={other_python}", "--after", "env.ARM=after", *SMALL)
-    code, stdout, stderr = start(environment, tmp_path, "run", *arguments, "--format", "markdown").end()
+    code, stdout, stderr = ended(environment, tmp_path, "run", *arguments, "--format", "markdown")
     assert code == 0, stderr
     assert f"after: python={other_python}, env.ARM=after" in stdout
 
@@ -100,17 +101,14 @@ def test_an_interpreter_that_lacks_what_a_host_needs_is_told(
 ) -> None:
     bare = virtual_environment(tmp_path / "bare", packages=False)
     without = {**environment, "PYTHONPATH": os.pathsep.join(environment["PYTHONPATH"].split(os.pathsep)[:3])}
-    bench = start(environment | without, tmp_path, "run", *CLOCKWORK, "--after", f"python={bare}")
-    code, _, stderr = bench.end()
+    code, _, stderr = ended(environment | without, tmp_path, "run", *CLOCKWORK, "--after", f"python={bare}")
     assert code == 2
     message = f"bench: can't start after with {bare}: ModuleNotFoundError: No module named 'msgspec'"
     assert last_line(stderr) == message
-    assert not bench.left()
 
 
 def test_a_program_that_is_no_python_is_told(environment: dict[str, str], tmp_path: Path) -> None:
-    bench = start(environment, tmp_path, "run", *CLOCKWORK, "--before", "python=/bin/true", *SMALL)
-    code, _, stderr = bench.end()
+    code, _, stderr = ended(environment, tmp_path, "run", *CLOCKWORK, "--before", "python=/bin/true", *SMALL)
     assert code == 2
     assert last_line(stderr) == (
         "bench: can't start before with /bin/true: it is not a Python that can run an engine"

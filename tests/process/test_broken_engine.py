@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from engines import api
-from experiments.common.bench_command import last_line, start
+from experiments.common.bench_command import last_line
 from harness.common.processes import Child, end, stopped
 from harness.common.processes import start as start_child
 from harness.plan.design import Arm
@@ -21,6 +21,7 @@ from harness.store import tables
 from harness.workload.plan import Planned
 from tests.support import broken_engine
 from tests.support.clockwork import installed
+from tests.support.in_process import ended
 
 ONE_ARM = (
     *("run", "--engine", "broken", "--no-pretok", "--blocks", "1", "--rounds", "1"),
@@ -69,30 +70,25 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_an_engine_that_breaks_the_contract_is_named_with_what_it_did(
     environment: dict[str, str], tmp_path: Path, breaks: str, message: str
 ) -> None:
-    bench = start(environment, tmp_path, *ONE_ARM, "--before", f"breaks={breaks}")
-    code, stdout, stderr = bench.end()
+    code, stdout, stderr = ended(environment, tmp_path, *ONE_ARM, "--before", f"breaks={breaks}")
     assert (code, stdout) == (4, "")
     assert last_line(stderr).startswith(f"bench: {message}")
     assert not list((tmp_path / "results").iterdir())
-    assert not bench.left()
 
 
 def test_an_engine_that_had_to_be_killed_at_its_end_is_told_of(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    bench = start(environment, tmp_path, *ONE_ARM, "--before", "breaks=does not stop")
-    code, _, stderr = bench.end()
+    code, _, stderr = ended(environment, tmp_path, *ONE_ARM, "--before", "breaks=does not stop")
     assert code == 0, stderr
     told = stderr.count("the engine of before did not stop within 5 s and was killed")
     assert told == 2  # in the discarded block too
-    assert not bench.left()
 
 
 def test_an_engine_that_fails_when_it_is_stopped_for_the_last_time_fails_the_run_which_is_kept(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    bench = start(environment, tmp_path, *ONE_ARM, "--before", "breaks=can not stop again")
-    code, stdout, stderr = bench.end()
+    code, stdout, stderr = ended(environment, tmp_path, *ONE_ARM, "--before", "breaks=can not stop again")
     assert (code, stdout) == (4, "")
     said = last_line(stderr)
     assert said.startswith(

@@ -47,6 +47,7 @@ from harness.store.files import read_summary
 from harness.store.manifest import read_manifest
 from harness.studies import experiment
 from tests.support.clockwork import installed
+from tests.support.in_process import ended
 from tests.support.made_blocks import block, blocks, manifest, side
 from tests.support.places import REFERENCE
 from tests.support.processes import DEATH_LIMIT_S
@@ -128,11 +129,11 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     folder = only_folder(tmp_path)
     assert f"go on with bench experiment run --resume {folder.relative_to(tmp_path)}" in last_line(stderr)
 
-    code, _, stderr = start(environment, tmp_path, "experiment", "show", str(folder)).end()
+    code, _, stderr = ended(environment, tmp_path, "experiment", "show", str(folder))
     assert (code, "is not finished" in stderr or "lacks block" in stderr) == (2, True)
 
     resume = ("experiment", "run", "--resume", str(folder), "--format", "json")
-    code, stdout, stderr = start(environment, tmp_path, *resume).end()
+    code, stdout, stderr = ended(environment, tmp_path, *resume)
     assert code == 0, stderr
     assert "block 1 of 4" not in stderr
     result = json.loads(stdout)
@@ -149,7 +150,7 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     ]
 
     show = ("experiment", "show", str(folder), "--format", "json")
-    code, stdout, _ = start(environment, tmp_path, *show).end()
+    code, stdout, _ = ended(environment, tmp_path, *show)
     assert (code, json.loads(stdout)) == (0, result)
     assert not bench.left()
 
@@ -172,9 +173,7 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
 
 def test_outputs_that_differ_fail_the_experiment(environment: dict[str, str], tmp_path: Path) -> None:
     few = ("--rounds", "1")
-    code, stdout, stderr = start(
-        environment, tmp_path, "experiment", "run", write(tmp_path, "shifted"), *few
-    ).end()
+    code, stdout, stderr = ended(environment, tmp_path, "experiment", "run", write(tmp_path, "shifted"), *few)
     assert code == 1, stderr
     assert "Outputs: 48 of 96 identical." in stdout
     assert "clocks: 4 blocks of 1 round, asked for in place of the experiment's 4 of 2" in stdout
@@ -183,7 +182,7 @@ def test_outputs_that_differ_fail_the_experiment(environment: dict[str, str], tm
 def test_an_experiment_that_can_not_run_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
     broken = Path(write(tmp_path))
     broken.write_text(broken.read_text().replace('service = "all"', 'service = "none"'))
-    code, _, stderr = start(environment, tmp_path, "experiment", "run", str(broken)).end()
+    code, _, stderr = ended(environment, tmp_path, "experiment", "run", str(broken))
     assert code == 4
     assert last_line(stderr) == "bench: other served no request: out of order"
     assert not list((tmp_path / "results").iterdir())

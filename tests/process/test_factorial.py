@@ -18,7 +18,6 @@ from rich.console import Console
 
 import harness
 from engines import api
-from experiments.common.bench_command import start
 from harness.analysis import comparison, factorial
 from harness.analysis.result import Result, to_plain
 from harness.metrics import definitions
@@ -28,7 +27,7 @@ from harness.store import tables
 from harness.store.manifest import Manifest, read_manifest, write_manifest
 from harness.studies import factorial as factorial_run
 from tests.support.clockwork import CLOCKWORK, installed
-from tests.support.in_process import bench
+from tests.support.in_process import bench, ended
 from tests.support.made_blocks import block, manifest, side, warned
 from tests.support.made_runs import (
     TPOT,
@@ -419,7 +418,7 @@ def test_what_is_left_out_and_what_it_costs_is_said() -> None:
 def test_a_factorial_from_boots_to_effects_and_again_from_disk(tmp_path: Path) -> None:
     environment = installed(tmp_path)
     few = (*CLOCKWORK, "--toggles", "pace,tokens", "--blocks", "2", "--rounds", "1", "--format", "json")
-    code, stdout, stderr = start(environment, tmp_path, "factorial", *few).end()
+    code, stdout, stderr = ended(environment, tmp_path, "factorial", *few)
     assert code == 1, stderr  # the other tokens are others
     result = json.loads(stdout)
     effects = {tuple(row["effect"]): row for row in result["factorial"]["metrics"]["tpot_ms_p50"]["effects"]}
@@ -429,10 +428,9 @@ def test_a_factorial_from_boots_to_effects_and_again_from_disk(tmp_path: Path) -
     assert folder.name.split("-", 2)[2].startswith("factorial-pace-tokens-")
     assert json.loads((folder / "summary.json").read_text()) == result
     assert len(read_manifest(folder).design.arms) == 4
-    again = start(environment, tmp_path, "factorial", str(folder), "--format", "json")
-    code, stdout, stderr = again.end()
+    code, stdout, stderr = ended(environment, tmp_path, "factorial", str(folder), "--format", "json")
     assert (code, json.loads(stdout)) == (1, result), stderr
-    code, stdout, stderr = start(environment, tmp_path, "factorial", "--resume", str(folder)).end()
+    code, stdout, stderr = ended(environment, tmp_path, "factorial", "--resume", str(folder))
     assert code == 1
     assert "OUTPUTS DIFFER in tokens, pace+tokens." in " ".join(stdout.split())
 

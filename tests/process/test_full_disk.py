@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engines import api
-from experiments.common.bench_command import BENCH, last_line, start
+from experiments.common.bench_command import BENCH, last_line
 from harness.cli.progress import on_stderr
 from harness.plan.request import Request
 from harness.store import tables
@@ -21,6 +21,7 @@ from harness.store.files import WriteFailed, append_text, write_json, write_text
 from harness.store.manifest import write_manifest
 from harness.studies import sweep
 from tests.support.clockwork import CLOCKWORK, installed
+from tests.support.in_process import ended
 from tests.support.made_blocks import blocks, manifest
 from tests.support.made_runs import stored_sweep
 
@@ -85,7 +86,7 @@ def test_what_does_not_fit_is_no_fault_of_what_was_asked(tmp_path: Path) -> None
 
 def test_a_run_whose_summary_does_not_fit_has_failed_and_can_go_on(tmp_path: Path) -> None:
     environment = installed(tmp_path)
-    code, _, stderr = start(environment, tmp_path, "run", *CLOCKWORK, "--blocks", "1").end()
+    code, _, stderr = ended(environment, tmp_path, "run", *CLOCKWORK, "--blocks", "1")
     assert code == 0, stderr
     (folder,) = (tmp_path / "results").iterdir()
     summary = folder / "summary.json"
@@ -98,7 +99,7 @@ def test_a_run_whose_summary_does_not_fit_has_failed_and_can_go_on(tmp_path: Pat
         f"bench: can't write results/{folder.name}/summary.json: {TOO_LARGE}; 1 of 1 blocks are kept, go on "
         f"with bench run --resume results/{folder.name}"
     )
-    code, _, stderr = start(environment, tmp_path, *again).end()
+    code, _, stderr = ended(environment, tmp_path, *again)
     assert code == 0, stderr
     assert summary.read_text() == whole
 
@@ -120,7 +121,7 @@ def test_a_gate_whose_page_does_not_fit_has_failed(run: Path, tmp_path: Path) ->
 def test_a_place_that_cannot_be_had_for_a_stored_run_is_bad_usage(
     run: Path, tmp_path: Path, arguments: str, message: str
 ) -> None:
-    code, _, stderr = start(installed(tmp_path), tmp_path, *arguments.format(run=run).split()).end()
+    code, _, stderr = ended(installed(tmp_path), tmp_path, *arguments.format(run=run).split())
     assert code == 2, stderr
     assert last_line(stderr).startswith(f"bench: {message}")
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from engines import api
-from experiments.common.bench_command import last_line, start
+from experiments.common.bench_command import last_line
 from harness.run import worktrees
 from harness.store.manifest import read_manifest
 from tests.support.clockwork import installed
+from tests.support.in_process import ended
 from tests.support.places import ROOT
 
 EXAMPLE = ROOT / "examples" / "own_engine"
@@ -34,7 +35,7 @@ def git(where: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's repository: `base`, `tidied` (as fast), checked out, and `slower` (twenty times). Their
+    """The example's repository: `base`, `tidied` (as fast), checked out, and `slower` (five times). Their
     steps are so long that a machine of which others take the half does not hide that."""
     where = tmp_path_factory.mktemp("repository")
     engine = where / "paced_engine.py"
@@ -44,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for branch, content in (
         ("base", text),
         ("tidied", text + "\n# tidied\n"),
-        ("slower", text.replace("STEP_US = 5000", "STEP_US = 100_000")),
+        ("slower", text.replace("STEP_US = 5000", "STEP_US = 25_000")),
     ):
         engine.write_text(content)
         git(where, "add", "paced_engine.py")
@@ -80,8 +81,9 @@ def assert_nothing_is_left(repository: Path, environment: dict[str, str]) -> Non
 def test_a_regression_between_two_refs_fails_and_names_the_metric(
     repository: Path, environment: dict[str, str]
 ) -> None:
-    bench = start(environment, repository, *QUICK, *SEGMENTS, "--base-ref", "base", "--head-ref", "slower")
-    code, stdout, stderr = bench.end()
+    code, stdout, stderr = ended(
+        environment, repository, *QUICK, *SEGMENTS, "--base-ref", "base", "--head-ref", "slower"
+    )
     assert code == 1, stderr
     assert "Gate: FAIL. paced: step_ms_sliced regressed by more than 10%" in " ".join(stdout.split())
     assert "ref=base" in stdout
@@ -96,7 +98,7 @@ def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: d
         engine.read_text() + "\n\ndef build(options, toggles):\n    raise RuntimeError(options)\n"
     )
     arguments = ("--base-ref", "base", "--head-ref", "tidied", "--format", "json", "--max-regression", "90%")
-    code, stdout, stderr = start(environment, repository, *QUICK, *SEGMENTS, *arguments).end()
+    code, stdout, stderr = ended(environment, repository, *QUICK, *SEGMENTS, *arguments)
     assert code in (0, 3), stderr
     result = json.loads(stdout)
     assert result["gate"]["verdict"] in ("pass", "undecided")
@@ -179,7 +181,7 @@ def test_a_ref_that_stands_in_the_folder_is_told_of_changes_that_are_not_committ
 def test_a_wrong_gate_is_one_line_and_leaves_nothing(
     repository: Path, environment: dict[str, str], arguments: str, message: str
 ) -> None:
-    code, stdout, stderr = start(environment, repository, *QUICK, *arguments.split()).end()
+    code, stdout, stderr = ended(environment, repository, *QUICK, *arguments.split())
     assert (code, stdout) == (2, ""), stderr
     assert message in last_line(stderr)
     assert last_line(stderr).startswith("bench: ")
@@ -189,7 +191,7 @@ def test_a_wrong_gate_is_one_line_and_leaves_nothing(
 
 def test_outside_of_a_repository_there_are_no_refs(environment: dict[str, str], tmp_path: Path) -> None:
     alone = {**environment, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
-    code, _, stderr = start(alone, tmp_path, *QUICK, "--base-ref", "base").end()
+    code, _, stderr = ended(alone, tmp_path, *QUICK, "--base-ref", "base")
     assert code == 2
     assert "refs need a git repository around" in last_line(stderr)
 
@@ -205,7 +207,7 @@ def test_a_worktree_that_cannot_be_made(repository: Path, environment: dict[str,
     broken = {**environment, "GIT_CONFIG_COUNT": str(len(configuration))}
     for number, (name, value) in enumerate(configuration.items()):
         broken |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
-    code, _, stderr = start(broken, repository, *QUICK, "--base-ref", "base").end()
+    code, _, stderr = ended(broken, repository, *QUICK, "--base-ref", "base")
     assert code == 2, stderr
     assert "can't make a worktree of base" in last_line(stderr)
     assert_nothing_is_left(repository, environment)
@@ -215,9 +217,9 @@ def test_the_base_against_itself_says_what_can_be_gated_here(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     quick = ("--blocks", "2", *(each for each in QUICK[1:] if each not in ("--blocks", "3")))
-    code, stdout, stderr = start(
+    code, stdout, stderr = ended(
         environment, tmp_path, "gate", "--calibrate", *quick, *SEGMENTS, "--format", "json"
-    ).end()
+    )
     assert code == 0, stderr
     found = json.loads(stdout)
     assert found["blocks"] == 2
@@ -232,7 +234,7 @@ def test_an_interpreter_without_the_packages(environment: dict[str, str], tmp_pa
     bare.write_text(f'#!/bin/sh\nexec {os.path.realpath(shutil.which("python3") or "")} -S "$@"\n')
     bare.chmod(0o755)
     arguments = ("gate", *QUICK[1:], "--after", f"python={bare}")
-    code, _, stderr = start(environment, tmp_path, *arguments).end()
+    code, _, stderr = ended(environment, tmp_path, *arguments)
     assert code == 2, stderr
     assert "can't start after with" in last_line(stderr)
     assert "No module named" in last_line(stderr)

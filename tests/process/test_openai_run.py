@@ -19,6 +19,7 @@ import pytest
 
 from experiments.common.bench_command import PATIENCE_S, Bench, last_line, start
 from harness.store import tables
+from tests.support.in_process import ended
 from tests.support.places import ROOT
 from tests.support.small_server import SmallServer, running
 
@@ -72,8 +73,7 @@ def test_two_addresses_are_two_arms_of_one_boot_each(
 ) -> None:
     with running(gap_s=0.002) as other:
         arms = ("--before", url(server), "--after", url(other), "--set", "api=chat")
-        bench = start(environment, tmp_path, *ENGINE, *arms, "--format", "json")
-        code, stdout, stderr = bench.end()
+        code, stdout, stderr = ended(environment, tmp_path, *ENGINE, *arms, "--format", "json")
     assert code == 0, stderr
     comparison = json.loads(stdout)["comparisons"][0]
     row = comparison["metrics"]["tpot_ms_p50"]
@@ -91,7 +91,6 @@ def test_two_addresses_are_two_arms_of_one_boot_each(
     assert [list(each) for each in requests["chunk_tokens"]] == [[1, 1, 1, 1]] * 8
     for file in tmp_path.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
-    assert not bench.left()
 
 
 def test_one_address_alone_is_measured_and_what_failed_is_shown(
@@ -100,7 +99,7 @@ def test_one_address_alone_is_measured_and_what_failed_is_shown(
     prompts = tmp_path / "prompts"
     prompts.write_text("Hello\nbreak\nHello\ncut\n")
     arm = ("--before", url(server), "--prompts", str(prompts))
-    code, stdout, stderr = start(environment, tmp_path, *ENGINE, *arms_alone(arm)).end()
+    code, stdout, stderr = ended(environment, tmp_path, *ENGINE, *arms_alone(arm))
     assert code == 0, stderr
     assert "Failed requests" in stdout
     assert "1 × HTTP 500: out of memory" in stdout
@@ -116,12 +115,12 @@ def test_where_none_succeeds_the_first_cause_is_the_answer(
     server: SmallServer, environment: dict[str, str], tmp_path: Path
 ) -> None:
     bad = ("--before", url(server), "--prompt", "break")
-    code, _, stderr = start(environment, tmp_path, *ENGINE, *bad).end()
+    code, _, stderr = ended(environment, tmp_path, *ENGINE, *bad)
     assert (code, last_line(stderr)) == (4, "bench: before served no request: HTTP 500: out of memory")
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         there = f"url=http://127.0.0.1:{nobody.getsockname()[1]}"
-        code, _, stderr = start(environment, tmp_path, *ENGINE, "--before", there).end()
+        code, _, stderr = ended(environment, tmp_path, *ENGINE, "--before", there)
     assert code == 4
     assert "connection refused" in last_line(stderr)
 
@@ -147,7 +146,7 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
     dies = (
         f"{sys.executable} -uc {shlex.quote('import sys; print(1); sys.exit(*[chr(110) + str()])')} {{port}}"
     )
-    code, _, stderr = start(environment, tmp_path, *ENGINE, "--before", f"cmd={dies}").end()
+    code, _, stderr = ended(environment, tmp_path, *ENGINE, "--before", f"cmd={dies}")
     said = last_line(stderr)
     assert code == 4
     assert "the server ended with status 1 before it was ready: n; its output is in " in said
@@ -167,15 +166,13 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
 
 def test_a_server_that_serves_nothing_leaves_its_output(environment: dict[str, str], tmp_path: Path) -> None:
     arm = ("--before", f"cmd={COMMAND}", "--prompt", "break")
-    bench = start(environment, tmp_path, *ENGINE, *arm)
-    code, _, stderr = bench.end()
+    code, _, stderr = ended(environment, tmp_path, *ENGINE, *arm)
     said = last_line(stderr)
     assert code == 4
     assert "the server served no request: HTTP 500: out of memory; its output is in " in said
     kept = Path(said.rpartition(" ")[2])
     assert "loading the model" in kept.read_text()
     kept.unlink()
-    assert not bench.left()
 
 
 def long_run(
@@ -257,6 +254,6 @@ processes.end_session()
 def test_what_can_not_be_measured_is_refused_before_anything_starts(
     environment: dict[str, str], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    code, _, stderr = start(environment, tmp_path, *ENGINE, *arguments).end()
+    code, _, stderr = ended(environment, tmp_path, *ENGINE, *arguments)
     assert code == 2
     assert message in last_line(stderr)

@@ -23,7 +23,7 @@ from harness.studies import profile
 from harness.trace.timeline import Timeline
 from tests.support.chrome_trace import faults
 from tests.support.clockwork import installed
-from tests.support.in_process import bench
+from tests.support.in_process import bench, ended
 from tests.support.made_blocks import described
 
 # Everything there is to see: a forward thread, an output process, a stream for copies.
@@ -181,10 +181,7 @@ def test_bad_input_is_one_line(
 
 
 def profiled(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
-    running = start(installed(tmp_path) | environment, tmp_path, "profile", *arguments)
-    ended = running.end()
-    assert running.left() == []
-    return ended
+    return ended(installed(tmp_path) | environment, tmp_path, "profile", *arguments)
 
 
 def test_an_engine_without_ranges_and_a_round_without_steady_decode_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from experiments.common.bench_command import Bench, last_line, start, wait_until_serving
 from harness.store import tables
 from harness.store.manifest import read_manifest
+from tests.support.in_process import ended
 from tests.support.places import ROOT
 from tests.support.processes import DEATH_LIMIT_S
 
@@ -53,7 +54,7 @@ def test_a_killed_device_or_output_process_ends_the_run_which_then_goes_on(tmp_p
 
 def test_two_arms_answer_the_same_and_the_difference_between_them_is_explained(tmp_path: Path) -> None:
     asked = ("--variant", "async-output", "--blocks", "1", "--segments", "2", "--num-requests", "32")
-    code, stdout, stderr = start(ENVIRONMENT, tmp_path, "run", *SMALL, *asked, "--format", "json").end()
+    code, stdout, stderr = ended(ENVIRONMENT, tmp_path, "run", *SMALL, *asked, "--format", "json")
     assert code == 0, stderr
     (comparison,) = json.loads(stdout)["comparisons"]
     assert comparison["outputs"]["identical"] == comparison["outputs"]["compared"] == 32
@@ -64,7 +65,7 @@ def test_two_arms_answer_the_same_and_the_difference_between_them_is_explained(t
         "engines.overlap.presets/tokenizer.json",
         "engines.overlap.presets/tokenizer.json",
     ]
-    code, stdout, stderr = start(ENVIRONMENT, tmp_path, "explain", str(folder), "--format", "json").end()
+    code, stdout, stderr = ended(ENVIRONMENT, tmp_path, "explain", str(folder), "--format", "json")
     assert code == 0, stderr
     found = json.loads(stdout)
     assert found["prediction"] == comparison["prediction"]

@@ -36,6 +36,7 @@ from harness.store.files import StoreError
 from harness.store.manifest import read_manifest, write_manifest
 from tests.support import clockwork_engine
 from tests.support.clockwork import CLOCKWORK, installed
+from tests.support.in_process import ended
 from tests.support.made_blocks import described, manifest
 from tests.support.processes import DEATH_LIMIT_S, nobody_reads
 
@@ -108,14 +109,14 @@ def test_an_arm_against_itself_leaves_a_floor_that_a_later_run_shows(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     few = (*CLOCKWORK, "--blocks", "2", "--rounds", "1", "--format", "json")
-    code, stdout, stderr = start(environment, tmp_path, "aa", *few).end()
+    code, stdout, stderr = ended(environment, tmp_path, "aa", *few)
     assert code == 0, stderr
     first = json.loads(stdout)
     assert first["comparisons"][0]["variant"] == "aa-clockwork"
     assert first["comparisons"][0]["before"] == first["comparisons"][0]["after"]
     floor = first["comparisons"][0]["metrics"]["tpot_ms_p50"]["floor"]
     assert floor > 0
-    code, stdout, stderr = start(environment, tmp_path, "run", *few, "--after", "pace=fast").end()
+    code, stdout, stderr = ended(environment, tmp_path, "run", *few, "--after", "pace=fast")
     assert code == 0, stderr
     assert json.loads(stdout)["comparisons"][0]["metrics"]["tpot_ms_p50"]["floor"] == floor
 
@@ -148,41 +149,41 @@ def test_a_run_that_has_only_so_long_ends_when_no_other_block_fits_and_is_whole(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     short = ("--max-minutes", "0.001", "--rounds", "1", "--segments", "0")
-    code, stdout, stderr = start(environment, tmp_path, "run", *COMPARE, *short, "--format", "json").end()
+    code, stdout, stderr = ended(environment, tmp_path, "run", *COMPARE, *short, "--format", "json")
     assert code == 0, stderr
     result = json.loads(stdout)
     assert result["stopped_because"] == "1 block, as many as fit into 0.001 minutes"
     folder = run_folder(tmp_path)
     assert tables.finished_blocks(folder) == [0]
     again = ("run", "--resume", str(folder), "--format", "json")  # there is nothing left to do
-    code, stdout, stderr = start(environment, tmp_path, *again).end()
+    code, stdout, stderr = ended(environment, tmp_path, *again)
     assert (code, json.loads(stdout)) == (0, result), stderr
-    code, _, stderr = start(environment, tmp_path, "compare", str(folder)).end()
+    code, _, stderr = ended(environment, tmp_path, "compare", str(folder))
     assert code == 0, stderr
 
 
 def test_a_run_is_repeated_from_its_manifest(environment: dict[str, str], tmp_path: Path) -> None:
     few = ("--blocks", "1", "--rounds", "1", "--seed", "5", "--margin", "3%")
-    code, _, stderr = start(environment, tmp_path, "run", *COMPARE, *few).end()
+    code, _, stderr = ended(environment, tmp_path, "run", *COMPARE, *few)
     assert code == 0, stderr
     first = run_folder(tmp_path)
     again = ("rerun", str(first), "--out", "again", "--format", "json")
-    code, stdout, stderr = start(environment, tmp_path, *again).end()
+    code, stdout, stderr = ended(environment, tmp_path, *again)
     assert code == 0, stderr
     (second,) = (tmp_path / "again").iterdir()
     assert json.loads(stdout)["run"] == second.name != first.name
     assert read_manifest(second).design == read_manifest(first).design
     manifest = first / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"cores": ', '"cores": 1'))
-    code, _, stderr = start(environment, tmp_path, *again).end()
+    code, _, stderr = ended(environment, tmp_path, *again)
     assert code == 0
     assert f"bench: unlike {first.name}: different machine: cores was 1" in stderr
 
 
 def test_one_arm_alone(environment: dict[str, str], tmp_path: Path) -> None:
-    code, stdout, stderr = start(
+    code, stdout, stderr = ended(
         environment, tmp_path, "run", *CLOCKWORK, "--blocks", "1", "--format", "json"
-    ).end()
+    )
     assert code == 0, stderr
     comparison = json.loads(stdout)["comparisons"][0]
     assert comparison["after"] is None
@@ -193,7 +194,7 @@ def test_one_arm_alone(environment: dict[str, str], tmp_path: Path) -> None:
 
 def test_outputs_that_differ_fail_the_run(environment: dict[str, str], tmp_path: Path) -> None:
     arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--blocks", "1")
-    code, stdout, _ = start(environment, tmp_path, "run", *arguments).end()
+    code, stdout, _ = ended(environment, tmp_path, "run", *arguments)
     assert code == 1
     assert "OUTPUTS DIFFER in 16 of 16 requests" in " ".join(stdout.split())
 
@@ -202,7 +203,7 @@ def test_sampled_outputs_that_differ_are_told_and_fail_nothing(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--blocks", "1", "--temperature", "0.8")
-    code, stdout, _ = start(environment, tmp_path, "run", *arguments).end()
+    code, stdout, _ = ended(environment, tmp_path, "run", *arguments)
     assert code == 0
     assert "OUTPUTS DIFFER in 16 of 16 requests" in " ".join(stdout.split())
     assert "outputs that differ do not fail this run" in " ".join(stdout.split())
@@ -225,13 +226,11 @@ def test_sampled_outputs_that_differ_are_told_and_fail_nothing(
 def test_an_engine_that_does_not_serve(
     environment: dict[str, str], tmp_path: Path, change: str, expected: int, message: str
 ) -> None:
-    bench = start(environment, tmp_path, "run", *CLOCKWORK, "--after", change)
-    code, _, stderr = bench.end()
+    code, _, stderr = ended(environment, tmp_path, "run", *CLOCKWORK, "--after", change)
     assert code == expected
     assert last_line(stderr).endswith(message)
     assert last_line(stderr).startswith("bench: ")
     assert not list((tmp_path / "results").iterdir())  # no finished block: nothing to keep
-    assert not bench.left()
 
 
 def test_arms_on_different_devices_are_never_compared() -> None:
@@ -284,10 +283,10 @@ def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str],
     kept = (folder / "blocks/000/requests.parquet").read_bytes()
     resume = ("run", "--resume", str(folder), "--format", "json")
     with folders.held(folder):
-        code, _, stderr = start(environment, tmp_path, *resume).end()
+        code, _, stderr = ended(environment, tmp_path, *resume)
     assert code == 2
     assert last_line(stderr) == f"bench: {folder} is being measured by another bench: wait for its end"
-    code, stdout, stderr = start(environment, tmp_path, *resume).end()
+    code, stdout, stderr = ended(environment, tmp_path, *resume)
     assert code == 0, stderr
     assert "block 1 of 2" not in stderr
     assert json.loads(stdout)["comparisons"][0]["blocks"] == 2
@@ -297,19 +296,19 @@ def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str],
 def test_a_damaged_block_is_named_and_measured_again_once_it_is_removed(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    code, _, stderr = start(environment, tmp_path, "run", *COMPARE, "--blocks", "2").end()
+    code, _, stderr = ended(environment, tmp_path, "run", *COMPARE, "--blocks", "2")
     assert code == 0, stderr
     folder = run_folder(tmp_path)
     damaged = folder / "blocks" / "000"
     (damaged / "requests.parquet").write_bytes(b"PAR1")
     resume = ("run", "--resume", str(folder))
-    code, _, stderr = start(environment, tmp_path, *resume).end()
+    code, _, stderr = ended(environment, tmp_path, *resume)
     assert code == 2
     assert "requests.parquet is damaged or was edited" in last_line(stderr)
     assert last_line(stderr).endswith(f"remove {damaged}, and --resume measures it again")
     assert "are kept" not in last_line(stderr)
     shutil.rmtree(damaged)
-    code, _, stderr = start(environment, tmp_path, *resume).end()
+    code, _, stderr = ended(environment, tmp_path, *resume)
     assert code == 0, stderr
 
 
@@ -433,7 +432,7 @@ def test_a_block_is_kept_before_its_engines_are_stopped(
 ) -> None:
     """Which may take long, or be interrupted."""
     few = (*CLOCKWORK, "--blocks", "1", "--rounds", "1")
-    code, _, stderr = start(environment, tmp_path, "run", *few).end()
+    code, _, stderr = ended(environment, tmp_path, "run", *few)
     assert code == 0, stderr
     planned = read_manifest(run_folder(tmp_path))
     again = tmp_path / "again"

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import api
-from experiments.common.bench_command import start
 from harness.analysis import across_runs, comparison, explain, stored, words
 from harness.analysis.result import MetricRow
 from harness.metrics import definitions
@@ -30,6 +29,7 @@ from harness.store.tables import read_block
 from harness.studies import gate
 from harness.workload.workload import Workload
 from tests.support.clockwork import installed
+from tests.support.in_process import ended
 from tests.support.made_blocks import manifest, result, shown, warned
 from tests.support.made_runs import NAMES, stored_three, three, three_blocks
 
@@ -268,8 +268,9 @@ def test_three_arms_from_boot_to_result(tmp_path: Path) -> None:
     workload = Workload(num_requests=4, max_new_tokens=8, interval_ms=1, pretok=False)
     design = Design(name="steps", arms=arms, workload=workload, blocks=2, rounds=2)
     write_manifest(tmp_path / "planned", msgspec.structs.replace(three(2), design=design))
-    bench = start(installed(tmp_path), tmp_path, "rerun", "planned", "--trust", "--format", "json")
-    code, stdout, stderr = bench.end()
+    code, stdout, stderr = ended(
+        installed(tmp_path), tmp_path, "rerun", "planned", "--trust", "--format", "json"
+    )
     assert code == 1, stderr  # the third arm's tokens are others
     found = json.loads(stdout)
     assert [each["outputs"]["identical"] for each in found["comparisons"]] == [16, 0]
@@ -281,4 +282,3 @@ def test_three_arms_from_boot_to_result(tmp_path: Path) -> None:
         ran = [list(each["arm"]) for _, each in rounds.groupby("round")]
         assert ran[0] == [NAMES[arm] for arm in kept.orders[number]] == ran[1]
         assert rounds.groupby("round")["seed"].nunique().eq(1).all()
-    assert not bench.left()

@@ -34,7 +34,7 @@ from harness.store.files import SWEEP_FILE, StoreError, write_json
 from harness.store.manifest import read_manifest, write_manifest
 from harness.store.tables import write_block
 from tests.support.clockwork import CLOCKWORK, installed
-from tests.support.in_process import bench
+from tests.support.in_process import bench, ended
 from tests.support.made_blocks import blocks, described, manifest
 from tests.support.made_runs import stored_sweep
 
@@ -340,25 +340,24 @@ def test_a_sweep_that_is_killed_goes_on(environment: dict[str, str], tmp_path: P
     kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
 
     other = ("sweep", *few, "--over", "num-requests=2,6", "--resume", str(folder))
-    code, _, stderr = start(environment, tmp_path, *other).end()
+    code, _, stderr = ended(environment, tmp_path, *other)
     assert code == 2
     assert "can't resume" in last_line(stderr)
 
-    again = start(environment, tmp_path, "sweep", "--resume", str(folder), "--format", "json")
-    code, stdout, stderr = again.end()
+    code, stdout, stderr = ended(environment, tmp_path, "sweep", "--resume", str(folder), "--format", "json")
     assert code == 0, stderr
     assert "point 1 of 2" not in stderr
     result = json.loads(stdout)
     assert result["stopped_because"] == "all 2 points done"
     assert [each["outputs"]["compared"] for each in result["comparisons"]] == [8, 16]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    code, stdout, _ = start(environment, tmp_path, "sweep", str(folder), "--format", "json").end()
+    code, stdout, _ = ended(environment, tmp_path, "sweep", str(folder), "--format", "json")
     assert (code, json.loads(stdout)) == (0, result)
 
 
 def test_a_sweep_whose_first_point_fails_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
     failing = (*CLOCKWORK, "--after", "boot=breaks", "--over", "pace=slow,fast")
-    code, _, stderr = start(environment, tmp_path, "sweep", *failing).end()
+    code, _, stderr = ended(environment, tmp_path, "sweep", *failing)
     assert code == 4
     assert last_line(stderr).endswith("the engine of after failed: the mainspring is broken")
     assert not list((tmp_path / "results").iterdir())

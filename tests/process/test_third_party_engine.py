@@ -13,6 +13,7 @@ import pytest
 
 from engines import api
 from experiments.common.bench_command import start
+from tests.support.in_process import ended
 from tests.support.places import ROOT
 
 PACKAGE = ROOT / "examples" / "own_engine"
@@ -44,7 +45,7 @@ def test_and_its_toggle_is_measured_like_any_other_with_its_counter_and_its_step
 ) -> None:
     arms = ("--engine", "paced", "--before", "output=inline", "--after", "output=deferred")
     asked = ("--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
-    code, stdout, stderr = start(environment, tmp_path, "run", *arms, *asked, "--format", "json").end()
+    code, stdout, stderr = ended(environment, tmp_path, "run", *arms, *asked, "--format", "json")
     assert code == 0, stderr
     (comparison,) = json.loads(stdout)["comparisons"]
     assert "tpot_ms_p50" in comparison["metrics"]

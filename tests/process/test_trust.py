@@ -40,6 +40,7 @@ from harness.store.manifest import described_here, read_manifest, write_manifest
 from harness.studies import experiment
 from harness.workload.workload import Workload
 from tests.support.clockwork import CLOCKWORK, installed
+from tests.support.in_process import ended
 from tests.support.places import REFERENCE
 
 PINNED = REFERENCE / "runs" / "pinned-h2d"
@@ -216,7 +217,7 @@ def test_what_a_strangers_run_names_is_listed_and_left_alone(
     where, marker = tmp_path / "things", tmp_path / "ran"
     make, listed = NAMED[kind]
     folder = stranger(tmp_path / "theirs", make(where, marker, listener.url))
-    code, stdout, stderr = start(environment, tmp_path, *COMMANDS[command]).end()
+    code, stdout, stderr = ended(environment, tmp_path, *COMMANDS[command])
     assert (code, stdout) == (2, ""), stderr
     assert listed.format(where=where, address=listener.url) in stderr
     assert last_line(stderr) == (
@@ -236,7 +237,7 @@ def test_with_trust_it_is_listed_and_goes_on(
     where, marker = tmp_path / "things", tmp_path / "ran"
     make, listed = NAMED[kind]
     stranger(tmp_path / "theirs", make(where, marker, listener.url))
-    _, _, stderr = start(environment, tmp_path, "rerun", "theirs", "--trust").end()
+    _, _, stderr = ended(environment, tmp_path, "rerun", "theirs", "--trust")
     assert listed.format(where=where, address=listener.url) in stderr
     assert marker.exists()
 
@@ -244,7 +245,7 @@ def test_with_trust_it_is_listed_and_goes_on(
 def test_a_list_can_not_be_written_over(environment: dict[str, str], tmp_path: Path) -> None:
     hidden = "/bin/sh\x1b[1A\x1b[2K\nbench:   run the engine 'clockwork'\u202e"
     stranger(tmp_path / "theirs", planned(arm(python=hidden)))
-    _, _, stderr = start(environment, tmp_path, "rerun", "theirs").end()
+    _, _, stderr = ended(environment, tmp_path, "rerun", "theirs")
     assert "\x1b" not in stderr
     assert "\u202e" not in stderr
     assert repr(hidden) in stderr
@@ -326,7 +327,7 @@ def test_nothing_is_started_for_a_strangers(
     marker = tmp_path / "ran"
     program = marking(tmp_path / "program", marker)
     arguments = make(tmp_path, program).split()
-    code, stdout, stderr = start(environment, tmp_path, *arguments).end()
+    code, stdout, stderr = ended(environment, tmp_path, *arguments)
     assert (code, stdout) == (2, ""), stderr
     assert f"bench:   start the interpreter '{program}'" in stderr or (
         f"bench:   start the command '{program} {{port}}'" in stderr
@@ -377,7 +378,7 @@ def test_a_key_goes_only_to_an_address_that_is_given_again(
     one = arm("openai", toggles={**SERVER, "url": listener.url}, env=env)
     stranger(tmp_path / "theirs", planned(one))
     again = {**environment, "OPENAI_BASE_URL": given.format(address=listener.url)}
-    _, _, stderr = start(again, tmp_path, "rerun", "theirs", "--trust").end()
+    _, _, stderr = ended(again, tmp_path, "rerun", "theirs", "--trust")
     assert {path for path, _ in listener.heard} == {"/v1/models", "/v1/completions"}, stderr
     assert listener.keys == {sent}
     assert ("it gets no HF_TOKEN and no OPENAI_API_KEY" in stderr) == (sent is None)
@@ -420,7 +421,7 @@ def test_a_key_goes_to_ones_own_address_again(
         write_manifest(folder, own(read_manifest(folder)))
     finally:
         os.chdir(here)
-    _, _, stderr = start(environment, tmp_path, "rerun", "mine").end()
+    _, _, stderr = ended(environment, tmp_path, "rerun", "mine")
     assert listener.keys == {f"Bearer {KEY}"}, stderr
 
 
@@ -442,7 +443,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.fixture(scope="module")
 def once(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("once")
-    code, _, stderr = start(environment, folder, "run", *ONE).end()
+    code, _, stderr = ended(environment, folder, "run", *ONE)
     assert code == 0, stderr
     return only_run(folder)
 
@@ -462,7 +463,7 @@ def test_a_run_of_ones_own_goes_on_and_is_repeated(environment: dict[str, str], 
     mine = only_run(tmp_path)
     signed = read_manifest(mine)
     assert signed.signature
-    code, _, stderr = start(environment, tmp_path, "run", "--resume", str(mine)).end()
+    code, _, stderr = ended(environment, tmp_path, "run", "--resume", str(mine))
     assert code == 0, stderr
     resumed = read_manifest(mine)
     assert resumed.descriptions
@@ -470,12 +471,12 @@ def test_a_run_of_ones_own_goes_on_and_is_repeated(environment: dict[str, str], 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     shutil.copytree(mine, elsewhere / "a copy")
-    code, _, stderr = start(environment, elsewhere, "rerun", "a copy").end()
+    code, _, stderr = ended(environment, elsewhere, "rerun", "a copy")
     assert code == 0, stderr
     assert "--trust" not in stderr
 
     edit(elsewhere / "a copy", lambda each: each["design"]["arms"][0].update(python="/theirs/python"))
-    code, _, stderr = start(environment, elsewhere, "rerun", "a copy").end()
+    code, _, stderr = ended(environment, elsewhere, "rerun", "a copy")
     assert (code, "start the interpreter '/theirs/python'" in stderr) == (2, True)
     assert "was signed by another machine, or in another folder, or edited" in last_line(stderr)
 
@@ -484,7 +485,7 @@ def test_a_run_of_another_machine_is_not_ones_own(
     environment: dict[str, str], tmp_path: Path, finished: Path
 ) -> None:
     other = {**environment, "XDG_STATE_HOME": str(tmp_path / "state")}
-    code, _, stderr = start(other, tmp_path, "rerun", str(finished)).end()
+    code, _, stderr = ended(other, tmp_path, "rerun", str(finished))
     assert (code, "was signed by another machine" in last_line(stderr)) == (2, True)
 
 
@@ -495,15 +496,15 @@ def test_what_a_run_names_is_signed_for_the_folder_where_bench_ran(
     own = ("--set", "python=./python")
     (tmp_path / "python").symlink_to(sys.executable)
     with_path = {**environment, "PYTHONPATH": os.pathsep.join([environment["PYTHONPATH"], *sys.path])}
-    code, _, stderr = start(with_path, tmp_path, "run", *ONE, *own).end()
+    code, _, stderr = ended(with_path, tmp_path, "run", *ONE, *own)
     assert code == 0, stderr
     mine = only_run(tmp_path)
     again = ("rerun", str(mine), "--out", str(tmp_path / "again"))
-    code, _, stderr = start(with_path, tmp_path, *again).end()
+    code, _, stderr = ended(with_path, tmp_path, *again)
     assert code == 0, stderr
     theirs, marker = tmp_path / "theirs", tmp_path / "ran"
     marking(theirs / "python", marker)
-    code, _, stderr = start(with_path, theirs, *again).end()
+    code, _, stderr = ended(with_path, theirs, *again)
     assert (code, "in another folder" in last_line(stderr)) == (2, True)
     assert not marker.exists()
 
@@ -513,10 +514,10 @@ def test_what_a_trusted_run_leaves_is_trusted_no_further(
 ) -> None:
     """Else its second half would get the keys that were kept from the first."""
     edit(finished, lambda each: each.pop("signature"))
-    code, _, stderr = start(environment, tmp_path, "rerun", str(finished), "--trust").end()
+    code, _, stderr = ended(environment, tmp_path, "rerun", str(finished), "--trust")
     assert code == 0, stderr
     left = only_run(tmp_path)
-    code, _, stderr = start(environment, tmp_path, "run", "--resume", str(left)).end()
+    code, _, stderr = ended(environment, tmp_path, "run", "--resume", str(left))
     assert (code, "is not signed by this machine" in last_line(stderr)) == (2, True)
 
 
@@ -524,7 +525,7 @@ def test_what_is_asked_for_again_in_full_needs_no_trust(
     environment: dict[str, str], tmp_path: Path, finished: Path
 ) -> None:
     edit(finished, lambda each: each.pop("signature"))
-    code, _, stderr = start(environment, tmp_path, "run", *ONE, "--resume", str(finished)).end()
+    code, _, stderr = ended(environment, tmp_path, "run", *ONE, "--resume", str(finished))
     assert code == 0, stderr
 
 
@@ -621,11 +622,11 @@ def test_without_a_place_for_the_secret_runs_go_and_each_rerun_asks(
 ) -> None:
     (tmp_path / "a-file").write_text("")
     homeless = {**environment, "XDG_STATE_HOME": str(tmp_path / "a-file")}
-    code, _, stderr = start(homeless, tmp_path, "run", *ONE).end()
+    code, _, stderr = ended(homeless, tmp_path, "run", *ONE)
     assert code == 0, stderr
     mine = only_run(tmp_path)
     assert read_manifest(mine).signature == ""
-    code, _, stderr = start(homeless, tmp_path, "rerun", str(mine)).end()
+    code, _, stderr = ended(homeless, tmp_path, "rerun", str(mine))
     assert code == 2
     assert f"can't be verified ({tmp_path}/a-file/overlap-bench/secret: Not a directory)" in last_line(stderr)
 
@@ -668,7 +669,7 @@ def test_an_arms_name_leads_out_of_no_folder(tmp_path: Path) -> None:
 def test_a_trusted_repository_runs_no_hook(environment: dict[str, str], tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     stranger(tmp_path / "theirs", _ref(tmp_path / "things", marker, ""))
-    code, _, stderr = start(environment, tmp_path, "rerun", "theirs", "--trust").end()
+    code, _, stderr = ended(environment, tmp_path, "rerun", "theirs", "--trust")
     assert (code, "before was to run the code of its ref" in last_line(stderr)) == (2, True), stderr
     assert not marker.exists()
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from harness.cli import app
+from harness.common.processes import below
 
 
 def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -17,3 +25,29 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     code = caught.value.code
     assert isinstance(code, int)
     return code
+
+
+def ended(environment: Mapping[str, str], folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """What `start(environment, folder, *arguments).end()` gives, of a `bench` run in this process: in that
+    folder and that environment, its path for modules included. No process of it is left."""
+    before = below()
+    stdout, stderr = (io.TextIOWrapper(io.BytesIO(), newline="") for _ in range(2))
+    with (
+        patch.dict(os.environ, environment, clear=True),
+        pytest.MonkeyPatch.context() as here,
+        redirect_stdout(stdout),
+        redirect_stderr(stderr),
+    ):
+        for place in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
+            if place:
+                here.syspath_prepend(place)
+        here.chdir(folder)
+        here.setattr(tempfile, "tempdir", None)  # TMPDIR is read once
+        code = bench(here, *arguments)
+    assert below() <= before
+    return code, *(_written(each) for each in (stdout, stderr))
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()
