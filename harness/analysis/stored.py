@@ -83,7 +83,7 @@ def result(folder: Path, manifest: Manifest, read: Iterable[tuple[Block, Values]
     if manifest.left_out:
         found = summary(folder, Result)
         if len(found.comparisons) != max(1, len(manifest.design.arms) - 1) or any(
-            each.primary not in each.metrics for each in found.comparisons
+            not {each.primary, *each.limit} <= each.metrics.keys() for each in found.comparisons
         ):
             raise StoreError(f"{folder / SUMMARY_FILE} was edited: it does not have what its run compares")
         return found

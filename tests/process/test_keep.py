@@ -89,6 +89,15 @@ def test_a_frame_that_was_left_out_is_not_taken_for_an_empty_one(run: Path) -> N
             getattr(harness.load(run), table)
 
 
+def test_a_summary_whose_limit_is_of_no_metric_is_named(run: Path) -> None:
+    keep.keep(run)
+    kept = read_summary(run)
+    kept["comparisons"][0]["limit"] = {"nothing": {"before": 0.1, "after": 0.2}}
+    write_json(run / SUMMARY_FILE, kept)
+    with pytest.raises(StoreError, match=r"summary\.json was edited: it does not have what its run compares"):
+        across_runs.compare([str(run)])
+
+
 @pytest.mark.parametrize(
     "part",
     [

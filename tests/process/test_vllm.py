@@ -105,7 +105,7 @@ def test_a_gate_fails_a_build_whose_steps_take_longer_and_not_the_same_build(tmp
         gate = (
             *("gate", "--engine", "vllm", "--set", "multiprocessing=off", "--before", f"python={PYTHON}"),
             *("--after", f"python={head}", "--after", f"env.{PLANTED_US}={longer_us}"),
-            *("--max-regression", "10%", "--max-minutes", "4"),
+            *("--max-regression", "10%", "--blocks", "3"),
         )
         bench = start({**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path, *gate)
         codes.append(bench.end(2 * PATIENCE_S)[0])
