@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from functools import cache
 from random import Random
 from typing import Any
@@ -72,7 +73,7 @@ def any_value(random: Random) -> Any:
         case 3:
             return nested(random.choice((10, 100, 600)))
         case _:
-            return random.choice(drawn())
+            return deepcopy(random.choice(drawn()))  # a case changes it in its place
 
 
 def nested(depth: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from random import Random
 
 import pytest
 
-from experiments.fuzzing import files, in_process
+from experiments.fuzzing import files, in_process, mutations
 from experiments.fuzzing.case import Broken, Target, TooLong, within
 from experiments.fuzzing.in_process import Ended, judged
 from experiments.validation import fuzz
@@ -50,12 +51,15 @@ def test_nothing_is_started() -> None:
         assert in_process.bench(["run", "--engine", "overlap", "--blocks", "1"]).code is None
 
 
+READ = ("weights", "profiles", "doctor", "compare beside a floor", "tokenizer")
+
+
 def test_what_is_changed_was_read_before_it_was() -> None:
     """Else all that is tried are ways to be refused."""
     with files.opened() as target:
         base = target.attempt.args[0]  # type: ignore[attr-defined]
         for reader in files.readers():
-            if reader.name in ("weights", "profiles", "doctor", "compare beside a floor", "tokenizer"):
+            if reader.name in READ or reader.name.startswith("gate --"):
                 content = (base / reader.files[0]).read_bytes()
                 ended = target.attempt(files.Damaged(reader, reader.files[0], content))
                 assert "refused" not in ended, reader
@@ -77,6 +81,12 @@ def counting() -> Iterator[Target[int]]:
         return "fine"
 
     yield Target(make, attempt, settle=lambda: None, rss=lambda: 1)
+
+
+def test_a_case_is_made_of_its_number_alone_and_not_of_those_before_it() -> None:
+    content = json.dumps({"a": [1, {"b": [2, 3]}], "c": {"d": None}}).encode()
+    once, again = ([mutations.in_json(content, Random(number)) for number in range(400)] for _ in range(2))
+    assert once == again
 
 
 def test_a_target_that_was_cut_off_goes_on_where_it_was(
