@@ -1,14 +1,18 @@
-"""A worker of vLLM's that sleeps as soon as it has nothing to do, on a CPU.
+"""A worker of vLLM's that sleeps soon after it has nothing to do, on a CPU.
 
 vLLM's own looks for its next step for a second before it sleeps, on the core that both arms compute on: one
-that is parked would take that core from the other. Asleep, it wakes some tens of microseconds later.
+that is parked would take that core from the other. And asleep it can miss that there is one, and wakes 5 s
+later: a notification that comes within a millisecond of another may be dropped.
 """
 
 from __future__ import annotations
 
 from functools import partialmethod
 
-from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+from vllm.distributed.device_communicators import shm_broadcast as queues
+
+AWAKE_S = 0.002  # longer than it has nothing to do within a step, or between two
+LOOK_MS = 1
 
 
 class Sleeping:
@@ -16,4 +20,5 @@ class Sleeping:
     a worker waits at."""
 
 
-SpinCondition.__init__ = partialmethod(SpinCondition.__init__, busy_loop_s=0)
+queues.SpinCondition.__init__ = partialmethod(queues.SpinCondition.__init__, busy_loop_s=AWAKE_S)
+queues.SHM_READER_RECHECK_INTERVAL_MS = LOOK_MS
