@@ -79,17 +79,17 @@ def truth(run: dict[str, Any]) -> float:
 
 
 def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> list[str]:
-    half_widths = [(run["ci_high"] - run["ci_low"]) / 2 for run in runs]
-    holding = sum(run["ci_low"] <= truth(run) <= run["ci_high"] for run in runs)
+    decided = [run for run in runs if run["ci_low"] is not None]  # of two blocks or more
+    half_widths = [(run["ci_high"] - run["ci_low"]) / 2 for run in decided]
+    holding = sum(run["ci_low"] <= truth(run) <= run["ci_high"] for run in decided)
     return [
         PLACES[cell.apart],
         f"{SHARE:.0%} longer" if cell.planted else "one",
         str(len(runs)),
         *(str(sum(run["verdict"] == verdict for run in runs)) for verdict in ("slower", "faster")),
-        f"{holding} of {len(runs)}",
+        f"{holding} of {len(decided)}",
         f"{median(run['change'] for run in runs):+.2%}",
-        f"±{median(half_widths):.2%}",
-        f"±{max(half_widths):.2%}",
+        *((f"±{median(half_widths):.2%}", f"±{max(half_widths):.2%}") if decided else ("", "")),
         f"{median(run['seconds'] for run in runs):.0f} s",
     ]
 
