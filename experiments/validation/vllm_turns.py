@@ -1,11 +1,12 @@
 """vLLM against itself by turns, and against a build of it whose scheduler takes 2% of a step longer.
 
-    BENCH_VLLM=PYTHON python -m experiments.validation.vllm_turns [RUNS]    4 by default, a quarter of an hour
+    BENCH_VLLM=PYTHON python -m experiments.validation.vllm_turns [RUNS]    4 by default, half an hour
 
-A fixed list of 80 runs of three minutes, of which each call does the next: 20 sets of one run of equal arms
-and one of two builds, each once with vLLM in the host's process and once with its core in one of its own.
-The other build is the same vLLM with one patched file (experiments/common/vllm_builds.py). How long 2% of a
-step are is known from the runs of equal arms before. Boots are vLLM's own, and outside of the measured time.
+A fixed list of 80 runs of eight blocks, of which each call does the next: 20 sets of one run of equal arms and
+one of two builds, each once with vLLM in the host's process and once with its core in one of its own. The
+other build is the same vLLM with one patched file (experiments/common/vllm_builds.py). How long 2% of a step
+are is known from the runs of equal arms before. The boots are most of a run: a block measures for some six
+seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from harness.metrics import definitions
 PLACES = {"off": "in process", "on": "engine core"}  # by vLLM's switch multiprocessing
 SHARE = 0.02
 SETS = 20
-MINUTES = "3"
+BLOCKS = "8"
 HEADER = [
     "vLLM",
     "builds",
@@ -54,7 +55,7 @@ CELLS = [Cell(apart, planted) for planted in (False, True) for apart in PLACES]
 def measured(cell: Cell, seed: int, base: str, head: str, step_ms: float) -> dict[str, Any]:
     given = (
         *("--engine", "vllm", "--set", f"multiprocessing={cell.apart}", "--seed", str(seed)),
-        *("--max-minutes", MINUTES),
+        *("--blocks", BLOCKS),
     )
     planted_us = SHARE * step_ms * 1e3 if cell.planted else 0.0
     if cell.planted:
@@ -113,7 +114,7 @@ def write(runs: list[dict[str, Any]]) -> None:
     found = [(each, [run for run in runs if Cell(run["apart"], run["planted"]) == each]) for each in CELLS]
     write_result(
         __file__,
-        title=f"vLLM by turns: {len(runs)} of {len(CELLS) * SETS} runs of three minutes, 95% intervals",
+        title=f"vLLM by turns: {len(runs)} of {len(CELLS) * SETS} runs of eight blocks, 95% intervals",
         header=HEADER,
         rows=[row(each, mine) for each, mine in found if mine],
         data=runs,
