@@ -102,10 +102,13 @@ def die(together: str, rank: int, sent: str, number: int, folder: Path) -> Death
 
 
 def device_of(bench: Bench, driver: psutil.Process) -> psutil.Process:
-    """The device process that a driver has started."""
-    bench.find(DEVICE)
-    (device,) = (each for each in driver.children() if DEVICE in " ".join(each.cmdline()))
-    return device
+    """The device process that a driver has started; waits for it."""
+    while True:
+        bench.find(DEVICE)
+        for each in driver.children():
+            if DEVICE in " ".join(each.cmdline()):
+                return each
+        time.sleep(0.02)
 
 
 def row(deaths: list[dict[str, Any]]) -> list[str]:

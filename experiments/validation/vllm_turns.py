@@ -1,12 +1,12 @@
 """vLLM against itself by turns, and against a build of it whose scheduler takes 2% of a step longer.
 
-    BENCH_VLLM=PYTHON python -m experiments.validation.vllm_turns [RUNS]    4 by default, half an hour
+    python -m experiments.validation.vllm_turns [RUNS]    4 by default, half an hour
 
-A fixed list of 80 runs of eight blocks, of which each call does the next: 20 sets of one run of equal arms
-and one of two builds, each once with vLLM in the host's process and once with its core in one of its own. The
-other build is the same vLLM with one patched file (experiments/common/vllm_builds.py). How long 2% of a step
-are is known from the runs of equal arms before. The boots are most of a run: a block measures for some six
-seconds.
+BENCH_VLLM names an interpreter that has vLLM (engines/vllm/README.md). A fixed list of 80 runs of eight
+blocks, of which each call does the next: 20 sets of one run of equal arms and one of two builds, each once
+with vLLM in the host's process and once with its core in one of its own. The other build is the same vLLM
+with one patched file (experiments/common/vllm_builds.py). How long 2% of a step are is known from the runs of
+equal arms before. The boots are most of a run: a block measures for some six seconds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """vLLM's own switches on a CPU: each named variant of it once, with what shows that it was in force.
 
-    BENCH_VLLM=PYTHON python -m experiments.validation.vllm_variants [NAME ...]    all that are not there yet
+    python -m experiments.validation.vllm_variants [NAME ...]    all that are not there yet
 
-Each is one `bench run --variant NAME --max-minutes 6`, for boots are a minute and more. In force: the engine
-asks vLLM's configuration once it has booted, and refuses a switch that vLLM has flipped; beside that the
-table says what the records of both arms differ by. A name that is given is measured again.
+BENCH_VLLM names an interpreter that has vLLM (engines/vllm/README.md). Each is one `bench run --variant NAME
+--max-minutes 6`, for boots are a minute and more. In force: the engine asks vLLM's configuration once it has
+booted, and refuses a switch that vLLM has flipped; beside that the table says what the records of both arms
+differ by. A name that is given is measured again.
 """
 
 from __future__ import annotations

@@ -173,6 +173,7 @@ def test_an_order_that_comes_while_one_looks_whether_to_wake_is_carried_out_at_o
 
 
 def test_hosts_agree_on_the_largest_word(tmp_path: Path) -> None:
+    (tmp_path / "store").touch()
     heard: dict[int, list[int]] = {}
     words = [(NOTHING, NOTHING), (NOTHING, WORK), (ATTEND, WORK), (NOTHING, NOTHING)]
 
