@@ -93,11 +93,13 @@ def test_two_ranks_sample_the_same_tokens_as_one(chaotic_device):
 
 
 @contextmanager
-def running(device, **options: object) -> Iterator[tuple[OverlapEngine, api.Description]]:
+def running(
+    device, share: str = "ring", **options: object
+) -> Iterator[tuple[OverlapEngine, api.Description]]:
     """An engine of two ranks that has requests."""
     engine = OverlapEngine(
         api.EngineOptions(max_batch_size=4, **options),  # type: ignore[arg-type]
-        two_ranks(INLINE, "ring"),
+        two_ranks(INLINE, share),
         device=device,
     )
     try:
@@ -125,9 +127,11 @@ def test_an_engine_of_two_ranks_names_their_processes_drains_them_and_leaves_non
     assert not any(alive(pid) for pid in pids)
 
 
-@pytest.mark.parametrize("role", ["rank 1", "device of rank 1"])
-def test_a_rank_that_is_killed_is_named_and_takes_nothing_with_it_that_lives_on(own_device, role):
-    with running(own_device) as (engine, described):
+@pytest.mark.parametrize(
+    ("role", "share"), [("rank 1", "ring"), ("rank 1", "pickle"), ("device of rank 1", "ring")]
+)
+def test_a_rank_that_is_killed_is_named_and_takes_nothing_with_it_that_lives_on(own_device, role, share):
+    with running(own_device, share) as (engine, described):
         pids = [described.pids["rank 1"], described.pids["device of rank 1"]]
         os.kill(described.pids[role], signal.SIGKILL)
         with pytest.raises(api.EngineError) as failure:

@@ -44,6 +44,7 @@ TOGGLE = Toggle(
     counters=("share_ns", "shared_steps", "shared_bytes", "ring_full_ns"),
 )
 
+GONE_MS = 1000  # after which a rank that takes no message is taken to be gone
 SLOTS = 4
 HEADER_BYTES = 16 << 10  # of a slot, before its arrays
 _LENGTH = struct.Struct("<q")
@@ -103,11 +104,13 @@ class Pickled:
 
         self.counters = counters
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gone = zmq.Again
         self._sockets = [self._context.socket(zmq.PUSH) for _ in range(others)]
         self.ends = []
         for socket in self._sockets:
             address = f"ipc://@overlap-rank-{secrets.token_hex(8)}"  # no file: nobody has to remove it
             socket.sndhwm = 0
+            socket.sndtimeo = GONE_MS
             socket.bind(address)
             self.ends.append(Ends(address=address))
 
@@ -122,7 +125,12 @@ class Pickled:
     def _send(self, told: Told) -> bytes:
         body = pickle.dumps(told, pickle.HIGHEST_PROTOCOL)
         for socket in self._sockets:
-            socket.send(body)
+            try:
+                socket.send(body)
+            except self._gone:
+                from engines.devices.base import RANK_LOST
+
+                raise EngineError(f"{RANK_LOST}: nobody takes its messages any more") from None
         return body
 
     def close(self) -> None:
