@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Client, Connection, Listener
 from threading import Thread
 
@@ -20,6 +22,15 @@ from engines.vllm.steps import Steps
 ADDRESS = "BENCH_VLLM_GATE"  # in the environment of the core
 BEGIN, END, GO, LOOK, FINISH = b"begin", b"end", b"go", b"look", b"finish"  # to a core that steps
 CLEAR, COLLECT, COUNT = b"clear", b"collect", b"count"  # to its records
+
+
+@contextmanager
+def core_lives() -> Iterator[None]:
+    """Raises EngineError where the other end of a connection is gone."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise EngineError("vLLM's engine core died") from error
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -50,27 +61,28 @@ class Gate:
 
     def hear(self) -> Asked:
         """What the core asked; blocks until it has."""
-        try:
+        with core_lives():
             self.asked = msgspec.msgpack.decode(self._steps.recv_bytes(), type=Asked)
-        except (EOFError, OSError) as error:
-            raise EngineError("vLLM's engine core died") from error
         return self.asked
 
     def begin(self) -> None:
         """From now on the core asks. It must be idle."""
-        while self._steps.poll():  # what it asked while the turns before these were ended
-            self._steps.recv_bytes()
-        self._steps.send_bytes(BEGIN)
+        with core_lives():
+            while self._steps.poll():  # what it asked while the turns before these were ended
+                self._steps.recv_bytes()
+            self._steps.send_bytes(BEGIN)
 
     def let(self, word: bytes) -> None:
         """Answer the core that asks: GO; or LOOK for requests that are on their way, or FINISH the steps that
         you have begun, and ask again."""
-        self._steps.send_bytes(word)
+        with core_lives():
+            self._steps.send_bytes(word)
         self.asked = None
 
     def end(self) -> None:
         """The core asks no more, and goes on where it waits."""
-        self._steps.send_bytes(END)
+        with core_lives():
+            self._steps.send_bytes(END)
         self.asked = None
 
     def clear(self) -> None:
@@ -84,11 +96,9 @@ class Gate:
         return int(self._request(COUNT))
 
     def _request(self, word: bytes) -> bytes:
-        try:
+        with core_lives():
             self._records.send_bytes(word)
             return self._records.recv_bytes()
-        except (EOFError, OSError) as error:
-            raise EngineError("vLLM's engine core died") from error
 
     def close(self) -> None:
         for each in (self._listener, getattr(self, "_steps", None), getattr(self, "_records", None)):

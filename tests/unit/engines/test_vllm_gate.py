@@ -127,6 +127,7 @@ def test_a_core_that_is_gone_is_an_error() -> None:
     core = Core(Steps())
     gate.open()
     core._steps.close()
-    with pytest.raises(api.EngineError, match=r"^vLLM's engine core died$"):
-        gate.hear()
+    for use in (gate.hear, gate.begin, gate.end, lambda: gate.let(GO)):
+        with pytest.raises(api.EngineError, match=r"^vLLM's engine core died$"):
+            use()
     gate.close()
