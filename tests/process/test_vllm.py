@@ -92,7 +92,8 @@ def test_its_core_in_a_process_of_its_own_gives_the_same_tokens(session: Session
         done = session.load(booted, ASKED, None, 0, lambda progress: None)
         assert not any(done.data.errors)
         digests.append(done.data.digests)
-        assert records.steps_frame(session.collect(booted))["batch"].tolist() == [4] * 33
+        steps = records.steps_frame(session.collect(booted))
+        assert steps["batch"].sum() == sum(each.max_new_tokens for each in ASKED)  # however they came
         assert session.shut([booted]) == []
     assert digests[0] == digests[1]
 
