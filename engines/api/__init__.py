@@ -42,7 +42,7 @@ from engines.api.contract import (
     Request,
     Score,
 )
-from engines.api.errors import BadFile, BadSetting, EngineError
+from engines.api.errors import BadFile, BadSetting, EngineError, first_line
 from engines.api.pace import PaceProfile, make_pace, profiles
 from engines.api.records import (
     PHASES,
@@ -132,6 +132,7 @@ __all__ = [
     "Waiting",
     "check_preset",
     "find_engines",
+    "first_line",
     "make_pace",
     "pick",
     "profiles",

@@ -7,6 +7,8 @@ EngineError         it broke: the run has failed (exit code 4)
 
 from __future__ import annotations
 
+LONGEST = 1000  # characters of a library's error
+
 
 class EngineError(Exception):
     """An engine, or whatever else the run needs, cannot do what it was asked."""
@@ -21,3 +23,8 @@ class BadSetting(EngineError):
 
 class BadFile(BadSetting):
     """What was named can't be read, is damaged, or is not what it was taken for."""
+
+
+def first_line(error: Exception) -> str:
+    """Of a library's paragraphs, as far as anybody would read: it may quote a file or a name of any length."""
+    return str(error).strip().split("\n")[0].rstrip(".")[:LONGEST]

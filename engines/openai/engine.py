@@ -181,7 +181,7 @@ def tokens_of(path: str | None) -> Tokens | None:
     except ImportError:
         raise api.BadSetting("tokenizer= needs the package tokenizers: pip install tokenizers") from None
     except Exception as error:  # the library raises nothing narrower
-        raise api.BadFile(f"cannot read the tokenizer {path}: {error}") from None
+        raise api.BadFile(f"cannot read the tokenizer {path}: {api.first_line(error)}") from None
 
     def count(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.api import BadFile, BadSetting
+from engines.api import BadFile, BadSetting, first_line
 from harness.workload import conversations
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def load_tokenizer(path: str) -> Tokenizer:
     try:
         return Tokenizer.from_file(path)
     except Exception as error:  # the library raises nothing narrower
-        raise BadFile(f"cannot read the tokenizer {path}: {error}") from None
+        raise BadFile(f"cannot read the tokenizer {path}: {first_line(error)}") from None
 
 
 def leads(count: int, tokenizer: Tokenizer, random: np.random.Generator) -> list[str]:

@@ -31,8 +31,10 @@ if TYPE_CHECKING:  # the command line must not wait for numpy
 
 BLOCK_TOKENS = 512  # of a Mooncake hash id
 
-AtLeast1 = Annotated[int, msgspec.Meta(ge=1)]
+MOST = 1 << 53  # beyond it a float holds no whole number, and a scaled length would be another
+AtLeast1 = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
 class Mooncake(msgspec.Struct, frozen=True):
@@ -48,8 +50,8 @@ class BurstGpt(msgspec.Struct, frozen=True):
     """One row of the format; its other columns are not needed."""
 
     timestamp: float = msgspec.field(name="Timestamp")
-    request_tokens: NotNegative = msgspec.field(name="Request tokens")
-    response_tokens: NotNegative = msgspec.field(name="Response tokens")
+    request_tokens: Tokens = msgspec.field(name="Request tokens")
+    response_tokens: Tokens = msgspec.field(name="Response tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.api import BadFile, check_preset
+from engines.api import BadFile, check_preset, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
 END_OF_TEXT_ID = 0
-LONGEST = 1000  # characters of a library's error
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +171,3 @@ def local_folder(name: str) -> Path | None:
     if not (folder / "config.json").is_file():
         raise BadFile(f"no model at {name}: there is no config.json in it")
     return folder
-
-
-def first_line(error: Exception) -> str:
-    """Of the library's paragraphs, as far as anybody would read: it may quote a name of any length."""
-    return str(error).strip().split("\n")[0].rstrip(".")[:LONGEST]

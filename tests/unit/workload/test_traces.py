@@ -192,6 +192,8 @@ def test_burstgpt_as_json_lines_is_the_same(tmp_path: Path) -> None:
         ([mooncake(5, 0, 2)], "line 1: Expected `int` >= 1 - at `$.input_length`"),
         ([mooncake(5, 8, -2, 1)], "line 1: Expected `int` >= 1 - at `$.output_length`"),
         ([mooncake(5, 8, 2, -4)], "Expected `int` >= 0"),
+        ([mooncake(5, 8, 10**40, 1)], "line 1: Expected `int` <= 9007199254740992 - at `$.output_length`"),
+        ([f'{{"Timestamp": 6, "Request tokens": {10**400}, "Response tokens": 4}}'], "Expected `int` <= 9"),
         ([mooncake(5, 600, 2, 4)], "line 1: 1 hash_ids for 600 tokens; in blocks of 512 they need 2"),
         (['{"time": 6}'], "neither 'timestamp' (Mooncake) nor 'Timestamp' (BurstGPT)"),
         (['{"Timestamp": 6, "Request tokens": 4}'], "missing required field `Response tokens`"),
@@ -215,6 +217,7 @@ def test_a_trace_that_cannot_be_used_is_refused_by_its_line(
     [
         ("Timestamp,Request tokens\n5,3\n", "line 2: Object missing required field `Response tokens`"),
         ("Timestamp,Request tokens,Response tokens\n5,three,4\n", "line 2: Expected `int`, got `str`"),
+        (f"Timestamp,Request tokens,Response tokens\n5,{10**400},4\n", "line 2: Expected `int` <= 9007199"),
         ("Timestamp,Request tokens,Response tokens\n5,3\n", "line 2: Expected `int`, got `null`"),
         ("Timestamp,Request tokens,Response tokens\n5,3,4,5,6\n", "line 2 has more fields than the header"),
         ("at,Request tokens,Response tokens\n5,3,4\n", "neither 'timestamp'"),

@@ -191,6 +191,11 @@ def test_tokens_need_a_tokenizer(tmp_path: Path) -> None:
     missing = str(tmp_path / "tokenizer.json")
     with pytest.raises(BadSetting, match=r"cannot read the tokenizer .*tokenizer\.json"):
         plan(Workload(), 0, missing, 512)
+    long = tmp_path / "long.json"
+    long.write_text(f'{{"version": "1.0", "truncation": null, "padding": ["{"1" * 5000}"]}}')
+    with pytest.raises(BadSetting) as caught:  # the library repeats what is wrong
+        plan(Workload(), 0, str(long), 512)
+    assert len(str(caught.value)) < 1500
 
 
 def test_a_run_can_tell_whether_its_files_are_the_same(tmp_path: Path) -> None:
