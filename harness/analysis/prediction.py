@@ -18,6 +18,7 @@ the message's aftermath, and goes where the message goes. Where every step sends
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -218,7 +219,10 @@ def predict(
         intervals.append(float(boot.interval.mean()))
         found.append(model(boot, calibration if fits else None))
     alpha = design.alpha(len(blocks))
-    effect = paired.effect(intervals, [after.interval for after in found], "ratio", alpha)
+    predicted = [after.interval for after in found]
+    if not all(0 < each < math.inf for each in (*intervals, *predicted)):
+        return NoPrediction(none="the before arm has steps that take no time, or none that can be")
+    effect = paired.effect(intervals, predicted, "ratio", alpha)
     assert effect.change is not None
     low, high = widened(effect, max(after.error for after in found), alpha)
     change = None if measured is None else measured.change

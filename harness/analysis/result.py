@@ -238,6 +238,16 @@ class FactorialResult(msgspec.Struct, frozen=True, kw_only=True):
     left_out: list[LeftOut]
     warnings: list[Warning]
 
+    def __post_init__(self) -> None:
+        """ValueError, which a reader of a stored one gets as a ValidationError."""
+        toggles = {each.toggle for each in self.factors}
+        if not (
+            all(toggles <= choices.keys() for choices in self.settings.values())
+            and all(each.settings.keys() == self.settings.keys() for each in self.metrics.values())
+            and all(toggles <= each.alone.keys() & each.with_others.keys() for each in self.metrics.values())
+        ):
+            raise ValueError("a setting of the factorial lacks what was measured of it")
+
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """What a gate says of one metric. `change` is after/before - 1; the rest is regression, positive where
@@ -307,6 +317,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     factorial: FactorialResult | None = None
     gate: GateResult | None = None
     history: History | None = None
+
+    def __post_init__(self) -> None:
+        """As of FactorialResult."""
+        if self.factorial is None:
+            return
+        primaries = {each.primary for each in self.comparisons}
+        if (
+            len(self.factorial.settings) != len(self.comparisons) + 1
+            or len(primaries) != 1
+            or not primaries <= self.factorial.metrics.keys()
+            or not all(primaries <= each.metrics.keys() for each in self.comparisons)
+        ):
+            raise ValueError("its factorial is not that of its comparisons")
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):

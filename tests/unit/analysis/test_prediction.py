@@ -12,11 +12,12 @@ import pytest
 from engines import api
 from harness.analysis import prediction
 from harness.analysis.prediction import Before, Calibration, Measured, load_calibration, model_of
-from harness.analysis.result import Prediction
+from harness.analysis.result import NoPrediction, Prediction
 from harness.common.machine import Machine
 from harness.plan.design import Arm
 from harness.plan.variants import load_variants
 from harness.report import tables
+from harness.store.block import Block
 from tests.support.made_blocks import manifest
 from tests.unit.metrics.test_attribution import frame, one_step
 
@@ -191,3 +192,14 @@ def test_what_the_models_do_not_know_has_no_prediction() -> None:
         msgspec.structs.replace(arm, toggles={**arm.toggles, "output": "process"}) for arm in (first, second)
     ]
     assert model_of(*elsewhere) == "no model of overlap with output elsewhere"
+
+
+def test_steps_that_take_no_time_predict_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a file of steps that was edited."""
+    monkeypatch.setattr(prediction, "before_of", lambda *_: before(interval=0.0, device=0.0))
+    made = manifest(blocks=2)
+    made = msgspec.structs.replace(made, design=msgspec.structs.replace(made.design, arms=arms("overlap")))
+    block = Block(0, {})
+    found = prediction.predict(made, [block, block], None)
+    assert isinstance(found, NoPrediction)
+    assert found.none == "the before arm has steps that take no time, or none that can be"
