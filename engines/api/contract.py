@@ -187,6 +187,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     toggles: dict[str, str]
     deterministic: bool  # equal prompts give equal greedy tokens, whatever the batch
     pids: dict[str, int]  # every process of the engine by role: "engine", "device", "output"
+    takes_turns: bool = True  # False where its spec says so, and what was started can't after all
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class EngineSpec:
     # Whether it can stop after any step and go on with the next as if nothing had been: it calls pump(0)
     # once between two steps, pump(None) only where it has no request, and `drain` leaves nothing undone.
     takes_turns: bool = False
+    turn_steps: int = 4  # of a turn: more where it begins and ends with steps that count for nothing
     # Choices of toggles by which a step is launched before the one before it is finished.
     overlapping: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Toggles that decide which tokens a step computes, or how many it gives: no step of one choice is the

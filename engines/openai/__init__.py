@@ -6,6 +6,7 @@
     connections.py  the sockets: sends, reads, and the kernel's arrival stamps
     events.py       server-sent events out of what was read
     replies.py      from the events of a reply to chunks with tokens and stamps
+    turns.py        a server of our own that runs a few steps and is stopped, while others have the machine
     engine.py       all of it behind the engine protocol
 
 While a stream is read, its bytes are only kept, with their stamps; they are parsed when it has ended and
@@ -45,6 +46,9 @@ SPEC = api.EngineSpec(
     ),
     build="engines.openai.engine:build",
     samples=True,
+    takes_turns=True,  # where it started the server
+    turn_steps=8,
+    overlapping={"api": ("completions", "chat")},  # for all that can be known of it
     starts_alone=True,
     defaults={"model": ""},  # the first that the server names
     asks_text=True,

@@ -303,6 +303,17 @@ class Connections:
         ended, self._ended = self._ended, []
         return ended
 
+    @property
+    def replies(self) -> list[Reply]:
+        """Those that are awaited."""
+        return [each.reply for each in self._by_descriptor.values() if each.reply is not None]
+
+    def close_idle(self) -> None:
+        """A server closes connections that it has not heard of for long, and one that is stopped hears of
+        none."""
+        for connection in list(self._idle):
+            self._close(connection)
+
     def wait_s(self) -> float | None:
         """How long the caller may wait for something to happen; None: for ever."""
         if self._ended:

@@ -18,6 +18,7 @@ from engines.openai.endpoint import Endpoint, Model
 from engines.openai.replies import Outcome, Reply, Tokens, outcome
 from engines.openai.requests import Wire
 from engines.openai.server import Server
+from engines.openai.turns import Processes, Turning
 
 USED = ("model", "sampling", "recorder")  # all else is the server's own affair, and stands in its command
 ALIVE_NS = 1_000_000_000  # between two signs of life to the load generator, which has a time-out of its own
@@ -44,6 +45,8 @@ class OpenAIEngine(api.Engine):
         self.counters: Counter[str] = Counter()
         self.in_flight = 0
         self.alive_ns = 0
+        self.turning: Turning | None = None  # while turns last
+        self.turned: Turning | None = None  # those of the round
         self.served = 0  # of the round
         self.failed = ""  # how the last one of the round failed
 
@@ -83,6 +86,8 @@ class OpenAIEngine(api.Engine):
             toggles=dict(self.toggles),
             deterministic=False,  # a server's batches are its own affair
             pids=pids,
+            takes_turns=self.server is not None
+            and Processes(self.server.popen.pid).serve(self.server.endpoint.port),
         )
 
     def submit(self, request: api.Request) -> None:
@@ -103,25 +108,80 @@ class OpenAIEngine(api.Engine):
         self.connections.cancel(request)
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
+        while pump(self._patience()):
+            if self.turning is None:
+                self._look()
+            else:
+                self._step(self.turning)
+
+    def _patience(self) -> float | None:
+        """How long may be waited for a message, or for the server."""
+        assert self.connections is not None
+        if self.turning is not None:
+            return 0 if self.in_flight else None
+        return 0 if self.ended else self.connections.wait_s()
+
+    def _look(self) -> None:
         """Reading comes first: ended replies are parsed one at a time, between two looks at the sockets."""
         assert self.connections is not None
-        while pump(0 if self.ended else self.connections.wait_s()):
-            self.ended += self.connections.turn()
-            if self.ended:
-                self._finish(self.ended.popleft())
-            if self.server is not None and self.server.ended():
-                raise self.server.failure(
-                    "in the middle of a round" if self.in_flight else "between two rounds"
-                )
-            if self.in_flight and perf_counter_ns() >= self.alive_ns:
-                self.alive_ns = perf_counter_ns() + ALIVE_NS
-                self.events.send([])
+        self.ended += self.connections.turn()
+        if self.ended:
+            self._finish(self.ended.popleft())
+        self._check()
+        if self.in_flight and perf_counter_ns() >= self.alive_ns:
+            self.alive_ns = perf_counter_ns() + ALIVE_NS
+            self.events.send([])
+
+    def _check(self) -> None:
+        if self.server is not None and self.server.ended():
+            raise self.server.failure("in the middle of a round" if self.in_flight else "between two rounds")
+
+    def _step(self, turning: Turning) -> None:
+        """Until one more step is over, or all replies have ended; nothing is parsed meanwhile."""
+        assert self.connections is not None
+        turning.begin_step(self.connections.replies)
+        while not turning.step_is_over and self.connections.replies:
+            select.select([self.connections.epoll], [], [], self.connections.wait_s())
+            self._read(turning)
+            self._check()
+        if not self.connections.replies:
+            self._finish_all()
+
+    def _read(self, turning: Turning) -> None:
+        assert self.connections is not None
+        ended = self.connections.turn()
+        turning.read(self.connections.replies, ended)
+        self.ended += ended
+
+    def _finish_all(self) -> None:
+        while self.ended:
+            self._finish(self.ended.popleft())
+
+    def begin_turns(self) -> None:
+        assert self.connections is not None
+        assert self.server is not None
+        self.connections.close_idle()
+        self.turning = self.turned = Turning(self.server.popen.pid)
+
+    def drain(self) -> None:
+        """The server goes on from where it is stopped: what is under way is the next turn's."""
+        assert self.turning is not None
+        self.turning.park()
+        self._read(self.turning)
+        self._finish_all()
+
+    def end_turns(self) -> None:
+        assert self.turning is not None
+        self.turning.end()
+        self.turning = None
 
     def _finish(self, reply: Reply) -> None:
         self.in_flight -= 1
         found = outcome(reply, self.tokens)
         self._count(found)
         events = [self._without_key(event) for event in found.events]
+        if self.turning is not None:
+            self.turning.finished([each for each in events if isinstance(each, api.Chunk)], found.places)
         if isinstance(events[-1], api.Error):
             self.failed = events[-1].message
         else:
@@ -145,6 +205,7 @@ class OpenAIEngine(api.Engine):
         assert self.connections is not None
         self.counters.clear()
         self.served, self.failed = 0, ""
+        self.turned = None
         self.connections.opened = 0
         self.connections.clock.renew()
         gc.collect()
@@ -160,10 +221,13 @@ class OpenAIEngine(api.Engine):
         counters = dict(self.counters)
         counters["connections_opened"] = self.connections.opened
         counters["clock_moved_us"] = self.connections.clock.moved_ns() // 1000
-        return api.RoundRecord(counters=counters)
+        steps = None if self.turned is None else self.turned.table()
+        return api.RoundRecord(steps=steps, counters=counters)
 
     def stop(self) -> None:
         gc.enable()  # a round that was broken off left it disabled
+        if self.turning is not None:
+            self.turning.end()  # a process that is stopped takes no SIGTERM
         if self.connections is not None:
             self.connections.close()
         if self.server is not None:

@@ -47,11 +47,13 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What is sent on for a reply, and how the tokens of its chunks were counted: by "ids", "logprobs",
-    "usage", "tokenizer", or as one per chunk ("chunks"); "" where it failed."""
+    "usage", "tokenizer", or as one per chunk ("chunks"); "" where it failed. `places` tells which events of
+    the stream the chunks are."""
 
     events: list[api.Event]
     counted_by: str = ""
     read_together: int = 0  # chunks that were read in one piece with the one before
+    places: tuple[int, ...] = ()
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -95,8 +97,10 @@ _decode = msgspec.json.Decoder(_Part).decode
 
 @dataclass(slots=True)
 class _Piece:
-    """One chunk that holds a token: the index of the piece that completed it, and what it said of itself."""
+    """One chunk that holds a token: which event it is, the index of the piece that completed it, and what it
+    said of itself."""
 
+    place: int
     index: int
     text: str
     ids: list[int] | None
@@ -149,12 +153,12 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
         -1,
         sent_ns=reply.sent_ns,
         submitted_ns=reply.submitted_ns,
-        arrived_ns=_arrival(reply, len(reply.pieces) - 1) if reply.pieces else -1,
+        arrived_ns=arrival(reply, len(reply.pieces) - 1) if reply.pieces else -1,
     )
     together = sum(
         reply.read_ns[first.index] == reply.read_ns[second.index] for first, second in pairwise(pieces)
     )
-    return Outcome([*chunks, finish], counted_by, together)
+    return Outcome([*chunks, finish], counted_by, together, tuple(piece.place for piece in pieces))
 
 
 def _read(reply: Reply) -> tuple[list[_Piece], _Usage | None, str, bool]:
@@ -180,7 +184,9 @@ def _read(reply: Reply) -> tuple[list[_Piece], _Usage | None, str, bool]:
         usage = part.usage or usage
         for choice in part.choices:
             reason = choice.finish_reason or reason
-            piece = _Piece(index, _text(choice), choice.token_ids, _logprobs(choice), _completed(part.usage))
+            piece = _Piece(
+                number, index, _text(choice), choice.token_ids, _logprobs(choice), _completed(part.usage)
+            )
             if _holds_token(choice, piece, so_far):
                 pieces.append(piece)
             so_far = so_far if piece.completed is None else piece.completed
@@ -268,7 +274,7 @@ def _chunks(reply: Reply, pieces: Sequence[_Piece], counts: Sequence[int]) -> li
     return found
 
 
-def _arrival(reply: Reply, index: int) -> int:
+def arrival(reply: Reply, index: int) -> int:
     """The kernel's stamp, or else that of the reading."""
     stamp = reply.arrived_ns[index]
     return reply.read_ns[index] if stamp < 0 else stamp

@@ -15,6 +15,7 @@ from harness.stats import paired
 from harness.store.block import Block
 from harness.workload.arrivals import ARRIVALS
 
+TURNS = ": too few turns of both arms ran the same steps; --segments 0 compares by rounds"
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
 
 
@@ -25,7 +26,8 @@ def check_values(
     or, where its change has to be a `ratio`, none above zero. One arm alone is compared with nothing."""
     for name in names if len(design.arms) > 1 else ():
         if (where := lacking(design, per_block, name, ratio)) is not None:
-            raise api.EngineError(f"{name} {where}, so it can't be compared")
+            advice = TURNS if name in definitions.OF_PAIRS else ""
+            raise api.EngineError(f"{name} {where}, so it can't be compared{advice}")
 
 
 def lacking(design: Design, per_block: Sequence[Values], name: str, ratio: bool = False) -> str | None:

@@ -12,7 +12,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,14 +95,23 @@ def adopt(role: str, pid: int) -> Child | None:
         return None
 
 
-def stopped(children: Sequence[Child]) -> str:
-    """Which of them, or of what they started, is stopped, as by SIGSTOP, for a message; "" where none is."""
+def _with_below(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def stopped(children: Sequence[Child], parked: Collection[int] = ()) -> str:
+    """Which of them, or of what they started, is stopped, as by SIGSTOP, for a message; "" where none is.
+    `parked`: processes that stand still between their turns, with all that they started."""
     roles = {child.pid: child.role for child in children}
+    still = {each for pid in parked for each in _with_below(pid)}
     for child in children:
         with suppress(psutil.Error):
-            process = psutil.Process(child.pid)
-            for each in (process, *process.children(recursive=True)):
-                if each.status() == psutil.STATUS_STOPPED:
+            for each in _with_below(child.pid):
+                if each not in still and each.status() == psutil.STATUS_STOPPED:
                     below = f"{' '.join(each.cmdline()[1:3])} of the {child.role}"
                     return f"{f'the {roles[each.pid]}' if each.pid in roles else below} (pid {each.pid})"
     return ""

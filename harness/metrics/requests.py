@@ -123,6 +123,17 @@ def peak_concurrency(requests: pd.DataFrame) -> float:
     return float(np.cumsum(changes[order]).max())
 
 
+def mean_decoding(requests: pd.DataFrame) -> float:
+    """Requests between their first chunk and their last, mean over the time in which there is one: the batch
+    of a decode step, as far as a client can tell it. NaN where there is none."""
+    first, last = _edges(requests["chunk_ns"])
+    times, changes = np.concatenate([last, first]), np.repeat([-1, 1], len(first))
+    order = np.argsort(times, kind="stable")
+    decoding, lasted = np.cumsum(changes[order])[:-1], np.diff(times[order])
+    some = decoding > 0
+    return float(np.average(decoding[some], weights=lasted[some])) if lasted[some].any() else np.nan
+
+
 def _between(start: Int64s, end: Int64s) -> Floats:
     """end - start, ns; NaN where not both happened: an engine that does not say when it did a thing leaves
     -1."""

@@ -23,11 +23,14 @@ def of_turns(steps: pd.DataFrame, turns: pd.DataFrame, lead: int) -> pd.DataFram
     turn; first_step (from the segment's first); steps; batch (of the first; -1 where not all are decode
     steps); tokens (of all); interval_ns (mean time from device end to device end, behind the
     first `lead` steps, which fill the pipeline; -1 where there is none); device_ns (mean, of the steps that
-    these intervals end with); turn_ns (from taking the baton until all was finished, by the number of steps);
-    parked_ns and parked_cpu_ns (before it, all processes of the engine together).
+    these intervals end with; -1 where it is not known); turn_ns (from taking the baton until all was
+    finished, by the number of steps); parked_ns and parked_cpu_ns (before it, all processes of the engine
+    together). An engine that records no device work ends a step when its tokens are on the host.
     """
     ordered = steps.sort_values("step")
     ends, device = ordered["device_end_ns"].to_numpy(), ordered["device_ns"].to_numpy()
+    if (ends < 0).all():  # an engine that does not know its device
+        ends = ordered["append.start"].to_numpy()
     numbers, batches, tokens = (ordered[name].to_numpy() for name in ("step", "batch", "tokens"))
     decode = (ordered["kind"] == "decode").to_numpy()
     rows = []
@@ -103,7 +106,8 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
         ratio = _middle(pairs["interval_ns_after"] / pairs["interval_ns_before"])
         exposed = pairs["interval_ns_after"] - pairs["device_ns_after"]
         more = exposed - (pairs["interval_ns_before"] - pairs["device_ns_before"])
-        host = _trimmed(more / pairs["interval_ns_before"])
+        known = (pairs[["device_ns_before", "device_ns_after"]] >= 0).all(axis=None)
+        host = _trimmed(more / pairs["interval_ns_before"]) if known else np.nan
         shares = (ratio, 1 + host, ratio - host)
         of_mean = float(pairs["interval_ns_after"].mean() / pairs["interval_ns_before"].mean())
         found.append(

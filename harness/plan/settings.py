@@ -38,8 +38,8 @@ ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and
 # A gate spends its time on blocks, and ends with the first that is clear.
 SEGMENTS = {"unpaced": 16, "paced": 5, "gate": 8}
 ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2}
+FEWEST_TURNS = 2  # of the longest output: the first one takes its prompt in
 MOST_IN_TIME = 100  # blocks, where minutes end the run
-TURN_STEPS = 4
 # Steps of a turn that no interval ends with. A serial loop begins a turn with an idle device, and so does
 # every step of it; one that overlaps has its pipeline filled by the second.
 LEAD = {"serial": 1, "overlapping": 2}
@@ -374,7 +374,9 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
     """The design with turns, and decided by them, where every arm can take them and says what its steps take.
     A metric of requests that was asked for, or is the `usual` one here, is measured by rounds alone."""
     asked, primary = request.design.get("segments"), request.design.get("primary", usual)
-    able = all(engines[arm.engine].takes_turns and arm.options.recorder for arm in design.arms)
+    able = all(
+        engines[arm.engine].takes_turns and arm.options.recorder and not arm.is_remote for arm in design.arms
+    )
     wanted = asked or request.design.get("primary") in OF_PAIRS
     unlike = composed_otherwise(design.arms, engines)
     if unlike and wanted:
@@ -382,17 +384,27 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
             f"{primary} and --segments compare equal steps, and arms that differ in {unlike} have none: "
             "--primary tpot_ms_mean is what their requests see"
         )
-    if len(design.arms) < 2 or not able or design.workload.most_new_tokens == 1:
+    turns = turns_of(design.arms, engines)
+    most = design.workload.most_new_tokens
+    if most is not None and most < FEWEST_TURNS * turns["turn_steps"]:
+        if wanted and most > 1 and able:
+            raise api.BadSetting(
+                f"{primary} and --segments compare turns of {turns['turn_steps']} steps, and outputs of "
+                f"{most} tokens are too short for them: raise --max-new-tokens, or --segments 0"
+            )
+        able = False
+    if len(design.arms) < 2 or not able:
         if wanted:
             raise api.BadSetting(
-                f"{primary} and --segments need two arms, or more, whose engines take turns and record steps"
+                f"{primary} and --segments need two arms, or more, whose engines take turns and record "
+                "steps; a server at an address does not"
             )
         return design
     if unlike:
         return design
     if asked == 0 or (asked is None and primary not in OF_PAIRS):
         return design
-    by_turns: dict[str, object] = {"primary": primary, **turns_of(design.arms, engines)}
+    by_turns: dict[str, object] = {"primary": primary, **turns}
     if "secondaries" not in request.design:  # a variant's, which are of the same step
         of_turns = dict(zip(MATCHED, IN_TURNS, strict=True))
         found = (of_turns.get(name, name) for name in design.secondaries)
@@ -420,7 +432,8 @@ def turns_of(arms: Sequence[Arm], engines: Mapping[str, api.EngineSpec]) -> dict
         for arm in arms
         for name, choices in engines[arm.engine].overlapping.items()
     )
-    return {"turn_steps": TURN_STEPS, "turn_lead": LEAD["overlapping" if ahead else "serial"]}
+    steps = max(engines[arm.engine].turn_steps for arm in arms)
+    return {"turn_steps": steps, "turn_lead": LEAD["overlapping" if ahead else "serial"]}
 
 
 def with_stopping(design: Design, request: Request) -> Design:

@@ -30,6 +30,7 @@ import pandas as pd
 from engines import api
 from harness.common import differences, processes
 from harness.metrics import divergences
+from harness.metrics.requests import mean_decoding
 from harness.metrics.slices import of_turns
 from harness.metrics.steps import decode_intervals
 from harness.plan.design import Arm, Design, of_one_model
@@ -159,7 +160,7 @@ def discarded(
         size = planted_ns(design.plant, design.arms[0].name, measured[0]["steps"])
         manifests = [msgspec.structs.replace(each, plant_ns=size) for each in manifests]
     manifests = [
-        msgspec.structs.replace(each, segment_batch=mean_batch(design.arms[0].name, tables["steps"]))
+        msgspec.structs.replace(each, segment_batch=mean_batch(design.arms[0].name, tables))
         if needs_batch(each.design) and each.segment_batch is None
         else each
         for each, tables in zip(manifests, measured, strict=True)
@@ -194,6 +195,11 @@ def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
     if len(kinds) > 1:
         names = " and ".join(arm.name for arm in manifest.design.arms)
         raise api.BadSetting(f"{names} run on different devices ({', '.join(kinds)}): never compared")
+    if manifest.design.segments and (still := [name for name, each in found.items() if not each.takes_turns]):
+        raise api.BadSetting(
+            f"{still[0]} can't take turns: what its command started serves from elsewhere, as from a "
+            "container; --segments 0 compares by rounds"
+        )
     for name, old in manifest.descriptions.items():
         if name in found and (other := differences.difference(_identity(old), _identity(found[name]))):
             raise StoreError(
@@ -299,12 +305,17 @@ def of_segment(workload: Workload, batch: int | None) -> Workload:
     )
 
 
-def mean_batch(arm: str, steps: pd.DataFrame) -> int:
-    """Requests in a decode step of an arm, rounded."""
-    decodes = steps[(steps["arm"] == arm) & (steps["kind"] == "decode")] if len(steps) else steps
-    if not len(decodes):
+def mean_batch(arm: str, tables: Mapping[str, pd.DataFrame]) -> int:
+    """Requests in a decode step of an arm, rounded; as its client sees them where it records no steps in
+    rounds."""
+    steps, requests = (
+        table[table["arm"] == arm] if len(table) else table for table in (tables["steps"], tables["requests"])
+    )
+    decodes = steps[steps["kind"] == "decode"] if len(steps) else steps
+    mean = float(decodes["batch"].mean()) if len(steps) else mean_decoding(requests)
+    if not mean > 0:
         raise api.BadSetting(f"{arm} ran no decode step, so there is none to measure in turns: --segments 0")
-    return max(1, round(float(decodes["batch"].mean())))
+    return max(1, round(mean))
 
 
 def _whole(design: Design, parts: Mapping[str, Sequence[pd.DataFrame]]) -> dict[str, pd.DataFrame]:

@@ -89,6 +89,7 @@ class Session:
         self._generator: Child | None = None
         self._loaded: Booted | None = None  # the engine of the latest round
         self._turning: set[str] = set()  # arms that take turns, and have not said that they wait too long
+        self._parked: set[int] = set()  # servers that stand still between their turns
 
     def __enter__(self) -> Session:
         self._left = ExitStack()
@@ -307,6 +308,7 @@ class Session:
         turn and in this order; meanwhile this process sleeps. Raises RunFailed for one that keeps its turn.
         """
         self._loaded, self._turning = None, {each.arm.name for each in booted}
+        self._parked = {pid for each in booted for role, pid in each.pids.items() if role == "server"}
         for each, following in zip(booted, [*booted[1:], booted[0]], strict=True):
             self._ask(each, api.BeginTurns(steps, len(plan), str(following.baton), len(booted)), api.Begun)
         copies = [
@@ -323,6 +325,7 @@ class Session:
         done = self._load_says(messages.RoundDone, on_progress)
         for each in booted:
             each.inbox.send(msgspec.msgpack.encode(api.EndTurns()))
+        self._parked.clear()
         return done
 
     def collect(self, booted: Booted) -> api.RoundRecord:
@@ -471,7 +474,7 @@ class Session:
     def _raise_if_stopped(self, seen: str) -> None:
         """Name a process that somebody stopped where its engine says nothing: whoever ended of waiting for
         it, or gave it up, is not at fault."""
-        if stopped := processes.stopped(self._alive):
+        if stopped := processes.stopped(self._alive, self._parked):
             raise RunFailed(f"{stopped} is stopped, as by SIGSTOP; seen by this: {seen}")
 
     def _await_news(self, children: Sequence[Child], patience_ms: int) -> None:

@@ -140,6 +140,37 @@ def test_a_command_is_a_server_per_boot(environment: dict[str, str], tmp_path: P
     assert not bench.left()
 
 
+def test_a_server_that_is_none_of_what_its_command_started_takes_no_turns(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """As where the command is that of a container: what serves has another parent."""
+    script = tmp_path / "away.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "if not os.fork():\n"
+        "    if os.fork():\n"
+        "        os._exit(0)\n"
+        "    os.setsid(), signal.alarm(60)\n"
+        "    os.execv(sys.executable, [sys.executable, '-m', 'tests.support.small_server', sys.argv[1]])\n"
+        "os.wait(), time.sleep(60)\n"
+    )
+    arms = (
+        "--set",
+        f"cmd={sys.executable} {script} {{port}}",
+        "--before",
+        "count=usage",
+        "--after",
+        "count=ids",
+    )
+    asked = (*ENGINE[:-1], "64")
+    code, _, stderr = ended(environment, tmp_path, *asked, *arms)
+    assert code == 2, stderr
+    assert "before can't take turns: what its command started serves from elsewhere" in last_line(stderr)
+    for process in psutil.process_iter(["cmdline"]):
+        if "tests.support.small_server" in (process.info["cmdline"] or ()) and process.ppid() == 1:
+            process.kill()
+
+
 def test_a_server_that_does_not_start_leaves_its_last_words(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engines import api
 from harness.metrics import boot, definitions
+from harness.metrics.requests import mean_decoding
 from harness.run import load_generator, records
 from harness.run.messages import RunRound
 from harness.workload.plan import Planned
@@ -310,3 +311,16 @@ def test_requests_frame_is_what_the_round_saw() -> None:
     assert (failed["error"], failed["reason"], failed["finished_ns"]) == ("too long", "", 60)
     assert failed["token_ns"].tolist() == []
     assert failed["accepted_ns"] == failed["completion_tokens"] == -1
+
+
+def test_the_batch_that_a_client_sees_is_that_of_requests_between_their_first_and_last_chunk() -> None:
+    frame = pd.DataFrame(
+        [
+            request(chunk_ns=[100, 130, 160]),
+            request(chunk_ns=[120, 140]),
+            request(chunk_ns=[200, 210]),  # alone; nobody decodes from 160 to 200
+        ]
+    )
+    # one from 100 to 120, two from 120 to 140, one from 140 to 160 and from 200 to 210
+    assert mean_decoding(frame) == pytest.approx((20 + 40 + 20 + 10) / 70)
+    assert math.isnan(mean_decoding(pd.DataFrame([request(chunk_ns=[120])])))

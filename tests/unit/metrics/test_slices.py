@@ -178,3 +178,20 @@ def test_what_a_step_leaves_to_the_end_of_its_turn_is_counted_as_its_own():
     found = slices.step_sliced(slow, honest, late)
     assert [round(each[SLICED], 3) for each in found] == [2.0, 1.8, 1.8]
     assert [round(each[definitions.DRAINED], 3) for each in found] == [2.0, 1.8, 2.0]
+
+
+def test_an_engine_that_knows_no_device_ends_its_steps_when_their_tokens_are_there():
+    known = steps_of([1, 3, 5, 21, 23, 26])
+    unknown = known.assign(device_end_ns=-1, device_ns=-1, **{"append.start": known["device_end_ns"]})
+    turns = turns_of((0, 6), (20, 27))
+    found = slices.of_turns(unknown, turns, lead=1)
+    assert found["device_ns"].tolist() == [-1, -1]
+    other = slices.of_turns(known, turns, lead=1)
+    pd.testing.assert_frame_equal(found.drop(columns="device_ns"), other.drop(columns="device_ns"))
+
+
+def test_a_step_without_a_device_has_no_parts():
+    before, after = (arm([2.0 * more] * 10).assign(device_ns=-1) for more in (1.0, 1.1))
+    first, second = slices.step_sliced(before, after)
+    assert second[SLICED] / first[SLICED] == pytest.approx(1.1)
+    assert all(np.isnan(second[name]) for name in definitions.IN_TURNS[1:])

@@ -455,6 +455,32 @@ def test_a_model_of_the_hub_a_folder_and_what_a_server_calls_its_own_are_not_tak
     assert make_design(asked, servers, {}, lambda: "emulated").arms[0].options.model == "gpt-9"
 
 
+def test_two_servers_of_our_own_take_turns_of_eight_steps_and_those_at_addresses_none() -> None:
+    servers = {"openai": api.find_engines()["openai"]}
+
+    def planned(*arms: str, **design: Any) -> Design:
+        asked = Request(engine="openai", before=[arms[0]], after=[arms[1]], design=design)
+        return make_design(asked, servers, {}, lambda: "emulated")
+
+    own = planned("cmd=serve {port}", "cmd=serve --fast {port}")
+    assert (own.primary, own.turn_steps, own.turn_lead) == ("step_ms_sliced", 8, 2)
+    assert own.segments > 0
+    away = ("url=http://127.0.0.1:1", "url=http://127.0.0.1:2")
+    assert planned(*away).segments == 0
+    with pytest.raises(api.BadSetting, match="a server at an address does not"):
+        planned(*away, segments=4)
+
+
+def test_outputs_without_two_turns_are_compared_by_rounds() -> None:
+    def planned(tokens: str, **design: Any) -> Design:
+        return made(variant="pinned", workload={"max_new_tokens": tokens}, design=design)
+
+    assert planned("8").segments > 0
+    assert planned("7").segments == 0
+    with pytest.raises(api.BadSetting, match="turns of 4 steps, and outputs of 7 tokens are too short"):
+        planned("7", segments=4)
+
+
 def test_metrics_of_steps_need_their_records() -> None:
     silent = Arm(name="after", engine="overlap", options=api.EngineOptions(recorder=False), toggles={})
     base = Design(name="x", arms=(arm(h2d="pageable"), silent), workload=Workload())

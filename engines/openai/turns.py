@@ -1,0 +1,220 @@
+"""Turns of a server that knows nothing of them: it is stopped while another arm has the machine.
+
+A step of it is over once every request that decodes has got its next chunk. Behind the last step of a turn
+all of its processes get SIGSTOP, and SIGCONT when its turn comes again. Nothing is lost by that: what it was
+computing goes on where it stood, and what it had sent is in our sockets. But a turn begins and ends in the
+middle of a step, so no interval ends with the first steps of a turn (LEAD in harness/plan/settings.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from array import array
+from bisect import bisect
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, perf_counter_ns, sleep
+
+import psutil
+
+from engines import api
+from engines.openai.replies import Reply, arrival
+
+PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "decode", "mixed"))
+NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
+LOOK_S = 0.0001  # between two looks whether a process has stopped
+STOPPED_S = 5.0  # how long that may take
+
+
+class Steps:
+    """Which step of a server each chunk belongs to, told from their order.
+
+    The first one lasts until each of `requests` has its first chunk, or one of them has ended: a server takes
+    them in one after the other. Each step behind it gives every request that has not ended its next chunk.
+    """
+
+    def __init__(self, requests: Iterable[int]) -> None:
+        self.over = 0  # how many steps are
+        self._missing = set(requests)  # those without a chunk, while the first step lasts
+        self._latest: dict[int, int] = {}  # step of the latest chunk of each request that has not ended
+        self._last = 0  # step that was begun
+
+    def came(self, request: int) -> int:
+        """The step of the chunk that came, by number."""
+        if self._missing:
+            step = 0
+            self._missing.discard(request)
+        else:
+            step = self._latest.get(request, self._last - 1) + 1
+        self._latest[request] = step
+        self._last = max(self._last, step)
+        self._look()
+        return step
+
+    def ended(self, request: int) -> None:
+        """That request gets nothing more."""
+        self._missing.clear()
+        self._latest.pop(request, None)
+        self._look()
+
+    def _look(self) -> None:
+        if not self._missing:
+            self.over = max(self.over, 1 + min(self._latest.values(), default=self._last))
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one step gave."""
+
+    end_ns: int = -1  # when the last of it was here
+    requests: int = 0
+    tokens: int = 0
+    first: int = 0  # of its chunks, those that are the first of their request
+
+
+class Turning:
+    """The turns of one set of requests. `pid`: the server, which is stopped until its first turn."""
+
+    def __init__(self, pid: int) -> None:
+        self._processes = Processes(pid)
+        self._processes.find()
+        self._steps: Steps | None = None  # until the first turn
+        self._step_of: dict[int, list[int]] = {}  # each event of each reply, in the order in which they came
+        self._seen: dict[int, int] = {}  # of the pieces of each reply
+        self._wanted = 0  # steps, with the one that was begun last
+        self._begun: list[tuple[int, int]] = []  # turns: their first step, and when it went on
+        self._gave: dict[int, _Step] = {}
+        # Steps without a request that has ended early: it was taken in before others, and is ahead of them.
+        self._lacking = set[int]()
+
+    def begin_step(self, awaited: Iterable[Reply]) -> None:
+        """Let the server go on; `awaited` are the replies that it has not ended."""
+        if self._steps is None:
+            self._steps = Steps(each.request for each in awaited)
+        if self._processes.stopped:
+            self._begun.append((self._wanted, perf_counter_ns()))
+            self._processes.go_on()
+        self._wanted += 1
+
+    @property
+    def step_is_over(self) -> bool:
+        return self._steps is not None and self._steps.over >= self._wanted
+
+    def read(self, awaited: Iterable[Reply], ended: Collection[Reply]) -> None:
+        """There was something to read, of these replies. Their events are counted, and not looked into."""
+        if self._steps is None:
+            return
+        came = []
+        for each in (*awaited, *ended):
+            for place in range(self._seen.get(each.request, 0), len(each.pieces)):
+                events = each.pieces[place].count(b"\n\n") + each.pieces[place].count(b"\r\n\r\n")
+                came += [(arrival(each, place), each.request)] * events
+            self._seen[each.request] = len(each.pieces)
+        for _, request in sorted(came):
+            self._step_of.setdefault(request, []).append(self._steps.came(request))
+        for each in ended:
+            self._steps.ended(each.request)
+
+    def park(self) -> None:
+        self._processes.stop()
+
+    def end(self) -> None:
+        self._processes.go_on()
+
+    def finished(self, chunks: Sequence[api.Chunk], places: Sequence[int]) -> None:
+        """All that came for one request, and which events of its reply that is."""
+        if not chunks or chunks[0].id not in self._step_of:
+            return
+        events = self._step_of[chunks[0].id]
+        numbers = [events[min(place, len(events) - 1)] for place in places]
+        self._lacking.update(range(numbers[-1] + 1, numbers[-1] + numbers.count(0)))
+        for chunk, number in zip(chunks, numbers, strict=True):
+            step = self._gave.setdefault(number, _Step())
+            step.end_ns = max(step.end_ns, chunk.arrived_ns)
+            step.requests += 1
+            step.tokens += len(chunk.token_ids) if chunk.tokens is None else max(1, chunk.tokens)
+            step.first += chunk is chunks[0]
+
+    def table(self) -> api.StepTable:
+        """The steps. They have no phases but the instant at which their tokens were here, as "append.start"
+        and "append.end". What a server sends behind the last step of a turn, until it stands still, is the
+        beginning of its next, and of none behind the last. Steps whose batch depends on the order in which
+        requests were taken in are left out: the other arm has none like them."""
+        rows = array("q")
+        numbers = sorted(each for each in self._gave if each < self._wanted and each not in self._lacking)
+        gave = {number: self._gave[number] for number in numbers}
+        for number, step in gave.items():
+            _, begun_ns = self._begun[bisect(self._begun, number, key=lambda turn: turn[0]) - 1]
+            end_ns = max(step.end_ns, begun_ns)
+            kind = DECODE if not step.first else PREFILL if step.first == step.requests else MIXED
+            facts = {
+                "step": number, "kind": kind, "batch": step.requests, "tokens": step.tokens, "dropped": 0,
+                "preempted": 0, "append.start": end_ns, "append.end": end_ns,
+            }  # fmt: skip
+            rows.extend((NOT_THERE | facts).values())
+        return api.StepTable(list(api.STEP_COLUMNS), len(gave), rows.tobytes())
+
+
+@dataclass(slots=True)
+class Processes:
+    """Everything that a server has started, to be stopped and let go on as one."""
+
+    pid: int
+    pids: list[int] = field(default_factory=list)  # those that are found before they are stopped anew
+    stopped: bool = False
+
+    def find(self) -> None:
+        """Stop them all, whatever was started since."""
+        self.pids.clear()
+        while new := sorted(self._running() - set(self.pids)):  # a process that is stopped starts none
+            self.pids += new
+            self.stop()
+
+    def stop(self) -> None:
+        """Returns when none of them runs any more. Raises EngineError where one will not stop."""
+        self.stopped = True
+        self._send(signal.SIGSTOP)
+        deadline = monotonic() + STOPPED_S
+        for pid in self.pids:
+            while _state(pid) not in "TZX":
+                if monotonic() > deadline:
+                    raise api.EngineError(f"process {pid} of the server did not stop for another arm's turn")
+                sleep(LOOK_S)
+
+    def go_on(self) -> None:
+        """Nothing where they were not stopped."""
+        if self.stopped:
+            self.stopped = False
+            self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self.pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def serve(self, port: int) -> bool:
+        """Whether one of them listens there. What serves elsewhere, as in a container, would not stop."""
+        for pid in self._running():
+            with suppress(psutil.Error):
+                for each in psutil.Process(pid).net_connections("tcp"):
+                    if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
+                        return True
+        return False
+
+    def _running(self) -> set[int]:
+        try:
+            below = psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return set()
+        return {self.pid, *(each.pid for each in below)}
+
+
+def _state(pid: int) -> str:
+    """As the kernel names it (proc(5)): "T" stopped, "Z" and "X" ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
