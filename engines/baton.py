@@ -42,10 +42,13 @@ class Turns:
         self._parked_ns, self._parked_cpu_ns = perf_counter_ns(), self._cpu_ns()
         self._longest_ns = 0
 
-    @property
-    def complete(self) -> bool:
-        """Whether every request has come."""
-        return self.requests == self.order.requests
+    def count_request(self) -> bool:
+        """One more has come. Whether it is the last: from then on this engine only waits for the baton."""
+        self.requests += 1
+        if self.requests < self.order.requests:
+            return False
+        self._parked_ns, self._parked_cpu_ns = perf_counter_ns(), self._cpu_ns()
+        return True
 
     @property
     def patience_s(self) -> float:

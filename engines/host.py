@@ -188,10 +188,8 @@ class Host:
                     return False
 
     def _count_request(self) -> None:
-        if self.turning and self.turns is not None:
-            self.turns.requests += 1
-            if self.turns.complete:
-                self.reply(api.Parked(self.config.name))
+        if self.turning and self.turns is not None and self.turns.count_request():
+            self.reply(api.Parked(self.config.name))
 
     def _taken_turns(self) -> api.TurnTable | None:
         """What was recorded of turns that are over, once."""

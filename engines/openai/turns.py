@@ -25,7 +25,7 @@ from engines.openai.replies import Reply, arrival
 
 PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "decode", "mixed"))
 NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
-LOOK_S = 0.0001  # between two looks whether a process has stopped
+LOOK_S, LONG_LOOK_S = 0.0001, 0.002  # between two looks whether a process has stopped: the first, and most
 STOPPED_S = 5.0  # how long that may take
 
 
@@ -178,11 +178,13 @@ class Processes:
         self.stopped = True
         self._send(signal.SIGSTOP)
         deadline = monotonic() + STOPPED_S
+        look_s = LOOK_S
         for pid in self.pids:
             while _state(pid) not in "TZX":
                 if monotonic() > deadline:
                     raise api.EngineError(f"process {pid} of the server did not stop for another arm's turn")
-                sleep(LOOK_S)
+                sleep(look_s)
+                look_s = min(2 * look_s, LONG_LOOK_S)
 
     def go_on(self) -> None:
         """Nothing where they were not stopped."""

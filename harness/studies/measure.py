@@ -24,7 +24,7 @@ from harness.metrics.block import Values
 from harness.plan.checks import check_metrics
 from harness.plan.design import Design
 from harness.run.blocks import measure as measure_blocks
-from harness.run.events import Observer, Said, SoFar
+from harness.run.events import BlockDone, Event, Observer, Said, SoFar
 from harness.run.teacher_forcing import judge
 from harness.store import folders
 from harness.store.block import Block
@@ -155,7 +155,13 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
     clock = _Clock()
     try:
         with display(folder, design) as observe:
-            with closing(source({folder: manifest}, observe)) as measured:
+
+            def heard(event: Event) -> None:
+                if isinstance(event, BlockDone) and event.block < 0:
+                    clock.boots_done()
+                observe(event)
+
+            with closing(source({folder: manifest}, heard)) as measured:
                 yield
                 for (described,), (block,) in measured:
                     manifest = msgspec.structs.replace(described, blocks_in_time=manifest.blocks_in_time)
@@ -207,8 +213,12 @@ class _Clock:
         self._began = self._last = time.monotonic()
         self._longest = 0.0
 
+    def boots_done(self) -> None:
+        """Those that were thrown away, before the first block: no block has them again."""
+        if not self._longest:
+            self._last = time.monotonic()
+
     def block_done(self) -> None:
-        """The first one counts with the boots that were thrown away."""
         now = time.monotonic()
         self._longest = max(self._longest, now - self._last)
         self._last = now

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter_ns
 
 import pytest
 
@@ -139,3 +140,19 @@ def test_a_baton_that_finds_nobody_with_work_is_dropped(tmp_path: Path) -> None:
     assert not turns[0].take()
     with pytest.raises(BlockingIOError):
         turns[1].take()
+
+
+def test_an_engine_is_parked_once_it_has_all_its_requests(tmp_path: Path) -> None:
+    """What it does to get ready, and to take them in, happens beside nobody's turn."""
+    fifo = tmp_path / "one"
+    os.mkfifo(fifo)
+    end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    turns = Turns(api.BeginTurns(STEPS, 2, str(fifo), 1), end, [os.getpid()])
+    assert not turns.count_request()
+    complete_ns = perf_counter_ns()
+    assert turns.count_request()
+    os.write(end, bytes(1))
+    turns.take()
+    turns.between_steps(api.Engine(), idle=True)
+    (parked_ns,) = records.turns_frame(turns.table())["parked_ns"]
+    assert parked_ns <= perf_counter_ns() - complete_ns

@@ -44,10 +44,11 @@ def test_a_fixed_number_of_blocks_is_run_whatever_they_say() -> None:
 @pytest.mark.parametrize(
     ("seconds", "minutes", "wanted"),
     [
-        ([10, 10, 10, 10], 0.5, 3),
-        ([25, 10, 10, 10], 0.9, 2),  # another one may take as long as the longest
-        ([100, 10], 1.0, 1),  # one there is, however long it took
-        ([10, 10, 10, 10], None, 4),
+        ([0, 10, 10, 10, 10], 0.5, 3),
+        ([5, 25, 10, 10, 10], 1.0, 2),  # another one may take as long as the longest
+        ([30, 10, 10, 10], 1.0, 3),  # and the first boots, which take long, are had once
+        ([0, 100, 10], 1.0, 1),  # one there is, however long it took
+        ([5, 10, 10, 10, 10], None, 4),
     ],
 )
 def test_a_run_ends_when_another_block_as_long_as_the_longest_would_not_fit(
@@ -56,7 +57,8 @@ def test_a_run_ends_when_another_block_as_long_as_the_longest_would_not_fit(
     ticks = iter([sum(seconds[:done]) for done in range(len(seconds) + 1)])
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
     clock, done = measure._Clock(), 0
-    for _ in seconds:
+    clock.boots_done()
+    for _ in seconds[1:]:
         clock.block_done()
         done += 1
         if clock.is_up(minutes):
