@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -148,6 +149,7 @@ def test_an_engine_is_parked_once_it_has_all_its_requests(tmp_path: Path) -> Non
     os.mkfifo(fifo)
     end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     turns = Turns(api.BeginTurns(STEPS, 2, str(fifo), 1), end, [os.getpid()])
+    time.sleep(0.05)  # of getting ready
     assert not turns.count_request()
     complete_ns = perf_counter_ns()
     assert turns.count_request()
