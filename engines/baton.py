@@ -21,6 +21,7 @@ from time import perf_counter_ns
 from engines.api import TURN_COLUMNS, BeginTurns, Engine, TurnTable
 
 PATIENCE_S = 10.0  # how long a turn may take, at least
+FIRST = 6  # times as long while this engine has had none: a first turn takes all prompts in
 LONGER = 20  # how much longer than this engine's own longest turn
 
 
@@ -53,6 +54,8 @@ class Turns:
     @property
     def patience_s(self) -> float:
         """How long to wait for the baton before whoever has it is taken to hang."""
+        if not self._longest_ns:
+            return FIRST * PATIENCE_S
         return max(PATIENCE_S, LONGER * self._longest_ns / 1e9)
 
     def take(self) -> bool:

@@ -49,21 +49,27 @@ def end_session() -> None:
     first, so that a server can end what is not below it, such as a container. A harness gives each host a
     session."""
     if os.getsid(0) == os.getpid():
-        _signal(_session(), signal.SIGTERM)
+        _signal(session(), signal.SIGTERM)
+        _signal(session(), signal.SIGCONT)  # a server that stands still between its turns takes no other
         deadline = time.monotonic() + TERMINATE_S
-        while _session() and time.monotonic() < deadline:
+        while _left() and time.monotonic() < deadline:
             time.sleep(0.02)
-        while (left := _session()) and time.monotonic() < deadline + TERMINATE_S:
+        while (left := _left()) and time.monotonic() < deadline + TERMINATE_S:
             _signal(left, signal.SIGKILL)
             time.sleep(0.02)
     os._exit(1)
 
 
-def _session() -> list[int]:
-    """The other processes of this one's session, without its own children that have ended."""
+def _left() -> list[int]:
+    """`session`, without its own children that have ended: whoever waits for one of these waits no more."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+    return session()
+
+
+def session() -> list[int]:
+    """The other processes of the session that this one leads."""
     own, found = os.getpid(), []
     for pid in (int(each) for each in os.listdir("/proc") if each.isdecimal()):
         with suppress(OSError):

@@ -308,6 +308,12 @@ class Connections:
         """Those that are awaited."""
         return [each.reply for each in self._by_descriptor.values() if each.reply is not None]
 
+    def expect_anew(self) -> None:
+        """The server was stopped until now: the time that its replies may take begins again."""
+        now = perf_counter_ns()
+        for connection in self._by_descriptor.values():
+            connection.heard_ns = now
+
     def close_idle(self) -> None:
         """A server closes connections that it has not heard of for long, and one that is stopped hears of
         none."""

@@ -128,6 +128,10 @@ class OpenAIEngine(api.Engine):
         if self.ended:
             self._finish(self.ended.popleft())
         self._check()
+        self._say_alive()
+
+    def _say_alive(self) -> None:
+        """Replies are parsed when they have ended, and until then there may be nothing to send."""
         if self.in_flight and perf_counter_ns() >= self.alive_ns:
             self.alive_ns = perf_counter_ns() + ALIVE_NS
             self.events.send([])
@@ -139,11 +143,13 @@ class OpenAIEngine(api.Engine):
     def _step(self, turning: Turning) -> None:
         """Until one more step is over, or all replies have ended; nothing is parsed meanwhile."""
         assert self.connections is not None
-        turning.begin_step(self.connections.replies)
+        if turning.begin_step(self.connections.replies):
+            self.connections.expect_anew()
         while not turning.step_is_over and self.connections.replies:
             select.select([self.connections.epoll], [], [], self.connections.wait_s())
             self._read(turning)
             self._check()
+            self._say_alive()
         if not self.connections.replies:
             self._finish_all()
 
@@ -181,7 +187,7 @@ class OpenAIEngine(api.Engine):
         self._count(found)
         events = [self._without_key(event) for event in found.events]
         if self.turning is not None:
-            self.turning.finished([each for each in events if isinstance(each, api.Chunk)], found.places)
+            self.turning.finished([each for each in events if isinstance(each, api.Chunk)], found)
         if isinstance(events[-1], api.Error):
             self.failed = events[-1].message
         else:

@@ -11,22 +11,24 @@ from __future__ import annotations
 import os
 import signal
 from array import array
-from bisect import bisect
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic, perf_counter_ns, sleep
 
 import psutil
 
 from engines import api
-from engines.openai.replies import Reply, arrival
+from engines.openai.replies import Outcome, Reply, arrival
+from engines.processes import session
 
 PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "decode", "mixed"))
 NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
 LOOK_S, LONG_LOOK_S = 0.0001, 0.002  # between two looks whether a process has stopped: the first, and most
 STOPPED_S = 5.0  # how long that may take
+FEW = 0.05  # of the chunks of a reply, those that may hold two tokens where their number is not told
 
 
 class Steps:
@@ -87,17 +89,20 @@ class Turning:
         self._wanted = 0  # steps, with the one that was begun last
         self._begun: list[tuple[int, int]] = []  # turns: their first step, and when it went on
         self._gave: dict[int, _Step] = {}
-        # Steps without a request that has ended early: it was taken in before others, and is ahead of them.
-        self._lacking = set[int]()
+        # Steps that are like none of the other arm. In some a request is not there any more, which was taken
+        # in before others and is ahead of them; of some it is not known how many tokens they gave.
+        self._apart = set[int]()
 
-    def begin_step(self, awaited: Iterable[Reply]) -> None:
-        """Let the server go on; `awaited` are the replies that it has not ended."""
+    def begin_step(self, awaited: Iterable[Reply]) -> bool:
+        """Let the server go on; `awaited` are the replies that it has not ended. Whether it was stopped."""
         if self._steps is None:
             self._steps = Steps(each.request for each in awaited)
-        if self._processes.stopped:
+        was_stopped = self._processes.stopped
+        if was_stopped:
             self._begun.append((self._wanted, perf_counter_ns()))
             self._processes.go_on()
         self._wanted += 1
+        return was_stopped
 
     @property
     def step_is_over(self) -> bool:
@@ -110,8 +115,7 @@ class Turning:
         came = []
         for each in (*awaited, *ended):
             for place in range(self._seen.get(each.request, 0), len(each.pieces)):
-                events = each.pieces[place].count(b"\n\n") + each.pieces[place].count(b"\r\n\r\n")
-                came += [(arrival(each, place), each.request)] * events
+                came += [(arrival(each, place), each.request)] * _events(each.pieces[place])
             self._seen[each.request] = len(each.pieces)
         for _, request in sorted(came):
             self._step_of.setdefault(request, []).append(self._steps.came(request))
@@ -124,38 +128,56 @@ class Turning:
     def end(self) -> None:
         self._processes.go_on()
 
-    def finished(self, chunks: Sequence[api.Chunk], places: Sequence[int]) -> None:
-        """All that came for one request, and which events of its reply that is."""
+    def finished(self, chunks: Sequence[api.Chunk], found: Outcome) -> None:
+        """All that came for one request."""
         if not chunks or chunks[0].id not in self._step_of:
             return
         events = self._step_of[chunks[0].id]
-        numbers = [events[min(place, len(events) - 1)] for place in places]
-        self._lacking.update(range(numbers[-1] + 1, numbers[-1] + numbers.count(0)))
+        numbers = [events[min(place, len(events) - 1)] for place in found.places]
+        self._apart.update(range(numbers[-1] + 1, numbers[-1] + numbers.count(0)))
+        (end,) = (each for each in found.events if isinstance(each, api.Finish))
+        one_each = end.completion_tokens <= len(chunks) * (1 + FEW)
         for chunk, number in zip(chunks, numbers, strict=True):
+            tokens = len(chunk.token_ids) if chunk.tokens is None else chunk.tokens
+            if tokens < 0 and not one_each:
+                self._apart.add(number)
             step = self._gave.setdefault(number, _Step())
             step.end_ns = max(step.end_ns, chunk.arrived_ns)
             step.requests += 1
-            step.tokens += len(chunk.token_ids) if chunk.tokens is None else max(1, chunk.tokens)
+            step.tokens += max(1, tokens)
             step.first += chunk is chunks[0]
 
     def table(self) -> api.StepTable:
-        """The steps. They have no phases but the instant at which their tokens were here, as "append.start"
-        and "append.end". What a server sends behind the last step of a turn, until it stands still, is the
-        beginning of its next, and of none behind the last. Steps whose batch depends on the order in which
-        requests were taken in are left out: the other arm has none like them."""
+        """The steps that another arm can have too. They have no phases but the instant at which their tokens
+        were here, as "append.start" and "append.end"."""
         rows = array("q")
-        numbers = sorted(each for each in self._gave if each < self._wanted and each not in self._lacking)
-        gave = {number: self._gave[number] for number in numbers}
-        for number, step in gave.items():
-            _, begun_ns = self._begun[bisect(self._begun, number, key=lambda turn: turn[0]) - 1]
-            end_ns = max(step.end_ns, begun_ns)
+        ends = self._ends()
+        for number, end_ns in ends.items():
+            step = self._gave[number]
             kind = DECODE if not step.first else PREFILL if step.first == step.requests else MIXED
             facts = {
                 "step": number, "kind": kind, "batch": step.requests, "tokens": step.tokens, "dropped": 0,
                 "preempted": 0, "append.start": end_ns, "append.end": end_ns,
             }  # fmt: skip
             rows.extend((NOT_THERE | facts).values())
-        return api.StepTable(list(api.STEP_COLUMNS), len(gave), rows.tobytes())
+        return api.StepTable(list(api.STEP_COLUMNS), len(ends), rows.tobytes())
+
+    def _ends(self) -> dict[int, int]:
+        """When each step of use ended, within the turn that it counts for: what a server sends behind the
+        last step of one, until it stands still, is the beginning of its next, and of none behind the last. A
+        turn whose first two steps were over when it began has no whole interval behind them."""
+        found = dict[int, int]()
+        for (first, begun_ns), (behind, _) in pairwise((*self._begun, (self._wanted, 0))):
+            ends = {each: self._gave[each].end_ns for each in range(first, behind) if each in self._gave}
+            if all(ends.get(each, begun_ns) < begun_ns for each in (first, first + 1)):
+                continue
+            found |= {each: max(end, begun_ns) for each, end in ends.items() if each not in self._apart}
+        return found
+
+
+def _events(piece: bytes) -> int:
+    """How many end in a piece of a stream; comments, which keep a connection alive, are none."""
+    return 0 if piece.startswith(b":") else piece.count(b"\n\n") + piece.count(b"\r\n\r\n")
 
 
 @dataclass(slots=True)
@@ -194,8 +216,15 @@ class Processes:
 
     def _send(self, number: signal.Signals) -> None:
         for pid in self.pids:
-            with suppress(ProcessLookupError):
+            try:
                 os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                raise api.EngineError(
+                    f"process {pid} of the server is another user's, and can't be stopped for another arm's "
+                    "turn; --segments 0 compares by rounds"
+                ) from None
 
     def serve(self, port: int) -> bool:
         """Whether one of them listens there. What serves elsewhere, as in a container, would not stop."""
@@ -211,7 +240,8 @@ class Processes:
             below = psutil.Process(self.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return set()
-        return {self.pid, *(each.pid for each in below)}
+        # What lost its parent is in the host's session still.
+        return {self.pid, *(each.pid for each in below), *session()}
 
 
 def _state(pid: int) -> str:

@@ -12,7 +12,9 @@ server's fault), or takes longer than 5 s twice in a row. A target fails where i
 from __future__ import annotations
 
 import gc
+import re
 import sys
+import tempfile
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -92,7 +94,7 @@ def try_one(name: str, number: int, target: Target[object], found: Found) -> Non
         count(found.broken, kind)
         if len(found.failures) < KEPT:
             found.failures.append(
-                Failure(number, kind, str(case).replace(f"{command_line.ROOT}/", "")[:SHOWN], seen)
+                Failure(number, kind, _without_places(str(case))[:SHOWN], _without_places(seen))
             )
         print(f"{name} {number}: {kind}: {seen[:300]}\n    {str(case)[:300]}", file=sys.stderr)
         if isinstance(error, Gone):
@@ -145,6 +147,11 @@ def measure(name: str, cases: int, state: Path | None) -> Found:
                     state.write_bytes(msgspec.json.encode(found))
             found.seconds += perf_counter() - began
     return found
+
+
+def _without_places(text: str) -> str:
+    """What is kept names no folder of this machine."""
+    return re.sub(rf"{command_line.ROOT}/|{tempfile.gettempdir()}/tmp\w+/", "", text)
 
 
 def row(name: str, found: Found) -> list[str]:

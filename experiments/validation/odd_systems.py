@@ -90,6 +90,7 @@ class Place:
             check=False,
         )
         said = last_line(done.stderr) if done.stderr.strip() else ""
+        said = said.replace(f"{self.folder}/", "")
         wrong = ""
         if done.returncode not in codes:
             wrong = f"exit code {done.returncode}: {said}"

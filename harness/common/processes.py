@@ -138,6 +138,7 @@ def end(children: Sequence[Child], grace: float = 0.0) -> list[Child]:
     with undisturbed():
         started = [child for child in children if child.popen is not None]
         others = [*(child for child in children if child.popen is None), *family]
+        _signal(others, signal.SIGCONT)  # a server that stands still between its turns takes no other
         _signal(started, signal.SIGKILL)
         _signal(others, signal.SIGTERM)
         wait(others, TERMINATE_S)

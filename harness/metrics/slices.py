@@ -77,8 +77,8 @@ def pair(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
 
 
 def kept(before: pd.DataFrame, after: pd.DataFrame) -> float:
-    """The share of the before arm's decode slices that have a partner; NaN where it has none."""
-    possible = len(decode_slices(before))
+    """The share of decode slices that have a partner, of the arm that has more; NaN where there is none."""
+    possible = max(len(decode_slices(before)), len(decode_slices(after)))
     return len(pair(before, after)) / possible if possible else np.nan
 
 

@@ -278,7 +278,10 @@ def _segment(
         session.begin(each)
     done = session.take_turns(turning, asked, steps_of_turn(design, segment), observe)
     if failed := next(filter(None, done.data.errors), ""):
-        raise api.EngineError(f"a request failed while engines took turns: {failed}")
+        raise api.EngineError(
+            f"a request failed while engines took turns: {failed}; --segments 0 compares by rounds, and "
+            "counts one that fails"
+        )
     slices = []
     for each in turning:
         record, turns = session.collect_turns(each)

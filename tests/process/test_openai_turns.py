@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import pandas as pd
 import psutil
 import pytest
 
 from engines import api
-from engines.openai import SPEC
+from engines.openai import SPEC, engine
+from engines.openai.replies import Outcome, Reply
+from engines.openai.turns import Turning
 from experiments.common.bench_command import PATIENCE_S
+from experiments.common.in_process_engine import Collected
 from harness.metrics import slices
 from harness.plan.design import Arm
 from harness.run import records
@@ -38,7 +43,7 @@ def arm(name: str, **settings: str) -> Arm:
         name=name,
         engine="openai",
         options=api.EngineOptions(model=""),
-        toggles=SPEC.check({"cmd": SERVE, **settings}),
+        toggles=SPEC.check({"cmd": SERVE} | settings),
     )
 
 
@@ -108,6 +113,19 @@ def test_a_parked_server_stops_when_it_is_told(session: Session) -> None:
     wait_until_gone(servers)
 
 
+def test_a_parked_server_can_clean_up_when_its_run_is_broken_off(tmp_path: Path) -> None:
+    """It is asked to end, and goes on to do so, before its host is killed: the kernel hangs up on what is
+    stopped and has lost its parent."""
+    script, ended = tmp_path / "serve.sh", tmp_path / "ended"
+    script.write_text(f"trap 'touch {ended}; exit' TERM\n{SERVE.replace('{port}', '$1')} & wait\n")
+    with Session() as session:
+        (booted,) = session.boot([arm("before", cmd=f"sh {script} {{port}}")]).values()
+        park(session, [booted])
+        server = server_of(booted)
+    assert ended.exists()
+    wait_until_gone(server)
+
+
 def test_a_parked_server_does_not_outlive_a_host_that_is_killed(session: Session) -> None:
     (booted,) = session.boot([arm("before")]).values()
     park(session, [booted])
@@ -132,3 +150,121 @@ def test_a_server_that_dies_among_others_that_are_parked_is_named(session: Sessi
     kept = re.search(r"/tmp/bench-server-\S+\.log", str(caught.value))
     if kept is not None:
         Path(kept[0]).unlink()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What is made of what came
+
+
+@pytest.fixture
+def turning() -> Iterator[Turning]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield Turning(process.pid)
+    process.kill()
+    process.wait()
+
+
+EVENT = b'data: {"choices": [{"text": "a"}]}\n\n'
+
+
+def give(turning: Turning, replies: Sequence[Reply], piece: bytes = EVENT) -> None:
+    """One more chunk of each reply comes."""
+    for each in replies:
+        each.pieces.append(piece)
+        each.arrived_ns.append(time.perf_counter_ns())
+        each.read_ns.append(each.arrived_ns[-1])
+    turning.read(replies, [])
+
+
+def finish(turning: Turning, replies: Sequence[Reply], tokens: int | None = None, sum_of: int = 0) -> None:
+    """Each reply has ended; `tokens` of each chunk."""
+    turning.read([], replies)
+    for each in replies:
+        arrivals = [at for at, piece in zip(each.arrived_ns, each.pieces, strict=True) if piece == EVENT]
+        chunks: list[api.Event] = [
+            api.Chunk(each.request, [], "a", [], tokens=tokens or 1, arrived_ns=at) for at in arrivals
+        ]
+        end = api.Finish(each.request, "length", 1, sum_of or len(chunks), 0, -1, -1)
+        turning.finished(
+            [chunk for chunk in chunks if isinstance(chunk, api.Chunk)],
+            Outcome([*chunks, end], "usage", places=tuple(range(len(chunks)))),
+        )
+
+
+def steps_of(turning: Turning) -> pd.DataFrame:
+    return records.steps_frame(api.RoundRecord(steps=turning.table()))
+
+
+@pytest.mark.parametrize("early", [0, 1, 2])
+def test_what_came_before_a_turn_began_is_its_beginning_and_voids_it_where_it_is_two_steps(
+    turning: Turning, early: int
+) -> None:
+    replies = [Reply(number, 0) for number in range(3)]
+    for _ in range(3):
+        turning.begin_step(replies)
+        give(turning, replies)
+        assert turning.step_is_over
+    turning.park()
+    for _ in range(early):
+        give(turning, replies)
+    for number in range(3):
+        went_on = turning.begin_step(replies)
+        assert went_on == (number == 0)
+        if number >= early:
+            assert not turning.step_is_over
+            give(turning, replies)
+        assert turning.step_is_over
+    finish(turning, replies)
+    found = steps_of(turning)
+    assert found["step"].tolist() == ([0, 1, 2] if early == 2 else [*range(6)])
+    assert (found["batch"] == 3).all()
+    assert found["append.start"].is_monotonic_increasing
+
+
+def test_comments_between_two_events_are_no_steps(turning: Turning) -> None:
+    replies = [Reply(number, 0) for number in range(2)]
+    for _ in range(4):
+        turning.begin_step(replies)
+        give(turning, replies[:1], b": still there\n\n")
+        assert not turning.step_is_over
+        give(turning, replies)
+        assert turning.step_is_over
+    finish(turning, replies)
+    assert steps_of(turning)["batch"].tolist() == [2] * 4
+
+
+@pytest.mark.parametrize(("tokens", "sum_of", "kept"), [(4, 80, True), (-1, 21, True), (-1, 80, False)])
+def test_steps_that_gave_nobody_knows_how_many_tokens_are_left_out(
+    turning: Turning, tokens: int, sum_of: int, kept: bool
+) -> None:
+    """Else a chunk of four tokens would be compared with one of one."""
+    replies = [Reply(number, 0) for number in range(2)]
+    for _ in range(20):
+        turning.begin_step(replies)
+        give(turning, replies)
+    finish(turning, replies, tokens, sum_of)
+    found = steps_of(turning)
+    assert len(found) == (20 if kept else 0)
+    if kept:
+        assert (found["tokens"] == 2 * max(1, tokens)).all()
+
+
+def test_a_server_that_takes_its_time_in_a_turn_is_not_taken_for_dead() -> None:
+    """The load generator takes an engine for dead that says nothing for a minute."""
+    heard: list[Sequence[api.Event]] = []
+
+    class Heard(Collected):
+        def send(self, events: Sequence[api.Event]) -> None:
+            heard.append(events)
+
+    command = f"{sys.executable} -m tests.support.small_server {{port}}"
+    built = engine.build(api.EngineOptions(model=""), SPEC.check({"cmd": command}))
+    try:
+        built.start(Heard())
+        built.begin_turns()
+        built.submit(api.Request(0, "a", 4))
+        pumps = iter([True])
+        built.run(lambda timeout: next(pumps, False))
+    finally:
+        built.stop()
+    assert [] in heard

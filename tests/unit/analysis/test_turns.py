@@ -79,6 +79,22 @@ def test_what_is_not_measured_contradicts_nothing() -> None:
     assert turns.disagreement(DESIGN, blocks(-0.1, 0.0, 0.1)[:1], 0.05) is None
 
 
+def test_where_an_engine_records_no_steps_in_rounds_its_clients_can_contradict_turns() -> None:
+    def by_clients(in_rounds: float) -> list[Values]:
+        found = []
+        for each in blocks(-0.03, -0.03, in_rounds):
+            arms = {arm: dict(values) for arm, values in each.items()}
+            for values in arms.values():
+                values[turns.OF_CLIENTS] = values.pop(turns.OF_ROUNDS)
+            found.append(arms)
+        return found
+
+    assert turns.disagreement(DESIGN, by_clients(-0.03), 0.05) is None
+    told = turns.disagreement(DESIGN, by_clients(0.02), 0.05)
+    assert told is not None
+    assert told.endswith("(tpot_ms_p50)")
+
+
 def test_a_change_of_another_size_in_rounds_is_told() -> None:
     (told,) = turns.of_size(DESIGN, blocks(-0.03, -0.03, -0.08), 0.05)
     assert "in rounds, the step changed by −8" in told.text
