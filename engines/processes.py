@@ -36,11 +36,17 @@ def die_with_parent(parent: int, with_all: bool = False) -> None:
         os._exit(1)
 
 
+def state(pid: int) -> str:
+    """As the kernel names it (proc(5)): "T" stopped, "Z" and "X" ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def is_stopped(pid: int) -> bool:
     """Whether somebody has stopped that process, as by SIGSTOP."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    return False
+    return state(pid) == "T"
 
 
 def end_session() -> None:

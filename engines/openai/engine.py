@@ -87,7 +87,7 @@ class OpenAIEngine(api.Engine):
             deterministic=False,  # a server's batches are its own affair
             pids=pids,
             takes_turns=self.server is not None
-            and Processes(self.server.popen.pid).serve(self.server.endpoint.port),
+            and Processes(self.server.popen.pid).listen_on(self.server.endpoint.port),
         )
 
     def submit(self, request: api.Request) -> None:

@@ -15,14 +15,13 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from time import monotonic, perf_counter_ns, sleep
 
 import psutil
 
 from engines import api
 from engines.openai.replies import Outcome, Reply, arrival
-from engines.processes import session
+from engines.processes import session, state
 
 PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "decode", "mixed"))
 NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
@@ -202,7 +201,7 @@ class Processes:
         deadline = monotonic() + STOPPED_S
         look_s = LOOK_S
         for pid in self.pids:
-            while _state(pid) not in "TZX":
+            while state(pid) not in "TZX":
                 if monotonic() > deadline:
                     raise api.EngineError(f"process {pid} of the server did not stop for another arm's turn")
                 sleep(look_s)
@@ -226,7 +225,7 @@ class Processes:
                     "turn; --segments 0 compares by rounds"
                 ) from None
 
-    def serve(self, port: int) -> bool:
+    def listen_on(self, port: int) -> bool:
         """Whether one of them listens there. What serves elsewhere, as in a container, would not stop."""
         for pid in self._running():
             with suppress(psutil.Error):
@@ -242,11 +241,3 @@ class Processes:
             return set()
         # What lost its parent is in the host's session still.
         return {self.pid, *(each.pid for each in below), *session()}
-
-
-def _state(pid: int) -> str:
-    """As the kernel names it (proc(5)): "T" stopped, "Z" and "X" ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
