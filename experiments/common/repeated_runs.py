@@ -17,11 +17,13 @@ from harness.common import core_speed
 from harness.common.machine import code
 
 
-def bench(*arguments: str, where: Path | None = None) -> dict[str, Any]:
-    """One measuring command: its exit code, its wall time, and its first comparison."""
+def bench(*arguments: str, where: Path | None = None, out: Path | None = None) -> dict[str, Any]:
+    """One measuring command: its exit code, its wall time, and its first comparison. `out`: where its records
+    stay; without, they are thrown away."""
     loop = loop_sd()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "harness", *arguments, "--out", folder, "--format", "json"]
+        command = [sys.executable, "-m", "harness", *arguments, "--out", str(out or folder)]
+        command += ["--format", "json"]
         began = perf_counter()
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=where)
         seconds = perf_counter() - began

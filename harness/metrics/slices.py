@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS, SLICED_MEAN
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
 KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased choice
+Floats = NDArray[np.float64]
 SAME = ["round", "turn", "first_step", "steps", "batch", "tokens"]
 
 
@@ -107,7 +109,7 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
         exposed = pairs["interval_ns_after"] - pairs["device_ns_after"]
         more = exposed - (pairs["interval_ns_before"] - pairs["device_ns_before"])
         known = (pairs[["device_ns_before", "device_ns_after"]] >= 0).all(axis=None)
-        host = _trimmed(more / pairs["interval_ns_before"]) if known else np.nan
+        host = trimmed(more / pairs["interval_ns_before"]) if known else np.nan
         shares = (ratio, 1 + host, ratio - host)
         of_mean = float(pairs["interval_ns_after"].mean() / pairs["interval_ns_before"].mean())
         found.append(
@@ -138,7 +140,7 @@ def drained(slices: pd.DataFrame) -> float:
     short one, by the number of steps between them. What a turn costs besides, filling and draining, is in
     both; what a step leaves to be done at the end of its turn is not. NaN without turns of two lengths."""
     whole = decode_slices(slices)
-    took = (whole["turn_ns"] * whole["steps"]).groupby(whole["steps"]).agg(_trimmed)
+    took = (whole["turn_ns"] * whole["steps"]).groupby(whole["steps"]).agg(trimmed)
     if len(took) < 2:
         return np.nan
     short, long = took.index.min(), took.index.max()
@@ -147,12 +149,12 @@ def drained(slices: pd.DataFrame) -> float:
 
 def _middle(values: pd.Series) -> float:
     """Trimmed geometric mean."""
-    return float(np.exp(_trimmed(np.log(values))))
+    return float(np.exp(trimmed(np.log(values))))
 
 
-def _trimmed(values: pd.Series) -> float:
+def trimmed(values: pd.Series | Floats) -> float:
     """Mean without TRIMMED of the values at each end."""
-    ordered = np.sort(values.to_numpy())
+    ordered = np.sort(np.asarray(values))
     cut = int(TRIMMED * len(ordered))
     return float(ordered[cut : len(ordered) - cut].mean())
 

@@ -1,0 +1,183 @@
+"""How often turns find 1% and 2%, and call nothing a change: simulated from what this machine's noise was.
+
+    python -m experiments.validation.simulated_turns    two minutes, once recorded_turns has run
+
+A simulated run draws its blocks from those that `recorded_turns` kept of its loop, each with the two arms as
+they were or swapped, so that what their boots differ by stays in. A neighbour comes on top: it computes and
+rests for times of one mean, drawn from an exponential distribution, and a turn takes SLOWER times as long
+while it computes. The change between the arms is a factor on every turn of the second one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from experiments.common import command_line
+from experiments.common.record import write_result
+from experiments.common.repeated_runs import earlier
+from experiments.validation import recorded_turns
+from experiments.validation.sliced_aa import LOOPS
+from harness.metrics import slices
+from harness.plan.design import MARGIN
+from harness.stats import paired, verdicts
+
+DWELLS_S = (None, 0.1, 1.0, 10.0, 60.0)  # of a neighbour; None: there is none
+SLOWER = 2.0
+CHANGES = (0.0, 0.01, 0.02)
+RUNS = 2_000  # simulated, of each cell
+DEFAULT_BLOCKS, DEFAULT_S = 6, 90.0  # of a run without options
+US_PER_S = 1e6
+HEADER = [
+    "loop",
+    "run",
+    "neighbour computes for",
+    "0%: called a change",
+    "1%: seen",
+    "2%: seen",
+    "intervals that hold the truth, fewest",
+    "half-width, median",
+]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Those of a recorded block, in their order. Each array: [pairs, 2], before and after."""
+
+    step_us: Floats  # a turn's mean step
+    turn_us: Floats  # the whole turn
+
+    @classmethod
+    def of(cls, block: Sequence[Mapping[str, Any]]) -> Pairs:
+        """From recorded_turns.segments."""
+        steps = [np.array([each["before"], each["after"]], np.float64).T for each in block]
+        turns = [us * each["steps"] for us, each in zip(steps, block, strict=True)]
+        return cls(np.concatenate(steps), np.concatenate(turns))
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """How long, s, it has computed by each of these moments, at which it begins or ends to."""
+
+    moments: Floats
+    computed: Floats
+
+    @classmethod
+    def drawn(cls, random: np.random.Generator, dwell_s: float, seconds: float) -> Neighbour:
+        """At 0 it is anywhere in a dwell of either kind."""
+        lengths = random.exponential(dwell_s, 10 + int(2 * seconds / dwell_s))
+        computes = (np.arange(len(lengths)) + random.integers(2)) % 2
+        return cls(
+            np.concatenate([[0.0], np.cumsum(lengths)]) - random.exponential(dwell_s),
+            np.concatenate([[0.0], np.cumsum(lengths * computes)]),
+        )
+
+    def slowed(self, pairs: Pairs, began_s: float) -> Floats:
+        """The steps of these pairs beside it, one turn behind the other from that moment on."""
+        lengths = pairs.turn_us.ravel() / US_PER_S
+        ends = began_s + np.cumsum(lengths)
+        begun, ended = np.interp([ends - lengths, ends], self.moments, self.computed)
+        share = ((ended - begun) / lengths).reshape(pairs.step_us.shape)
+        return pairs.step_us * (1 + (SLOWER - 1) * share)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    loop: str
+    blocks: int
+    seconds: float
+    dwell_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Shares of RUNS, by CHANGES."""
+
+    called: tuple[float, ...]  # a change
+    seen: tuple[float, ...]  # called slower, and the interval holds the truth
+    holding: tuple[float, ...]
+    half_width: float  # of runs without a change, the median
+
+
+def noise(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) -> Floats:
+    """What each block of a run says of arms that do not differ: log ratios."""
+    dwell_s = cell.dwell_s
+    neighbour = None if dwell_s is None else Neighbour.drawn(random, dwell_s, 2 * cell.seconds)
+    found = []
+    for number, drawn in enumerate(random.integers(len(recorded), size=cell.blocks)):
+        pairs = recorded[drawn]
+        began_s = number * cell.seconds / cell.blocks
+        step_us = pairs.step_us if neighbour is None else neighbour.slowed(pairs, began_s)
+        found.append(slices.trimmed(np.log(step_us[:, 1] / step_us[:, 0])))
+    return np.array(found) * random.choice((-1, 1), size=cell.blocks)
+
+
+def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) -> Found:
+    called, seen, holding = np.zeros((3, RUNS, len(CHANGES)), bool)
+    half_widths = []
+    for run in range(RUNS):
+        ratios = np.exp(noise(recorded, cell, random))
+        for place, change in enumerate(CHANGES):
+            effect = paired.effect([1.0] * cell.blocks, (ratios * (1 + change)).tolist())
+            assert effect.low is not None
+            assert effect.high is not None
+            verdict = verdicts.verdict(effect, MARGIN, "lower", is_time=True)
+            holding[run, place] = effect.low <= change <= effect.high
+            called[run, place] = verdict in verdicts.CHANGES
+            seen[run, place] = verdict == "slower" and holding[run, place]
+            if not change:
+                half_widths.append((effect.high - effect.low) / 2)
+    return Found(
+        *(tuple(each.mean(axis=0).tolist()) for each in (called, seen, holding)),
+        half_width=float(np.median(half_widths)),
+    )
+
+
+def cells_of(loop: str, blocks: int) -> list[Cell]:
+    """Of runs without options, and of some that had three minutes and so many blocks."""
+    runs = [(DEFAULT_BLOCKS, DEFAULT_S), (blocks, 60.0 * recorded_turns.MINUTES)]
+    return [Cell(loop, *each, dwell_s) for each in runs for dwell_s in DWELLS_S]
+
+
+def row(cell: Cell, found: Found) -> list[str]:
+    return [
+        cell.loop,
+        f"{cell.seconds:g} s, {cell.blocks} blocks",
+        "no neighbour" if cell.dwell_s is None else f"{cell.dwell_s:g} s",
+        f"{found.called[0]:.1%}",
+        *(f"{each:.1%}" for each in found.seen[1:]),
+        f"{min(found.holding):.1%}",
+        f"±{found.half_width:.2%}",
+    ]
+
+
+def main() -> None:
+    command_line.parser(__file__, __doc__).parse_args()
+    if not (runs := earlier(recorded_turns.__file__)):
+        raise SystemExit("nothing is recorded yet: " + command_line.command(recorded_turns.__file__))
+    random = np.random.default_rng(len(runs))
+    done = []
+    for loop in LOOPS:
+        mine = [run["blocks"] for run in runs if run["loop"] == loop]
+        recorded = [Pairs.of(block) for blocks in mine for block in blocks]
+        for cell in cells_of(loop, min(map(len, mine))):
+            done.append((cell, simulated(recorded, cell, random)))
+            print(*row(*done[-1]), sep=" | ", file=sys.stderr)
+    write_result(
+        __file__,
+        title=f"What turns find in the noise of this machine, {RUNS:,} simulated runs each",
+        header=HEADER,
+        rows=[row(*each) for each in done],
+        data=[asdict(cell) | asdict(found) for cell, found in done],
+    )
+
+
+if __name__ == "__main__":
+    main()
