@@ -48,6 +48,7 @@ class EngineSpec:
     starts_alone: bool = False
     # Whether it is worth asking what can't work here before the first arm boots: boots take long.
     preflight: bool = False
+    boots_long: bool = False  # as a server does: what a run's minutes allow is then fewer, longer blocks
 
     def toggle(self, name: str) -> Toggle:
         """The toggle of that name; BadSetting offers the nearest one."""

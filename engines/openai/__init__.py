@@ -50,6 +50,7 @@ SPEC = api.EngineSpec(
     turn_steps=8,
     overlapping={"api": ("completions", "chat")},  # for all that can be known of it
     starts_alone=True,
+    boots_long=True,
     defaults={"model": ""},  # the first that the server names
     asks_text=True,
 )

