@@ -106,6 +106,8 @@ class Display:
         self._seconds: list[float] = []  # of finished blocks
         self._left = 0  # blocks not yet done
         self._at_once = 1  # blocks under way
+        self._in_turns = False
+        self._began = time.monotonic()
         self._told_s = 0.0  # how long a boot had taken when a line last said so
         self._block = self._round = self._so_far = ""
 
@@ -125,10 +127,13 @@ class Display:
             case RoundBegun(_, arm, index):
                 which = f"round {index + 1} of {self._design.rounds}" if index >= 0 else "warm-up"
                 self._round = f"{arm}, {which}"
+                self._in_turns = False
                 self._show(self._round)
             case SegmentBegun(_, index):
-                self._round = f"in turns, segment {index + 1} of {self._design.segments}"
-                self._show(self._round)
+                self._in_turns = True
+                self._show(f"in turns, segment {index + 1} of {self._design.segments}")
+            case Progress() if self._in_turns:
+                pass  # its requests all end with it: "0 of 32 requests" would be all that is seen of them
             case Progress(finished=finished, total=total, tpot_ms=tpot):
                 live = f", TPOT {tpot:.2f} ms" if tpot is not None else ""
                 self._show(f"{self._round}, {finished} of {total} requests{live}")
@@ -169,4 +174,8 @@ class Display:
             return ""
         most = "at most " if self._design.may_end_early else ""
         each = sum(self._seconds) / len(self._seconds)
-        return f", {most}{self._left * each / self._at_once:.0f} s left"
+        seconds = self._left * each / self._at_once
+        if self._design.max_minutes is not None:
+            ends = self._began + 60 * self._design.max_minutes
+            seconds = min(seconds, max(0.0, ends - time.monotonic()))
+        return f", {most}{seconds:.0f} s left"

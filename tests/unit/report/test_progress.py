@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from harness.cli.progress import MUCH_STOLEN, Display, question
-from harness.run.events import BlockBegun, BlockDone, Booting, NodeDone, SoFar
+from harness.run.events import BlockBegun, BlockDone, Booting, NodeDone, RoundBegun, SegmentBegun, SoFar
+from harness.run.messages import Progress
 from tests.support.made_blocks import manifest
 
 
@@ -37,6 +39,33 @@ def test_time_left_is_shared_by_the_nodes_that_are_at_work() -> None:
         "block 1 of 6 done on two in 12 s, 36 s left",
         "block 1 of 6: 30% of the CPU time went to other virtual machines",
     ]
+
+
+def test_a_run_with_minutes_says_no_more_time_than_they_leave() -> None:
+    plain = list[str]()
+    timed = replace(manifest().design, blocks=100, max_minutes=1.0)
+    display = Display(timed, plain.append, plain=plain.append)
+    display(BlockBegun(0, left=100))
+    display(BlockDone(0, 12.0))
+    found = re.fullmatch(r"block 1 of at most 100 done in 12 s, at most (\d+) s left", plain[0])
+    assert found is not None
+    assert int(found[1]) <= 60  # and not 99 blocks' 1,188
+
+
+def test_requests_are_counted_in_rounds_and_not_in_turns() -> None:
+    drawn = list[str]()
+    display = Display(manifest().design, drawn.append, redraw=drawn.append)
+    display(BlockBegun(0, left=6))
+    display(RoundBegun(0, "after", 0))
+    display(Progress(round_id=0, finished=3, total=32, tpot_ms=None))
+    assert drawn[-1].endswith("3 of 32 requests")
+    display(SegmentBegun(0, 1))
+    display(Progress(round_id=0, finished=0, total=32, tpot_ms=None))
+    assert drawn[-1].startswith("block 1 of 6: in turns, segment 2 of ")
+    assert "requests" not in drawn[-1]
+    display(RoundBegun(1, "before", 0))
+    display(Progress(round_id=0, finished=1, total=32, tpot_ms=None))
+    assert drawn[-1].endswith("1 of 32 requests")
 
 
 def test_a_run_begins_with_what_is_compared_and_who_claims_it() -> None:
