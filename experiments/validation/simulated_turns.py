@@ -31,7 +31,8 @@ DWELLS_S = (None, 0.1, 1.0, 10.0, 60.0)  # of a neighbour; None: there is none
 SLOWER = 2.0
 CHANGES = (0.0, 0.01, 0.02)
 RUNS = 2_000  # simulated, of each cell
-DEFAULT_BLOCKS, DEFAULT_S = 6, 90.0  # of a run without options
+SECONDS = (90.0, 180.0)  # of a run
+FIRST_S = 14.0  # of them, what comes before its first block: imports, and boots that are thrown away
 US_PER_S = 1e6
 HEADER = [
     "loop",
@@ -140,10 +141,14 @@ def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator
     )
 
 
-def cells_of(loop: str, blocks: int) -> list[Cell]:
-    """Of runs without options, and of some that had three minutes and so many blocks."""
-    runs = [(DEFAULT_BLOCKS, DEFAULT_S), (blocks, 60.0 * recorded_turns.MINUTES)]
-    return [Cell(loop, *each, dwell_s) for each in runs for dwell_s in DWELLS_S]
+def cells_of(loop: str, runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """With as many blocks as fit, by these recorded runs of that loop."""
+    block_s = max((run["seconds"] - FIRST_S) / len(run["blocks"]) for run in runs)
+    return [
+        Cell(loop, int((seconds - FIRST_S) / block_s), seconds, dwell_s)
+        for seconds in SECONDS
+        for dwell_s in DWELLS_S
+    ]
 
 
 def row(cell: Cell, found: Found) -> list[str]:
@@ -165,9 +170,9 @@ def main() -> None:
     random = np.random.default_rng(len(runs))
     done = []
     for loop in LOOPS:
-        mine = [run["blocks"] for run in runs if run["loop"] == loop]
-        recorded = [Pairs.of(block) for blocks in mine for block in blocks]
-        for cell in cells_of(loop, min(map(len, mine))):
+        mine = [run for run in runs if run["loop"] == loop]
+        recorded = [Pairs.of(block) for run in mine for block in run["blocks"]]
+        for cell in cells_of(loop, mine):
             done.append((cell, simulated(recorded, cell, random)))
             print(*row(*done[-1]), sep=" | ", file=sys.stderr)
     write_result(

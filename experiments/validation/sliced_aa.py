@@ -1,12 +1,12 @@
 """Equal arms by turns, and arms between which a delay of 2% of a step is planted.
 
-    python -m experiments.validation.sliced_aa [RUNS]    13 by default, 18 minutes
+    python -m experiments.validation.sliced_aa [RUNS]    13 by default, 14 minutes
 
-A fixed list of 260 runs of `bench aa`, of which each call does the next. It has 20 sets: the eight cells of a
-delay (a serial loop or one that overlaps its steps; planted at the host or on the device; quiet, or beside a
-process that computes in bursts) once each, and five runs of equal arms, of the two loops in turn. Each run
-has a seed of its own, its place in the list. A delay at the host of a loop that overlaps is hidden: what is
-left of it is measured, and no truth is known.
+A fixed list of 260 runs of `bench aa --max-minutes 1`, of which each call does the next. It has 20 sets: the
+eight cells of a delay (a serial loop or one that overlaps its steps; planted at the host or on the device;
+quiet, or beside one process that computes in bursts) once each, and five runs of equal arms, of both loops in
+turn. Each run has a seed of its own, its place in the list. A delay at the host of a loop that overlaps is
+hidden: what is left of it is measured, and no truth is known.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ LOOPS = {
     "overlapped": ("--variant", "overlap", "--set", "schedule=overlap"),
 }
 SHARE = "2%"
+MINUTES = "1"  # some six blocks: an interval of ±1%, which tells 2% from nothing
 SETS, EQUAL = 20, 5  # of a set, so many runs have equal arms
 # Busy and idle for 0.1 to 2 s each, in an order of its own.
 BURSTS = """
@@ -95,7 +96,7 @@ def bursts(seed: int) -> Iterator[None]:
 def measured(cell: Cell, seed: int) -> dict[str, Any]:
     planted = () if cell.place == "none" else ("--plant", SHARE, "--plant-at", cell.place)
     with bursts(seed) if cell.beside == "bursts" else nullcontext():
-        run = bench("aa", *LOOPS[cell.loop], *planted, "--seed", str(seed))
+        run = bench("aa", *LOOPS[cell.loop], *planted, "--max-minutes", MINUTES, "--seed", str(seed))
     comparison = run["comparison"]
     achieved = mechanism.planted_share(from_plain(comparison, Comparison)) if planted else None
     turns = comparison["metrics"][definitions.SLICED]
