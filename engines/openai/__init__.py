@@ -31,9 +31,9 @@ SPEC = api.EngineSpec(
         api.Toggle(
             "count",
             ("usage", "ids", "logprobs"),
-            "what to ask the server for to count the tokens of a chunk: usage, return_token_ids (vLLM), or "
-            "logprobs, which cost it something",
-            "OpenAI's API, vLLM",
+            "what to ask the server for to count the tokens of a chunk: usage, return_token_ids (vLLM, and "
+            "SGLang's completions), or logprobs, which cost it something",
+            "OpenAI's API, vLLM, SGLang",
             {},
         ),
     ),
