@@ -219,11 +219,16 @@ class OpenAIEngine(api.Engine):
 
     def collect(self) -> api.RoundRecord:
         """Raises EngineError where a server of our own served nothing: its output, which says why, would be
-        lost with it."""
+        lost with it; and where it went on while it was stopped."""
         assert self.connections is not None
         gc.enable()
         if self.server is not None and self.failed and not self.served:
             raise self.server.failure("served no request", self.failed)
+        if self.turned is not None and self.turned.ran_on:
+            raise api.EngineError(
+                "the server went on while it was stopped for another arm's turn, as where its command only "
+                "forwards to another machine; --segments 0 compares by rounds"
+            )
         counters = dict(self.counters)
         counters["connections_opened"] = self.connections.opened
         counters["clock_moved_us"] = self.connections.clock.moved_ns() // 1000

@@ -28,6 +28,10 @@ NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
 LOOK_S, LONG_LOOK_S = 0.0001, 0.002  # between two looks whether a process has stopped: the first, and most
 STOPPED_S = 5.0  # how long that may take
 FEW = 0.05  # of the chunks of a reply, those that may hold two tokens where their number is not told
+# A server has not stopped where half of a long turn's steps come within this share of the time that it was
+# to stand still. What it had begun, and what it does in that time, is less, unless its step is a fifth of the
+# other arm's.
+LONG_TURN, SOON = 12, 0.05
 
 
 class Steps:
@@ -87,6 +91,7 @@ class Turning:
         self._seen: dict[int, int] = {}  # of the pieces of each reply
         self._wanted = 0  # steps, with the one that was begun last
         self._begun: list[tuple[int, int]] = []  # turns: their first step, and when it went on
+        self._parked_ns: list[int] = []  # when it was stopped behind each of them
         self._gave: dict[int, _Step] = {}
         # Steps that are like none of the other arm. In some a request is not there any more, which was taken
         # in before others and is ahead of them; of some it is not known how many tokens they gave.
@@ -123,6 +128,7 @@ class Turning:
 
     def park(self) -> None:
         self._processes.stop()
+        self._parked_ns.append(perf_counter_ns())
 
     def end(self) -> None:
         self._processes.go_on()
@@ -145,6 +151,19 @@ class Turning:
             step.requests += 1
             step.tokens += max(1, tokens)
             step.first += chunk is chunks[0]
+
+    @property
+    def ran_on(self) -> bool:
+        """Whether it worked while it was stopped, as on another machine (`ssh -L`): when its turns begin,
+        half of their steps are there at once."""
+        early = []
+        turns = pairwise((*self._begun[1:], (self._wanted, 0)))
+        for parked_ns, ((first, begun_ns), (behind, _)) in zip(self._parked_ns, turns, strict=False):
+            soon_ns = begun_ns + SOON * (begun_ns - parked_ns)
+            ends = (self._gave[each].end_ns for each in range(first, behind) if each in self._gave)
+            if behind - first >= LONG_TURN:
+                early.append(sum(end < soon_ns for end in ends) >= (behind - first) // 2 - 1)
+        return len(early) > 1 and 2 * sum(early) > len(early)
 
     def table(self) -> api.StepTable:
         """The steps that another arm can have too. They have no phases but the instant at which their tokens

@@ -29,6 +29,8 @@ from harness.plan.design import Arm
 from harness.run import records
 from harness.run.session import Booted, RunFailed, Session
 from harness.workload.plan import Planned
+from tests.support.clockwork import installed
+from tests.support.served import serving
 
 SERVE = (
     f"{sys.executable} -m harness serve --engine overlap --device emulated --model micro-gpt2 --port {{port}}"
@@ -132,6 +134,23 @@ def test_a_parked_server_does_not_outlive_a_host_that_is_killed(session: Session
     server = server_of(booted)
     os.kill(booted.children[0].pid, signal.SIGKILL)
     wait_until_gone(server)
+
+
+def test_a_server_that_goes_on_elsewhere_while_it_is_stopped_is_told(
+    session: Session, tmp_path: Path
+) -> None:
+    """Its steps would seem to take no time."""
+    with serving(installed(tmp_path), tmp_path, "--mock", "--ttft-ms", "1", "--itl-ms", "10") as there:
+        forward = f"{sys.executable} -m tests.support.forward {{port}} {there.address[1]}"
+        arms = [arm("before", cmd=f"{SERVE} --set pace=10ms"), arm("after", cmd=forward)]
+        booted = list(session.boot(arms).values())
+        for each in booted:
+            session.begin(each)
+        long = [Planned(number, 0, "a", 2 * TOKENS, False) for number in range(REQUESTS)]
+        session.take_turns(booted, long, 2 * SPEC.turn_steps, lambda progress: None)
+        session.collect_turns(booted[0])
+        with pytest.raises(RunFailed, match=r"after.*went on while it was stopped.*--segments 0"):
+            session.collect_turns(booted[1])
 
 
 @pytest.mark.parametrize("which", [0, 1])
