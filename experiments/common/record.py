@@ -53,7 +53,7 @@ def write_result(
         "rows": rows,
         "data": data,
     }
-    (folder / f"{name}.json").write_text(json.dumps(content) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(content, separators=(",", ":")) + "\n")
     print("\n".join(lines))
 
 
