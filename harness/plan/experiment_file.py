@@ -189,6 +189,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         engines, variants = api.find_engines(), load_variants()
         found: dict[str, dict[str, Design]] = {}
         for name, boots in self.experiment.boots.items():
+            if not boots.arms or not boots.workloads:
+                raise api.BadSetting(f"{name} needs an arm and a workload")
             scaled = boots.emulated if self.kind == "emulated" else Scaled()
             for each in scaled.workloads:
                 api.pick(each, boots.workloads, f"workload of {name}")

@@ -212,6 +212,15 @@ def test_segments_of_an_engine_that_takes_no_turns_are_refused(tmp_path: Path) -
         experiment.plan(str(path), Adjusted(device="emulated"))
 
 
+@pytest.mark.parametrize("table", ["arms", "workloads"])
+def test_boots_of_no_arm_or_of_no_workload_are_refused(tmp_path: Path, table: str) -> None:
+    path, text = tmp_path / "own.toml", GIL.read_text().replace("blocks = 6", "blocks = 6\nsegments = 3", 1)
+    path.write_text(re.sub(rf"(\[boots.load.{table}\]\n)[^\[]*\n\[", r"\1[", text, count=1))
+    assert path.read_text() != text
+    with pytest.raises(api.BadSetting, match="load needs an arm and a workload"):
+        experiment.plan(str(path), Adjusted(device="emulated"))
+
+
 def test_only_the_emulated_device_is_scaled() -> None:
     asked = {kind: experiment.plan("vllm-output-processor", Adjusted(device=kind)) for kind in
              experiment_file.DEVICE_KINDS}  # fmt: skip
