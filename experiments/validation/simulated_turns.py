@@ -86,7 +86,8 @@ class Neighbour:
         ends = began_s + np.cumsum(lengths)
         begun, ended = np.interp([ends - lengths, ends], self.moments, self.computed)
         share = ((ended - begun) / lengths).reshape(pairs.step_us.shape)
-        return pairs.step_us * (1 + (SLOWER - 1) * share)
+        slowed: Floats = pairs.step_us * (1 + (SLOWER - 1) * share)
+        return slowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def noise(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) ->
         began_s = number * cell.seconds / cell.blocks
         step_us = pairs.step_us if neighbour is None else neighbour.slowed(pairs, began_s)
         found.append(slices.trimmed(np.log(step_us[:, 1] / step_us[:, 0])))
-    return np.array(found) * random.choice((-1, 1), size=cell.blocks)
+    swapped: Floats = np.array(found) * random.choice((-1, 1), size=cell.blocks)
+    return swapped
 
 
 def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) -> Found:
@@ -136,7 +138,9 @@ def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator
             if not change:
                 half_widths.append((effect.high - effect.low) / 2)
     return Found(
-        *(tuple(each.mean(axis=0).tolist()) for each in (called, seen, holding)),
+        called=tuple(called.mean(axis=0).tolist()),
+        seen=tuple(seen.mean(axis=0).tolist()),
+        holding=tuple(holding.mean(axis=0).tolist()),
         half_width=float(np.median(half_widths)),
     )
 
