@@ -29,8 +29,8 @@ LOOK_S, LONG_LOOK_S = 0.0001, 0.002  # between two looks whether a process has s
 STOPPED_S = 5.0  # how long that may take
 FEW = 0.05  # of the chunks of a reply, those that may hold two tokens where their number is not told
 # A server has not stopped where half of a long turn's steps come within this share of the time that it was
-# to stand still. What it had begun, and what it does in that time, is less, unless its step is a fifth of the
-# other arm's.
+# to stand still (or one less: of two such servers, each has just half). What it had begun, and what it
+# does in that time, is less, unless its step is a fifth of the other arm's.
 LONG_TURN, SOON = 12, 0.05
 
 

@@ -164,6 +164,7 @@ def row(name: str, found: Found) -> list[str]:
         f"{60 * found.cases / max(1.0, found.seconds):,.0f}",
         f"{found.slowest_s:.1f} s",
         f"{found.rss_warm >> 20} → {found.rss_end >> 20} MiB" + (" (grew)" if found.grew > GROWTH else ""),
+        found.code[:7],
     ]
 
 
@@ -201,6 +202,7 @@ def main() -> None:
             "cases a minute",
             "slowest case",
             "memory, warm → end",
+            "commit",
         ],
         rows=[row(name, found) for name, found in every.items()],
         data=msgspec.to_builtins(every),

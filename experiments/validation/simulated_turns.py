@@ -5,7 +5,8 @@
 A simulated run draws its blocks from those that `recorded_turns` kept of its loop, each with the two arms as
 they were or swapped, so that what their boots differ by stays in. A neighbour comes on top: it computes and
 rests for times of one mean, drawn from an exponential distribution, and a turn takes SLOWER times as long
-while it computes. The change between the arms is a factor on every turn of the second one.
+while it computes. The change between the arms is a factor on every turn of the second one, the same in each
+boot: one that is another from boot to boot, as that of `overlap`, needs more blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from experiments.common import command_line
 from experiments.common.record import write_result
@@ -24,6 +24,7 @@ from experiments.common.repeated_runs import earlier
 from experiments.validation import recorded_turns
 from experiments.validation.sliced_aa import LOOPS
 from harness.metrics import slices
+from harness.metrics.arrays import Floats
 from harness.plan.design import MARGIN
 from harness.stats import paired, verdicts
 
@@ -44,8 +45,6 @@ HEADER = [
     "intervals that hold the truth, fewest",
     "half-width, median",
 ]
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

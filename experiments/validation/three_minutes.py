@@ -1,6 +1,6 @@
 """What three minutes decide: the README's command, and the variants of the loop and the output.
 
-    python -m experiments.validation.three_minutes [RUNS]    all that are left by default, 40 minutes
+    python -m experiments.validation.three_minutes [RUNS]    17 by default, 50 minutes
 
 A fixed list of runs of `bench run --max-minutes 3`, of which each call does the next: `pinned-h2d` five
 times, and four more variants, each as it is and on a device whose decode step takes 10 ms. The first eleven

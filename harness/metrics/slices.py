@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from harness.metrics.arrays import Floats
 from harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS, SLICED_MEAN
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
 KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased choice
-Floats = NDArray[np.float64]
 SAME = ["round", "turn", "first_step", "steps", "batch", "tokens"]
 
 

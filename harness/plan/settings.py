@@ -36,8 +36,8 @@ SCALED: dict[str, dict[str, object]] = {
 }
 ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and steadier
 # A gate spends its time on blocks, and ends with the first that is clear. So does a run that has minutes, if
-# boots are cheap: a block's change scatters more from boot to boot than for the pairs of eight segments, and
-# against that only more blocks help (three_minutes has runs of both splits).
+# boots are cheap: what a block's change scatters by from boot to boot is as much as for the pairs of eight
+# segments, or several times that (three_minutes), and against it only more blocks help.
 SEGMENTS = {"unpaced": 16, "paced": 5, "many blocks": 8}
 ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2, "many blocks": 2}
 FEWEST_TURNS = 2  # of the longest output: the first one takes its prompt in
