@@ -35,11 +35,12 @@ SCALED: dict[str, dict[str, object]] = {
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
 }
 ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and steadier
-# A gate spends its time on blocks, and ends with the first that is clear. So does a run that has minutes, if
-# boots are cheap: what a block's change scatters by from boot to boot is as much as for the pairs of eight
-# segments, or several times that (three_minutes), and against it only more blocks help.
-SEGMENTS = {"unpaced": 16, "paced": 5, "many blocks": 8}
-ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2, "many blocks": 2}
+# A gate spends its time on blocks, and ends with the first that is clear. So does a run that has minutes, and
+# more so, where boots are cheap: what a block's change scatters by from boot to boot is as much as for pairs
+# of eight segments, or several times that (three_minutes), and against it only more blocks help. With eight
+# segments and two rounds a minute had three blocks here, and intervals of three are wide.
+SEGMENTS = {"unpaced": 16, "paced": 5, "gate": 8, "minutes": 3}
+ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2, "minutes": 1}
 FEWEST_TURNS = 2  # of the longest output: the first one takes its prompt in
 MOST_IN_TIME = 100  # blocks, where minutes end the run
 # Steps of a turn that no interval ends with. A serial loop begins a turn with an idle device, and so does
@@ -412,13 +413,13 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
         found = (of_turns.get(name, name) for name in design.secondaries)
         by_turns["secondaries"] = tuple(name for name in found if name != primary)
     speed = "paced" if design.arms[0].options.pace else "unpaced"
-    timed = design.max_minutes is not None and not any(engines[arm.engine].boots_long for arm in design.arms)
     gate = request.max_regression is not None
+    cheap = not any(engines[arm.engine].boots_long for arm in design.arms)
+    use = "minutes" if design.max_minutes is not None and cheap and not gate else speed
     if asked is None:
-        many = speed == "unpaced" and (timed or gate)
-        by_turns["segments"] = SEGMENTS["many blocks" if many else speed]
+        by_turns["segments"] = SEGMENTS["gate" if gate and speed == "unpaced" else use]
     if "rounds" not in request.design:
-        by_turns["rounds"] = ROUNDS_BESIDE_TURNS["many blocks" if timed and not gate else speed]
+        by_turns["rounds"] = ROUNDS_BESIDE_TURNS[use]
     return msgspec.structs.replace(design, **by_turns)
 
 

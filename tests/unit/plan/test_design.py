@@ -329,11 +329,11 @@ def test_a_run_of_so_many_minutes_has_no_number_of_blocks_of_its_own() -> None:
 
 def test_a_run_with_minutes_has_more_and_shorter_blocks_where_boots_are_cheap() -> None:
     timed = {"design": {"max_minutes": 3.0}}
-    assert (made(variant="pinned", **timed).segments, made(variant="pinned", **timed).rounds) == (8, 2)
+    assert (made(variant="pinned", **timed).segments, made(variant="pinned", **timed).rounds) == (3, 1)
     paced = made(variant="pinned", options={"pace": "10ms"}, **timed)
-    assert (paced.segments, paced.rounds) == (5, 2)
-    asked = made(variant="pinned", design={"max_minutes": 3.0, "segments": 3, "rounds": 5})
-    assert (asked.segments, asked.rounds) == (3, 5)
+    assert (paced.segments, paced.rounds) == (3, 1)
+    asked = made(variant="pinned", design={"max_minutes": 3.0, "segments": 4, "rounds": 5})
+    assert (asked.segments, asked.rounds) == (4, 5)
     gate = made(variant="pinned", max_regression=0.02, **timed)
     assert (gate.segments, gate.rounds) == (8, 3)  # as gates without minutes, whose plans it may have
 
