@@ -1,12 +1,13 @@
 """vLLM against itself by turns, and against a build of it whose scheduler takes 2% of a step longer.
 
-    python -m experiments.validation.vllm_turns [RUNS]    4 by default, half an hour
+    python -m experiments.validation.vllm_turns [RUNS]    3 by default, 20 minutes
 
-BENCH_VLLM names an interpreter that has vLLM (engines/vllm/README.md). A fixed list of 80 runs of eight
-blocks, of which each call does the next: 20 sets of one run of equal arms and one of two builds, each once
-with vLLM in the host's process and once with its core in one of its own. The other build is the same vLLM
-with one patched file (experiments/common/vllm_builds.py). How long 2% of a step are is known from the runs of
-equal arms before. The boots are most of a run: a block measures for some six seconds.
+BENCH_VLLM names an interpreter that has vLLM (engines/vllm/README.md). A fixed list of 60 runs of eight
+blocks, of which each call does the next: 20 sets of a run of equal arms with vLLM in the host's process, one
+with its core in a process of its own, and one of two builds, in the first set in the first of these ways, in
+the next set in the other. The other build is the same vLLM with one patched file
+(experiments/common/vllm_builds.py). How long 2% of a step are is known from the runs of equal arms before.
+The boots are most of a run: a block measures for some six seconds.
 """
 
 from __future__ import annotations
@@ -50,6 +51,12 @@ class Cell:
 
 
 CELLS = [Cell(apart, planted) for planted in (False, True) for apart in PLACES]
+
+
+def listed() -> list[Cell]:
+    """All runs, in their order."""
+    equal, planted = CELLS[:2], CELLS[2:]
+    return [each for number in range(SETS) for each in (*equal, planted[number % 2])]
 
 
 def measured(cell: Cell, seed: int, base: str, head: str, step_ms: float) -> dict[str, Any]:
@@ -96,7 +103,7 @@ def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    wanted = command_line.wanted(__file__, __doc__, "RUNS", len(CELLS))
+    wanted = command_line.wanted(__file__, __doc__, "RUNS", 3)
     base = os.environ.get("BENCH_VLLM")
     if not base:
         raise SystemExit("BENCH_VLLM names no interpreter that has vLLM (engines/vllm/README.md)")
@@ -104,7 +111,7 @@ def main() -> None:
     begun = len(runs)
     with tempfile.TemporaryDirectory() as folder:
         head = build(base, Path(folder))
-        for number, cell in enumerate((CELLS * SETS)[begun : begun + wanted], begun):
+        for number, cell in enumerate(listed()[begun : begun + wanted], begun):
             alike = [run["before"] for run in runs if run["apart"] == cell.apart and not run["planted"]]
             runs.append(measured(cell, number, base, head, median(alike) if alike else 0.0))
             write(runs)
@@ -114,7 +121,7 @@ def write(runs: list[dict[str, Any]]) -> None:
     found = [(each, [run for run in runs if Cell(run["apart"], run["planted"]) == each]) for each in CELLS]
     write_result(
         __file__,
-        title=f"vLLM by turns: {len(runs)} of {len(CELLS) * SETS} runs of eight blocks, 95% intervals",
+        title=f"vLLM by turns: {len(runs)} of {len(listed())} runs of eight blocks, 95% intervals",
         header=HEADER,
         rows=[row(each, mine) for each, mine in found if mine],
         data=runs,
