@@ -59,6 +59,28 @@ def undisturbed() -> Iterator[None]:
             signal.signal(each, handler)
 
 
+@contextmanager
+def postponed() -> Iterator[None]:
+    """Inside, a Ctrl-C and each of `ENDING` waits for the end of this. For what must not be left half done, a
+    process that runs and that nobody knows of yet; a signal that is blocked, or ignored, would be so in the
+    process too."""
+    came: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    every = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
+    taken = [each for each in every if signal.getsignal(each) != signal.SIG_IGN]
+    previous = {each: signal.signal(each, remember) for each in taken}
+    try:
+        yield
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+        if came:
+            signal.raise_signal(signal.Signals(came[0]))
+
+
 def notes(error: BaseException) -> list[str]:
     """What was added to an error on its way: how to go on, and the like."""
     return list(getattr(error, "__notes__", []))

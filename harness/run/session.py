@@ -21,7 +21,7 @@ import zmq
 from engines import api
 from harness.common import processes, temporary
 from harness.common.processes import Child
-from harness.common.signals import undisturbed
+from harness.common.signals import postponed, undisturbed
 from harness.plan.design import Arm
 from harness.run import messages, records
 from harness.run.events import Booting, Said
@@ -502,8 +502,9 @@ class Session:
     # -- small things --------------------------------------------------------------------------------------
 
     def _start(self, role: str, command: Sequence[str], environment: Mapping[str, str], stem: str) -> Child:
-        child = processes.start(role, command, environment, self._room / f"{stem}.log")
-        self._watch(child)
+        with postponed():
+            child = processes.start(role, command, environment, self._room / f"{stem}.log")
+            self._watch(child)
         return child
 
     def _watch(self, child: Child) -> None:

@@ -27,6 +27,7 @@ from engines.api import BadSetting
 from engines.processes import ORPHANED
 from experiments.common.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, start
 from harness.common import processes
+from harness.common.signals import Interrupted, interruptible
 from harness.plan.design import Arm
 from harness.run import blocks as blocks_
 from harness.run import hosts, session
@@ -325,6 +326,25 @@ def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(t
         threading.Timer(0.2, lambda: os.kill(host.pid, signal.SIGKILL)).start()
         with pytest.raises(session.RunFailed, match=f"engine host of before .pid {host.pid}. was killed by"):
             run._raise_if_dead()
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_starts_while_a_run_is_ended_is_one_that_it_ends(
+    monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+) -> None:
+    """The signal comes when the process is there, and nobody has been told of it."""
+    began: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def interrupted(*arguments: Any, **named: Any) -> subprocess.Popen[bytes]:
+        began.append(real(*arguments, **named))
+        signal.raise_signal(by)
+        return began[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(Interrupted), interruptible(), session.Session(generator=False) as run:
+        run._start("engine host of before", ["sleep", "600"], os.environ, "host-1")
+    assert began[0].poll() == -signal.SIGKILL
 
 
 def test_hosts_keep_the_bytecode_that_nobody_else_keeps(
