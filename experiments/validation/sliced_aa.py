@@ -9,9 +9,9 @@ has a seed of its own, its place in the list. A delay at the host of a loop that
 left of it is measured, and no truth is known.
 
 Beside bursts a step gets longer by more than its delay: 511 us of host time made it 666 us longer in one run
-of 7 blocks, in which the delays of the turns themselves were looked at. It seems that who computes longer on
-a core that others want waits longer for it the next time. So intervals there need not hold what was planted;
-the table has the ratio of both.
+of 7 blocks, which was not kept, and in which the delays of the turns themselves were looked at. It seems that
+who computes longer on a core that others want waits longer for it the next time. So intervals there need not
+hold what was planted; the table has the ratio of both.
 
 Blocks are those of a run that has minutes. A run that is to find a delay has 12 of them, others have 6: three
 or four, as many as fit into a minute on a slow day, find 2% in few runs (sliced_aa_1_minute).
