@@ -31,7 +31,7 @@ from harness.analysis.values import (
     offered_load,
     sides,
 )
-from harness.common.formatting import blocks_of
+from harness.common.formatting import blocks_of, minutes_of
 from harness.metrics import definitions
 from harness.metrics.block import Values, values_between
 from harness.plan.design import Arm, Design, Factorial
@@ -79,9 +79,10 @@ def _factorial(
 
 def in_time(manifest: Manifest, blocks: int) -> str | None:
     """That time ended the run after so many blocks; None where it did not."""
-    if blocks != manifest.blocks_in_time:
+    limit = manifest.design.max_minutes
+    if limit is None or blocks != manifest.blocks_in_time:
         return None
-    return f"{blocks_of(blocks)}, as many as fit into {manifest.design.max_minutes:g} minutes"
+    return f"{blocks_of(blocks)}, as many as fit into {minutes_of(limit)}"
 
 
 def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> list[Comparison]:

@@ -29,6 +29,10 @@ def blocks_of(count: int) -> str:
     return f"{count} block{'s' if count != 1 else ''}"
 
 
+def minutes_of(count: float) -> str:
+    return f"{count:g} minute{'s' if count != 1 else ''}"
+
+
 def duration(seconds: float) -> str:
     """Two significant digits: "25 min"."""
     for size, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):

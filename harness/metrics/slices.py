@@ -123,10 +123,16 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
 
 
 def error_of_pairs(before: pd.DataFrame, after: pd.DataFrame) -> float:
-    """The standard error of one block's change, from the scatter of its pairs: that of a trimmed mean, by the
-    winsorized SD (Tukey & McLaughlin, Sankhya 1963). Neighbouring pairs are taken as independent."""
+    """The standard error of one block's change, from the scatter of its pairs. Neighbouring pairs are
+    taken as independent."""
     pairs = pair(before, after)
-    ordered = np.sort(np.log(pairs["interval_ns_after"] / pairs["interval_ns_before"]).to_numpy())
+    return error_of_trimmed(np.log(pairs["interval_ns_after"] / pairs["interval_ns_before"]))
+
+
+def error_of_trimmed(values: pd.Series) -> float:
+    """The standard error of `trimmed`, by the winsorized SD (Tukey & McLaughlin, Sankhya 1963); NaN of fewer
+    than two values that are left."""
+    ordered = np.sort(values.to_numpy())
     cut = int(TRIMMED * len(ordered))
     if len(ordered) - 2 * cut < 2:
         return np.nan

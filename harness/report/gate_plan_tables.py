@@ -10,14 +10,14 @@ from pathlib import Path
 from msgspec.structs import astuple
 
 from harness.analysis.gate_plans import MOST, GatePlan, GatePlans
-from harness.common.formatting import blocks_of
+from harness.common.formatting import blocks_of, minutes_of
 from harness.report.page import Page, Table, csv_text, markdown_page, tabulated
 from harness.store.files import append_step_summary, prepare, write_json, write_text
 
 
 def conclusion(found: GatePlans) -> str:
     """One sentence: the gate to use here, what it takes, and where it ends at the latest."""
-    plan, within = found.recommended, f"{found.max_minutes:.3g} minutes"
+    plan, within = found.recommended, minutes_of(found.max_minutes)
     if plan is None:
         return (
             f"No limit that was tried can be held on this {found.device} device within {within}: allow more "

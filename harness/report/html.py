@@ -21,7 +21,7 @@ from harness.analysis.frames import Run, load
 from harness.analysis.result import UNDECIDED, Comparison, Result, Warning, texts
 from harness.analysis.stored import check_two
 from harness.analysis.words import conclusion
-from harness.common.formatting import blocks_of
+from harness.common.formatting import blocks_of, minutes_of
 from harness.plan.design import Arm, Design
 from harness.report import figures, findings, tables
 from harness.report.figures import style
@@ -226,7 +226,7 @@ def _asked(workload: Workload) -> Iterator[tuple[str, str]]:
 
 
 def _stops(design: Design) -> str:
-    bound = "" if design.max_minutes is None else f", or as many as fit into {design.max_minutes:g} minutes"
+    bound = "" if design.max_minutes is None else f", or as many as fit into {minutes_of(design.max_minutes)}"
     if design.until is None:
         return f"after {blocks_of(design.blocks)}{bound}, whatever they say"
     looks = ", ".join(map(str, design.until.looks))

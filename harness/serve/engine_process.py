@@ -22,6 +22,7 @@ import zmq
 from engines import api
 from harness.common import processes, temporary
 from harness.common.processes import Child
+from harness.common.signals import postponed
 from harness.plan.design import Arm
 from harness.run.hosts import (
     EXPLAIN_MS,
@@ -139,8 +140,9 @@ class EngineProcess:
             events=f"ipc://{self._room / 'events'}",
         )
         command = [arm.python or sys.executable, "-m", "engines.host", msgspec.json.encode(config).decode()]
-        host = processes.start("engine host", command, environment(arm.env), self._room / "host.log")
-        self._children.append(host)
+        with postponed():
+            host = processes.start("engine host", command, environment(arm.env), self._room / "host.log")
+            self._children.append(host)
         description = self._ready(host)
         self._inbox.connect(config.inbox)
         for role, pid in description.pids.items():

@@ -20,7 +20,8 @@ from engines import api
 from engines.tracing import WINDOW, WINDOW_DOMAIN
 from harness.common import processes
 from harness.common.machine import Code, Machine, code, fingerprint, versions
-from harness.common.signals import undisturbed
+from harness.common.processes import Child
+from harness.common.signals import postponed, undisturbed
 from harness.plan.design import Arm, Design
 from harness.plan.orders import round_seed
 from harness.run import blocks, records
@@ -260,17 +261,21 @@ def _run(path: str, what: str, arm: Arm, command: Sequence[str], folder: Path) -
     known = processes.below()
     # What nsys and the program leave lying about when they are killed lies in `scratch`.
     with processes.adopting_orphans(), TemporaryDirectory(prefix="bench-") as scratch:
+        started: list[Child] = []
         try:
-            child = processes.start(f"{path} {what}", command, environment({"TMPDIR": scratch}), log)
+            with postponed():
+                started.append(
+                    processes.start(f"{path} {what}", command, environment({"TMPDIR": scratch}), log)
+                )
+            processes.wait(started, None)
         except OSError as error:
             raise api.BadSetting(f"can't run {path}: {error.strerror}") from error
-        try:
-            processes.wait([child], None)
         finally:
             with undisturbed():
-                ended_well = child.ended() and child.code == 0
-                processes.end([child])
+                ended_well = all(child.ended() and child.code == 0 for child in started)
+                processes.end(started)
                 processes.end_orphans(known, processes.GRACE_S if ended_well else 0.0)
+    (child,) = started
     said = child.output()
     if child.code:
         how = (

@@ -15,12 +15,14 @@ import pytest
 
 from engines import api
 from experiments.common.bench_command import last_line, start
+from harness.common.signals import Interrupted, interruptible
 from harness.plan.design import Design
 from harness.plan.request import Request
 from harness.plan.settings import make_design
 from harness.plan.variants import load_variants
 from harness.studies import profile
 from harness.trace.timeline import Timeline
+from tests.support import gap
 from tests.support.chrome_trace import faults
 from tests.support.clockwork import installed
 from tests.support.in_process import bench, ended
@@ -324,3 +326,14 @@ def test_nsys_that_is_killed_takes_what_its_agent_started_along(tmp_path: Path) 
     assert last_line(err) == f"bench: {nsys} profile of before was killed by SIGKILL"
     assert running.left() == []
     assert not list((tmp_path / "results").iterdir())
+
+
+@pytest.mark.parametrize("by", gap.SIGNALS)
+def test_nsys_that_starts_while_a_profile_is_ended_is_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+) -> None:
+    began = gap.signalled_at_each_start(monkeypatch, by)
+    arm = design().arms[0]
+    with pytest.raises(Interrupted), interruptible():
+        profile._run("nsys", "profile", arm, ["sleep", "600"], tmp_path)
+    assert began[0].poll() == -signal.SIGKILL

@@ -35,7 +35,7 @@ from harness.run.blocks import _block
 from harness.store import folders, tables
 from harness.store.files import StoreError
 from harness.store.manifest import read_manifest, write_manifest
-from tests.support import clockwork_engine
+from tests.support import clockwork_engine, gap
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import ended
 from tests.support.made_blocks import described, manifest
@@ -328,20 +328,11 @@ def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(t
             run._raise_if_dead()
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("by", gap.SIGNALS)
 def test_a_process_that_starts_while_a_run_is_ended_is_one_that_it_ends(
     monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
-    """The signal comes when the process is there, and nobody has been told of it."""
-    began: list[subprocess.Popen[bytes]] = []
-    real = subprocess.Popen
-
-    def interrupted(*arguments: Any, **named: Any) -> subprocess.Popen[bytes]:
-        began.append(real(*arguments, **named))
-        signal.raise_signal(by)
-        return began[0]
-
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    began = gap.signalled_at_each_start(monkeypatch, by)
     with pytest.raises(Interrupted), interruptible(), session.Session(generator=False) as run:
         run._start("engine host of before", ["sleep", "600"], os.environ, "host-1")
     assert began[0].poll() == -signal.SIGKILL

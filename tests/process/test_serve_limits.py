@@ -24,12 +24,14 @@ from engines.overlap.presets import tokenizer_file
 from experiments.common.bench_command import PATIENCE_S
 from harness.common import processes
 from harness.common.processes import Child
+from harness.common.signals import Interrupted, interruptible
 from harness.run.hosts import RunFailed
 from harness.serve import engine_process, places
 from harness.serve.engine_process import EngineProcess
 from harness.serve.parsing import Refused, Served, parse_completion
 from harness.serve.places import Places
 from tests.process.test_serve import ARM, CHAT, CLOCKWORK, COMPLETIONS, LONG
+from tests.support import gap
 from tests.support.clockwork import installed
 from tests.support.served import Server, serving
 
@@ -416,3 +418,13 @@ def test_a_chat_is_refused_that_is_too_long_though_its_parts_are_not(bounded: Se
     status, body = bounded.post(CHAT, {"messages": messages})
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
     assert in_use(bounded) == 0
+
+
+@pytest.mark.parametrize("by", gap.SIGNALS)
+def test_an_engine_that_starts_while_its_server_is_ended_is_ended_too(
+    monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+) -> None:
+    began = gap.signalled_at_each_start(monkeypatch, by)
+    with pytest.raises(Interrupted), interruptible(), EngineProcess(ARM) as engine:
+        engine.boot()
+    assert began[0].poll() is not None
