@@ -2,8 +2,9 @@
 
     python -m experiments.validation.boots [NAME ...]    all that are not there yet
 
-Each is one `bench aa` of BLOCKS blocks. How much the change of a block scatters for its boots is what its
-pairs do not explain. A name that is given is measured again.
+Each is one `bench aa`. How much the change of a block scatters for its boots is what its pairs do not
+explain. Of vLLM where BENCH_VLLM names an interpreter that has it (engines/vllm/README.md). A name that is
+given is measured again.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from experiments.common.repeated_runs import bench, earlier
 from experiments.validation.main_command import change
 from harness.metrics import definitions
 
-BLOCKS = 16
+BLOCKS, OF_VLLM = 16, 8  # vLLM's take half a minute each
 CONFIDENCE = 0.8
 SERIAL = ("--variant", "pinned-h2d")
 OVERLAPPED = ("--variant", "overlap", "--set", "schedule=overlap")
+VLLM = ("--engine", "vllm", "--set", "multiprocessing=off")
+HUGE = ("--set", "env.GLIBC_TUNABLES=glibc.malloc.hugetlb=1")
 WRAPPED = {  # starts an interpreter that is otherwise the same: {python} is this one
     "no random addresses": "setarch -R {python}",
     "on one core": "taskset -c 1 {python}",
@@ -34,32 +37,49 @@ CELLS: dict[str, tuple[str, ...]] = {
     "serial": SERIAL,
     "serial, one hash seed": (*SERIAL, "--set", "env.PYTHONHASHSEED=0"),
     "serial, no random addresses": SERIAL,
-    "serial, huge pages": (*SERIAL, "--set", "env.GLIBC_TUNABLES=glibc.malloc.hugetlb=1"),
+    "serial, huge pages": (*SERIAL, *HUGE),
     "serial, on one core": SERIAL,
     "overlapped": OVERLAPPED,
     "overlapped, no random addresses": OVERLAPPED,
-    "overlapped, huge pages": (*OVERLAPPED, "--set", "env.GLIBC_TUNABLES=glibc.malloc.hugetlb=1"),
+    "overlapped, huge pages": (*OVERLAPPED, *HUGE),
+    "vLLM": VLLM,
+    "vLLM, huge pages": (*VLLM, *HUGE),
+    "vLLM, no random addresses": VLLM,
 }
-HEADER = ["loop", "change", "SD of a block", "of its pairs", "of its boots", "wall", "SD of a loop", "commit"]
+HEADER = [
+    "loop",
+    "blocks",
+    "change",
+    "SD of a block",
+    "of its pairs",
+    "of its boots",
+    "wall",
+    "SD of a loop",
+    "commit",
+]
 
 
-def wrapper(folder: Path, command: str) -> Path:
-    """An interpreter that starts this one by `command`."""
+def wrapper(folder: Path, command: str, python: str) -> str:
+    """An interpreter that starts another one by `command`."""
     path = folder / "python"
-    path.write_text(f'#!/bin/sh\nexec {command.format(python=sys.executable)} "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec {command.format(python=python)} "$@"\n')
     os.chmod(path, 0o755)
-    return path
+    return str(path)
 
 
 def measured(name: str) -> dict[str, Any]:
-    flags = [*CELLS[name], "--blocks", str(BLOCKS), "--rounds", "1", "--seed", str(list(CELLS).index(name))]
+    of_vllm = name.startswith("vLLM")
+    blocks = OF_VLLM if of_vllm else BLOCKS
+    flags = [*CELLS[name], "--blocks", str(blocks), "--rounds", "1", "--seed", str(list(CELLS).index(name))]
+    python = os.environ["BENCH_VLLM"] if of_vllm else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         for what, command in WRAPPED.items():
             if name.endswith(what):
-                flags += ["--set", f"python={wrapper(Path(folder), command)}"]
-        run = bench("aa", *flags)
+                python = wrapper(Path(folder), command, python)
+        run = bench("aa", *flags, "--set", f"python={python}")
     return {
         "loop": name,
+        "blocks": blocks,
         **{each: run[each] for each in ("code", "seconds", "commit", "loop_sd")},
         "turns": run["comparison"]["metrics"][definitions.SLICED],
         "sliced": run["comparison"]["sliced"],
@@ -68,9 +88,9 @@ def measured(name: str) -> dict[str, Any]:
 
 def between(run: dict[str, Any]) -> str:
     """What boots add, from the ends of the interval of the SD of a block."""
-    sd, within = run["turns"]["sd"], run["sliced"]["within"]
+    sd, within, free = run["turns"]["sd"], run["sliced"]["within"], run["blocks"] - 1
     tail = (1 - CONFIDENCE) / 2
-    ends = (sd * ((BLOCKS - 1) / chi2.ppf(each, BLOCKS - 1)) ** 0.5 for each in (1 - tail, tail))
+    ends = (sd * (free / chi2.ppf(each, free)) ** 0.5 for each in (1 - tail, tail))
     low, high = (max(0.0, each**2 - within**2) ** 0.5 for each in ends)
     return f"{run['sliced']['between']:.2%} [{low:.2%}, {high:.2%}]"
 
@@ -78,18 +98,20 @@ def between(run: dict[str, Any]) -> str:
 def main() -> None:
     asked = command_line.chosen(__file__, __doc__, list(CELLS))
     runs = {run["loop"]: run for run in earlier(__file__)}
-    for name in CELLS:
+    here = [name for name in CELLS if "BENCH_VLLM" in os.environ or not name.startswith("vLLM")]
+    for name in here:
         if name in asked or (not asked and name not in runs):
             runs[name] = measured(name)
             found = [runs[each] for each in CELLS if each in runs]
             write_result(
                 __file__,
-                title=f"Equal arms in turns, {BLOCKS} blocks each: what a block's change scatters by "
-                f"(boots with their {CONFIDENCE:.0%} interval)",
+                title="Equal arms in turns: what a block's change scatters by (boots with their "
+                f"{CONFIDENCE:.0%} interval)",
                 header=HEADER,
                 rows=[
                     [
                         run["loop"],
+                        str(run["blocks"]),
                         change(run["turns"]),
                         f"{run['turns']['sd']:.2%}",
                         f"{run['sliced']['within']:.2%}",
