@@ -38,6 +38,7 @@ BLOCKS = 16
 SEGMENTS = 8  # four arms make a segment twice as long
 ARMS = ("before", "after")
 TWIN = "_twin"
+OF_TWINS = [f"{arm} {part}" for arm in ARMS for part in ("device", "host")]
 RESAMPLED = 2_000
 INTERVAL = (10, 90)  # percentiles
 # Imported by each interpreter as it starts: the device has core 1 for itself, all else core 0.
@@ -47,6 +48,7 @@ os.sched_setaffinity(0, {int("engines.devices.emulated.process" in sys.orig_argv
 """
 HELD = {  # what is held still, as settings of both arms: {folder} has an interpreter and a start-up file
     "no random addresses": "python={folder}/python",
+    "one hash seed": "env.PYTHONHASHSEED=0",
     "huge pages": "env.GLIBC_TUNABLES=glibc.malloc.hugetlb=1",
     "a core each": "env.PYTHONPATH={folder}",
 }
@@ -55,6 +57,7 @@ CELLS = [
     "async-output",
     "overlap, huge pages",
     "overlap, no random addresses",
+    "overlap, one hash seed",
     "overlap, a core each",
 ]
 HEADER = [
@@ -64,8 +67,8 @@ HEADER = [
     "its pairs",
     "the moment",
     "the boots",
-    "boots of before",
-    "boots of after",
+    "boots of before: device, host",
+    "boots of after: device, host",
     "blocks",
     "pairs",
     "wall",
@@ -109,22 +112,25 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def of_block(turns: pd.DataFrame) -> dict[str, Any]:
-    """The cycles that all four arms have a decode turn of, and, of the log of each one's step (us): trimmed
-    means of `one` (after - before), `two` (of the twins), and of what twins differ by; with their errors."""
-    steps = {
-        arm: slices.decode_slices(turns[turns["arm"] == arm]).set_index(slices.SAME)["interval_ns"]
-        for arm in (*ARMS, *(arm + TWIN for arm in ARMS))
-    }
-    logs = pd.DataFrame(steps).dropna().map(np.log)
-    one = logs["after"] - logs["before"]
-    two = logs["after" + TWIN] - logs["before" + TWIN]
+    """The cycles that all four arms have a decode turn of, and trimmed means over them, with their errors: of
+    the log of the change of `one` pair and of `two`, its twin, and of what they are `apart`; and of what the
+    twins of each arm differ by, as shares of its step: on the device, and in exposed host time."""
+    arms = (*ARMS, *(arm + TWIN for arm in ARMS))
+    of_arm = {arm: slices.decode_slices(turns[turns["arm"] == arm]).set_index(slices.SAME) for arm in arms}
+    step, device = (
+        pd.DataFrame({arm: each[name] for arm, each in of_arm.items()}).dropna()
+        for name in ("interval_ns", "device_ns")
+    )
+    logs = np.log(step)
     found = {
-        "one": one,
-        "two": two,
-        "before": logs["before" + TWIN] - logs["before"],
-        "after": logs["after" + TWIN] - logs["after"],
-        "apart": one - two,
+        "one": logs["after"] - logs["before"],
+        "two": logs["after" + TWIN] - logs["before" + TWIN],
     }
+    found["apart"] = found["one"] - found["two"]
+    for arm in ARMS:
+        computes = (device[arm + TWIN] - device[arm]) / step[arm]
+        found[f"{arm} device"] = computes
+        found[f"{arm} host"] = (step[arm + TWIN] - step[arm]) / step[arm] - computes
     return {
         "cycles": len(logs),
         **{name: slices.trimmed(values) for name, values in found.items()},
@@ -134,7 +140,8 @@ def of_block(turns: pd.DataFrame) -> dict[str, Any]:
 
 def components(frame: pd.DataFrame) -> dict[str, float]:
     """Variances of a block's change: as it is; what its pairs explain; what both twins share beyond that, and
-    what each has alone; and what each arm's own boots add. `frame`: one row per block."""
+    what each has alone; and what each arm's own boots add, on the device and in exposed host time (the
+    first runs did not tell). `frame`: one row per block."""
     of_pairs = {name: float((frame[f"error {name}"] ** 2).mean()) for name in ("one", "two", "apart")}
     both = (of_pairs["one"] + of_pairs["two"]) / 2
     shared = both - of_pairs["apart"] / 2  # of the pairs' scatter, that cycles have in common
@@ -143,14 +150,18 @@ def components(frame: pd.DataFrame) -> dict[str, float]:
         "pairs": both,
         "moment": float(frame["one"].cov(frame["two"])) - shared,
         "boots": float((frame["one"] - frame["two"]).var() - of_pairs["apart"]) / 2,
-        **{arm: float(frame[arm].var() - (frame[f"error {arm}"] ** 2).mean()) / 2 for arm in ARMS},
+        **{
+            part: float(frame[part].var() - (frame[f"error {part}"] ** 2).mean()) / 2
+            for part in OF_TWINS
+            if part in frame
+        },
     }
 
 
 def table(run: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(
         [
-            {name: each[name] for name in ("one", "two", *ARMS)}
+            {name: each[name] for name in ("one", "two", *OF_TWINS) if name in each}
             | {f"error {name}": value for name, value in each["errors"].items()}
             for each in run["blocks"]
         ]
@@ -182,7 +193,8 @@ def row(run: dict[str, Any]) -> list[str]:
         f"{np.expm1(frame[['one', 'two']].to_numpy().mean()):+.2%}",
         cell("block"),
         sd(found["pairs"]),
-        *map(cell, ("moment", "boots", *ARMS)),
+        *map(cell, ("moment", "boots")),
+        *(", ".join(sd(found[each]) for each in OF_TWINS if each in found and arm in each) for arm in ARMS),
         str(len(frame)),
         f"{2 * sum(each['cycles'] for each in run['blocks']):,}",
         f"{run['seconds']:.0f} s",
