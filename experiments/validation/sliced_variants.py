@@ -18,7 +18,7 @@ from harness.metrics import definitions
 from harness.plan.variants import Variant, load_variants
 
 DEVICES: dict[str, tuple[str, ...]] = {"paced, 10 ms": ("--pace", "10ms"), "unpaced": ()}
-OF_ROUNDS = "step_ms_matched"
+OF_ROUNDS, HOST = "step_ms_matched", definitions.SLICED_SAME_DEVICE
 SHOWN = (*definitions.OF_PAIRS, OF_ROUNDS, "tpot_ms_p50")
 HEADER = [
     "variant",
@@ -27,6 +27,7 @@ HEADER = [
     "change",
     "half-width",
     "verdict",
+    "exposed host time alone",
     "the step in rounds",
     "TPOT p50 in rounds",
     "pairs",
@@ -60,7 +61,8 @@ def measured(variant: str, device: str, *flags: str) -> dict[str, Any]:
 
 
 def row(run: dict[str, Any]) -> list[str]:
-    turns = run["metrics"][run["primary"]]
+    metrics = run["metrics"]
+    turns = metrics[run["primary"]]
     return [
         run["variant"],
         run["device"],
@@ -68,8 +70,10 @@ def row(run: dict[str, Any]) -> list[str]:
         change(turns),
         f"±{half_width(turns):.2%}",
         turns["verdict"],
-        change(run["metrics"][OF_ROUNDS]),
-        change(run["metrics"]["tpot_ms_p50"]),
+        # Runs of before 26 November 2026 did not keep it.
+        change(metrics[HOST]) if HOST in metrics else "",
+        change(metrics[OF_ROUNDS]),
+        change(metrics["tpot_ms_p50"]),
         f"{run['sliced']['pairs']:,}",
         scatter(run["sliced"]),
         f"{run['outputs']['identical']} of {run['outputs']['compared']}",

@@ -33,7 +33,7 @@ STALE_DAYS = 30
 NEEDED = ("engine", "model", "kind", "method")  # a floor that differs in one of these says nothing of a run
 # A floor does not know the toggles, and these depend on little else: 0.04% where all host time is hidden, 1%
 # where none is.
-OF_ONE_SETTING = (definitions.SAME_DEVICE, definitions.SAME_HOST)
+OF_ONE_SETTING = (*definitions.MATCHED[1:], *definitions.IN_TURNS[1:])
 WEIGHED = ("machine", "device", "workload", "options", "rounds", "segments", "blocks")  # the weightiest first
 
 

@@ -49,9 +49,10 @@ MATCHED = ("step_ms_matched", SAME_DEVICE, SAME_HOST)
 
 # Of several arms in turns, and its parts as in MATCHED; `metrics.slices` says what each holds.
 SLICED = "step_ms_sliced"
-IN_TURNS = (SLICED, "step_ms_sliced_same_device", "step_ms_sliced_same_host")
+SLICED_SAME_DEVICE, SLICED_SAME_HOST = "step_ms_sliced_same_device", "step_ms_sliced_same_host"
+IN_TURNS = (SLICED, SLICED_SAME_DEVICE, SLICED_SAME_HOST)
 SLICED_MEAN = "step_ms_sliced_mean"  # with every rare stall in it
-OF_PAIRS = (SLICED, SLICED_MEAN)  # what can decide in turns
+OF_PAIRS = (*IN_TURNS, SLICED_MEAN)  # what can decide in turns
 DRAINED = "step_ms_drained"  # a step more in a turn, to its very end
 BETWEEN_ARMS = (*MATCHED, *IN_TURNS, SLICED_MEAN, DRAINED)  # whose value depends on the other arms of the run
 

@@ -46,8 +46,8 @@ def level(design: Design, blocks: int) -> float:
 
 
 HELD = {
-    "device": definitions.SAME_DEVICE,
-    "host": definitions.SAME_HOST,
+    "device": (definitions.SAME_DEVICE, definitions.SLICED_SAME_DEVICE),
+    "host": (definitions.SAME_HOST, definitions.SLICED_SAME_HOST),
 }  # where a delay is planted → what hides it
 
 
@@ -63,7 +63,7 @@ def check_metrics(design: Design) -> None:
             raise api.BadSetting(f"{name} is made from step records, and {silent[0]} has recorder=off")
         if name == "goodput_req_s" and not design.goodput:
             raise api.BadSetting("goodput_req_s needs to know what is good: give --goodput, such as ttft:200")
-    if design.plant is not None and design.primary == HELD[design.plant_at]:
+    if design.plant is not None and design.primary in HELD[design.plant_at]:
         raise api.BadSetting(
             f"{design.primary} takes the {design.plant_at} as equal in both arms, so it can't show a delay "
             f"planted there; choose another --primary or --plant-at"

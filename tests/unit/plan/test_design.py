@@ -276,6 +276,13 @@ def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_lin
     assert secondaries(workload={"max_new_tokens": 1}, design={"primary": "ttft_ms_p50"}) == ()
 
 
+def test_exposed_host_time_alone_may_decide_and_is_measured_by_turns() -> None:
+    found = made(variant="pinned", design={"primary": definitions.SLICED_SAME_DEVICE})
+    assert found.primary == definitions.SLICED_SAME_DEVICE
+    assert found.segments > 0
+    assert found.secondaries == made(variant="pinned").secondaries
+
+
 def test_a_claim_about_rare_stalls_is_judged_by_the_plain_mean_where_turns_are_taken() -> None:
     def primary(**asked: Any) -> str:
         return make_design(
@@ -516,6 +523,7 @@ def test_metrics_of_steps_need_their_records() -> None:
         ),
         ({"primary": "goodput_req_s"}, "goodput_req_s needs to know what is good: give --goodput"),
         ({"primary": "step_ms_same_device", "plant": 0.03}, "takes the device as equal in both arms"),
+        ({"primary": definitions.SLICED_SAME_DEVICE, "plant": 0.03}, "takes the device as equal"),
         (
             {"primary": "step_ms_same_host", "plant": 0.03, "plant_at": "host"},
             "takes the host as equal in both arms",
