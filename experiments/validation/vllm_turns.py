@@ -40,6 +40,8 @@ HEADER = [
     "change, median",
     "half-width, median",
     "widest",
+    "exposed host time alone: surely longer",
+    "half-width of that, median",
     "wall, median",
 ]
 
@@ -78,6 +80,7 @@ def measured(cell: Cell, seed: int, base: str, head: str, step_ms: float) -> dic
         **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
         **{name: comparison["sliced"][name] for name in ("within", "between")},
         **{name: turns[name] for name in ("before", "change", "ci_low", "ci_high", "verdict")},
+        "host": comparison["metrics"][definitions.SLICED_SAME_DEVICE],
         "outputs": comparison["outputs"],
     }
 
@@ -89,6 +92,8 @@ def truth(run: dict[str, Any]) -> float:
 def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> list[str]:
     decided = [run for run in runs if run["ci_low"] is not None]  # of two blocks or more
     half_widths = [(run["ci_high"] - run["ci_low"]) / 2 for run in decided]
+    host = [run["host"] for run in decided if run["host"]["ci_low"] is not None]
+    of_host = [(each["ci_high"] - each["ci_low"]) / 2 for each in host]
     holding = sum(run["ci_low"] <= truth(run) <= run["ci_high"] for run in decided)
     return [
         PLACES[cell.apart],
@@ -98,6 +103,8 @@ def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> list[str]:
         f"{holding} of {len(decided)}",
         f"{median(run['change'] for run in runs):+.2%}",
         *((f"±{median(half_widths):.2%}", f"±{max(half_widths):.2%}") if decided else ("", "")),
+        f"{sum(each['ci_low'] > 0 for each in host)} of {len(host)}",
+        f"±{median(of_host):.2%}" if host else "",
         f"{median(run['seconds'] for run in runs):.0f} s",
     ]
 

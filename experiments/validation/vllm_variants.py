@@ -16,10 +16,11 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
+from harness.metrics import definitions
 from harness.plan.variants import load_variants
 
 FLAGS = ("--max-minutes", "6")
-OF_REQUESTS = "tpot_ms_p50"
+OF_REQUESTS, HOST = "tpot_ms_p50", definitions.SLICED_SAME_DEVICE
 DIFFERS = 0.02  # between the arms, of what is worth telling
 HEADER = [
     "variant",
@@ -28,6 +29,7 @@ HEADER = [
     "before",
     "change",
     "verdict",
+    "exposed host time alone",
     "TPOT p50 of requests",
     "what the arms differ by",
     "device busy",
@@ -49,7 +51,12 @@ def measured(name: str, python: str) -> dict[str, Any]:
             each: comparison[each]
             for each in ("primary", "mechanism", "limit", "outputs", "blocks", "sliced")
         },
-        "metrics": {each: comparison["metrics"][each] for each in dict.fromkeys((primary, OF_REQUESTS))},
+        "metrics": {
+            each: comparison["metrics"][each]
+            for each in dict.fromkeys((primary, HOST, OF_REQUESTS))
+            if each in comparison["metrics"]
+        },
+        "said": [line for line in comparison["warnings"] if line.startswith("undecided")],
     }
 
 
@@ -78,6 +85,7 @@ def row(run: dict[str, Any], claim: str) -> list[str]:
         f"{metric['before']:.2f}",
         change(metric),
         metric["verdict"],
+        change(run["metrics"][HOST]) if HOST in run["metrics"] else "",
         change(run["metrics"][OF_REQUESTS]),
         differing(run),
         "" if busy is None else f"{busy['before']:.0%} → {busy['after']:.0%}",
