@@ -120,5 +120,5 @@ def test_every_form_has_all_plans() -> None:
 
 
 def test_a_minute_is_one_and_two_are_several() -> None:
-    assert "within 1 minute:" in gate_plan_tables.conclusion(plans(minutes=1.0))
+    assert "1 minute at most" in gate_plan_tables.conclusion(plans(minutes=1.0))
     assert "2 minutes at most" in gate_plan_tables.conclusion(plans(minutes=2.0))
