@@ -8,7 +8,6 @@ run: requests with token ids one way, chunks of detokenized text the other, over
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ import zmq
 from engines import api
 from harness.common import processes, temporary
 from harness.common.processes import Child
-from harness.common.signals import postponed
+from harness.common.signals import postponed, undisturbed
 from harness.plan.design import Arm
 from harness.run.hosts import (
     EXPLAIN_MS,
@@ -111,13 +110,13 @@ class EngineProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C does not stop it half way
-        asked = self._booted and not self.failure
-        if asked:
-            self._say(api.Stop())
-        processes.end(self._children, processes.GRACE_S if asked else 0)
-        self._context.destroy(linger=0)
-        self._left.close()
+        with undisturbed():
+            asked = self._booted and not self.failure
+            if asked:
+                self._say(api.Stop())
+            processes.end(self._children, processes.GRACE_S if asked else 0)
+            self._context.destroy(linger=0)
+            self._left.close()
 
     def _bound(self, name: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PULL)
