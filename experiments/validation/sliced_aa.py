@@ -11,7 +11,8 @@ left of it is measured, and no truth is known.
 Beside bursts a step gets longer by more than its delay: 511 us of host time made it 666 us longer in one run
 of 7 blocks, which was not kept, and in which the delays of the turns themselves were looked at. It seems that
 who computes longer on a core that others want waits longer for it the next time. So intervals there need not
-hold what was planted; the table has the ratio of both.
+hold what was planted; the table has the ratio of both. Whether they are as wide as they should be is told by
+the other runs of the cell: what those made of their delay, in the middle, is what a run should hold.
 
 Blocks are those of a run that has minutes. A run that is to find a delay has 12 of them, others have 6: three
 or four, as many as fit into a minute on a slow day, find 2% in few runs (sliced_aa_1_minute).
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -41,6 +42,7 @@ LOOPS = {
 SHARE = "2%"
 BLOCKS = ("--segments", "3", "--rounds", "1")
 FINDS, REST = "12", "6"  # blocks: their change has an SD of 1% here, beside bursts of up to 2%
+FEWEST = 3  # others of a cell that say what to expect
 SETS, EQUAL = 20, 5  # of a set, so many runs have equal arms
 # Busy and idle for 0.1 to 2 s each, in an order of its own.
 BURSTS = """
@@ -59,6 +61,7 @@ HEADER = [
     "runs",
     "called a change",
     "intervals that hold the truth",
+    "what the cell's others found",
     "change by what was planted, median",
     "change, median",
     "half-width, median",
@@ -125,10 +128,21 @@ def measured(cell: Cell, seed: int) -> dict[str, Any]:
     }
 
 
+def found_by_others(cell: Cell, runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> float:
+    """The change that the other runs of a cell let expect of this one."""
+    ratios = cell.place != "none" and not cell.hides
+    others = [each["change"] / (each["planted"] if ratios else 1.0) for each in runs if each is not run]
+    return median(others) * (run["planted"] if ratios else 1.0)
+
+
 def row(cell: Cell, runs: list[dict[str, Any]]) -> list[str]:
     changed = sum(run["verdict"] in ("faster", "slower") for run in runs)
     known = [] if cell.hides else [(run, 0.0 if cell.place == "none" else run["planted"]) for run in runs]
     holding = sum(run["ci_low"] <= real <= run["ci_high"] for run, real in known)
+    expected = [found_by_others(cell, runs, run) for run in runs] if len(runs) > FEWEST else []
+    as_others = sum(
+        run["ci_low"] <= each <= run["ci_high"] for run, each in zip(runs, expected, strict=False)
+    )
     half_widths = [(run["ci_high"] - run["ci_low"]) / 2 for run in runs]
     return [
         cell.loop,
@@ -137,6 +151,7 @@ def row(cell: Cell, runs: list[dict[str, Any]]) -> list[str]:
         str(len(runs)),
         str(changed),
         f"{holding} of {len(known)}" if known else "",
+        f"{as_others} of {len(runs)}" if expected else "",
         "" if cell.place == "none" else f"{median(run['change'] / run['planted'] for run in runs):.2f}",
         f"{median(run['change'] for run in runs):+.2%}",
         f"±{median(half_widths):.2%}",
