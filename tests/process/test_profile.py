@@ -332,8 +332,11 @@ def test_nsys_that_is_killed_takes_what_its_agent_started_along(tmp_path: Path) 
 def test_nsys_that_starts_while_a_profile_is_ended_is_ended_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
-    began = gap.signalled_at_each_start(monkeypatch, by)
     arm = design().arms[0]
-    with pytest.raises(Interrupted), interruptible():
+    with (
+        gap.signalled_at_each_start(monkeypatch, by) as began,
+        pytest.raises(Interrupted),
+        interruptible(),
+    ):
         profile._run("nsys", "profile", arm, ["sleep", "600"], tmp_path)
     assert began[0].poll() == -signal.SIGKILL

@@ -332,8 +332,12 @@ def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(t
 def test_a_process_that_starts_while_a_run_is_ended_is_one_that_it_ends(
     monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
-    began = gap.signalled_at_each_start(monkeypatch, by)
-    with pytest.raises(Interrupted), interruptible(), session.Session(generator=False) as run:
+    with (
+        gap.signalled_at_each_start(monkeypatch, by) as began,
+        pytest.raises(Interrupted),
+        interruptible(),
+        session.Session(generator=False) as run,
+    ):
         run._start("engine host of before", ["sleep", "600"], os.environ, "host-1")
     assert began[0].poll() == -signal.SIGKILL
 

@@ -424,7 +424,11 @@ def test_a_chat_is_refused_that_is_too_long_though_its_parts_are_not(bounded: Se
 def test_an_engine_that_starts_while_its_server_is_ended_is_ended_too(
     monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
-    began = gap.signalled_at_each_start(monkeypatch, by)
-    with pytest.raises(Interrupted), interruptible(), EngineProcess(ARM) as engine:
+    with (
+        gap.signalled_at_each_start(monkeypatch, by) as began,
+        pytest.raises(Interrupted),
+        interruptible(),
+        EngineProcess(ARM) as engine,
+    ):
         engine.boot()
     assert began[0].poll() is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,10 +13,12 @@ import pytest
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@contextmanager
 def signalled_at_each_start(
     monkeypatch: pytest.MonkeyPatch, by: signal.Signals
-) -> list[subprocess.Popen[bytes]]:
-    """From now on; the processes that start."""
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Inside; the processes that start. The signal is taken as in a fresh process: a test before this one, in
+    the same worker, may have left a handler, as Ray does."""
     began: list[subprocess.Popen[bytes]] = []
     real = subprocess.Popen
 
@@ -23,5 +27,10 @@ def signalled_at_each_start(
         signal.raise_signal(by)
         return began[-1]
 
+    fresh = signal.default_int_handler if by == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(by, fresh)
     monkeypatch.setattr(subprocess, "Popen", signalled)
-    return began
+    try:
+        yield began
+    finally:
+        signal.signal(by, before)
