@@ -132,7 +132,8 @@ def found_by_others(cell: Cell, runs: Sequence[dict[str, Any]], run: dict[str, A
     """The change that the other runs of a cell let expect of this one."""
     ratios = cell.place != "none" and not cell.hides
     others = [each["change"] / (each["planted"] if ratios else 1.0) for each in runs if each is not run]
-    return median(others) * (run["planted"] if ratios else 1.0)
+    expected: float = median(others) * (run["planted"] if ratios else 1.0)
+    return expected
 
 
 def row(cell: Cell, runs: list[dict[str, Any]]) -> list[str]:
