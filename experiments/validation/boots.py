@@ -99,6 +99,10 @@ def main() -> None:
     asked = command_line.chosen(__file__, __doc__, list(CELLS))
     runs = {run["loop"]: run for run in earlier(__file__)}
     here = [name for name in CELLS if "BENCH_VLLM" in os.environ or not name.startswith("vLLM")]
+    if absent := [name for name in asked if name not in here]:
+        raise SystemExit(
+            f"{absent[0]}: BENCH_VLLM names no interpreter that has vLLM (engines/vllm/README.md)"
+        )
     for name in here:
         if name in asked or (not asked and name not in runs):
             runs[name] = measured(name)

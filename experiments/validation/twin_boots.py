@@ -4,12 +4,11 @@
 
 Two boots of each arm at once, and one baton for the four of them: in each cycle both pairs of a before and
 an after have their turns within the same 0.1 s. What a block's change owes to its moment, both have; what it
-owes to the boots, each pair has alone. A name that is given is measured again.
+owes to the boots, each pair has alone. A name that is given is measured once more.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from engines import api
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier, loop_sd
+from experiments.validation.boots import WRAPPED, wrapper
 from harness.cli.progress import on_stderr
 from harness.common.machine import code, guess_device
 from harness.metrics import slices
@@ -59,6 +59,7 @@ CELLS = [
     "overlap, no random addresses",
     "overlap, one hash seed",
     "overlap, a core each",
+    "overlap, no random addresses, one hash seed",
 ]
 HEADER = [
     "variant",
@@ -78,16 +79,14 @@ HEADER = [
 
 
 def measured(name: str) -> dict[str, Any]:
-    variant, _, held = name.partition(", ")
+    variant, *held = name.split(", ")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        interpreter = folder / "python"
-        interpreter.write_text(f'#!/bin/sh\nexec setarch -R {sys.executable} "$@"\n')
-        os.chmod(interpreter, 0o755)
+        wrapper(folder, WRAPPED["no random addresses"], sys.executable)
         (folder / "sitecustomize.py").write_text(A_CORE_EACH)
         request = Request(
             variant=variant,
-            both=(HELD[held].format(folder=folder),) if held else (),
+            both=tuple(HELD[each].format(folder=folder) for each in held),
             design={
                 "blocks": BLOCKS,
                 "rounds": 1,
@@ -205,11 +204,10 @@ def row(run: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     asked = command_line.chosen(__file__, __doc__, CELLS)
-    runs = {run["variant"]: run for run in earlier(__file__)}
+    found = earlier(__file__)
     for name in CELLS:
-        if name in asked or (not asked and name not in runs):
-            runs[name] = measured(name)
-            found = [runs[each] for each in CELLS if each in runs]
+        if name in asked or (not asked and name not in [run["variant"] for run in found]):
+            found = sorted([*found, measured(name)], key=lambda run: CELLS.index(run["variant"]))
             write_result(
                 __file__,
                 title="What a block's change scatters by: its pairs, its moment, its boots (SDs with 80% "
