@@ -140,10 +140,8 @@ def row(cell: Cell, runs: list[dict[str, Any]]) -> list[str]:
     changed = sum(run["verdict"] in ("faster", "slower") for run in runs)
     known = [] if cell.hides else [(run, 0.0 if cell.place == "none" else run["planted"]) for run in runs]
     holding = sum(run["ci_low"] <= real <= run["ci_high"] for run, real in known)
-    expected = [found_by_others(cell, runs, run) for run in runs] if len(runs) > FEWEST else []
-    as_others = sum(
-        run["ci_low"] <= each <= run["ci_high"] for run, each in zip(runs, expected, strict=False)
-    )
+    comparable = runs if len(runs) > FEWEST else []
+    as_others = sum(run["ci_low"] <= found_by_others(cell, runs, run) <= run["ci_high"] for run in comparable)
     half_widths = [(run["ci_high"] - run["ci_low"]) / 2 for run in runs]
     return [
         cell.loop,
@@ -152,7 +150,7 @@ def row(cell: Cell, runs: list[dict[str, Any]]) -> list[str]:
         str(len(runs)),
         str(changed),
         f"{holding} of {len(known)}" if known else "",
-        f"{as_others} of {len(runs)}" if expected else "",
+        f"{as_others} of {len(comparable)}" if comparable else "",
         "" if cell.place == "none" else f"{median(run['change'] / run['planted'] for run in runs):.2f}",
         f"{median(run['change'] for run in runs):+.2%}",
         f"±{median(half_widths):.2%}",
