@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from harness.analysis import frames
 from harness.analysis.result import to_plain
 from harness.store import sweep
 from harness.store.files import EXPERIMENT_FILE, SUMMARY_FILE, SWEEP_FILE, write_bytes
-from harness.store.manifest import write_manifest
 from harness.store.tables import (
     NEEDED,
     TABLES,
@@ -47,9 +46,10 @@ def keep(run: Path, tables: Collection[str] = ()) -> None:
     gone = [name for name in TABLES if name not in tables and any(run.glob(f"blocks/*/{name}.parquet"))]
     left_out = [name for name in TABLES if name in (*stored.manifest.left_out, *gone)]
     if left_out:
-        _write_summary(run, to_plain(result))
+        _write_on_one_line(run / SUMMARY_FILE, to_plain(result))
         write_values(run, stored.values)
-        write_manifest(run, msgspec.structs.replace(stored.manifest, left_out=left_out))
+        manifest = msgspec.structs.replace(stored.manifest, left_out=left_out)
+        _write_on_one_line(run / "manifest.json", manifest)
     for number in finished_blocks(run):
         for name in TABLES:
             path = table_path(run, number, name)
@@ -71,14 +71,14 @@ def keep_experiment(folder: Path, tables: Collection[str] = ()) -> None:
     """The same of each run of an experiment, and what it found beside them."""
     found = experiment.show(folder).result
     if set(tables) != set(TABLES):
-        _write_summary(folder, to_plain(found))
+        _write_on_one_line(folder / SUMMARY_FILE, to_plain(found))
     for run in experiment.read(folder).runs(folder).values():
         keep(run, tables)
 
 
-def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """On one line: of a small run, half of the file would be the spaces before each."""
-    write_bytes(folder / SUMMARY_FILE, msgspec.json.encode(summary) + b"\n")
+def _write_on_one_line(path: Path, content: Any) -> None:
+    """Of a small run, half of the file would be the spaces before each."""
+    write_bytes(path, msgspec.json.encode(content) + b"\n")
 
 
 def main() -> None:
