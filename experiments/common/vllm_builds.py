@@ -32,6 +32,13 @@ Scheduler.schedule = _later(Scheduler.schedule)
 '''
 
 
+def interpreter() -> str:
+    """The one that has vLLM, as BENCH_VLLM says."""
+    if python := os.environ.get("BENCH_VLLM"):
+        return python
+    raise SystemExit("BENCH_VLLM names no interpreter that has vLLM (engines/vllm/README.md)")
+
+
 def build(python: str, folder: Path) -> str:
     """An environment in `folder` like that of `python`: the same packages but for vLLM, which is a tree of
     links to that one's with one file of its own. Its interpreter."""

@@ -3,8 +3,8 @@
     python -m experiments.validation.boots [NAME ...]    all that are not there yet
 
 Each is one `bench aa`. How much the change of a block scatters for its boots is what its pairs do not
-explain. Of vLLM where BENCH_VLLM names an interpreter that has it (engines/vllm/README.md). A name that is
-given is measured again.
+explain. For vLLM, which comes last, BENCH_VLLM names an interpreter that has it (engines/vllm/README.md). A
+name that is given is measured again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from scipy.stats import chi2
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
+from experiments.common.vllm_builds import interpreter
 from experiments.validation.main_command import change
 from harness.metrics import definitions
 
@@ -71,7 +72,7 @@ def measured(name: str) -> dict[str, Any]:
     of_vllm = name.startswith("vLLM")
     blocks = OF_VLLM if of_vllm else BLOCKS
     flags = [*CELLS[name], "--blocks", str(blocks), "--rounds", "1", "--seed", str(list(CELLS).index(name))]
-    python = os.environ["BENCH_VLLM"] if of_vllm else sys.executable
+    python = interpreter() if of_vllm else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         for what, command in WRAPPED.items():
             if name.endswith(what):
@@ -96,38 +97,31 @@ def between(run: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    asked = command_line.chosen(__file__, __doc__, list(CELLS))
     runs = {run["loop"]: run for run in earlier(__file__)}
-    here = [name for name in CELLS if "BENCH_VLLM" in os.environ or not name.startswith("vLLM")]
-    if absent := [name for name in asked if name not in here]:
-        raise SystemExit(
-            f"{absent[0]}: BENCH_VLLM names no interpreter that has vLLM (engines/vllm/README.md)"
+    for name in command_line.to_measure(__file__, __doc__, CELLS, runs):
+        runs[name] = measured(name)
+        found = [runs[each] for each in CELLS if each in runs]
+        write_result(
+            __file__,
+            title="Equal arms in turns: what a block's change scatters by (boots with their "
+            f"{CONFIDENCE:.0%} interval)",
+            header=HEADER,
+            rows=[
+                [
+                    run["loop"],
+                    str(run["blocks"]),
+                    change(run["turns"]),
+                    f"{run['turns']['sd']:.2%}",
+                    f"{run['sliced']['within']:.2%}",
+                    between(run),
+                    f"{run['seconds']:.0f} s",
+                    f"{run['loop_sd']:.1%}",
+                    run["commit"],
+                ]
+                for run in found
+            ],
+            data=found,
         )
-    for name in here:
-        if name in asked or (not asked and name not in runs):
-            runs[name] = measured(name)
-            found = [runs[each] for each in CELLS if each in runs]
-            write_result(
-                __file__,
-                title="Equal arms in turns: what a block's change scatters by (boots with their "
-                f"{CONFIDENCE:.0%} interval)",
-                header=HEADER,
-                rows=[
-                    [
-                        run["loop"],
-                        str(run["blocks"]),
-                        change(run["turns"]),
-                        f"{run['turns']['sd']:.2%}",
-                        f"{run['sliced']['within']:.2%}",
-                        between(run),
-                        f"{run['seconds']:.0f} s",
-                        f"{run['loop_sd']:.1%}",
-                        run["commit"],
-                    ]
-                    for run in found
-                ],
-                data=found,
-            )
 
 
 if __name__ == "__main__":

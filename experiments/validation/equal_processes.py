@@ -208,20 +208,18 @@ def stays(halves: npt.NDArray[np.float64]) -> str:
 
 
 def main() -> None:
-    asked = command_line.chosen(__file__, __doc__, CELLS)
     runs = {run["kind"]: run for run in earlier(__file__)}
-    for name in CELLS:
-        if name in asked or (not asked and name not in runs):
-            runs[name] = measured(name)
-            found = [runs[each] for each in CELLS if each in runs]
-            write_result(
-                __file__,
-                title="What a decode step differs by from one process to the next, on one core (SDs with 80% "
-                "intervals)",
-                header=HEADER,
-                rows=[row(each) for each in found],
-                data=found,
-            )
+    for name in command_line.to_measure(__file__, __doc__, CELLS, runs):
+        runs[name] = measured(name)
+        found = [runs[each] for each in CELLS if each in runs]
+        write_result(
+            __file__,
+            title="What a decode step differs by from one process to the next, on one core (SDs with 80% "
+            "intervals)",
+            header=HEADER,
+            rows=[row(each) for each in found],
+            data=found,
+        )
 
 
 if __name__ == "__main__":

@@ -102,12 +102,10 @@ def row(run: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    asked = command_line.chosen(__file__, __doc__, RUNS)
     runs = {run["name"]: run for run in earlier(__file__)}
-    for name in RUNS:
-        if name in asked or (not asked and name not in runs):
-            runs[name] = measured(name)
-            write(runs)
+    for name in command_line.to_measure(__file__, __doc__, RUNS, runs):
+        runs[name] = measured(name)
+        write(runs)
 
 
 def write(runs: dict[str, dict[str, Any]]) -> None:

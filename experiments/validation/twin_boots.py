@@ -203,19 +203,17 @@ def row(run: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    asked = command_line.chosen(__file__, __doc__, CELLS)
     found = earlier(__file__)
-    for name in CELLS:
-        if name in asked or (not asked and name not in [run["variant"] for run in found]):
-            found = sorted([*found, measured(name)], key=lambda run: CELLS.index(run["variant"]))
-            write_result(
-                __file__,
-                title="What a block's change scatters by: its pairs, its moment, its boots (SDs with 80% "
-                "intervals)",
-                header=HEADER,
-                rows=[row(each) for each in found],
-                data=found,
-            )
+    for name in command_line.to_measure(__file__, __doc__, CELLS, [run["variant"] for run in found]):
+        found = sorted([*found, measured(name)], key=lambda run: CELLS.index(run["variant"]))
+        write_result(
+            __file__,
+            title="What a block's change scatters by: its pairs, its moment, its boots (SDs with 80% "
+            "intervals)",
+            header=HEADER,
+            rows=[row(each) for each in found],
+            data=found,
+        )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ The boots are most of a run: a block measures for some six seconds.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
-from experiments.common.vllm_builds import PLANTED_US, build
+from experiments.common.vllm_builds import PLANTED_US, build, interpreter
 from harness.metrics import definitions
 
 PLACES = {"off": "in process", "on": "engine core"}  # by vLLM's switch multiprocessing
@@ -111,9 +110,7 @@ def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     wanted = command_line.wanted(__file__, __doc__, "RUNS", 3)
-    base = os.environ.get("BENCH_VLLM")
-    if not base:
-        raise SystemExit("BENCH_VLLM names no interpreter that has vLLM (engines/vllm/README.md)")
+    base = interpreter()
     runs = earlier(__file__)
     begun = len(runs)
     with tempfile.TemporaryDirectory() as folder:

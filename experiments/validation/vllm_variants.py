@@ -10,12 +10,12 @@ differ by. A name that is given is measured again.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
+from experiments.common.vllm_builds import interpreter
 from harness.metrics import definitions
 from harness.plan.variants import load_variants
 
@@ -98,26 +98,23 @@ def row(run: dict[str, Any], claim: str) -> list[str]:
 
 def main() -> None:
     variants = {name: each for name, each in load_variants().items() if each.engine == "vllm"}
-    asked = command_line.chosen(__file__, __doc__, variants)
-    python = os.environ.get("BENCH_VLLM")
-    if not python:
-        raise SystemExit("BENCH_VLLM names no interpreter that has vLLM (engines/vllm/README.md)")
     runs = {run["variant"]: run for run in earlier(__file__)}
-    for name in variants:
-        if name in asked or (not asked and name not in runs):
-            try:
-                runs[name] = measured(name, python)
-            except SystemExit as error:  # one that can't run here; why stands on the screen
-                print(error)
-                continue
-            found = [runs[each] for each in variants if each in runs]
-            write_result(
-                __file__,
-                title="vLLM's switches on a CPU, each by `bench run --variant`; 95% intervals",
-                header=HEADER,
-                rows=[row(each, variants[each["variant"]].claim) for each in found],
-                data=found,
-            )
+    names = command_line.to_measure(__file__, __doc__, variants, runs)
+    python = interpreter()
+    for name in names:
+        try:
+            runs[name] = measured(name, python)
+        except SystemExit as error:  # one that can't run here; why stands on the screen
+            print(error)
+            continue
+        found = [runs[each] for each in variants if each in runs]
+        write_result(
+            __file__,
+            title="vLLM's switches on a CPU, each by `bench run --variant`; 95% intervals",
+            header=HEADER,
+            rows=[row(each, variants[each["variant"]].claim) for each in found],
+            data=found,
+        )
 
 
 if __name__ == "__main__":

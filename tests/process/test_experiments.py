@@ -12,6 +12,7 @@ import pytest
 
 from experiments.common import command_line
 from experiments.common.record import write_result
+from experiments.validation import boots
 
 ROOT = command_line.ROOT
 FOLDER = ROOT / "experiments"
@@ -72,3 +73,22 @@ def test_a_name_that_there_is_not_is_one_line(
         command_line.chosen(str(FOLDER / "validation" / "variants.py"), None, ("overlap", "copy-done"))
     assert ended.value.code == 2
     assert "error: no overlop; there are overlap, copy-done" in capsys.readouterr().err
+
+
+def test_what_is_not_there_yet_is_measured_and_what_is_asked_for_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def to_measure(*names: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["script", *names])
+        return command_line.to_measure(script, None, ("one", "two", "three"), ("two",))
+
+    script = str(FOLDER / "validation" / "boots.py")
+    assert to_measure() == ["one", "three"]
+    assert to_measure("two", "one") == ["one", "two"]
+
+
+def test_vllm_without_an_interpreter_that_has_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BENCH_VLLM", raising=False)
+    monkeypatch.setattr(sys, "argv", ["script", "vLLM"])
+    with pytest.raises(SystemExit, match="BENCH_VLLM names no interpreter that has vLLM"):
+        boots.main()
