@@ -43,12 +43,13 @@ class EngineSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     presets: Collection[str] = ()  # models that it knows by name, besides folders and those of the hub
     asks_text: bool = False  # prompts go to it as text unless --pretok is asked: it may name no tokenizer
-    # Whether it sizes itself by the memory that it finds free. It would count as its own what starts
-    # beside it, and two arms would get caches of two sizes (vLLM issue 55827); so one starts after the other.
+    # Whether it sizes itself by the memory of a card that it finds free. It would count as its own what
+    # starts beside it, and two arms would get caches of two sizes (vLLM issue 55827); so one starts after the
+    # other, but for arms that have said that their device is a "cpu".
     starts_alone: bool = False
     # Whether it is worth asking what can't work here before the first arm boots: boots take long.
     preflight: bool = False
-    boots_long: bool = False  # as a server does: what a run's minutes allow is then fewer, longer blocks
+    boots_long: bool = False  # as a server does: with minutes, its blocks are then longer than others
 
     def toggle(self, name: str) -> Toggle:
         """The toggle of that name; BadSetting offers the nearest one."""

@@ -1,13 +1,15 @@
 """vLLM against itself by turns, and against a build of it whose scheduler takes 2% of a step longer.
 
-    python -m experiments.validation.vllm_turns [RUNS]    3 by default, 20 minutes
+    python -m experiments.validation.vllm_turns [RUNS]    4 by default, 12 minutes
 
-BENCH_VLLM names an interpreter that has vLLM (engines/vllm/README.md). A fixed list of 60 runs of eight
-blocks, of which each call does the next: 20 sets of a run of equal arms with vLLM in the host's process, one
-with its core in a process of its own, and one of two builds, in the first set in the first of these ways, in
-the next set in the other. The other build is the same vLLM with one patched file
-(experiments/common/vllm_builds.py). How long 2% of a step are is known from the runs of equal arms before.
-The boots are most of a run: a block measures for some six seconds.
+BENCH_VLLM names an interpreter that has vLLM (engines/vllm/README.md). A fixed list of 60 runs, of which each
+call does the next: 20 times a run of equal arms and one of two builds with vLLM in the host's process, of
+three minutes each; then ten times both with its core in a process of its own, of six minutes each. The other
+build is the same vLLM with one patched file (experiments/common/vllm_builds.py). How long 2% of a step are is
+known from the runs of equal arms before.
+
+Boots are most of a run: three imports of vLLM one after the other, where its core is in a process of its own
+and its worker in another, take so long that three minutes have two blocks.
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ from experiments.common.vllm_builds import PLANTED_US, build, interpreter
 from harness.metrics import definitions
 
 PLACES = {"off": "in process", "on": "engine core"}  # by vLLM's switch multiprocessing
+MINUTES = {"off": 3, "on": 6}
+SETS = {"off": 20, "on": 10}
 SHARE = 0.02
-SETS = 20
-BLOCKS = "8"
 HEADER = [
     "vLLM",
     "builds",
     "runs",
+    "blocks, median",
     "called slower",
     "called faster",
     "intervals that hold the truth",
@@ -51,19 +54,16 @@ class Cell:
     planted: bool
 
 
-CELLS = [Cell(apart, planted) for planted in (False, True) for apart in PLACES]
-
-
-def listed() -> list[Cell]:
-    """All runs, in their order."""
-    equal, planted = CELLS[:2], CELLS[2:]
-    return [each for number in range(SETS) for each in (*equal, planted[number % 2])]
+CELLS = [Cell(apart, planted) for apart in PLACES for planted in (False, True)]
+LISTED = [
+    Cell(apart, planted) for apart, sets in SETS.items() for _ in range(sets) for planted in (False, True)
+]
 
 
 def measured(cell: Cell, seed: int, base: str, head: str, step_ms: float) -> dict[str, Any]:
     given = (
         *("--engine", "vllm", "--set", f"multiprocessing={cell.apart}", "--seed", str(seed)),
-        *("--blocks", BLOCKS),
+        *("--max-minutes", str(MINUTES[cell.apart])),
     )
     planted_us = SHARE * step_ms * 1e3 if cell.planted else 0.0
     if cell.planted:
@@ -77,6 +77,7 @@ def measured(cell: Cell, seed: int, base: str, head: str, step_ms: float) -> dic
         **asdict(cell),
         "planted_us": planted_us,
         **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
+        "blocks": comparison["blocks"],
         **{name: comparison["sliced"][name] for name in ("within", "between")},
         **{name: turns[name] for name in ("before", "change", "ci_low", "ci_high", "verdict")},
         "host": comparison["metrics"][definitions.SLICED_SAME_DEVICE],
@@ -98,6 +99,7 @@ def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> list[str]:
         PLACES[cell.apart],
         f"{SHARE:.0%} longer" if cell.planted else "one",
         str(len(runs)),
+        f"{median(run['blocks'] for run in runs):g}",
         *(str(sum(run["verdict"] == verdict for run in runs)) for verdict in ("slower", "faster")),
         f"{holding} of {len(decided)}",
         f"{median(run['change'] for run in runs):+.2%}",
@@ -109,13 +111,13 @@ def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    wanted = command_line.wanted(__file__, __doc__, "RUNS", 3)
+    wanted = command_line.wanted(__file__, __doc__, "RUNS", 4)
     base = interpreter()
     runs = earlier(__file__)
     begun = len(runs)
     with tempfile.TemporaryDirectory() as folder:
         head = build(base, Path(folder))
-        for number, cell in enumerate(listed()[begun : begun + wanted], begun):
+        for number, cell in enumerate(LISTED[begun : begun + wanted], begun):
             alike = [run["before"] for run in runs if run["apart"] == cell.apart and not run["planted"]]
             runs.append(measured(cell, number, base, head, median(alike) if alike else 0.0))
             write(runs)
@@ -125,7 +127,7 @@ def write(runs: list[dict[str, Any]]) -> None:
     found = [(each, [run for run in runs if Cell(run["apart"], run["planted"]) == each]) for each in CELLS]
     write_result(
         __file__,
-        title=f"vLLM by turns: {len(runs)} of {len(listed())} runs of eight blocks, 95% intervals",
+        title=f"vLLM by turns: {len(runs)} of {len(LISTED)} runs, 95% intervals",
         header=HEADER,
         rows=[row(each, mine) for each, mine in found if mine],
         data=runs,

@@ -38,9 +38,10 @@ ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and
 # A gate spends its time on blocks, and ends with the first that is clear. So does a run that has minutes, and
 # more so, where boots are cheap: what a block's change scatters by from boot to boot is as much as for pairs
 # of eight segments, or several times that (three_minutes), and against it only more blocks help. With eight
-# segments and two rounds a minute had two to five blocks here, and intervals of so few are wide.
-SEGMENTS = {"unpaced": 16, "paced": 5, "gate": 8, "minutes": 3}
-ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2, "minutes": 1}
+# segments and two rounds a minute had two to five blocks here, and intervals of so few are wide. Where boots
+# are long, much less of a block is saved by fewer segments than by fewer rounds.
+SEGMENTS = {"unpaced": 16, "paced": 5, "gate": 8, "minutes": 3, "minutes, long boots": 8}
+ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2, "minutes": 1, "minutes, long boots": 1}
 FEWEST_TURNS = 2  # of the longest output: the first one takes its prompt in
 MOST_IN_TIME = 100  # blocks, where minutes end the run
 # Steps of a turn that no interval ends with. A serial loop begins a turn with an idle device, and so does
@@ -414,8 +415,10 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
         by_turns["secondaries"] = tuple(name for name in found if name != primary)
     speed = "paced" if design.arms[0].options.pace else "unpaced"
     gate = request.max_regression is not None
-    cheap = not any(engines[arm.engine].boots_long for arm in design.arms)
-    use = "minutes" if design.max_minutes is not None and cheap and not gate else speed
+    use = speed
+    if design.max_minutes is not None and not gate:
+        long = any(engines[arm.engine].boots_long for arm in design.arms)
+        use = "minutes, long boots" if long else "minutes"
     if asked is None:
         by_turns["segments"] = SEGMENTS["gate" if gate and speed == "unpaced" else use]
     if "rounds" not in request.design:

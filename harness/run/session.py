@@ -84,6 +84,7 @@ class Session:
         self._alive: list[Child] = []
         self._failed: set[str] = set()  # roles of hosts that said so, and are stopping their engines
         self._boots = 0
+        self._on_cpu: set[str] = set()  # arms that have booted, and have no card whose memory they share
         self._rounds = 0
         self._began_ns = 0
         self._generator: Child | None = None
@@ -141,7 +142,7 @@ class Session:
         first = self._boots == 0
         # The memory of the first two tells whether the others fit, so only later boots start more at once.
         at_once = SIDE_BY_SIDE if first else side_by_side(len(os.sched_getaffinity(0)))
-        if any(spec_of(arm).starts_alone for arm in arms):
+        if any(spec_of(arm).starts_alone and arm.name not in self._on_cpu for arm in arms):
             at_once = 1
         if first:
             for arm in arms:
@@ -160,6 +161,7 @@ class Session:
                 children = (child for each in booted.values() for child in each.children)
                 free = psutil.virtual_memory().available
                 check_memory(len(booted), len(arms), private_bytes(children), free)
+        self._on_cpu |= {name for name, each in booted.items() if each.description.device["kind"] == "cpu"}
         return booted
 
     def _boot(self, arms: Sequence[Arm], on_booting: OnBooting) -> dict[str, Booted]:

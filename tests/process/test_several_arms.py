@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -213,11 +214,15 @@ def test_arms_that_do_not_fit_into_memory_are_refused() -> None:
         hosts.check_memory(booted=2, arms=8, taken=2 * gib, free=5 * gib)
 
 
-@pytest.mark.parametrize(("alone", "expected"), [(False, [2, 1, 3]), (True, [1] * 6)])
+@pytest.mark.parametrize(
+    ("alone", "device", "expected"),
+    [(False, "cuda", [2, 1, 3]), (True, "cuda", [1] * 6), (True, "cpu", [1, 1, 1, 3])],
+)
 def test_first_boots_are_two_at_once_and_later_ones_as_many_as_cores_allow_or_each_starts_alone(
-    monkeypatch: pytest.MonkeyPatch, alone: bool, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch, alone: bool, device: str, expected: list[int]
 ) -> None:
-    """What the first two take says whether all of them fit."""
+    """What the first two take says whether all of them fit. Arms that start alone share a card's memory; that
+    they have none they say once they have booted."""
     spec = api.EngineSpec("e", "", (), "x:y", starts_alone=alone)
     monkeypatch.setattr(session, "spec_of", lambda arm: spec)
     assert [hosts.side_by_side(cores) for cores in (1, 8, 16, 17)] == [2, 2, 4, 4]
@@ -229,7 +234,8 @@ def test_first_boots_are_two_at_once_and_later_ones_as_many_as_cores_allow_or_ea
     def boot(self: session.Session, arms: Sequence[Arm], on_booting: object) -> dict[str, Any]:
         at_once.append(len(arms))
         self._boots += len(arms)
-        return {arm.name: None for arm in arms}
+        said = SimpleNamespace(device={"kind": device})
+        return {arm.name: SimpleNamespace(children=(), description=said) for arm in arms}
 
     monkeypatch.setattr(session.Session, "_boot", boot)
     run = session.Session()
