@@ -11,12 +11,10 @@ from contextlib import suppress
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
-import msgspec
 import psutil
 
 import engines
 from engines import api
-from engines.preflight import REFUSED
 from harness.common import processes
 from harness.common.processes import Child
 from harness.plan.design import Arm
@@ -31,7 +29,6 @@ ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",
 }
 EXPLAIN_MS = 1000  # how long an engine may take to say why one of its processes is gone
-PREFLIGHT_S = 600  # for an engine to say what can't work; it may import for a minute
 IMPORT_S = 60  # for an interpreter to import the host; a program that is no Python may hang
 SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture that waits is no faster
 CORES_PER_BOOT = 4  # where there are more than eight cores, more boot at once
@@ -128,38 +125,6 @@ def check_interpreter(arm: Arm) -> None:
     if done.stdout.strip() != "ready":
         why = (done.stderr.strip().splitlines() or ["it is not a Python that can run an engine"])[-1].strip()
         raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {why}")
-
-
-def check_preflight(arm: Arm) -> None:
-    """Raises BadSetting where the arm's engine, which has a preflight, says that it can't run as set."""
-    spec = spec_of(arm)
-    config = api.HostConfig(
-        name=arm.name,
-        build=spec.build,
-        options=arm.options,
-        toggles=arm.toggles,
-        inbox="",
-        replies="",
-        events="",
-    )
-    command = [arm.python or sys.executable, "-m", "engines.preflight", msgspec.json.encode(config).decode()]
-    try:
-        done = subprocess.run(
-            command,
-            env=environment(arm.env),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PREFLIGHT_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise RunFailed(f"{arm.name} hangs before it boots: no answer for {PREFLIGHT_S} s") from None
-    said = done.stdout.strip().splitlines()
-    if done.returncode == REFUSED and said:
-        raise api.BadSetting(f"{arm.name} can't run: {said[-1]}")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-        raise RunFailed(f"{arm.name} failed before it booted: {last}", done.stderr)
 
 
 def bytecode_is_kept() -> bool:

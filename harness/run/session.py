@@ -23,7 +23,7 @@ from harness.common import processes, temporary
 from harness.common.processes import Child
 from harness.common.signals import postponed, undisturbed
 from harness.plan.design import Arm
-from harness.run import messages, records
+from harness.run import messages, preflight, records
 from harness.run.events import Booting, Said
 from harness.run.hosts import (
     EXPLAIN_MS,
@@ -35,7 +35,6 @@ from harness.run.hosts import (
     check_interpreter,
     check_memory,
     check_none_stopped,
-    check_preflight,
     environment,
     host_role,
     private_bytes,
@@ -147,13 +146,7 @@ class Session:
         if first:
             for arm in arms:
                 check_interpreter(arm)
-            asked: list[Arm] = []
-            for arm in arms:
-                if (nameless := msgspec.structs.replace(arm, name="")) not in asked:
-                    asked.append(nameless)
-                    if spec_of(arm).preflight:
-                        on_booting(Said(f"asking whether {arm.name} can run here, before anything boots"))
-                        check_preflight(arm)
+            preflight.ask(arms, on_booting)
         booted: dict[str, Booted] = {}
         while len(booted) < len(arms):
             booted |= self._boot(arms[len(booted) : len(booted) + at_once], on_booting)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from engines import api
 from harness.plan.design import Arm
-from harness.run import hosts, session
+from harness.run import hosts, preflight, session
 from harness.run.events import Booting, Said
 
-NAMES = ("before", "after", "third")
+NAMES = ("before", "after", "third", "fourth")
 ENGINE = """
-import sys
+import pathlib, sys, time
 from engines import api
 
 class Choosy(api.Engine):
@@ -27,6 +28,13 @@ class Choosy(api.Engine):
             raise api.BadSetting("heads of 16 have no kernel")
         if self.toggles["heads"] == "0":
             raise ZeroDivisionError("no heads")
+        if self.toggles["heads"] == "hangs":
+            time.sleep(600)
+        if self.toggles["heads"].startswith("meets"):
+            here = pathlib.Path(__file__).parent
+            (here / self.toggles["heads"]).touch()
+            while len(list(here.glob("meets *"))) < 2:
+                time.sleep(0.01)
 
 def build(options, toggles):
     return Choosy(toggles)
@@ -42,40 +50,56 @@ def choosy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "choosy_engine.py").write_text(ENGINE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     spec = api.EngineSpec("choosy", "", (), build="choosy_engine:build", preflight=True)
-    monkeypatch.setattr(hosts, "spec_of", lambda arm: spec)
+    monkeypatch.setattr(preflight, "spec_of", lambda arm: spec)
 
 
 def test_what_can_not_work_is_refused_in_the_engines_own_words() -> None:
     with pytest.raises(api.BadSetting, match=r"^after can't run: heads of 16 have no kernel$"):
-        hosts.check_preflight(arm("16"))
-    hosts.check_preflight(arm("32"))
+        preflight.check([arm("16")])
+    preflight.check([arm("32")])
 
 
 def test_an_engine_that_breaks_while_it_is_asked_has_failed() -> None:
     with pytest.raises(
         hosts.RunFailed, match=r"^after failed before it booted: ZeroDivisionError: no heads$"
     ):
-        hosts.check_preflight(arm("0"))
+        preflight.check([arm("0")])
+
+
+def test_arms_are_asked_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answers once the other is being asked."""
+    monkeypatch.setattr(preflight, "PREFLIGHT_S", 60)
+    preflight.check([arm("meets 1"), arm("meets 2")])
+
+
+def test_where_one_is_refused_no_other_is_left() -> None:
+    with pytest.raises(api.BadSetting, match="can't run: heads of 16 have no kernel"):
+        preflight.check([arm("16"), arm("hangs")])
+    assert not [
+        child for child in psutil.Process().children() if "engines.preflight" in " ".join(child.cmdline())
+    ]
 
 
 def test_an_arm_is_asked_once_before_any_boots_and_only_where_its_engine_has_something_to_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, said = list[str](), list[str]()
-    monkeypatch.setattr(session, "check_preflight", lambda arm: asked.append(arm.name))
+    asked, said = list[list[str]](), list[str]()
+    monkeypatch.setattr(preflight, "check", lambda arms: asked.append([each.name for each in arms]))
     monkeypatch.setattr(session.Session, "_boot", lambda self, arms, on_booting: 1 / 0)
 
     def note(event: Booting | Said) -> None:
         assert isinstance(event, Said)
         said.append(event.line)
 
-    for preflight, expected in ((True, ["before", "after"]), (False, [])):
-        spec = api.EngineSpec("choosy", "", (), build="choosy_engine:build", preflight=preflight)
-        monkeypatch.setattr(session, "spec_of", lambda arm, spec=spec: spec)
+    for asks, names in ((True, [["before", "after"], ["fourth"]]), (False, [])):
+        spec = api.EngineSpec("choosy", "", (), build="choosy_engine:build", preflight=asks)
+        for module in (session, preflight):
+            monkeypatch.setattr(module, "spec_of", lambda arm, spec=spec: spec)
         asked.clear(), said.clear()
-        arms = [arm("16"), arm("32"), arm("32")]
+        arms = [arm("16"), arm("32"), arm("32"), arm("64")]
         named = [msgspec.structs.replace(each, name=name) for each, name in zip(arms, NAMES, strict=True)]
         with session.Session() as booting, pytest.raises(ZeroDivisionError):
             booting.boot(named, note)
-        assert asked == expected
-        assert said == [f"asking whether {name} can run here, before anything boots" for name in expected]
+        assert asked == names
+        together = [" and ".join(each) for each in names]
+        assert said == [f"asking whether {each} can run here, before anything boots" for each in together]

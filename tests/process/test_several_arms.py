@@ -22,7 +22,7 @@ from harness.metrics import definitions
 from harness.plan.design import Arm, Design
 from harness.plan.orders import orders
 from harness.report import formats, html
-from harness.run import hosts, session
+from harness.run import hosts, preflight, session
 from harness.run.blocks import arms_in_order
 from harness.store.files import StoreError
 from harness.store.manifest import read_manifest, write_manifest
@@ -224,7 +224,8 @@ def test_first_boots_are_two_at_once_and_later_ones_as_many_as_cores_allow_or_ea
     """What the first two take says whether all of them fit. Arms that start alone share a card's memory; that
     they have none they say once they have booted."""
     spec = api.EngineSpec("e", "", (), "x:y", starts_alone=alone)
-    monkeypatch.setattr(session, "spec_of", lambda arm: spec)
+    for module in (session, preflight):
+        monkeypatch.setattr(module, "spec_of", lambda arm: spec)
     assert [hosts.side_by_side(cores) for cores in (1, 8, 16, 17)] == [2, 2, 4, 4]
     monkeypatch.setattr(session, "side_by_side", lambda cores: 4)
     monkeypatch.setattr(session, "check_interpreter", lambda arm: None)

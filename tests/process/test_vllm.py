@@ -18,8 +18,7 @@ from harness.cli.exit_codes import GATE_FAILED
 from harness.metrics import slices
 from harness.plan.design import Arm
 from harness.plan.settings import make_arm
-from harness.run import records
-from harness.run.hosts import check_preflight
+from harness.run import preflight, records
 from harness.run.session import Session
 from harness.workload.plan import Planned
 
@@ -45,7 +44,7 @@ def test_what_can_not_work_on_a_cpu_is_refused_before_anything_boots(
     changes: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(api.BadSetting, match=f"^after can't run: {reason}"):
-        check_preflight(arm("after", **changes))
+        preflight.check([arm("after", **changes)])
 
 
 @pytest.fixture(scope="module")
