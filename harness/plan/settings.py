@@ -39,7 +39,7 @@ ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and
 # more so, where boots are cheap: what a block's change scatters by from boot to boot is as much as for pairs
 # of eight segments, or several times that (three_minutes), and against it only more blocks help. With eight
 # segments and two rounds a minute had two to five blocks here, and intervals of so few are wide. Where boots
-# are long, much less of a block is saved by fewer segments than by fewer rounds.
+# are long, three segments would save little more of a block, and its pairs scatter more.
 SEGMENTS = {"unpaced": 16, "paced": 5, "gate": 8, "minutes": 3, "minutes, long boots": 8}
 ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2, "minutes": 1, "minutes, long boots": 1}
 FEWEST_TURNS = 2  # of the longest output: the first one takes its prompt in
