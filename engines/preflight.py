@@ -2,7 +2,7 @@
 JSON), in the arm's interpreter. An engine that boots for minutes would else refuse the second arm after the
 first has booted.
 
-The last line of stdout is the reason, where the status is REFUSED.
+The last line of stdout is the kind of its device, or the reason, where the status is REFUSED.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
     config = msgspec.json.decode(sys.argv[1], type=api.HostConfig)
     die_with_parent(config.parent)
     try:
-        build_engine(config).preflight()
+        print(build_engine(config).preflight(), flush=True)
     except api.BadSetting as error:
         print(error, flush=True)
         return REFUSED

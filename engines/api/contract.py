@@ -210,10 +210,11 @@ class Engine:
         """Load everything, be ready for the first request. Raises BadSetting or EngineError."""
         raise NotImplementedError
 
-    def preflight(self) -> None:
-        """Raise BadSetting for what can't work here, as far as can be told without loading the model. Called
-        in place of `start`, in a process of its own, before any arm of a run boots; of an engine whose
-        EngineSpec says `preflight`."""
+    def preflight(self) -> str:
+        """Raise BadSetting for what can't work here, as far as can be told without loading the model; return
+        the kind of device it would run on, as its Description would say it. Called in place of `start`, in a
+        process of its own, before any arm of a run boots; of an engine whose EngineSpec says `preflight`."""
+        raise NotImplementedError
 
     def submit(self, request: Request) -> None:
         """Take a request; must not block. A bad one is answered with an Error event."""

@@ -45,7 +45,7 @@ class EngineSpec:
     asks_text: bool = False  # prompts go to it as text unless --pretok is asked: it may name no tokenizer
     # Whether it sizes itself by the memory of a card that it finds free. It would count as its own what
     # starts beside it, and two arms would get caches of two sizes (vLLM issue 55827); so one starts after the
-    # other, but for arms that have said that their device is a "cpu".
+    # other, but for arms that have said, by preflight or once booted, that their device is a "cpu".
     starts_alone: bool = False
     # Whether it is worth asking what can't work here before the first arm boots: boots take long.
     preflight: bool = False

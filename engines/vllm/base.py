@@ -50,12 +50,13 @@ class VllmEngine(api.Engine):
         """Start vLLM with this config."""
         raise NotImplementedError
 
-    def preflight(self) -> None:
+    def preflight(self) -> str:
         """Everything that vLLM decides from the model's configuration; nothing is loaded."""
         try:
             self._configure(save_without_weights)
         finally:
             self.stop()
+        return str(current_platform.device_type)
 
     def start(self, events: api.EventSink) -> api.Description:
         self.events = events

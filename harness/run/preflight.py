@@ -18,31 +18,35 @@ from harness.run.hosts import SIDE_BY_SIDE, RunFailed, environment, spec_of
 PREFLIGHT_S = 600  # for an engine to say what can't work; it may import for a minute
 
 
-def ask(arms: Sequence[Arm], say: Callable[[Said], object]) -> None:
+def ask(arms: Sequence[Arm], say: Callable[[Said], object]) -> dict[str, str]:
     """Ask each arm once whose engine has something to say, some of them at once: each imports for seconds.
-    Raises BadSetting where one says that it can't run as set, RunFailed where it fails or hangs."""
-    asked: list[Arm] = []
+    The kind of device that each would run on, by name. Raises BadSetting where one says that it can't run as
+    set, RunFailed where it fails or hangs."""
+    alike: dict[bytes, list[Arm]] = {}  # by all but their names; the first answers for them
     for arm in arms:
-        alike = (msgspec.structs.replace(arm, name=each.name) == each for each in asked)
-        if spec_of(arm).preflight and not any(alike):
-            asked.append(arm)
-    for first in range(0, len(asked), SIDE_BY_SIDE):
-        several = asked[first : first + SIDE_BY_SIDE]
-        names = " and ".join(arm.name for arm in several)
+        if spec_of(arm).preflight:
+            unnamed = msgspec.json.encode(msgspec.structs.replace(arm, name=""))
+            alike.setdefault(unnamed, []).append(arm)
+    kinds: dict[str, str] = {}
+    groups = list(alike.values())
+    for first in range(0, len(groups), SIDE_BY_SIDE):
+        several = groups[first : first + SIDE_BY_SIDE]
+        names = " and ".join(arms[0].name for arms in several)
         say(Said(f"asking whether {names} can run here, before anything boots"))
-        check(several)
+        for arms, kind in zip(several, check([arms[0] for arms in several]), strict=True):
+            kinds |= {arm.name: kind for arm in arms}
+    return kinds
 
 
-def check(arms: Sequence[Arm]) -> None:
-    """Ask these at once."""
+def check(arms: Sequence[Arm]) -> list[str]:
+    """Ask these at once; the kind of device of each."""
     with ExitStack() as stack:
         asked = []
         for arm in arms:
             process = stack.enter_context(_asked(arm))
             stack.callback(process.kill)
             asked.append(process)
-        for arm, process in zip(arms, asked, strict=True):
-            _check_answer(arm, process)
+        return [_answer(arm, process) for arm, process in zip(arms, asked, strict=True)]
 
 
 def _asked(arm: Arm) -> subprocess.Popen[str]:
@@ -65,7 +69,7 @@ def _asked(arm: Arm) -> subprocess.Popen[str]:
     )
 
 
-def _check_answer(arm: Arm, process: subprocess.Popen[str]) -> None:
+def _answer(arm: Arm, process: subprocess.Popen[str]) -> str:
     try:
         answer, errors = process.communicate(timeout=PREFLIGHT_S)
     except subprocess.TimeoutExpired:
@@ -76,3 +80,4 @@ def _check_answer(arm: Arm, process: subprocess.Popen[str]) -> None:
     if process.returncode:
         last = (errors.strip().splitlines() or [f"it ended with status {process.returncode}"])[-1]
         raise RunFailed(f"{arm.name} failed before it booted: {last}", errors)
+    return said[-1]

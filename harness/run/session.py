@@ -83,7 +83,7 @@ class Session:
         self._alive: list[Child] = []
         self._failed: set[str] = set()  # roles of hosts that said so, and are stopping their engines
         self._boots = 0
-        self._on_cpu: set[str] = set()  # arms that have booted, and have no card whose memory they share
+        self._on_cpu: set[str] = set()  # arms that have said that they share no card's memory
         self._rounds = 0
         self._began_ns = 0
         self._generator: Child | None = None
@@ -141,12 +141,13 @@ class Session:
         first = self._boots == 0
         # The memory of the first two tells whether the others fit, so only later boots start more at once.
         at_once = SIDE_BY_SIDE if first else side_by_side(len(os.sched_getaffinity(0)))
-        if any(spec_of(arm).starts_alone and arm.name not in self._on_cpu for arm in arms):
-            at_once = 1
         if first:
             for arm in arms:
                 check_interpreter(arm)
-            preflight.ask(arms, on_booting)
+            kinds = preflight.ask(arms, on_booting)
+            self._on_cpu |= {name for name, kind in kinds.items() if kind == "cpu"}
+        if any(spec_of(arm).starts_alone and arm.name not in self._on_cpu for arm in arms):
+            at_once = 1
         booted: dict[str, Booted] = {}
         while len(booted) < len(arms):
             booted |= self._boot(arms[len(booted) : len(booted) + at_once], on_booting)

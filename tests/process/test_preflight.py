@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from harness.run import hosts, preflight, session
 from harness.run.events import Booting, Said
 
 NAMES = ("before", "after", "third", "fourth")
+ASKED_FOR = {"before": "before", "after": "after", "third": "after", "fourth": "fourth"}  # third is as after
 ENGINE = """
 import pathlib, sys, time
 from engines import api
@@ -35,6 +37,8 @@ class Choosy(api.Engine):
             (here / self.toggles["heads"]).touch()
             while len(list(here.glob("meets *"))) < 2:
                 time.sleep(0.01)
+        print("a library is talkative")
+        return "gpu" if self.toggles["heads"] == "meets 2" else "cpu"
 
 def build(options, toggles):
     return Choosy(toggles)
@@ -56,7 +60,7 @@ def choosy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_can_not_work_is_refused_in_the_engines_own_words() -> None:
     with pytest.raises(api.BadSetting, match=r"^after can't run: heads of 16 have no kernel$"):
         preflight.check([arm("16")])
-    preflight.check([arm("32")])
+    assert preflight.check([arm("32")]) == ["cpu"]
 
 
 def test_an_engine_that_breaks_while_it_is_asked_has_failed() -> None:
@@ -69,7 +73,7 @@ def test_an_engine_that_breaks_while_it_is_asked_has_failed() -> None:
 def test_arms_are_asked_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answers once the other is being asked."""
     monkeypatch.setattr(preflight, "PREFLIGHT_S", 60)
-    preflight.check([arm("meets 1"), arm("meets 2")])
+    assert preflight.check([arm("meets 1"), arm("meets 2")]) == ["cpu", "gpu"]
 
 
 def test_where_one_is_refused_no_other_is_left() -> None:
@@ -84,7 +88,12 @@ def test_an_arm_is_asked_once_before_any_boots_and_only_where_its_engine_has_som
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked, said = list[list[str]](), list[str]()
-    monkeypatch.setattr(preflight, "check", lambda arms: asked.append([each.name for each in arms]))
+
+    def check(arms: Sequence[Arm]) -> list[str]:
+        asked.append([each.name for each in arms])
+        return [f"device of {each.name}" for each in arms]
+
+    monkeypatch.setattr(preflight, "check", check)
     monkeypatch.setattr(session.Session, "_boot", lambda self, arms, on_booting: 1 / 0)
 
     def note(event: Booting | Said) -> None:
@@ -103,3 +112,5 @@ def test_an_arm_is_asked_once_before_any_boots_and_only_where_its_engine_has_som
         assert asked == names
         together = [" and ".join(each) for each in names]
         assert said == [f"asking whether {each} can run here, before anything boots" for each in together]
+        kinds = preflight.ask(named, note)
+        assert kinds == ({name: f"device of {ASKED_FOR[name]}" for name in NAMES} if asks else {})

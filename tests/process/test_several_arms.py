@@ -215,20 +215,27 @@ def test_arms_that_do_not_fit_into_memory_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alone", "device", "expected"),
-    [(False, "cuda", [2, 1, 3]), (True, "cuda", [1] * 6), (True, "cpu", [1, 1, 1, 3])],
+    ("alone", "asks", "device", "expected"),
+    [
+        (False, False, "cuda", [2, 1, 3]),
+        (True, False, "cuda", [1] * 6),
+        (True, True, "cuda", [1] * 6),
+        (True, False, "cpu", [1, 1, 1, 3]),
+        (True, True, "cpu", [2, 1, 3]),
+    ],
 )
 def test_first_boots_are_two_at_once_and_later_ones_as_many_as_cores_allow_or_each_starts_alone(
-    monkeypatch: pytest.MonkeyPatch, alone: bool, device: str, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch, alone: bool, asks: bool, device: str, expected: list[int]
 ) -> None:
     """What the first two take says whether all of them fit. Arms that start alone share a card's memory; that
-    they have none they say once they have booted."""
-    spec = api.EngineSpec("e", "", (), "x:y", starts_alone=alone)
+    they have none they say when they are asked, or once they have booted."""
+    spec = api.EngineSpec("e", "", (), "x:y", starts_alone=alone, preflight=asks)
     for module in (session, preflight):
         monkeypatch.setattr(module, "spec_of", lambda arm: spec)
     assert [hosts.side_by_side(cores) for cores in (1, 8, 16, 17)] == [2, 2, 4, 4]
     monkeypatch.setattr(session, "side_by_side", lambda cores: 4)
     monkeypatch.setattr(session, "check_interpreter", lambda arm: None)
+    monkeypatch.setattr(preflight, "check", lambda arms: [device] * len(arms))
     monkeypatch.setattr(session, "private_bytes", lambda booted: 0)
     at_once: list[int] = []
 
