@@ -18,6 +18,7 @@ from engines.api import EngineSpec, Toggle
 from engines.overlap.presets import PRESETS
 
 BIND = "VLLM_CPU_OMP_THREADS_BIND"  # the core that it computes on, on a CPU
+CORE = "BENCH_VLLM_CORE"  # the same, of a worker that binds itself (worker.py)
 
 SPEC = EngineSpec(
     name="vllm",

@@ -24,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from engines import api
 from engines.processes import TERMINATE_S
+from engines.vllm import CORE
 from engines.vllm.base import Active, VllmEngine, error_of, on_cpu
 from engines.vllm.gate import FINISH, GO, LOOK, Asked, Gate
 
@@ -68,6 +69,8 @@ class AsyncLLMEngine(VllmEngine):
         arguments = super().arguments()
         if on_cpu():
             arguments.worker_extension_cls = "engines.vllm.worker.Sleeping"
+            if CORE in os.environ:
+                os.environ["OMP_NUM_THREADS"] = "1"
         return arguments
 
     @property

@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from engines.api import BadSetting, Engine, EngineOptions
-from engines.vllm import BIND, SPEC
+from engines.vllm import BIND, CORE, SPEC
 
 
 def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
@@ -26,10 +26,10 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
         ("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
         ("VLLM_LOGGING_LEVEL", "INFO"),  # its log is what there is to see of a boot of minutes
         ("VLLM_NO_USAGE_STATS", "1"),
-        # One compute thread on the last core, as the other engines' on a CPU; left alone it takes every core.
-        (BIND, str(max(os.sched_getaffinity(0)))),
     ):
         os.environ.setdefault(name, value)
+    if BIND not in os.environ:
+        _compute_on_one_core(in_process)
     if in_process:
         from engines.vllm.in_process import InProcessEngine
 
@@ -38,3 +38,13 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
     from engines.vllm.async_llm import AsyncLLMEngine
 
     return AsyncLLMEngine(options, toggles)
+
+
+def _compute_on_one_core(in_process: bool) -> None:
+    """On a CPU: one compute thread on the last core, as the other engines'; left alone vLLM takes every core.
+    vLLM binds a worker before it imports, so that both arms' would import on that one core: 19 s for 9."""
+    core = str(max(os.sched_getaffinity(0)))
+    if in_process:
+        os.environ[BIND] = core
+    else:
+        os.environ |= {BIND: "nobind", CORE: core}

@@ -9,6 +9,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from engines.processes import skip_teardown
 from engines.vllm.gate import FINISH, GO, Asked, Core
 from engines.vllm.steps import Steps
 
@@ -53,6 +54,7 @@ class _Gated(_Recorded):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        skip_teardown()  # after vLLM's own end of its core, which would else be killed for its slowness
         self._core = Core(self.steps)
         self._requests = self._outputs = 0  # so far
         self._finishing = False

@@ -1,4 +1,4 @@
-"""A worker of vLLM's that sleeps soon after it has nothing to do, on a CPU.
+"""A worker of vLLM's that sleeps soon after it has nothing to do, and computes on one core, on a CPU.
 
 vLLM's own looks for its next step for a second before it sleeps, on the core that both arms compute on: one
 that is parked would take that core from the other. And asleep it can miss that there is one, and wakes 5 s
@@ -7,18 +7,26 @@ later: a notification that comes within a millisecond of another may be dropped.
 
 from __future__ import annotations
 
+import os
 from functools import partialmethod
 
 from vllm.distributed.device_communicators import shm_broadcast as queues
+
+from engines.machine import move_threads
+from engines.processes import skip_teardown
+from engines.vllm import CORE
 
 AWAKE_S = 0.002  # longer than it has nothing to do within a step, or between two
 LOOK_MS = 1
 
 
 class Sleeping:
-    """What vLLM mixes into its worker (worker_extension_cls). It imports this before it makes the queue that
-    a worker waits at."""
+    """What vLLM mixes into its worker (worker_extension_cls). It imports this before it loads the model and
+    makes the queue that a worker waits at."""
 
 
+skip_teardown()  # of 2 s
+if CORE in os.environ:
+    move_threads({int(os.environ[CORE])})
 queues.SpinCondition.__init__ = partialmethod(queues.SpinCondition.__init__, busy_loop_s=AWAKE_S)
 queues.SHM_READER_RECHECK_INTERVAL_MS = LOOK_MS

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import termios
 import threading
@@ -326,6 +327,16 @@ def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(t
         threading.Timer(0.2, lambda: os.kill(host.pid, signal.SIGKILL)).start()
         with pytest.raises(session.RunFailed, match=f"engine host of before .pid {host.pid}. was killed by"):
             run._raise_if_dead()
+
+
+def test_a_process_that_skips_its_teardown_ends_well_and_at_once() -> None:
+    """What was to be done at its end is not: it would take seconds after vLLM's imports."""
+    script = (
+        "import atexit, sys; from engines.processes import skip_teardown; "
+        "atexit.register(print, 'torn down'); skip_teardown(); print('done', flush=True); sys.exit()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "done\n"
 
 
 @pytest.mark.parametrize("by", gap.SIGNALS)

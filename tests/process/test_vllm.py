@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engines import api
@@ -59,6 +60,8 @@ def test_it_takes_turns_and_records_every_step(session: Session, apart: str) -> 
     booted = list(session.boot([arm(name, multiprocessing=apart) for name in ("before", "after")]).values())
     for each in booted:
         session.begin(each)
+        computes = psutil.Process(each.children[-1].pid)  # the worker, or the host
+        assert computes.cpu_affinity() == [max(os.sched_getaffinity(0))]
     done = session.take_turns(booted, ASKED, STEPS, lambda progress: None)
     assert not any(done.data.errors)
     spans = []
