@@ -53,7 +53,7 @@ class VllmEngine(api.Engine):
     def preflight(self) -> str:
         """Everything that vLLM decides from the model's configuration; nothing is loaded."""
         try:
-            self._configure(save_without_weights)
+            self._configure(save_without_weights, arms=2)
         finally:
             self.stop()
         return str(current_platform.device_type)
@@ -122,9 +122,9 @@ class VllmEngine(api.Engine):
         """The class that vLLM is to schedule with, by name; None: its own."""
         return None
 
-    def _configure(self, write: Callable[[Preset, Path], None]) -> Any:
+    def _configure(self, write: Callable[[Preset, Path], None], arms: int = 1) -> Any:
         """vLLM's config of this arm. Raises BadSetting for what can't work. `write`: how a preset becomes the
-        folder that vLLM loads models from."""
+        folder that vLLM loads models from. `arms`: how many have to fit into what memory is free."""
         self.options.refuse_unused(SPEC.name, USED)
         _check_device(self.options.device)
         self._tokenizer = tokenizer_file(self.options.model)  # which refuses a typo
@@ -140,7 +140,7 @@ class VllmEngine(api.Engine):
         self._check_in_force(config)
         if on_cpu():
             self._check_heads(config.model_config.get_head_size())
-            self._limit_cache(config)
+            self._limit_cache(config, arms)
         return config
 
     def _check_in_force(self, config: Any) -> None:
@@ -170,7 +170,7 @@ class VllmEngine(api.Engine):
                 f"{SPEC.defaults['model']}, or one of your own"
             )
 
-    def _limit_cache(self, config: Any) -> None:
+    def _limit_cache(self, config: Any, arms: int) -> None:
         """On a CPU vLLM's share would be of all of the machine's memory, in each arm. What it gets in its
         place is what every request in full length needs, or the blocks that were asked for."""
         cache, model = config.cache_config, config.model_config
@@ -183,10 +183,11 @@ class VllmEngine(api.Engine):
         values *= 2 * model.get_num_kv_heads(config.parallel_config)
         size = blocks * cache.block_size * values * torch.empty((), dtype=model.dtype).element_size()
         free = psutil.virtual_memory().available
-        if size > free:
+        if arms * size > free:
             raise api.BadSetting(
-                f"a KV cache of {blocks} blocks of {cache.block_size} tokens takes {size / GIB:.1f} GiB, and "
-                f"{free / GIB:.1f} GiB are free: limit it by num_blocks=N, --max-batch-size or max_context"
+                f"a KV cache of {blocks} blocks of {cache.block_size} tokens takes {size / GIB:.1f} GiB in "
+                f"each arm, and {free / GIB:.1f} GiB are free: limit it by num_blocks=N, --max-batch-size or "
+                "max_context"
             )
         cache.num_gpu_blocks_override, cache.kv_cache_memory_bytes = blocks, size
 

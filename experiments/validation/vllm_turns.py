@@ -1,6 +1,6 @@
 """vLLM against itself by turns, and against a build of it whose scheduler takes 2% of a step longer.
 
-    python -m experiments.validation.vllm_turns [RUNS]    4 by default, 12 minutes
+    python -m experiments.validation.vllm_turns [RUNS]    2 by default, 12 minutes
 
 BENCH_VLLM names an interpreter that has vLLM (engines/vllm/README.md). A fixed list of 60 runs, of which each
 call does the next: 20 times a run of equal arms and one of two builds with vLLM in the host's process, of
@@ -111,7 +111,7 @@ def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    wanted = command_line.wanted(__file__, __doc__, "RUNS", 4)
+    wanted = command_line.wanted(__file__, __doc__, "RUNS", 2)
     base = interpreter()
     runs = earlier(__file__)
     begun = len(runs)

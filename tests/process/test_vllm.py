@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +47,22 @@ def test_what_can_not_work_on_a_cpu_is_refused_before_anything_boots(
 ) -> None:
     with pytest.raises(api.BadSetting, match=f"^after can't run: {reason}"):
         preflight.check([arm("after", **changes)])
+
+
+def test_both_arms_have_to_fit_into_what_memory_is_free() -> None:
+    """They boot side by side: neither would see what the other takes."""
+
+    def refusal(num_blocks: int) -> re.Match[str]:
+        with pytest.raises(api.BadSetting) as refused:
+            preflight.check([arm("after", num_blocks=str(num_blocks))])
+        found = re.search(r"takes ([\d.]+) GiB in each arm, and ([\d.]+) GiB are free", str(refused.value))
+        assert found
+        return found
+
+    many = 100_000_000
+    takes, free = map(float, refusal(many).groups())
+    takes, free = map(float, refusal(int(many * 0.7 * free / takes)).groups())
+    assert takes < free
 
 
 @pytest.fixture(scope="module")
