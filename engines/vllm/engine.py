@@ -42,7 +42,8 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
 
 def _compute_on_one_core(in_process: bool) -> None:
     """On a CPU: one compute thread on the last core, as the other engines'; left alone vLLM takes every core.
-    vLLM binds a worker before it imports, so that both arms' would import on that one core: 19 s for 9."""
+    vLLM binds a worker before it imports, so that both arms' would import on that one core: two boots side by
+    side then took 44 to 56 s, and take 32 to 46 s."""
     core = str(max(os.sched_getaffinity(0)))
     if in_process:
         os.environ[BIND] = core

@@ -9,7 +9,7 @@ build is the same vLLM with one patched file (experiments/common/vllm_builds.py)
 known from the runs of equal arms before.
 
 Boots are most of a run: three imports of vLLM one after the other, where its core is in a process of its own
-and its worker in another, take so long that three minutes have two blocks.
+and its worker in another, take so long that three minutes have one or two blocks.
 """
 
 from __future__ import annotations
