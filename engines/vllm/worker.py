@@ -2,7 +2,8 @@
 
 vLLM's own looks for its next step for a second before it sleeps, on the core that both arms compute on: one
 that is parked would take that core from the other. And asleep it can miss that there is one, and wakes 5 s
-later: a notification that comes within a millisecond of another may be dropped.
+later: a notification that comes within a millisecond of another may be dropped. So it looks by itself: 20
+times a second, for a thousand times made the steps of the other arm 7% longer.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from engines.machine import move_threads
 from engines.processes import skip_teardown
 from engines.vllm import CORE
 
-AWAKE_S = 0.002  # longer than it has nothing to do within a step, or between two
-LOOK_MS = 1
+AWAKE_S = 0.003  # since it was last told: longer than it has nothing to do within a step, or between two
+LOOK_MS = 50
 
 
 class Sleeping:
