@@ -26,6 +26,7 @@ from engines import api
 from engines.processes import TERMINATE_S
 from engines.vllm import CORE
 from engines.vllm.base import Active, VllmEngine, error_of, on_cpu
+from engines.vllm.cores import leave_compute_core
 from engines.vllm.gate import FINISH, GO, LOOK, Asked, Gate
 
 SHORT_S = 0.0002  # beside a step
@@ -51,6 +52,7 @@ class AsyncLLMEngine(VllmEngine):
         self._llm = asyncio.run_coroutine_threadsafe(self._open(config), self._loop).result()
         if self.options.recorder:
             self._gate.open()
+        leave_compute_core()
 
     async def _open(self, config: Any) -> AsyncLLM:
         llm = AsyncLLM.from_vllm_config(config, disable_log_stats=not self.options.recorder)
@@ -71,6 +73,8 @@ class AsyncLLMEngine(VllmEngine):
             arguments.worker_extension_cls = "engines.vllm.worker.Sleeping"
             if CORE in os.environ:
                 os.environ["OMP_NUM_THREADS"] = "1"
+        else:
+            os.environ.pop(CORE, None)  # nothing computes there
         return arguments
 
     @property

@@ -7,7 +7,8 @@ import sys
 from importlib.util import find_spec
 
 from engines.api import BadSetting, Engine, EngineOptions
-from engines.vllm import BIND, CORE, SPEC
+from engines.vllm import BIND, SPEC
+from engines.vllm.cores import compute_on_one_core
 
 
 def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
@@ -29,7 +30,7 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
     ):
         os.environ.setdefault(name, value)
     if BIND not in os.environ:
-        _compute_on_one_core(in_process)
+        compute_on_one_core(in_process)
     if in_process:
         from engines.vllm.in_process import InProcessEngine
 
@@ -38,14 +39,3 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
     from engines.vllm.async_llm import AsyncLLMEngine
 
     return AsyncLLMEngine(options, toggles)
-
-
-def _compute_on_one_core(in_process: bool) -> None:
-    """On a CPU: one compute thread on the last core, as the other engines'; left alone vLLM takes every core.
-    vLLM binds a worker before it imports, so that both arms' would import on that one core: two boots side by
-    side then took 44 to 56 s, and take 32 to 46 s."""
-    core = str(max(os.sched_getaffinity(0)))
-    if in_process:
-        os.environ[BIND] = core
-    else:
-        os.environ |= {BIND: "nobind", CORE: core}

@@ -10,6 +10,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from engines.processes import skip_teardown
+from engines.vllm.cores import leave_compute_core
 from engines.vllm.gate import FINISH, GO, Asked, Core
 from engines.vllm.steps import Steps
 
@@ -54,6 +55,7 @@ class _Gated(_Recorded):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        leave_compute_core()
         skip_teardown()  # after vLLM's own end of its core, which would else be killed for its slowness
         self._core = Core(self.steps)
         self._requests = self._outputs = 0  # so far

@@ -8,14 +8,12 @@ times a second, for a thousand times made the steps of the other arm 7% longer.
 
 from __future__ import annotations
 
-import os
 from functools import partialmethod
 
 from vllm.distributed.device_communicators import shm_broadcast as queues
 
-from engines.machine import move_threads
 from engines.processes import skip_teardown
-from engines.vllm import CORE
+from engines.vllm.cores import take_compute_core
 
 AWAKE_S = 0.003  # since it was last told: longer than it has nothing to do within a step, or between two
 LOOK_MS = 50
@@ -27,7 +25,6 @@ class Sleeping:
 
 
 skip_teardown()  # of 2 s
-if CORE in os.environ:
-    move_threads({int(os.environ[CORE])})
+take_compute_core()
 queues.SpinCondition.__init__ = partialmethod(queues.SpinCondition.__init__, busy_loop_s=AWAKE_S)
 queues.SHM_READER_RECHECK_INTERVAL_MS = LOOK_MS
