@@ -1,9 +1,9 @@
 """Which core vLLM computes on, on a CPU: one, the last, as the other engines. Left alone it takes every core.
 
 Where its engine core is a process of its own there are three: the host, that, and the worker, which computes.
-The others leave the worker's core to it. On whichever core the kernel put them, two equal arms differed in
-exposed host time by 0.6 to 1.2% of a step in three runs in a row (results/reference/vllm_turns_any_core.md):
-where a process is put, it stays for longer than a turn.
+The others leave the worker's core to it. On whichever core the kernel put them, equal arms differed in
+exposed host time by 0.6 to 1.2% of a step in three runs in a row, always the same way, and nobody knows why
+(results/reference/vllm_turns_any_core.md).
 """
 
 from __future__ import annotations
@@ -32,6 +32,5 @@ def take_compute_core() -> None:
 
 def leave_compute_core() -> None:
     """Any other process, once it has booted, where there is another core."""
-    others = os.sched_getaffinity(0) - {int(os.environ.get(CORE, -1))}
-    if CORE in os.environ and others:
+    if CORE in os.environ and (others := os.sched_getaffinity(0) - {int(os.environ[CORE])}):
         move_threads(others)

@@ -75,10 +75,13 @@ def session() -> Iterator[Session]:
 def test_it_takes_turns_and_records_every_step(session: Session, apart: str) -> None:
     """In the host's process, and with its core in one of its own."""
     booted = list(session.boot([arm(name, multiprocessing=apart) for name in ("before", "after")]).values())
+    *elsewhere, core = sorted(os.sched_getaffinity(0))
     for each in booted:
         session.begin(each)
-        computes = psutil.Process(each.children[-1].pid)  # the worker, or the host
-        assert computes.cpu_affinity() == [max(os.sched_getaffinity(0))]
+        host, computes = (psutil.Process(each.children[at].pid) for at in (0, -1))  # the worker, or the host
+        assert computes.cpu_affinity() == [core]
+        if apart == "on" and elsewhere:
+            assert host.cpu_affinity() == computes.parent().cpu_affinity() == elsewhere
     done = session.take_turns(booted, ASKED, STEPS, lambda progress: None)
     assert not any(done.data.errors)
     spans = []

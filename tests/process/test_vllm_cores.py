@@ -1,4 +1,4 @@
-"""The core that vLLM's worker computes on is the worker's alone."""
+"""Which core vLLM's processes run on, on a CPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from engines.vllm import CORE
 CORES = os.sched_getaffinity(0)
 LAST = max(CORES)
 THREADED = """
-import os, threading, time
+import os, threading
 from engines.vllm import cores
-threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 cores.{call}()
 print(*(sorted(os.sched_getaffinity(int(each))) for each in os.listdir("/proc/self/task")), sep=";")
 """
