@@ -27,7 +27,7 @@ class Sleeping:
 
 def _awake_since_it_waits(dequeue: Any) -> Any:
     """vLLM counts from when it last read, which is before it computed. So it slept within each step that took
-    longer than AWAKE_S, until it was told to sample: 15 to 120 us of a step of 4 to 7 ms."""
+    longer than AWAKE_S, until it was told to sample: 16 to 116 us of a step of 5 to 8 ms."""
 
     @wraps(dequeue)
     def dequeued(queue: queues.MessageQueue, *given: Any, **named: Any) -> Any:

@@ -31,7 +31,7 @@ from harness.workload.plan import Planned
 PYTHON = os.environ.get("BENCH_VLLM", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="BENCH_VLLM names no interpreter that has vLLM")
 COMPUTES = """
-import threading, time
+import threading
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 import engines.vllm.worker
 
