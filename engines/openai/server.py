@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -39,17 +38,15 @@ class Server:
 
     def failure(self, when: str, words: str = "") -> api.EngineError:
         """The error that it ended, hung or failed, with `words` as the reason, or else the last line of its
-        log; the whole log is kept, and named in it."""
+        log; what it printed is kept, and the file named."""
         ended = self.ended()
         self.log.seek(0)
-        with tempfile.NamedTemporaryFile(prefix="bench-server-", suffix=".log", delete=False) as kept:
-            shutil.copyfileobj(self.log, kept)
-        if not words:
-            self.log.seek(0)
-            lines = self.log.read().decode(errors="replace").strip().splitlines()
-            words = lines[-1].strip() if lines else "it printed nothing"
+        printed = self.log.read()
+        lines = printed.decode(errors="replace").strip().splitlines()
+        words = words or (lines[-1].strip() if lines else "it printed nothing")
         how = f"the server {_end(self.popen.pid)}" if ended else "the server"
-        return api.EngineError(f"{how} {when}: {words}; its output is in {kept.name}")
+        where = f"; its output is in {_keep(printed)}" if lines else ""
+        return api.EngineError(f"{how} {when}: {words}{where}")
 
     def wait_until_ready(self, seconds: float) -> None:
         """Until /health gives 200, or, where there is none, /v1/models does (not the first choice: llama.cpp
@@ -115,6 +112,12 @@ def free_port() -> int:
 def _end_with_host() -> None:
     """A host that is killed can't stop it. SIGTERM, so that it can end what it started."""
     signal_at_parents_end(signal.SIGTERM)
+
+
+def _keep(printed: bytes) -> str:
+    with tempfile.NamedTemporaryFile(prefix="bench-server-", suffix=".log", delete=False) as kept:
+        kept.write(printed)
+    return kept.name
 
 
 def _end(pid: int) -> str:

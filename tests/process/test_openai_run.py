@@ -184,6 +184,11 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
     kept = Path(said.rpartition(" ")[2])
     assert kept.read_text().split() == ["1", "n"]
     kept.unlink()
+    code, _, stderr = ended(environment, tmp_path, *ENGINE, "--before", "cmd=false {port}")
+    assert code == 4
+    assert last_line(stderr).endswith(
+        "the server ended with status 1 before it was ready: it printed nothing"
+    )
     slow = ("--before", f"cmd={COMMAND} 60", "--before", "start_timeout_s=0.5")
     bench = start(environment, tmp_path, *ENGINE, *slow)
     find_server(bench)
