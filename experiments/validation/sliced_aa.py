@@ -40,7 +40,7 @@ LOOPS = {
     "overlapped": ("--variant", "overlap", "--set", "schedule=overlap"),
 }
 SHARE = "2%"
-BLOCKS = ("--segments", "3", "--rounds", "1")
+SHAPE = ("--segments", "3", "--rounds", "1")
 FINDS, REST = "12", "6"  # blocks: their change has an SD of 1% here, beside bursts of up to 2%
 FEWEST = 3  # others of a cell that say what to expect
 SETS, EQUAL = 20, 5  # of a set, so many runs have equal arms
@@ -111,11 +111,15 @@ def bursts(seed: int) -> Iterator[None]:
         process.wait()
 
 
-def measured(cell: Cell, seed: int) -> dict[str, Any]:
+def blocks_of(cell: Cell) -> str:
+    return FINDS if cell.place != "none" and not cell.hides else REST
+
+
+def measured(cell: Cell, seed: int, blocks: str) -> dict[str, Any]:
     planted = () if cell.place == "none" else ("--plant", SHARE, "--plant-at", cell.place)
-    blocks = (*BLOCKS, "--blocks", FINDS if cell.place != "none" and not cell.hides else REST)
+    shape = (*SHAPE, "--blocks", blocks)
     with bursts(seed) if cell.beside == "bursts" else nullcontext():
-        run = bench("aa", *LOOPS[cell.loop], *planted, *blocks, "--seed", str(seed))
+        run = bench("aa", *LOOPS[cell.loop], *planted, *shape, "--seed", str(seed))
     comparison = run["comparison"]
     achieved = mechanism.planted_share(from_plain(comparison, Comparison)) if planted else None
     turns = comparison["metrics"][definitions.SLICED]
@@ -160,17 +164,22 @@ def row(cell: Cell, runs: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def rows(runs: list[dict[str, Any]]) -> list[list[str]]:
+    """One for each cell that has runs."""
+    of_cell = {
+        cell: [run for run in runs if Cell(run["loop"], run["place"], run["beside"]) == cell]
+        for cell in (*EQUAL_ARMS, *PLANTED)
+    }
+    return [row(cell, mine) for cell, mine in of_cell.items() if mine]
+
+
 def write(runs: list[dict[str, Any]]) -> None:
-    rows = []
-    for cell in (*EQUAL_ARMS, *PLANTED):
-        mine = [run for run in runs if Cell(run["loop"], run["place"], run["beside"]) == cell]
-        rows += [row(cell, mine)] if mine else []
     write_result(
         __file__,
         title=f"Equal arms by turns, and with {SHARE} of a step planted: {len(runs)} of {len(listed())} "
         "runs, 95% intervals",
         header=HEADER,
-        rows=rows,
+        rows=rows(runs),
         data=runs,
     )
 
@@ -180,7 +189,7 @@ def main() -> None:
     runs = earlier(__file__)
     begun = len(runs)
     for number, cell in enumerate(listed()[begun : begun + wanted], begun):
-        runs.append(measured(cell, seed=number))
+        runs.append(measured(cell, number, blocks_of(cell)))
         write(runs)
 
 
