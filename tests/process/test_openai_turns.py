@@ -36,7 +36,8 @@ SERVE = (
     f"{sys.executable} -m harness serve --engine overlap --device emulated --model micro-gpt2 --port {{port}}"
 )
 TOKENS, REQUESTS = 48, 4
-ASKED = [Planned(number, 0, "a" * (number + 1), TOKENS, False) for number in range(REQUESTS)]
+# Each token of the replies has a text: in a chat, half a character is no token of its step (replies._read).
+ASKED = [Planned(number, 0, "b" * (number + 1), TOKENS, False) for number in range(REQUESTS)]
 LEAD = 2
 
 
@@ -87,8 +88,7 @@ def test_servers_take_turns_of_so_many_steps_and_lose_no_token(session: Session)
             spans += list(zip(frame["taken_ns"], frame["drained_ns"], strict=True))
             whole = slices.decode_slices(slices.of_turns(found, frame, LEAD).assign(round=0))
             assert (whole["steps"] == steps).all()
-            # Where cores are wanted, a step was seen once to bring one request less.
-            assert whole["batch"].max() == whole["batch"].median() == REQUESTS
+            assert (whole["batch"] == REQUESTS).all()
             assert len(whole) >= TOKENS // steps - 3  # the first and the last are of the taking in
             assert (whole["device_ns"] == -1).all()
         spans.sort()
