@@ -27,6 +27,7 @@ PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "de
 NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
 LOOK_S, LONG_LOOK_S = 0.0001, 0.002  # between two looks whether a process has stopped: the first, and most
 STOPPED_S = 5.0  # how long that may take
+ROLE = b'"role"'  # as a key: within a text its quotation marks are escaped
 FEW = 0.05  # of the chunks of a reply, those that may hold two tokens where their number is not told
 # A server has not stopped where half of a long turn's steps come within this share of the time that it was
 # to stand still (or one less: of two such servers, each has just half). What it had begun, and what it
@@ -113,16 +114,22 @@ class Turning:
         return self._steps is not None and self._steps.over >= self._wanted
 
     def read(self, awaited: Iterable[Reply], ended: Collection[Reply]) -> None:
-        """There was something to read, of these replies. Their events are counted, and not looked into."""
+        """There was something to read, of these replies. Their events are counted, and not looked into, but
+        for the first: that of a chat gives a role, and no token. Taken for the chunk that a request's first
+        step gives, it would put the request that is taken in last a step ahead of the others."""
         if self._steps is None:
             return
         came = []
+        roles = set[int]()
         for each in (*awaited, *ended):
+            if each.request not in self._step_of and ROLE in b"".join(each.pieces):
+                roles.add(each.request)
             for place in range(self._seen.get(each.request, 0), len(each.pieces)):
                 came += [(arrival(each, place), each.request)] * _events(each.pieces[place])
             self._seen[each.request] = len(each.pieces)
         for _, request in sorted(came):
-            self._step_of.setdefault(request, []).append(self._steps.came(request))
+            numbers = self._step_of.setdefault(request, [])
+            numbers.append(self._steps.came(request) if numbers or request not in roles else 0)
         for each in ended:
             self._steps.ended(each.request)
 

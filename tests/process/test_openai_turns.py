@@ -185,6 +185,7 @@ def turning() -> Iterator[Turning]:
 
 
 EVENT = b'data: {"choices": [{"text": "a"}]}\n\n'
+ROLE = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
 
 
 def give(turning: Turning, replies: Sequence[Reply], piece: bytes = EVENT) -> None:
@@ -200,6 +201,8 @@ def finish(turning: Turning, replies: Sequence[Reply], tokens: int | None = None
     """Each reply has ended; `tokens` of each chunk."""
     turning.read([], replies)
     for each in replies:
+        events = b"".join(piece for piece in each.pieces if not piece.startswith(b":")).split(b"\n\n")[:-1]
+        places = [number for number, event in enumerate(events) if event == EVENT.strip()]
         arrivals = [at for at, piece in zip(each.arrived_ns, each.pieces, strict=True) if piece == EVENT]
         chunks: list[api.Event] = [
             api.Chunk(each.request, [], "a", [], tokens=tokens or 1, arrived_ns=at) for at in arrivals
@@ -207,7 +210,7 @@ def finish(turning: Turning, replies: Sequence[Reply], tokens: int | None = None
         end = api.Finish(each.request, "length", 1, sum_of or len(chunks), 0, -1, -1)
         turning.finished(
             [chunk for chunk in chunks if isinstance(chunk, api.Chunk)],
-            Outcome([*chunks, end], "usage", places=tuple(range(len(chunks)))),
+            Outcome([*chunks, end], "usage", places=tuple(places)),
         )
 
 
@@ -251,6 +254,29 @@ def test_comments_between_two_events_are_no_steps(turning: Turning) -> None:
         assert turning.step_is_over
     finish(turning, replies)
     assert steps_of(turning)["batch"].tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("pieces", [[ROLE], [ROLE[:40], ROLE[40:]]], ids=["whole", "in two pieces"])
+def test_the_role_that_a_chat_begins_with_is_no_chunk_of_a_step(
+    turning: Turning, pieces: list[bytes]
+) -> None:
+    """Else the request whose role comes last, behind others' tokens, would be a step ahead of them."""
+    replies = [Reply(number, 0) for number in range(3)]
+    turning.begin_step(replies)
+    for each in replies:
+        assert not turning.step_is_over
+        for piece in pieces:
+            give(turning, [each], piece)
+        give(turning, [each])
+    assert turning.step_is_over
+    for _ in range(4):
+        turning.begin_step(replies)
+        give(turning, replies)
+        assert turning.step_is_over
+    finish(turning, replies)
+    found = steps_of(turning)
+    assert found["batch"].tolist() == [3] * 5
+    assert found["step"].tolist() == [*range(5)]
 
 
 @pytest.mark.parametrize(("tokens", "sum_of", "kept"), [(4, 80, True), (-1, 21, True), (-1, 80, False)])
