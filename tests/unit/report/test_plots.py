@@ -61,7 +61,7 @@ def found_by(result: Result) -> Run:
 
 
 def of_comparison(found: Comparison) -> Run:
-    return found_by(replace(result(plan=manifest(1)), comparisons=[found]))
+    return found_by(replace(FOUND, comparisons=[found]))
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -188,7 +188,8 @@ def test_names_from_a_run_are_not_taken_for_mathematics(tmp_path: Path) -> None:
 # -- factorials, sweeps, A/A ------------------------------------------------------------------------------
 
 
-PLAIN = result(plan=manifest(1)).comparisons[0]
+FOUND = result(plan=manifest(1))
+PLAIN = FOUND.comparisons[0]
 
 
 @pytest.fixture(scope="module")
