@@ -169,11 +169,17 @@ def _strange(table: pd.DataFrame, known: Collection[str]) -> tuple[str, str] | N
             if column.dtype.kind != "i":
                 return name, "integers"
         elif name in TEXTS:
-            if not all(issubclass(each, str) for each in set(map(type, column))):
+            if not _are_texts(column):
                 return name, "texts"
         elif column.dtype.kind not in NUMBERS.get(name, "iufb"):
             return name, "numbers"
     return None
+
+
+def _are_texts(column: pd.Series) -> bool:
+    if column.dtype == "str":  # of pandas 3, which holds nothing but texts and NaN
+        return not column.hasnans
+    return all(issubclass(each, str) for each in set(map(type, column)))
 
 
 def table_path(folder: Path, block: int, table: str) -> Path:

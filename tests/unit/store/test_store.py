@@ -330,6 +330,15 @@ def test_a_column_of_another_kind_is_named(folder: Path, table: str, name: str, 
         read_block(folder, 0)
 
 
+def test_a_column_in_which_one_text_is_missing_is_named(folder: Path) -> None:
+    whole = tables()
+    texts = ["stop"] * (len(whole["requests"]) - 1) + [None]
+    assert "stop" in texts
+    write_block(folder, 0, {**whole, "requests": whole["requests"].assign(reason=texts)})
+    with pytest.raises(StoreError, match="column 'reason' holds something other than texts"):
+        read_block(folder, 0)
+
+
 @pytest.mark.parametrize("name", ["accepted_ns", "error"])
 def test_a_column_that_holds_lists_where_there_are_none_is_named(folder: Path, name: str) -> None:
     whole = tables()
