@@ -15,6 +15,7 @@ import psutil
 from harness.store import tables
 
 PATIENCE_S = 300  # for what must happen at all, however busy the machine is
+LOOK_S = 0.1  # between two looks at all processes: looking takes a core from what is looked at
 BENCH = (sys.executable, "-c", "from harness.__main__ import main; main()")
 
 
@@ -40,7 +41,7 @@ class Bench:
             self.look()
             assert self.popen.poll() is None, self.stderr.read_text()
             assert time.monotonic() < deadline, self.stderr.read_text()
-            time.sleep(0.05)
+            time.sleep(LOOK_S)
         self.look()
 
     def look(self) -> None:
@@ -61,7 +62,7 @@ class Bench:
                         return process
                 except psutil.Error:
                     continue
-            time.sleep(0.02)  # else looking takes a core from what is looked for
+            time.sleep(LOOK_S)
         raise AssertionError(f"no process runs {word}")
 
     def end(self, seconds: float = PATIENCE_S) -> tuple[int, str, str]:
