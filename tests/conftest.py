@@ -45,13 +45,6 @@ def frozen() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def still_frozen(frozen: None) -> None:
-    """An engine with gc=frozen thaws everything at its end, not only what it froze."""
-    if not gc.get_freeze_count():
-        gc.freeze()
-
-
 @pytest.fixture(scope="session")
 def h100_export() -> Path:
     """A real export of Nsight Systems. It is not ours to carry, so it lies beside the checkout, or beside the

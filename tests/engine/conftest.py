@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,15 @@ CHAOS_SEED = 7
 def one_thread() -> None:
     """Two spinning torch threads beside the device's process collapse on two cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def frozen_again(request: pytest.FixtureRequest, frozen: None) -> Iterator[None]:
+    """An engine with gc=frozen thaws everything at its end, not only what it froze. (To ask whether
+    anything is frozen takes as long as a collection.)"""
+    yield
+    if "frozen" in request.node.name:
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
