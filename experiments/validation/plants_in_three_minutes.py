@@ -1,4 +1,4 @@
-"""Whether 24 blocks, two to three minutes, find a delay of 2% of a step where 12 did not always.
+"""Whether 24 blocks, 126 to 204 s, find a delay of 2% of a step where 12 did not always.
 
     python -m experiments.validation.plants_in_three_minutes [RUNS]    6 by default, 20 minutes
 
