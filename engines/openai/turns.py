@@ -116,7 +116,8 @@ class Turning:
     def read(self, awaited: Iterable[Reply], ended: Collection[Reply]) -> None:
         """There was something to read, of these replies. Their events are counted, and not looked into, but
         for the first: that of a chat gives a role, and no token. Taken for the chunk that a request's first
-        step gives, it would put the request that is taken in last a step ahead of the others."""
+        step gives, it would put the request that is taken in last a step ahead of the others.
+        Where a server's first event gives a token too, its first step is two."""
         if self._steps is None:
             return
         came = []
