@@ -115,11 +115,11 @@ def blocks_of(cell: Cell) -> str:
     return FINDS if cell.place != "none" and not cell.hides else REST
 
 
-def measured(cell: Cell, seed: int, blocks: str) -> dict[str, Any]:
+def measured(cell: Cell, seed: int, blocks: str, *flags: str) -> dict[str, Any]:
     planted = () if cell.place == "none" else ("--plant", SHARE, "--plant-at", cell.place)
     shape = (*SHAPE, "--blocks", blocks)
     with bursts(seed) if cell.beside == "bursts" else nullcontext():
-        run = bench("aa", *LOOPS[cell.loop], *planted, *shape, "--seed", str(seed))
+        run = bench("aa", *LOOPS[cell.loop], *planted, *shape, *flags, "--seed", str(seed))
     comparison = run["comparison"]
     achieved = mechanism.planted_share(from_plain(comparison, Comparison)) if planted else None
     turns = comparison["metrics"][definitions.SLICED]
