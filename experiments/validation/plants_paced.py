@@ -29,8 +29,8 @@ def main() -> None:
         runs.append(measured(RUNS[number], FIRST_SEED + number, BLOCKS, "--pace", PACE))
         write_result(
             __file__,
-            title=f"{SHARE} of a step planted, on a device whose step takes {PACE}: {len(runs)} of {len(RUNS)} "
-            "runs, 95% intervals",
+            title=f"{SHARE} of a step planted, on a device whose step takes {PACE}: {len(runs)} of "
+            f"{len(RUNS)} runs, 95% intervals",
             header=HEADER,
             rows=rows(runs),
             data=runs,
