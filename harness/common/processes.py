@@ -133,12 +133,12 @@ def end(children: Sequence[Child], grace: float = 0.0) -> list[Child]:
     Asking lets a server end what is not its descendant, such as a container. A Ctrl-C during the grace
     leaves all of them to whoever calls this again."""
     family = _descendants(children)
+    _signal([*children, *family], signal.SIGCONT)  # what stands still, as between turns, can't end
     wait(children, grace)
     late = [child for child in children if not child.ended()]
     with undisturbed():
         started = [child for child in children if child.popen is not None]
         others = [*(child for child in children if child.popen is None), *family]
-        _signal(others, signal.SIGCONT)  # a server that stands still between its turns takes no other
         _signal(started, signal.SIGKILL)
         _signal(others, signal.SIGTERM)
         wait(others, TERMINATE_S)

@@ -11,7 +11,7 @@ import pytest
 
 from engines import api
 from experiments.common.bench_command import last_line
-from harness.common.processes import Child, end, stopped
+from harness.common.processes import GRACE_S, Child, end, stopped
 from harness.common.processes import start as start_child
 from harness.plan.design import Arm
 from harness.run import session
@@ -199,6 +199,14 @@ def test_what_a_process_started_is_named_where_it_is_stopped(tmp_path: Path) -> 
         assert stopped([parent]) == f"99 of the engine host (pid {below[0].pid})"
     finally:
         end([parent])
+
+
+def test_a_process_that_is_stopped_goes_on_to_end_when_it_is_asked(tmp_path: Path) -> None:
+    """A server between its turns, say, which was told to end while it stood still."""
+    child = start_child("server", ["sleep", "99"], {}, tmp_path / "log")
+    psutil.Process(child.pid).suspend()
+    psutil.Process(child.pid).terminate()
+    assert end([child], GRACE_S) == []
 
 
 def until_status(process: psutil.Process, status: str) -> None:
