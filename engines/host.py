@@ -89,6 +89,7 @@ class Host:
         for pid in set(description.pids.values()) - {os.getpid()}:
             with suppress(OSError):
                 self.pidfds[pid] = os.pidfd_open(pid)
+                self._parking.register(self.pidfds[pid], zmq.POLLIN)
         engine.run(lambda timeout: self.pump(engine, timeout))
         if not self.stopped:
             raise api.EngineError("its run returned before pump said stop")
@@ -135,8 +136,8 @@ class Host:
         return self._park(engine) if self.turning else True
 
     def _park(self, engine: api.Engine) -> bool:
-        """Sleep until this engine holds the baton, or turns are over; messages are delivered meanwhile. False
-        once the harness said stop."""
+        """Sleep until this engine holds the baton, turns are over, or one of its processes has ended, which
+        it then finds out and explains; messages are delivered meanwhile. False once the harness said stop."""
         while self.turning:
             turns = self.turns  # read anew: messages may end these and begin the next ones
             assert turns is not None
@@ -151,6 +152,8 @@ class Host:
                 return False
             if self.turning and turns is self.turns and self._baton in ready:
                 turns.take()
+            if any(each in ready for each in self.pidfds.values()):
+                break
         return True
 
     def _deliver(self, engine: api.Engine) -> bool:

@@ -143,6 +143,7 @@ class OpenAIEngine(api.Engine):
     def _step(self, turning: Turning) -> None:
         """Until one more step is over, or all replies have ended; nothing is parsed meanwhile."""
         assert self.connections is not None
+        self._check()  # before what is left of a server that ended goes on, out of its turn
         if turning.begin_step(self.connections.replies):
             self.connections.expect_anew()
         while not turning.step_is_over and self.connections.replies:

@@ -137,6 +137,18 @@ def test_a_parked_server_does_not_outlive_a_host_that_is_killed(session: Session
     wait_until_gone(server)
 
 
+def test_a_server_that_dies_while_it_is_parked_is_named_with_what_it_printed(session: Session) -> None:
+    (booted,) = session.boot([arm("before")]).values()
+    park(session, [booted])
+    os.kill(booted.description.pids["server"], signal.SIGKILL)
+    with pytest.raises(RunFailed, match=r"the server of before .* was killed by SIGKILL") as caught:
+        session._host_says(api.Parked)
+    kept = re.search(r"its output is in (\S+)", str(caught.value))
+    assert kept is not None
+    assert "micro-gpt2 by overlap" in Path(kept[1]).read_text()
+    Path(kept[1]).unlink()
+
+
 def test_a_server_that_goes_on_elsewhere_while_it_is_stopped_is_told(
     session: Session, tmp_path: Path
 ) -> None:
