@@ -4,7 +4,7 @@
 
 A fixed list of 30 runs of `bench aa --pace 10ms`, of which each call does the next: the cells of sliced_aa in
 which a delay is not hidden, five times each, in turn. Computed by a core, a step gets longer by more than its
-delay (steps_behind_pauses), so that nobody knows what an interval should hold; behind a pace it doesn't.
+delay (steps_behind_pauses), so that nobody knows what an interval should hold; with a pace it doesn't.
 Each run has a seed of its own, its place in the list behind those of plants_in_three_minutes.
 """
 

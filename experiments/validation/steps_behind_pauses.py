@@ -1,12 +1,13 @@
 """How much longer a decode step on the device takes behind a pause, in which its core sleeps or counts.
 
-    python -m experiments.validation.steps_behind_pauses    4 minutes
+    python -m experiments.validation.steps_behind_pauses    5 minutes
 
 A delay that is planted in a step makes the step longer by more than itself (plants_in_three_minutes). Here
 nothing waits for anything: each of PROCESSES fresh processes has a core to itself, and runs a step that fills
 the caches, a pause, and a step that is timed, the pauses in an order drawn anew for each cycle. What a pause
 costs is the difference to no pause in the same cycle, in the middle of a process's cycles; its interval is of
-processes.
+processes. Beside the step are a product of matrices of 16 KiB and one that reads 9 MiB: what is lost in a
+pause is in the caches where the second gets slower and the first does not.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from harness.metrics import slices
 from harness.metrics.definitions import NS_PER_US
 from harness.stats.paired import Effect, effect
 
-PROCESSES, SECONDS = 8, 25
+PROCESSES, SECONDS = 8, 30
 PAUSES_US = (50, 100, 250, 500, 1000, 2000)
 
 
@@ -41,44 +42,63 @@ def sleep_for(ns: int) -> None:
     time.sleep(ns / 1e9)
 
 
-KINDS: dict[str, Callable[[int], object]] = {"awake": compute_for, "asleep": sleep_for}
-NONE = ("awake", 0)
-PAUSES = [NONE, *((kind, each) for kind in KINDS for each in PAUSES_US)]
+PAUSING: dict[str, Callable[[int], object]] = {"awake": compute_for, "asleep": sleep_for}
+STEP, SMALL, LARGE = "a decode step", "16 KiB", "9 MiB"
+SERIES = [(STEP, "awake"), (STEP, "asleep"), (SMALL, "awake"), (LARGE, "awake")]
+PAUSES = [(*each, us) for each in SERIES for us in (0, *PAUSES_US)]
+
+
+def programs() -> dict[str, Callable[[], object]]:
+    module = loaded()
+    small, row, large = torch.randn(64, 64), torch.randn(1536), torch.randn(1536, 1536)
+    product = torch.empty(64, 64)
+
+    def multiply_small() -> None:
+        for _ in range(100):
+            torch.mm(small, small, out=product)
+
+    return {STEP: lambda: decode(module), SMALL: multiply_small, LARGE: lambda: torch.mv(large, row)}
 
 
 def timed(seed: int) -> list[list[int]]:
-    """Nanoseconds of the step behind each of PAUSES, cycle by cycle."""
+    """Nanoseconds of what comes behind each of PAUSES, cycle by cycle."""
     order = Random(seed)
     cycles = []
     torch.set_num_threads(1)
     with torch.inference_mode():
-        module = loaded()
+        runs = programs()
         os.sched_setaffinity(0, {CORE})
-        for _ in range(WARM_UP):
-            decode(module)
+        for run in runs.values():
+            for _ in range(WARM_UP):
+                run()
         settle_garbage()
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
             took = [0] * len(PAUSES)
             for place in order.sample(range(len(PAUSES)), len(PAUSES)):
-                kind, us = PAUSES[place]
-                decode(module)
-                KINDS[kind](us * 1000)
+                name, kind, us = PAUSES[place]
+                run = runs[name]
+                run()
+                run()
+                PAUSING[kind](us * 1000)
                 began = time.perf_counter_ns()
-                decode(module)
+                run()
                 took[place] = time.perf_counter_ns() - began
             cycles.append(took)
     return cycles
 
 
 def of_process(cycles: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """What each of PAUSES adds to the step, us, and the step without one."""
+    """What each of PAUSES adds, us, and what each takes without one behind being awake."""
     took = np.array(cycles) / NS_PER_US
-    without = took[:, PAUSES.index(NONE)]
+    without = {name: took[:, PAUSES.index((name, "awake", 0))] for name, _ in SERIES}
     return {
         "cycles": len(took),
-        "step_us": slices.trimmed(without),
-        "more_us": [round(slices.trimmed(each - without), 2) for each in took.T],
+        "without_us": {name: slices.trimmed(each) for name, each in without.items()},
+        "more_us": [
+            round(slices.trimmed(each - without[name]), 2)
+            for (name, _, _), each in zip(PAUSES, took.T, strict=True)
+        ],
     }
 
 
@@ -90,22 +110,26 @@ def measured(seed: int) -> dict[str, Any]:
     return found
 
 
-def added(processes: Sequence[dict[str, Any]], pause: tuple[str, int]) -> Effect:
-    """What it adds to a step, us."""
+def added(processes: Sequence[dict[str, Any]], pause: tuple[str, str, int]) -> Effect:
+    """What it adds, us."""
     place = PAUSES.index(pause)
     return effect([0.0] * len(processes), [each["more_us"][place] for each in processes], "difference")
 
 
-def per_us(processes: Sequence[dict[str, Any]]) -> Effect:
-    """What an us more of counting adds to the step behind it, us: the slope over all pauses, awake."""
-    places = [place for place, (kind, _) in enumerate(PAUSES) if kind == "awake"]
-    lengths = [PAUSES[place][1] for place in places]
-    slopes = [np.polyfit(lengths, [each["more_us"][at] for at in places], 1)[0] for each in processes]
+def per_us(processes: Sequence[dict[str, Any]], series: tuple[str, str]) -> Effect:
+    """What an us more of a pause adds to what comes behind it, us: the slope over PAUSES_US."""
+    places = [PAUSES.index((*series, us)) for us in PAUSES_US]
+    slopes = [np.polyfit(PAUSES_US, [each["more_us"][at] for at in places], 1)[0] for each in processes]
     return effect([0.0] * len(slopes), slopes, "difference")
 
 
-def cell(found: Effect) -> str:
-    return f"{found.delta:+.0f} [{found.low:+.0f}, {found.high:+.0f}]"
+def cell(found: Effect, digits: int = 0) -> str:
+    return f"{found.delta:+.{digits}f} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
+
+
+def headed(processes: Sequence[dict[str, Any]], name: str, kind: str) -> str:
+    took = np.mean([each["without_us"][name] for each in processes])
+    return f"{name} of {took / 1e3:.2f} ms, {kind}"
 
 
 def main() -> None:
@@ -115,17 +139,17 @@ def main() -> None:
     command_line.chosen(__file__, __doc__, ())
     loop = loop_sd()
     processes = [measured(seed) for seed in range(PROCESSES)]
-    slope = per_us(processes)
-    step_ms = np.mean([each["step_us"] for each in processes]) / 1e3
     write_result(
         __file__,
-        title=f"What a pause adds to the decode step behind it, of {step_ms:.2f} ms: {slope.delta:.3f} us "
-        f"[{slope.low:.3f}, {slope.high:.3f}] for each us, awake; {PROCESSES} processes, SD of a loop "
-        f"{loop:.1%}",
-        header=["pause", *(f"{kind}, us" for kind in KINDS)],
+        title=f"What a pause adds to what a core computes behind it, us; {PROCESSES} processes, SD of a loop "
+        f"{loop:.1%}, 95% intervals",
+        header=["pause", *(headed(processes, *each) for each in SERIES)],
         rows=[
-            [f"{each / 1e3:g} ms", *(cell(added(processes, (kind, each))) for kind in KINDS)]
-            for each in PAUSES_US
+            *(
+                [f"{us / 1e3:g} ms", *(cell(added(processes, (*each, us))) for each in SERIES)]
+                for us in PAUSES_US
+            ),
+            ["for each us", *(cell(per_us(processes, each), 3) for each in SERIES)],
         ],
         data={"pauses": PAUSES, "loop_sd": loop, "processes": processes},
     )
