@@ -6,8 +6,8 @@ Python work does. Both arms have the hook, the before arm with a delay of nothin
 that differs. What the delays really took is counted: `planted_device_ns`, `planted_host_ns`. A delay on the
 device is one launch more in each step, and is counted as that too.
 
-On an emulated device without a pace, a step gets longer by more than its delay: behind a pause a core
-computes more slowly (results/reference/steps_behind_pauses.md).
+On an emulated device without a pace, a step gets longer by more than its delay: in a pause a core loses some
+of what its caches hold (results/reference/steps_behind_pauses.md).
 """
 
 from __future__ import annotations
