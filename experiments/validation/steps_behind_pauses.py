@@ -3,19 +3,17 @@
     python -m experiments.validation.steps_behind_pauses    5 minutes
 
 A delay that is planted in a step makes the step longer by more than itself (plants_in_three_minutes). Here
-nothing waits for anything: each of PROCESSES fresh processes has a core to itself, and runs a step that fills
-the caches, a pause, and a step that is timed, the pauses in an order drawn anew for each cycle. What a pause
-costs is the difference to no pause in the same cycle, in the middle of a process's cycles; its interval is of
-processes. Beside the step are a product of matrices of 16 KiB and one that reads 9 MiB: what is lost in a
-pause is in the caches where the second gets slower and the first does not.
+nothing waits for anything: each of PROCESSES fresh processes has a core to itself, and runs two steps that
+fill the caches, a pause, and a step that is timed, the pauses in an order drawn anew for each cycle. What a
+pause costs is the difference to no pause in the same cycle, in the middle of a process's cycles; its interval
+is of processes. Beside the step are a product of matrices of 16 KiB and one that reads 9 MiB: what is lost in
+a pause is in the caches where the second gets slower and the first does not.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from random import Random
@@ -103,11 +101,7 @@ def of_process(cycles: Sequence[Sequence[int]]) -> dict[str, Any]:
 
 
 def measured(seed: int) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, str(seed)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return of_process(timed(seed))
 
 
 def added(processes: Sequence[dict[str, Any]], pause: tuple[str, str, int]) -> Effect:
@@ -133,12 +127,10 @@ def headed(processes: Sequence[dict[str, Any]], name: str, kind: str) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) == 2 and sys.argv[1].isdigit():  # a process of `measured`
-        print(json.dumps(of_process(timed(int(sys.argv[1])))))
-        return
     command_line.chosen(__file__, __doc__, ())
     loop = loop_sd()
-    processes = [measured(seed) for seed in range(PROCESSES)]
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
+        processes = fresh.map(measured, range(PROCESSES), chunksize=1)
     write_result(
         __file__,
         title=f"What a pause adds to what a core computes behind it, us; {PROCESSES} processes, SD of a loop "
