@@ -127,7 +127,7 @@ def headed(processes: Sequence[dict[str, Any]], name: str, kind: str) -> str:
 
 
 def main() -> None:
-    command_line.chosen(__file__, __doc__, ())
+    command_line.parser(__file__, __doc__).parse_args()
     loop = loop_sd()
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
         processes = fresh.map(measured, range(PROCESSES), chunksize=1)
