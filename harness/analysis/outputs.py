@@ -11,6 +11,7 @@ from harness.plan.design import Design
 from harness.store.block import Block
 from harness.store.manifest import Manifest
 
+KEY = ["round", "request"]
 NONE_COMPARED = Outputs(compared=0, identical=0, near_ties=None, distinct=0)
 
 
@@ -31,8 +32,7 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> Outputs:
     distinct: set[str] = set()
     for block in blocks:
         before, after = (
-            block.of(arm.name, "requests").set_index(["round", "request"])[["digest", "error"]]
-            for arm in design.arms
+            block.of(arm.name, "requests")[[*KEY, "digest", "error"]].set_index(KEY) for arm in design.arms
         )
         before, after = before.align(after, join="inner", axis=0)
         answered = (before["error"] == "") & (after["error"] == "")

@@ -74,13 +74,21 @@ def decode_slices(slices: pd.DataFrame) -> pd.DataFrame:
 
 def pair(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
     """One row per pair of decode slices, with the columns of both, `_before` and `_after`."""
-    return decode_slices(before).merge(decode_slices(after), on=SAME, suffixes=("_before", "_after"))
+    return _paired(decode_slices(before), decode_slices(after))
+
+
+def _paired(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
+    return before.merge(after, on=SAME, suffixes=("_before", "_after"))
 
 
 def kept(before: pd.DataFrame, after: pd.DataFrame) -> float:
     """The share of decode slices that have a partner, of the arm that has more; NaN where there is none."""
-    possible = max(len(decode_slices(before)), len(decode_slices(after)))
-    return len(pair(before, after)) / possible if possible else np.nan
+    return _share(pair(before, after), decode_slices(before), decode_slices(after))
+
+
+def _share(pairs: pd.DataFrame, *arms: pd.DataFrame) -> float:
+    possible = max(map(len, arms))
+    return len(pairs) / possible if possible else np.nan
 
 
 def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
@@ -97,13 +105,14 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
                                 times the ratio of both means over their pairs. A rare long step is in it
     step_ms_drained             see `drained`
     """
-    if not all(kept(before, each) >= KEPT for each in others):
+    own, *theirs = map(decode_slices, (before, *others))
+    paired = [_paired(own, each) for each in theirs]
+    if not all(_share(pairs, own, each) >= KEPT for pairs, each in zip(paired, theirs, strict=True)):
         return tuple(dict.fromkeys((*IN_TURNS, SLICED_MEAN, DRAINED), np.nan) for _ in (before, *others))
-    first = _middle(decode_slices(before)["interval_ns"]) / NS_PER_MS
-    mean = float(decode_slices(before)["interval_ns"].mean()) / NS_PER_MS
+    first = _middle(own["interval_ns"]) / NS_PER_MS
+    mean = float(own["interval_ns"].mean()) / NS_PER_MS
     found = [{**dict.fromkeys(IN_TURNS, first), SLICED_MEAN: mean}]
-    for each in others:
-        pairs = pair(before, each)
+    for pairs in paired:
         ratio = _middle(pairs["interval_ns_after"] / pairs["interval_ns_before"])
         exposed = pairs["interval_ns_after"] - pairs["device_ns_after"]
         more = exposed - (pairs["interval_ns_before"] - pairs["device_ns_before"])
@@ -117,15 +126,14 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
                 SLICED_MEAN: mean * of_mean,
             }
         )
-    for arm, values in zip((before, *others), found, strict=True):
-        values[DRAINED] = drained(arm)
+    for whole, values in zip((own, *theirs), found, strict=True):
+        values[DRAINED] = drained(whole)
     return tuple(found)
 
 
-def error_of_pairs(before: pd.DataFrame, after: pd.DataFrame) -> float:
+def error_of_pairs(pairs: pd.DataFrame) -> float:
     """The standard error of one block's change, from the scatter of its pairs. Neighbouring pairs are
     taken as independent."""
-    pairs = pair(before, after)
     return error_of_trimmed(np.log(pairs["interval_ns_after"] / pairs["interval_ns_before"]))
 
 
@@ -140,11 +148,11 @@ def error_of_trimmed(values: pd.Series) -> float:
     return float(winsorized.std(ddof=1) / ((1 - 2 * cut / len(ordered)) * len(ordered) ** 0.5))
 
 
-def drained(slices: pd.DataFrame) -> float:
+def drained(whole: pd.DataFrame) -> float:
     """What a step more takes, ms, counted until everything is finished: the difference of a long turn and a
     short one, by the number of steps between them. What a turn costs besides, filling and draining, is in
-    both; what a step leaves to be done at the end of its turn is not. NaN without turns of two lengths."""
-    whole = decode_slices(slices)
+    both; what a step leaves to be done at the end of its turn is not. NaN without turns of two lengths.
+    `whole`: decode_slices."""
     took = (whole["turn_ns"] * whole["steps"]).groupby(whole["steps"]).agg(trimmed)
     if len(took) < 2:
         return np.nan

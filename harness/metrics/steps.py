@@ -7,12 +7,14 @@ scheduling), its times are shared out among them: else a step of eight tokens wo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 import pandas as pd
 
 from engines.api import PHASES
 from harness.common import intervals
+from harness.metrics.arrays import Floats, Int64s
 from harness.metrics.definitions import NS_PER_MS, NS_PER_US, SAME_DEVICE, SAME_HOST, phase_metric
 
 
@@ -71,19 +73,22 @@ def decode_step_ms_mean(steps: pd.DataFrame) -> float:
     ends = ordered["device_end_ns"]
     before = ends.groupby(ordered["round"]).shift(fill_value=-1)
     known = (ordered["kind"] == "decode") & (ends >= 0) & (before >= 0)
-    return _mean_of_tokens((ends - before)[known], tokens_each(ordered)[known]) / NS_PER_MS
+    return _mean_of_tokens((ends - before)[known].to_numpy(), tokens_each(ordered)[known]) / NS_PER_MS
 
 
 def device_busy(steps: pd.DataFrame, device: pd.DataFrame) -> float:
     """Union of executing programs over wall time, from the start of a round's first decode step on the
     device to the end of its last, rounds pooled; copies do not count."""
-    decodes = steps[(steps["kind"] == "decode") & (steps["device_start_ns"] >= 0)]
-    programs = device[device["kind"] == "program"]
-    starts, ends, rounds = (programs[name].to_numpy() for name in ("start_ns", "end_ns", "round"))
+    decode = ((steps["kind"] == "decode") & (steps["device_start_ns"] >= 0)).to_numpy()
+    numbers, first, last = (
+        steps[name].to_numpy()[decode] for name in ("round", "device_start_ns", "device_end_ns")
+    )
+    program = (device["kind"] == "program").to_numpy()
+    starts, ends, rounds = (device[name].to_numpy()[program] for name in ("start_ns", "end_ns", "round"))
     covered = wall = 0
-    for number, decode in decodes.groupby("round"):
-        start, end = int(decode["device_start_ns"].min()), int(decode["device_end_ns"].max())
-        mine = rounds == number
+    for number in np.unique(numbers):
+        of_round, mine = numbers == number, rounds == number
+        start, end = int(first[of_round].min()), int(last[of_round].max())
         covered += intervals.length(starts[mine].clip(start, end), ends[mine].clip(start, end))
         wall += end - start
     return covered / wall if wall else np.nan
@@ -91,23 +96,25 @@ def device_busy(steps: pd.DataFrame, device: pd.DataFrame) -> float:
 
 def phases_us(steps: pd.DataFrame) -> dict[str, float]:
     """Mean of each phase per decode step, us."""
-    decodes = steps[steps["kind"] == "decode"]
-    each = tokens_each(decodes)
-    return {name: _mean_of_tokens(values, each) / NS_PER_US for name, values in _phases_ns(decodes).items()}
+    decode = (steps["kind"] == "decode").to_numpy()
+    each = tokens_each(steps)[decode]
+    return {
+        name: _mean_of_tokens(spent[decode], each) / NS_PER_US for name, spent in _phases_ns(steps).items()
+    }
 
 
 def phase_times(steps: pd.DataFrame) -> pd.DataFrame:
     """What each phase took in each step, us, row by row, by the names of the metrics."""
-    return _phases_ns(steps) / NS_PER_US
+    return pd.DataFrame(_phases_ns(steps), index=steps.index) / NS_PER_US
 
 
-def _phases_ns(steps: pd.DataFrame) -> pd.DataFrame:
+def _phases_ns(steps: pd.DataFrame) -> dict[str, Int64s]:
     """0 where a step has no such phase: so they add up, and one that a toggle removes goes to 0."""
-    spent = {}
+    spent: dict[str, Int64s] = {}
     for phase in PHASES:
         start, end = steps[f"{phase}.start"].to_numpy(), steps[f"{phase}.end"].to_numpy()
         spent[phase_metric(phase)] = np.where((start >= 0) & (end >= 0), end - start, 0)
-    return pd.DataFrame(spent, index=steps.index)
+    return spent
 
 
 def steps_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
@@ -147,14 +154,19 @@ def steps_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[di
 
 def matched_means(arms: Sequence[pd.DataFrame], columns: list[str]) -> list[pd.Series]:
     """Mean of each column per arm, at the first arm's batch mix; a row of a frame is a step of a `batch`."""
-    means = [arm.groupby("batch")[columns].mean() for arm in arms]
-    shared = means[0].index
-    for mean in means[1:]:
-        shared = shared.intersection(mean.index)
-    if shared.empty:
+    batches = [arm["batch"].to_numpy() for arm in arms]
+    shared = reduce(np.intersect1d, batches[1:], np.unique(batches[0]))
+    if not len(shared):
         return [pd.Series(np.nan, index=columns) for _ in arms]
-    weights = arms[0]["batch"].value_counts()[shared]
-    return [pd.Series(np.average(mean.loc[shared], axis=0, weights=weights), index=columns) for mean in means]
+    found, weights = [], None
+    for arm, own in zip(arms, batches, strict=True):
+        at = np.searchsorted(shared, own).clip(max=len(shared) - 1)
+        known = shared[at] == own
+        counts = np.bincount(at[known], minlength=len(shared))
+        weights = counts if weights is None else weights  # the first arm's
+        means = [np.bincount(at[known], arm[name].to_numpy()[known]) / counts for name in columns]
+        found.append(pd.Series(np.average(means, axis=1, weights=weights), index=columns))
+    return found
 
 
 def matched_share(arms: Sequence[pd.DataFrame]) -> list[float]:
@@ -164,7 +176,7 @@ def matched_share(arms: Sequence[pd.DataFrame]) -> list[float]:
     return [_mean(arm["batch"].isin(shared)) for arm in arms]
 
 
-def _mean_of_tokens(values: pd.Series, each: np.ndarray) -> float:
+def _mean_of_tokens(values: Int64s, each: Floats) -> float:
     """What one token of each request took: all of it, by all of them."""
     return float(values.sum() / each.sum()) if len(values) else np.nan
 

@@ -50,7 +50,7 @@ class Block:
 
     def of(self, arm: str, table: str) -> pd.DataFrame:
         frame = self.tables[table]
-        return frame[frame["arm"] == arm] if len(frame) else frame
+        return frame[frame["arm"].to_numpy() == arm] if len(frame) else frame
 
     def only(self, arms: Sequence[str]) -> Block:
         """The same block without the other arms, and without the divergences of these from others."""

@@ -144,7 +144,7 @@ def test_the_error_of_a_block_is_what_its_value_scatters_by_when_pairs_are_drawn
         before, after = block()
         first, second = slices.step_sliced(before, after)
         values.append(np.log(second[SLICED] / first[SLICED]))
-        errors.append(slices.error_of_pairs(before, after))
+        errors.append(slices.error_of_pairs(slices.pair(before, after)))
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.25)
 
 
