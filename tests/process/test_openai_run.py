@@ -189,15 +189,16 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
     assert last_line(stderr).endswith(
         "the server ended with status 1 before it was ready: it printed nothing"
     )
-    slow = ("--before", f"cmd={COMMAND} 60", "--before", "start_timeout_s=0.5")
-    bench = start(environment, tmp_path, *ENGINE, *slow)
-    find_server(bench)
-    code, _, stderr = bench.end()
+    sleeping = ["sleep", "60.25"]  # nobody else's
+    loads = f"sh -c {shlex.quote(f'echo loading the model; exec {shlex.join(sleeping)}')} {{port}}"
+    code, _, stderr = ended(
+        environment, tmp_path, *ENGINE, "--before", f"cmd={loads}", "--before", "start_timeout_s=0.5"
+    )
     said = last_line(stderr)
     assert code == 4
     assert "the server was not ready after 0.5 s (start_timeout_s): loading the model" in said
     Path(said.rpartition(" ")[2]).unlink()
-    assert not bench.left()
+    assert sleeping not in [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
 
 
 def test_a_server_that_serves_nothing_leaves_its_output(environment: dict[str, str], tmp_path: Path) -> None:
