@@ -9,7 +9,7 @@ from engines.api import STEP_KINDS
 from engines.devices import open_device
 from engines.overlap import SPEC
 from experiments.common.in_process_engine import column, near_ties, sampled, serve, some_requests
-from tests.engine.test_scoring import NEAR, errors, forced_requests
+from tests.engine.test_scoring import FOUR, NEAR, errors, forced_requests
 from tests.engine.test_tokens import APART, COVER, MODELS, growing_requests, name, some_sampled_requests
 
 TIGHT = {
@@ -88,7 +88,7 @@ def test_sampled_tokens_are_those_of_the_reference(cuda, settings):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("settings", APART, ids=name)
+@pytest.mark.parametrize("settings", FOUR, ids=name)
 def test_scores_equal_transformers(cuda, model, settings):
     device, chaos = cuda
     requests = forced_requests(9)
