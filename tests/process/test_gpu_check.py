@@ -1,13 +1,16 @@
-"""The parts of the GPU check run one after another, each within its time. They need no card for that."""
+"""The parts of the GPU check run one after another, each within its time, and on a stand-in for the card they
+pass. They need no card for that."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from experiments.common.command_line import ROOT
 from experiments.gpu import check
 from tests.support.processes import ends
 
@@ -42,3 +45,24 @@ def test_a_part_that_fails_says_how(tmp_path: Path) -> None:
     line, passed = check.run("device", [sys.executable, "-c", "raise SystemExit(3)"], 60, tmp_path / "log")
     assert not passed
     assert line.startswith("device: failed, exit 3 in ")
+
+
+# The card's own commands, cut down to seconds: of an option that is given twice the last one counts.
+FEW = ["-k", "calm and scores and tiny-gpt2 and (thread or pageable)", "-n", "0"]
+SHORT = ["--model", "micro-gpt2", "--num-requests", "2", "--max-new-tokens", "32", "--interval-ms", "1"]
+SHORT += ["--set", "max_batch_size=2", "--set", "max_context=48", "--blocks", "1", "--rounds", "1"]
+
+
+@pytest.mark.parametrize(
+    ("part", "less", "says"),
+    [("tokens", FEW, "2 passed"), ("pinned-h2d", SHORT, "| step_ms_sliced |")],
+)
+def test_a_part_passes_where_the_cpu_plays_the_card(
+    part: str, less: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests/support/card"), str(ROOT)]))
+    log = tmp_path / "log"
+    line, passed = check.run(part, [*check.commands(tmp_path / "runs")[part], *less], 300, log)
+    assert passed, f"{line}\n{log.read_text()}"
+    assert says in log.read_text()

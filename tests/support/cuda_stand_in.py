@@ -9,7 +9,7 @@ replays what was captured on the tensors it was captured with, and an event that
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns, sleep
 from types import SimpleNamespace
@@ -21,7 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 _CPU = torch.device("cpu")
-_FORBIDDEN = ("aten._local_scalar_dense", "aten.nonzero", "aten.lift_fresh")  # they ask or feed the host
+# They ask the host for a number or for a size, or feed it one.
+_FORBIDDEN = (
+    "aten._local_scalar_dense", "aten.nonzero", "aten.lift_fresh", "aten.masked_select", "aten._unique2",
+    "aten.bincount", "aten.repeat_interleave.self_Tensor", "aten.repeat_interleave.Tensor",
+)  # fmt: skip
+_BY_A_MASK = ("aten.index.", "aten.index_put")  # how many rows that is, only the host can be told
 
 
 class _Capture(TorchDispatchMode):
@@ -32,7 +37,10 @@ class _Capture(TorchDispatchMode):
         self._graph = graph
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if str(func).startswith(_FORBIDDEN):
+        masks = str(func).startswith(_BY_A_MASK) and any(
+            each is not None and each.dtype == torch.bool for each in args[1]
+        )
+        if str(func).startswith(_FORBIDDEN) or masks:
             raise RuntimeError(f"{func} is not permitted when stream is capturing")
         result = func(*args, **(kwargs or {}))
         self._graph.nodes.append((func, args, kwargs or {}, result))
@@ -89,6 +97,11 @@ class Stream:
     def synchronize(self) -> None:
         assert _state.capturing is None, "a capture can't wait"
 
+    def record_event(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
     def wait_event(self, event: Event) -> None:
         assert _state.capturing is None
         assert event.ns, "waits for an event that nobody recorded"
@@ -130,7 +143,7 @@ class Event:
 
 
 @contextmanager
-def _capture(
+def capture(
     graph: Graph, pool: Any = None, stream: Stream | None = None, capture_error_mode: str = "global"
 ) -> Iterator[None]:
     assert capture_error_mode in ("global", "thread_local", "relaxed")
@@ -159,8 +172,13 @@ def _set_stream(stream: Stream) -> None:
     _state.stream = stream
 
 
-def _nothing(*_: Any) -> None:
-    assert _state.capturing is None, "not in a capture"
+def _nothing() -> Callable[..., None]:
+    """A call that is not for a capture, and does nothing; each its own, as torch._dynamo lists them."""
+
+    def nothing(*_: Any) -> None:
+        assert _state.capturing is None, "not in a capture"
+
+    return nothing
 
 
 class _Torch:
@@ -172,12 +190,15 @@ class _Torch:
             Event=Event,
             Stream=Stream,
             CUDAGraph=Graph,
-            graph=_capture,
+            graph=capture,
             stream=_on,
             set_stream=_set_stream,
-            set_device=_nothing,
-            synchronize=_nothing,
-            empty_cache=_nothing,
+            set_device=_nothing(),
+            synchronize=_nothing(),
+            empty_cache=_nothing(),
+            is_available=lambda: True,
+            device_count=lambda: 1,
+            get_device_name=lambda _=None: "stand-in",
             current_device=lambda: 0,
             graph_pool_handle=object,
             get_device_properties=lambda _: SimpleNamespace(
@@ -195,20 +216,42 @@ class _Torch:
         assert kind == "cuda"
         return _CPU
 
-    def zeros(self, *size: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
-        made = torch.zeros(*size, **more)
+    def zeros(self, *size: Any, pin_memory: bool = False, device: Any = None, **more: Any) -> torch.Tensor:
+        made = _zeros(*size, **more)
         if pin_memory:
             self._pinned.append(made.nbytes)
         return made
 
+    def empty(self, *size: Any, device: Any = None, **more: Any) -> torch.Tensor:
+        return _empty(*size, **more)
 
-def stand_in(monkeypatch: Any) -> None:
-    """Have engines.devices.cuda find a card."""
+
+_zeros, _empty = torch.zeros, torch.empty
+
+
+def _card() -> tuple[_Torch, Callable[[torch.Tensor], torch.Tensor]]:
+    """torch with a card, and Tensor.pin_memory on it."""
     pinned: list[int] = []
 
     def pin(tensor: torch.Tensor) -> torch.Tensor:
         pinned.append(tensor.nbytes)
         return tensor.clone()
 
-    monkeypatch.setattr("engines.devices.cuda.torch", _Torch(pinned))
+    return _Torch(pinned), pin
+
+
+def stand_in(monkeypatch: Any) -> None:
+    """Have engines.devices.cuda find a card."""
+    card, pin = _card()
+    monkeypatch.setattr("engines.devices.cuda.torch", card)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+
+
+def stand_in_everywhere() -> _Torch:
+    """Have all of this process find one. What makes a torch.device of it needs the torch that is returned."""
+    card, pin = _card()
+    for name, played in vars(card.cuda).items():
+        setattr(torch.cuda, name, played)
+    torch.zeros, torch.empty = card.zeros, card.empty  # type: ignore[assignment]
+    torch.Tensor.pin_memory = pin  # type: ignore[assignment]
+    return card
