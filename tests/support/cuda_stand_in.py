@@ -217,16 +217,20 @@ class _Torch:
         return _CPU
 
     def zeros(self, *size: Any, pin_memory: bool = False, device: Any = None, **more: Any) -> torch.Tensor:
-        made = _zeros(*size, **more)
+        made = _zeros(*size, device=_without_card(device), **more)
         if pin_memory:
             self._pinned.append(made.nbytes)
         return made
 
     def empty(self, *size: Any, device: Any = None, **more: Any) -> torch.Tensor:
-        return _empty(*size, **more)
+        return _empty(*size, device=_without_card(device), **more)
 
 
-_zeros, _empty = torch.zeros, torch.empty
+_zeros, _empty = torch.zeros, torch.empty  # torch's own, also where these stand in their place
+
+
+def _without_card(device: Any) -> Any:
+    return _CPU if str(device).startswith("cuda") else device
 
 
 def _card() -> tuple[_Torch, Callable[[torch.Tensor], torch.Tensor]]:
