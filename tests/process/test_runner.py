@@ -369,6 +369,42 @@ def test_hosts_keep_the_bytecode_that_nobody_else_keeps(
     assert not started[0]["PYTHONDONTWRITEBYTECODE"]
 
 
+# A signal in the moment in which pyzmq has made a socket, and its context does not know of it.
+AS_A_SOCKET_IS_MADE = """
+import signal, zmq
+add, made = zmq.Context._add_socket, 0
+def ended(context, socket):
+    global made
+    made += 1
+    if made == {number}:
+        signal.raise_signal(signal.SIGTERM)
+    add(context, socket)
+zmq.Context._add_socket = ended
+from harness.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "kept"), [(1, "nothing is kept"), (8, "1 of 2 blocks are kept")])
+def test_a_run_that_is_ended_as_it_makes_a_socket_waits_for_none(
+    environment: dict[str, str], tmp_path: Path, number: int, kept: str
+) -> None:
+    """The first is its own, the eighth that of an engine of its second block."""
+    command = [sys.executable, "-c", AS_A_SOCKET_IS_MADE.format(number=number), "run", *COMPARE]
+    ran = subprocess.run(
+        [*command, "--blocks", "2"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEATH_LIMIT_S,
+    )
+    assert ran.returncode == 128 + signal.SIGTERM, ran.stderr
+    assert last_line(ran.stderr).startswith("bench: ended by SIGTERM")
+    assert kept in last_line(ran.stderr)
+    assert not list(Path(environment["TMPDIR"]).iterdir())
+
+
 def assert_death_is_told(bench: Bench, victim: psutil.Process, name: str) -> None:
     """Kill it: the run ends soon, with exit code 4, names it, and leaves no process."""
     victim.send_signal(signal.SIGKILL)
