@@ -19,7 +19,7 @@ import psutil
 import zmq
 
 from engines import api
-from harness.common import processes, temporary, zmq_sockets
+from harness.common import processes, temporary
 from harness.common.processes import Child
 from harness.common.signals import postponed, undisturbed
 from harness.plan.design import Arm
@@ -90,19 +90,19 @@ class Session:
         self._loaded: Booted | None = None  # the engine of the latest round
         self._turning: set[str] = set()  # arms that take turns, and have not said that they wait too long
         self._parked: set[int] = set()  # servers that stand still between their turns
-        self._left = ExitStack()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def __enter__(self) -> Session:
+        self._left = ExitStack()
+        self._room = self._left.enter_context(temporary.for_sockets())
+        self._bytecode = bytecode_in(self._room / "bytecode")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._from_hosts = self._bound("hosts")
+        self._from_load = self._bound("load")
+        self._poller = zmq.Poller()
+        self._poller.register(self._from_hosts, zmq.POLLIN)
+        self._poller.register(self._from_load, zmq.POLLIN)
+        self._to_load = self._socket(zmq.PUSH)
         try:
-            self._room = self._left.enter_context(temporary.for_sockets())
-            self._bytecode = bytecode_in(self._room / "bytecode")
-            self._from_hosts = self._bound("hosts")
-            self._from_load = self._bound("load")
-            self._poller = zmq.Poller()
-            self._poller.register(self._from_hosts, zmq.POLLIN)
-            self._poller.register(self._from_load, zmq.POLLIN)
-            self._to_load = zmq_sockets.make(self._context, zmq.PUSH)
             if self._with_generator:
                 self._start_load()
             else:
@@ -240,7 +240,7 @@ class Session:
     def _joined(
         self, arm: Arm, host: Child, address: str, baton: Path, description: api.Description
     ) -> Booted:
-        inbox = zmq_sockets.make(self._context, zmq.PUSH)
+        inbox = self._socket(zmq.PUSH)
         inbox.connect(address)
         children = [host]
         for role, pid in description.pids.items():
@@ -510,8 +510,14 @@ class Session:
     def _endpoint(self, name: str) -> str:
         return f"ipc://{self._room / name}"
 
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        """pyzmq tells the context of a socket a moment after it is there. Were a signal raised between the
+        two, `close` would wait for that socket without end."""
+        with postponed():
+            return self._context.socket(kind)
+
     def _bound(self, name: str) -> zmq.Socket[bytes]:
-        socket = zmq_sockets.make(self._context, zmq.PULL)
+        socket = self._socket(zmq.PULL)
         socket.rcvhwm = 0
         socket.bind(self._endpoint(name))
         return socket

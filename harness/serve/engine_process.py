@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from engines import api
-from harness.common import processes, temporary, zmq_sockets
+from harness.common import processes, temporary
 from harness.common.processes import Child
 from harness.common.signals import postponed, undisturbed
 from harness.plan.design import Arm
@@ -95,29 +95,21 @@ class EngineProcess:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_events = msgspec.msgpack.Decoder(list[api.Event]).decode
         self._decode_reply = msgspec.msgpack.Decoder(api.FromHost).decode
-        self._left = ExitStack()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def __enter__(self) -> EngineProcess:
         check_interpreter(self._arm)
-        try:
-            self._room = self._left.enter_context(temporary.for_sockets())
-            self._replies = self._bound("replies")
-            self._events = self._bound("events")
-            self._inbox = zmq_sockets.make(self._context, zmq.PUSH)
-            self._inbox.sndhwm = 0
-        except BaseException:
-            self.close()
-            raise
+        self._left = ExitStack()
+        self._room = self._left.enter_context(temporary.for_sockets())
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._replies = self._bound("replies")
+        self._events = self._bound("events")
+        self._inbox = self._context.socket(zmq.PUSH)
+        self._inbox.sndhwm = 0
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop the engine, or kill it, and remove the sockets."""
         with undisturbed():
             asked = self._booted and not self.failure
             if asked:
@@ -127,7 +119,7 @@ class EngineProcess:
             self._left.close()
 
     def _bound(self, name: str) -> zmq.Socket[bytes]:
-        socket = zmq_sockets.make(self._context, zmq.PULL)
+        socket = self._context.socket(zmq.PULL)
         socket.rcvhwm = 0  # an engine must never be held up by its server
         socket.bind(f"ipc://{self._room / name}")
         return socket
