@@ -254,8 +254,8 @@ def stand_in(monkeypatch: Any) -> None:
 def stand_in_everywhere() -> _Torch:
     """Have all of this process find one. What makes a torch.device of it needs the torch that is returned."""
     card, pin = _card()
-    for name, played in vars(card.cuda).items():
-        setattr(torch.cuda, name, played)
-    torch.zeros, torch.empty = card.zeros, card.empty  # type: ignore[assignment]
-    torch.Tensor.pin_memory = pin  # type: ignore[assignment]
+    played = [(torch, "zeros", card.zeros), (torch, "empty", card.empty), (torch.Tensor, "pin_memory", pin)]
+    played += [(torch.cuda, name, each) for name, each in vars(card.cuda).items()]
+    for owner, name, each in played:
+        setattr(owner, name, each)
     return card
