@@ -55,7 +55,7 @@ def measured(loop: str, seed: int) -> dict[str, Any]:
 def segments(run: Path, block: int) -> list[dict[str, Any]]:
     """The pairs of a block by segment: steps of a turn, and the mean step of each turn of both arms, us."""
     frame = tables.read_table(run, block, "slices")
-    pairs = slices.pair(*(frame[frame["arm"] == arm] for arm in ("before", "after")))
+    pairs = slices.pair(*(slices.decode_slices(frame[frame["arm"] == arm]) for arm in ("before", "after")))
     return [
         {
             "steps": int(part["steps"].iloc[0]),

@@ -136,10 +136,11 @@ class _Part:
     @classmethod
     def of(cls, before: pd.DataFrame, after: pd.DataFrame) -> _Part:
         first, second = slices.step_sliced(before, after)
-        pairs = slices.pair(before, after)
+        whole = [slices.decode_slices(each) for each in (before, after)]
+        pairs = slices.pair(*whole)
         return cls(
             batches=pairs["batch"].to_numpy(float),
-            kept=slices.kept(before, after),
+            kept=slices.kept(pairs, *whole),
             error=slices.error_of_pairs(pairs),
             change=float(np.log(second.get(SLICED, np.nan) / first.get(SLICED, np.nan))),
         )

@@ -73,20 +73,12 @@ def decode_slices(slices: pd.DataFrame) -> pd.DataFrame:
 
 
 def pair(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
-    """One row per pair of decode slices, with the columns of both, `_before` and `_after`."""
-    return _paired(decode_slices(before), decode_slices(after))
-
-
-def _paired(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
+    """One row per pair of decode_slices, with the columns of both, `_before` and `_after`."""
     return before.merge(after, on=SAME, suffixes=("_before", "_after"))
 
 
-def kept(before: pd.DataFrame, after: pd.DataFrame) -> float:
-    """The share of decode slices that have a partner, of the arm that has more; NaN where there is none."""
-    return _share(pair(before, after), decode_slices(before), decode_slices(after))
-
-
-def _share(pairs: pd.DataFrame, *arms: pd.DataFrame) -> float:
+def kept(pairs: pd.DataFrame, *arms: pd.DataFrame) -> float:
+    """The share of decode_slices that have a partner, of the arm that has more; NaN where there is none."""
     possible = max(map(len, arms))
     return len(pairs) / possible if possible else np.nan
 
@@ -106,8 +98,8 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
     step_ms_drained             see `drained`
     """
     own, *theirs = map(decode_slices, (before, *others))
-    paired = [_paired(own, each) for each in theirs]
-    if not all(_share(pairs, own, each) >= KEPT for pairs, each in zip(paired, theirs, strict=True)):
+    paired = [pair(own, each) for each in theirs]
+    if not all(kept(pairs, own, each) >= KEPT for pairs, each in zip(paired, theirs, strict=True)):
         return tuple(dict.fromkeys((*IN_TURNS, SLICED_MEAN, DRAINED), np.nan) for _ in (before, *others))
     first = _middle(own["interval_ns"]) / NS_PER_MS
     mean = float(own["interval_ns"].mean()) / NS_PER_MS

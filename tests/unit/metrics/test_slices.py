@@ -89,14 +89,17 @@ def test_a_turn_without_a_step_is_no_slice_and_one_of_too_few_has_no_interval():
 def test_a_turn_with_a_prefill_has_no_partner():
     steps = steps_of([1, 3, 5, 21, 23, 26], ["prefill", *["decode"] * 5])
     found = slices.of_turns(steps, turns_of((0, 6), (20, 27)), lead=1).assign(round=0)
-    assert slices.pair(found, found)["turn"].tolist() == [1]
+    whole = slices.decode_slices(found)
+    assert slices.pair(whole, whole)["turn"].tolist() == [1]
 
 
 def test_slices_of_other_steps_are_no_pair():
     before, after = arm([2.0] * 10), arm([2.0] * 10)
     after.loc[3, "tokens"] -= 1  # a request ended a step earlier
-    assert 3 not in slices.pair(before, after)["turn"].tolist()
-    assert slices.kept(before, after) == 0.9
+    whole = [slices.decode_slices(each) for each in (before, after)]
+    pairs = slices.pair(*whole)
+    assert 3 not in pairs["turn"].tolist()
+    assert slices.kept(pairs, *whole) == 0.9
 
 
 def test_with_too_few_pairs_left_there_is_no_value():
@@ -144,7 +147,8 @@ def test_the_error_of_a_block_is_what_its_value_scatters_by_when_pairs_are_drawn
         before, after = block()
         first, second = slices.step_sliced(before, after)
         values.append(np.log(second[SLICED] / first[SLICED]))
-        errors.append(slices.error_of_pairs(slices.pair(before, after)))
+        pairs = slices.pair(*map(slices.decode_slices, (before, after)))
+        errors.append(slices.error_of_pairs(pairs))
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.25)
 
 
