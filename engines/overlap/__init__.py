@@ -21,7 +21,6 @@ from engines.overlap.toggles import (
     spec,
     steps,
     sync,
-    sync_ranks,
     tables,
 )
 
@@ -45,12 +44,8 @@ SPEC = EngineSpec(
         gil.TOGGLE,
         gc.TOGGLE,
         share.TOGGLE,
-        sync_ranks.TOGGLE,
     ),
-    settings=(
-        Setting("ranks", "devices that one model spans, each with a part of its weights (1)"),
-        Setting("replicas", "whole models side by side that step together, each with its own requests (1)"),
-    ),
+    settings=(Setting("ranks", "devices that one model spans, each with a part of its weights (1)"),),
     build="engines.overlap.engine:build",
     plants=("device", "host"),
     scores=True,

@@ -114,11 +114,8 @@ class DevicePlan:
         most = max(nbytes(arrays) for arrays in self.layouts.values())
         return most + self.limits.max_batch_size * self.table_row_bytes * self.persistent_tables
 
-    def module(
-        self, place: tuple[int, int, str] | None = None, meets: tuple[int, int, str] | None = None
-    ) -> ModuleSpec:
-        """`place`: of one rank among several (tensor_parallel.join); `meets`: of one replica, where their
-        devices agree on steps (toggle sync-ranks)."""
+    def module(self, place: tuple[int, int, str] | None = None) -> ModuleSpec:
+        """`place`: of one rank among several (tensor_parallel.join)."""
         options, limits = self.options, self.limits
         arguments: dict[str, Any] = {
             "model": options.model,
@@ -140,8 +137,6 @@ class DevicePlan:
         }
         if place is not None:
             arguments["place"] = list(place)
-        if meets is not None:
-            arguments["meets"] = list(meets)
         return ModuleSpec("engines.overlap.model:build", arguments)
 
     def prepare(self, device: Device) -> None:

@@ -26,23 +26,9 @@ from engines.overlap.presets import load_tokenizer, tokenizer_file
 from engines.overlap.ranks import OtherRanks, count_ranks
 from engines.overlap.recorder import Tracer, make_recorder
 from engines.overlap.refusal import why_refused
-from engines.overlap.replicas import BEGIN, DRAIN, Meeting, OtherReplica, Seat, count_replicas
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Scheduler
-from engines.overlap.toggles import (
-    accept,
-    chunk,
-    d2h,
-    gc,
-    gil,
-    h2d,
-    launch,
-    output,
-    prefill,
-    sync,
-    sync_ranks,
-    tables,
-)
+from engines.overlap.toggles import accept, chunk, d2h, gc, gil, h2d, launch, output, prefill, sync, tables
 from engines.overlap.tokenizing import Tokenized, Tokenizing
 from engines.tracing import name_thread
 
@@ -52,16 +38,11 @@ WORK_ROW_BYTES = 4 * 8  # of Device.work
 class OverlapEngine(api.Engine):
     """Serves requests on one device, with the given toggles (full settings, as EngineSpec.check gives them).
 
-    The device may be handed in already open; it then outlives the engine. `seat` is that of a replica that
-    another one has started.
+    The device may be handed in already open; it then outlives the engine.
     """
 
     def __init__(
-        self,
-        options: api.EngineOptions,
-        toggles: dict[str, str],
-        device: Device | None = None,
-        seat: Seat | None = None,
+        self, options: api.EngineOptions, toggles: dict[str, str], device: Device | None = None
     ) -> None:
         self.options = options
         self.toggles = SPEC.check(toggles)
@@ -73,8 +54,6 @@ class OverlapEngine(api.Engine):
         self._tokenizing: Tokenizing | None = None
         self._cancelled: set[int] = set()  # while their texts were being tokenized
         self._ranks: OtherRanks | None = None  # where the model spans several devices
-        self._seat = seat  # where there are several replicas
-        self._other: OtherReplica | None = None  # the second one, of the first
         self._tracer: Tracer | None = None  # in a round that is profiled
 
     @property
@@ -100,11 +79,9 @@ class OverlapEngine(api.Engine):
                 "scoring goes with steps=1 and spec=off: a step is told one target for each request"
             )
         self._events = events
-        ranks, replicas = count_ranks(toggles), count_replicas(toggles, options)
+        ranks = count_ranks(toggles)
         if ranks > 1:
             self._start_ranks(ranks)
-        if replicas > 1 and self._seat is None:
-            self._start_replica(events)
         try:
             return self._start(events, ranks)
         except api.EngineError as error:
@@ -114,17 +91,8 @@ class OverlapEngine(api.Engine):
         options, cores = self._of_others()
         self._ranks = OtherRanks(options, self.toggles, ranks, cores, self._plan.step_bytes, self.counters)
 
-    def _start_replica(self, events: api.EventSink) -> None:
-        options, cores = self._of_others()
-        chaos = None if options.chaos is None else options.chaos + 1
-        # What is recorded, and what is planted, is the first one's.
-        options = msgspec.structs.replace(options, chaos=chaos, recorder=False, plant_at=None)
-        self._other = OtherReplica(options, self.toggles, cores, events.address)
-        self._seat = self._other.seat
-        self.wake_fd = self._seat.link.fileno()
-
     def _of_others(self) -> tuple[api.EngineOptions, str]:
-        """The options of further ranks or replicas, and the cores of their devices."""
+        """The options of further ranks, and the cores of their devices."""
         if self._opened is None:
             return self.options, "split"
         # Handed in: theirs must be of its kind.
@@ -132,9 +100,7 @@ class OverlapEngine(api.Engine):
         return msgspec.structs.replace(self.options, device=kind), "shared"
 
     def _blamed(self, error: api.EngineError) -> api.EngineError:
-        """What to say of an error: of several ranks or replicas, another one may be at fault."""
-        if self._other is not None:
-            return self._other.blame(error)
+        """What to say of an error: of several ranks, another one may be at fault."""
         return error if self._ranks is None else self._ranks.blame(error)
 
     def _start(self, events: api.EventSink, ranks: int) -> api.Description:
@@ -145,13 +111,13 @@ class OverlapEngine(api.Engine):
             pace=options.pace,
             chaos=options.chaos,
             blocking_sync=options.blocking_sync,
-            place=(0, ranks) if self._seat is None else (self._seat.rank, self._seat.replicas),
+            place=(0, ranks),
         )
         self._opened = device
 
         limits = plan.limits
         place = (0, ranks, self._ranks.store) if self._ranks is not None else None
-        facts = device.load(plan.module(place, self._meets()))
+        facts = device.load(plan.module(place))
         self._vocabulary: int = facts["vocabulary"]
         self.tokenizer = load_tokenizer(options.model, self._vocabulary)
         if options.tokenize_workers:
@@ -209,37 +175,8 @@ class OverlapEngine(api.Engine):
             eos=frozenset(facts["eos"]),
             plant=plant,
             ranks=self._ranks,
-            meeting=self._meeting(device),
         )
-        if self._other is not None:
-            self._other.wait_until_up()
         return self._describe(device, facts)
-
-    def _meets(self) -> tuple[int, int, str] | None:
-        """Where the replicas' devices meet, if they agree there."""
-        seat = self._seat
-        if seat is None or self.toggles["sync-ranks"] != "device":
-            return None
-        return seat.rank, seat.replicas, seat.store
-
-    def _meeting(self, device: Device) -> Meeting | None:
-        seat = self._seat
-        if seat is None:
-            return None
-        agreement = sync_ranks.choose(
-            self.toggles["sync-ranks"], device, seat.rank, seat.replicas, seat.store, self.counters
-        )
-        return Meeting(agreement, seat.link, self._carry_out)
-
-    def _carry_out(self, order: str) -> None:
-        """What the first replica tells this one to do."""
-        {DRAIN: self.drain, BEGIN: self.begin_round}[order]()
-
-    def obey(self) -> None:
-        """Of a replica that another one has started, between two steps: do what it was told to."""
-        assert self._loop.meeting is not None
-        if self._loop.meeting.asleep:
-            self._loop.meeting.serve()
 
     def _check_launching(self) -> None:
         self._loop.launch.check()
@@ -248,8 +185,6 @@ class OverlapEngine(api.Engine):
         pids = {"engine": os.getpid(), "device": device.pid, "output": self._loop.output.pid}
         if self._ranks is not None:
             pids |= self._ranks.pids
-        if self._other is not None:
-            pids |= self._other.pids
         return api.Description(
             engine=SPEC.name,
             versions={"python": platform.python_version()}
@@ -275,8 +210,6 @@ class OverlapEngine(api.Engine):
     def submit(self, request: api.Request) -> None:
         """Tokenize where the client did not, refuse what can never run, queue the rest."""
         accepted = perf_counter_ns()
-        if self._other is not None and self._other.takes(request):
-            return
         self._loop.end_stopped()  # the client may know of an end before we do, and reuse its id
         prompt = request.prompt
         if isinstance(prompt, str):
@@ -316,8 +249,6 @@ class OverlapEngine(api.Engine):
             self._cancelled.add(request)
         else:
             self._loop.end(request, "cancelled")
-        if self._other is not None:
-            self._other.cancel(request)
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         name_thread("scheduler")
@@ -354,9 +285,6 @@ class OverlapEngine(api.Engine):
         self._device.begin_round()
         if self._ranks is not None:
             self._ranks.begin_round()
-        if self._other is not None:
-            self._other.begin_round()
-            self._ask_other(BEGIN)
         self.counters.clear()
         self.counters.update(dict.fromkeys(gc.TOGGLE.counters, 0))  # zero is a finding too
 
@@ -368,13 +296,6 @@ class OverlapEngine(api.Engine):
         self._device.drain()
         if self._ranks is not None:
             self._ranks.drain()
-        self._ask_other(DRAIN)
-
-    def _ask_other(self, what: str) -> None:
-        """Have the second replica do it too."""
-        if self._other is not None:
-            assert self._loop.meeting is not None
-            self._loop.meeting.ask(what)
 
     def collect(self) -> api.RoundRecord:
         self._loop.settle()
@@ -421,9 +342,6 @@ class OverlapEngine(api.Engine):
         if self._ranks is not None:
             self._ranks.stop()
             self._ranks = None
-        if self._other is not None:
-            self._other.stop()
-            self._other = self._seat = self.wake_fd = None
         if self._opened is not None and self._own_device:
             self._opened.close()
             self._opened = None

@@ -42,7 +42,6 @@ from engines.overlap.step import Step
 if TYPE_CHECKING:
     from engines.overlap.plant import Plant
     from engines.overlap.ranks import OtherRanks
-    from engines.overlap.replicas import Meeting
     from engines.overlap.request import Active
     from engines.overlap.scheduler import Batch, Scheduler
     from engines.overlap.toggles.d2h import DeviceToHost
@@ -72,7 +71,6 @@ class Loop:
     eos: frozenset[int]
     plant: Plant
     ranks: OtherRanks | None = None  # where the model spans several devices
-    meeting: Meeting | None = None  # where it has another replica
     next_step: int = 0
     in_flight: Step | None = None  # under overlap: launched, and not processed yet
 
@@ -90,25 +88,19 @@ class Loop:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do but to wait for a message."""
-        asleep = self.meeting is None or self.meeting.asleep
-        return self.in_flight is None and self.scheduler.idle and asleep
+        return self.in_flight is None and self.scheduler.idle
 
     def schedule(self) -> Step | None:
         """The next step with its metadata staged, or None."""
         number = self.next_step
         began = self.recorder.begin(SCHEDULE, number)
         batch = self.scheduler.schedule()
-        if self.meeting is not None and self.meeting.goes_on(batch is not None) and batch is None:
-            batch = self.scheduler.padding()
         if batch is None:
             self.recorder.end(SCHEDULE, NO_STEP, began)
             self.recorder.forget(RECV, number)  # the step may come much later, after a wait
             return None
         self.next_step += 1
-        self.recorder.add_step(number, batch.kind, len(batch.requests) or 1, batch.tokens, batch.preempted)
-        if not batch.requests:  # padding: a row that nobody wants
-            self.counters["padding_steps"] += 1
-            self.recorder.set_outcome(number, 1, 0)
+        self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
         if batch.cached_tokens:
             self.counters["prefix_cached_tokens"] += batch.cached_tokens
         self.recorder.end(SCHEDULE, number, began)

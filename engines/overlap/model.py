@@ -9,7 +9,6 @@ request, in place of `decode` (toggle spec). All end by sampling into `sampled_i
 (`verify` into each request's history instead, with its length), so that the next step can be launched before
 the host knows the ids. Nothing here knows of streams, copies or the host. `place` says which rank of a model
 this is that spans several devices (models/tensor_parallel.py); the KV cache then has that rank's heads.
-`meets` says which replica it is, where the replicas' devices agree on steps (toggle sync-ranks).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from engines.overlap.models.tensor_parallel import Group, join
 from engines.overlap.plant import PROGRAM, delay_program
 from engines.overlap.sampler import sample, sample_greedy
 from engines.overlap.scoring import score
-from engines.overlap.toggles import spec, sync_ranks
+from engines.overlap.toggles import spec
 from engines.overlap.toggles import steps as multi_step
 
 
@@ -61,7 +60,6 @@ class OverlapModule:
         chunk_tokens: int,
         drafts: int,
         place: list[Any] | None = None,
-        meets: list[Any] | None = None,
     ) -> None:
         torch_dtype = getattr(torch, dtype)
         self.device = device
@@ -130,11 +128,6 @@ class OverlapModule:
             for family in families
         }
         self.programs[PROGRAM] = delay_program(device)
-        if meets:
-            rank, replicas, store = meets
-            join(device, Group(rank, replicas), store)
-            word = self.buffers[sync_ranks.WORD] = torch.zeros(1, dtype=torch.int64, device=device)
-            self.programs[sync_ranks.PROGRAM] = partial(sync_ranks.largest, word)
         layouts = lay_out_all(
             prefill_max_tokens=prefill_max_tokens,
             prefill_max_batch_size=prefill_max_batch_size,

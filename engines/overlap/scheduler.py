@@ -194,7 +194,7 @@ class Scheduler:
         A request that ended while this step was in flight drops them. Blocks and slot go back only when no
         launched step uses them any more: none may ever write into the next owner's.
         """
-        self._steps_in_flight -= bool(batch.requests)
+        self._steps_in_flight -= 1
         if batch.family == "scored":
             ids = _keep_scores(batch, ids)
         appended = Appended()
@@ -402,11 +402,6 @@ class Scheduler:
     def decode_grown(self, decoding: Decoding) -> Batch | None:
         """The decode step of those that have grown, if there are any."""
         return self._decode_batch(decoding) if decoding.requests else None
-
-    def padding(self) -> Batch:
-        """A decode step of padding alone: another replica has one to run (toggle sync-ranks). It is nobody's,
-        so it does not count as in flight: none of the requests here has to wait for its end."""
-        return self._decode_batch(Decoding([], 1, 0))
 
     def _decode_batch(self, decoding: Decoding) -> Batch:
         requests = decoding.requests

@@ -21,7 +21,7 @@ from harness.metrics.divergences import NEAR_TIE
 
 @dataclass
 class Collected(api.EventSink):
-    """Keeps events. An engine with an output process, or a replica, needs a real address; see `serve`."""
+    """Keeps events. An engine with an output process needs a real address; see `serve`."""
 
     address: str = ""
     events: list[api.Event] = field(default_factory=list)
@@ -46,8 +46,7 @@ def serve(
     `meanwhile` is called between two steps; it is over after as many `ends` as there are requests, if no
     other number is given."""
     engine = OverlapEngine(api.EngineOptions(**options), toggles, device=device)  # type: ignore[arg-type]
-    replicas = "replicas" in toggles  # of which the other one sends events by itself
-    sink = _Pulled() if replicas or toggles.get("output") == "process" else Collected()
+    sink = _Pulled() if toggles.get("output") == "process" else Collected()
     try:
         engine.start(sink)
         if eos is not None:
@@ -58,7 +57,7 @@ def serve(
 
         def pump(timeout: float | None) -> bool:
             if isinstance(sink, _Pulled):
-                sink.pull(wait=timeout is None and not replicas)
+                sink.pull(wait=timeout is None)
             meanwhile(engine, sink.events)
             return sink.ended < (ends or len(requests))
 

@@ -49,10 +49,6 @@ def test_what_is_left_out_gets_the_first_choice_that_means_something():
         ({"schedule": "serial", "prefill": "consecutive-sync"}, "prefill applies only with schedule"),
         ({"schedule": "overlap", "launch": "inline", "gil": "fast-switch"}, "gil applies only with"),
         ({"schedule": "serial", "share": "ring"}, "share applies only with ranks=2 or 3 or "),
-        (
-            {"schedule": "serial", "sync-ranks": "host"},
-            "sync-ranks applies only with replicas=2, not ",
-        ),
         ({"shedule": "serial"}, "unknown toggle 'shedule'; did you mean schedule?"),
         ({"h2d": "pined"}, "unknown choice of h2d 'pined'; did you mean pinned?"),
     ],
@@ -66,10 +62,8 @@ def test_a_setting_that_means_nothing_is_refused_with_the_reason(settings, messa
 
 def test_settings_have_the_order_of_declaration_however_they_are_given():
     given = {"accept": "device", "spec": "ngram", "gil": "fast-switch", "launch": "thread"}
-    several = {"replicas": "2", "ranks": "2"}  # of which an engine can have one
-    checked = SPEC.check(given | {"schedule": "overlap"} | several)
-    declared = [toggle.name for toggle in SPEC.toggles if toggle.name != "sync-ranks"]  # for launch=inline
-    assert list(checked) == [*declared, "ranks", "replicas"]
+    checked = SPEC.check(given | {"schedule": "overlap", "ranks": "2"})
+    assert list(checked) == [*(toggle.name for toggle in SPEC.toggles), "ranks"]
 
 
 def test_every_setting_is_valid_and_none_is_listed_twice():

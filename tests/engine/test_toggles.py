@@ -20,7 +20,7 @@ from engines import api
 from engines.devices.base import DeviceLost
 from engines.overlap import SPEC, scheduler
 from engines.overlap.step import Step
-from engines.overlap.toggles import d2h, h2d, launch, output, sync_ranks, tables
+from engines.overlap.toggles import d2h, h2d, launch, output, tables
 from engines.overlap.toggles import gc as gc_toggle
 from experiments.common import in_process_engine
 from experiments.common.bench_command import PATIENCE_S
@@ -37,9 +37,7 @@ def steps_of(record: api.RoundRecord) -> list[dict[str, int]]:
     return [dict(zip(table.columns, row.tolist(), strict=True)) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("toggle", "arguments"), [(d2h, 3), (h2d, 5), (launch, 2), (output, 6), (tables, 3), (sync_ranks, 5)]
-)
+@pytest.mark.parametrize(("toggle", "arguments"), [(d2h, 3), (h2d, 5), (launch, 2), (output, 6), (tables, 3)])
 def test_a_choice_that_nobody_wrote_is_not_measured_as_another(toggle, arguments):
     with pytest.raises(KeyError, match="declared"):
         toggle.choose("declared", *[None] * arguments)
