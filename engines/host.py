@@ -184,8 +184,6 @@ class Host:
                     engine.end_turns()
                 case api.Collect():
                     self.reply(api.Collected(self.config.name, engine.collect(), self._taken_turns()))
-                case api.ReadGauges():
-                    self.reply(api.Gauges(self.config.name, engine.gauges()))
                 case api.Stop():
                     self.stopped = True
                     return False

@@ -197,8 +197,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 class Engine:
     """An engine under measurement. Subclass, override, register an EngineSpec; about 100 lines.
 
-    The host calls `start`, then `run` on its main thread; `submit`, `cancel`, `begin_round`, `collect` and
-    `gauges` are only ever called from inside `pump`, so an engine that calls `pump` between two steps needs
+    The host calls `start`, then `run` on its main thread; `submit`, `cancel`, `begin_round` and
+    `collect` are only ever called from inside `pump`, so an engine that calls `pump` between two steps needs
     no lock.
     """
 
@@ -257,11 +257,6 @@ class Engine:
     def collect(self) -> RoundRecord:
         """What was recorded since begin_round or begin_profile. The engine is idle when this is called."""
         return RoundRecord()
-
-    def gauges(self) -> dict[str, int]:
-        """What it holds right now, for whoever watches a server: "requests_running", "requests_waiting",
-        "kv_blocks_used", "kv_blocks_free", as far as it can tell."""
-        return {}
 
     def stop(self) -> None:
         """End every process and thread of the engine; also after a `start` or `run` that failed. What takes

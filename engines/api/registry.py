@@ -28,7 +28,7 @@ class EngineSpec:
     needs: str = ""  # what must be installed, for `bench engines`
     plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
     scores: bool = False  # whether EngineOptions.scoring means something to it
-    samples: bool = False  # whether EngineOptions.sampling does; then `bench serve` asks for it
+    samples: bool = False  # whether EngineOptions.sampling does
     # Whether it can stop after any step and go on with the next as if nothing had been: it calls pump(0)
     # once between two steps, pump(None) only where it has no request, and `drain` leaves nothing undone.
     takes_turns: bool = False

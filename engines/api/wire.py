@@ -66,15 +66,11 @@ class Collect(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     pass
 
 
-class ReadGauges(msgspec.Struct, frozen=True, array_like=True, tag="g"):
-    pass
-
-
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     pass
 
 
-ToHost = Submit | Cancel | BeginRound | BeginProfile | BeginTurns | EndTurns | Collect | ReadGauges | Stop
+ToHost = Submit | Cancel | BeginRound | BeginProfile | BeginTurns | EndTurns | Collect | Stop
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -112,11 +108,6 @@ class Collected(msgspec.Struct, frozen=True, tag="collected"):
     turns: TurnTable | None = None  # since BeginTurns, where there was one
 
 
-class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
-    name: str
-    values: dict[str, int]
-
-
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The host stops its engine now, and ends. `usage`: what was asked is wrong (exit 2), else it broke
     (exit 4)."""
@@ -128,4 +119,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     died: list[int] = []  # of Description.pids, what had ended before the engine was stopped
 
 
-FromHost = Ready | Begun | Parked | Waiting | Collected | Gauges | Failed
+FromHost = Ready | Begun | Parked | Waiting | Collected | Failed

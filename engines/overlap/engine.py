@@ -321,15 +321,6 @@ class OverlapEngine(api.Engine):
             streams={"program": "forward", "h2d": "forward", "d2h": self._loop.d2h.stream.name},
         )
 
-    def gauges(self) -> dict[str, int]:
-        scheduler = self._loop.scheduler
-        return {
-            "requests_running": len(scheduler.running),
-            "requests_waiting": len(scheduler.waiting),
-            "kv_blocks_used": scheduler.pool.capacity - scheduler.pool.free,
-            "kv_blocks_free": scheduler.pool.free,
-        }
-
     def stop(self) -> None:
         if self._tokenizing is not None:
             self._tokenizing.stop()

@@ -35,10 +35,13 @@ COMMANDS = {
     "factorial": ("measure:factorial", "Measure several toggles in all their settings."),
     "sweep": ("measure:sweep", "Measure a grid of runs over a setting or two."),
     "import": ("exchange:import_", "Turn another tool's result file into a run."),
-    "serve": ("exchange:serve", "Serve an engine by OpenAI's API."),
+    "mock": ("exchange:mock", "Serve tokens at known times, to check a client with."),
+    "serve": ("exchange:serve", "The old name of mock: bench serve --mock."),
     "eval": ("exchange:eval_", "Compare accuracy before and after."),
     "experiment": ("experiment:experiment", "Repeat what the sources claim."),
 }
+
+OLD_NAMES = ("serve",)  # which go on working
 
 
 def built(name: str) -> Any:
@@ -61,7 +64,9 @@ class Bench(TyperGroup):
     """Knows each command by its line of help, and builds the one that is asked for."""
 
     def __init__(self) -> None:
-        lines = [TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()]
+        lines = [
+            TyperCommand(name, help=line, hidden=name in OLD_NAMES) for name, (_, line) in COMMANDS.items()
+        ]
         super().__init__(name="bench", help=HELP, commands=lines, no_args_is_help=True)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

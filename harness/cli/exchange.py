@@ -1,4 +1,4 @@
-"""Other tools, clients and tasks: `bench import`, `serve`, `eval`."""
+"""Other tools, clients and tasks: `bench import`, `mock`, `eval`."""
 
 from __future__ import annotations
 
@@ -63,63 +63,47 @@ def import_(
     printing.show(result, format)
 
 
-SERVER, MOCK = "Server", "Mock server"
-OF_SERVER = ("variant", "engine", "both", "model", "device", "api_key", "max_requests", "grace_s")
-OF_MOCK = ("ttft_ms", "itl_ms", "max_tokens_per_chunk")
+SERVER = "Server"
+Host = Annotated[str, option(SERVER, "Address to listen on (127.0.0.1: this machine alone).")]
+Port = Annotated[int, option(SERVER, "0: any that is free; the address is printed (8000).")]
+TtftMs = Annotated[float, option(SERVER, "From arrival to the first token (50).")]
+ItlMs = Annotated[float, option(SERVER, "Between two tokens (10).")]
+MostPerChunk = Annotated[int, option(SERVER, "Chunks hold 1, 2, ... this many tokens, in turn (1).")]
+
+
+def mock(
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    ttft_ms: TtftMs = 50.0,
+    itl_ms: ItlMs = 10.0,
+    max_tokens_per_chunk: MostPerChunk = 1,
+    debug: Debug = False,
+) -> None:
+    """Answer as OpenAI's API does, with tokens at known times, to check what a client measures.
+
+    GET /lateness says how late the mock itself was, in microseconds, since the last DELETE /lateness."""
+    from harness.serve import mock
+
+    with interruptible():
+        mock.run(mock.make_timing(ttft_ms, itl_ms, max_tokens_per_chunk), host, port)
 
 
 def serve(
-    variant: Annotated[
-        str | None, option(None, "Serve the after arm of this pair (all); `bench variants`.")
-    ] = None,
-    engine: Annotated[
-        str | None, option(None, "Serve this engine with its first choices, in place of a variant.")
-    ] = None,
-    both: Annotated[
-        list[str] | None, option(None, "key=value: a toggle, an engine option, python, env.NAME.", "--set")
-    ] = None,
-    model: Annotated[str | None, option(SERVER, "Preset, local path or hub id (tiny-gpt2).")] = None,
-    device: Annotated[str | None, option(SERVER, "auto, cuda or emulated (auto).")] = None,
-    host: Annotated[
-        str, option(SERVER, "Address to listen on (127.0.0.1: this machine alone).")
-    ] = "127.0.0.1",
-    port: Annotated[int, option(SERVER, "0: any that is free; the address is printed (8000).")] = 8000,
-    api_key: Annotated[
-        str | None,
-        option(SERVER, "Key that /v1 asks for, better given by BENCH_API_KEY.", envvar="BENCH_API_KEY"),
-    ] = None,
-    max_requests: Annotated[
-        int | None, option(SERVER, "Requests in flight or on their way there; more are answered 429 (1024).")
-    ] = None,
-    grace_s: Annotated[
-        float | None, option(SERVER, "Time for requests in flight to end at shutdown (30).")
-    ] = None,
-    mock: Annotated[
-        bool, option(MOCK, "No engine: tokens at known times, to calibrate clients with.", "--mock")
-    ] = False,
-    ttft_ms: Annotated[float | None, option(MOCK, "From arrival to the first token (50).")] = None,
-    itl_ms: Annotated[float | None, option(MOCK, "Between two tokens (10).")] = None,
-    max_tokens_per_chunk: Annotated[
-        int | None, option(MOCK, "Chunks hold 1, 2, ... this many tokens, in turn (1).")
-    ] = None,
+    as_mock: Annotated[bool, option(SERVER, "Needed: there is no engine behind it.", "--mock")] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    ttft_ms: TtftMs = 50.0,
+    itl_ms: ItlMs = 10.0,
+    max_tokens_per_chunk: MostPerChunk = 1,
     debug: Debug = False,
 ) -> None:
-    """Serve an engine as OpenAI's API does: /v1/completions, /v1/chat/completions, /v1/models; and /health,
-    /metrics.
-
-    A prompt with more bytes than the tokens of the context can stand for is refused before it is tokenized;
-    so are more than 16 stop strings, and longer ones than 256 characters."""
-    given: dict[str, object] = {name: value for name, value in locals().items() if value is not None}
-    of_engine = {name: value for name, value in given.items() if name in OF_SERVER}
-    of_mock = {name: value for name, value in given.items() if name in OF_MOCK}
-
-    from harness.serve import asking
-
-    with interruptible():
-        if mock:
-            asking.serve_mock(of_mock, of_engine, host, port)
-        else:
-            asking.serve_engine(of_engine, of_mock, host, port)
+    """The old name of `bench mock`."""
+    if not as_mock:
+        raise api.BadSetting(
+            "bench serves no engine any more: bench mock is a server with tokens at known times, and "
+            "bench run --engine openai --before cmd='…' measures your own server"
+        )
+    mock(host, port, ttft_ms, itl_ms, max_tokens_per_chunk)
 
 
 EVAL = "Evaluation"

@@ -1,6 +1,6 @@
 """A server whose TTFT and ITL are known, to calibrate clients with:
 
-    python -m harness.serve.mock --port 0 --ttft-ms 50 --itl-ms 10
+    bench mock --port 0 --ttft-ms 50 --itl-ms 10
 
 It talks as an OpenAI-compatible server does (/v1/completions and /v1/chat/completions, streaming and not) and
 computes nothing. A request's first token is due one TTFT after its last byte arrived, by the kernel's own
@@ -18,7 +18,6 @@ event loop's timers are of no use here, for they count milliseconds.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import select
 import signal
@@ -429,25 +428,3 @@ def run(timing: Timing, host: str, port: int) -> None:
         sys.stdout.write(f"{address_of(listener)}\n")
         sys.stdout.flush()
         mock.serve()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
-    parser.add_argument("--ttft-ms", type=float, default=50.0)
-    parser.add_argument("--itl-ms", type=float, default=10.0)
-    parser.add_argument("--max-tokens-per-chunk", type=int, default=1)
-    given = parser.parse_args()
-    try:
-        run(make_timing(given.ttft_ms, given.itl_ms, given.max_tokens_per_chunk), given.host, given.port)
-    except BadSetting as error:
-        sys.exit(f"{parser.prog}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,101 +1,370 @@
-"""A few hundred cases of each kind of bad input; experiments/validation/fuzz.py has a hundred thousand."""
+"""Whatever a file or a command line holds, `bench` ends as documented, with a line that says why."""
 
 from __future__ import annotations
 
+import io
 import json
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, closing, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from pathlib import Path
-from random import Random
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
-from experiments.fuzzing import files, in_process, mutations
-from experiments.fuzzing.case import Broken, Target, TooLong, within
-from experiments.fuzzing.in_process import Ended, judged
-from experiments.validation import fuzz
-from harness.common.machine import Code
+from harness.cli import app, exit_codes
+from harness.common import machine
+from harness.serve import mock
+from harness.studies.evaluation import evaluate
 
-CASES = {"serve": 200, "mock": 300, "files": 200, "commands": 200}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_no_bad_input_is_a_fault(name: str) -> None:
-    assert fuzz.measure(name, CASES[name], None).failures == []
-
-
-@pytest.mark.parametrize(
-    ("ended", "kind"),
-    [
-        (Ended(4, "", "bench: unexpected KeyError: 'a'; --debug shows where\n"), "unexpected KeyError"),
-        (Ended(2, "", "Traceback (most recent call last):\n"), "traceback"),
-        (Ended(7, "", "bench: what\n"), "exit code"),
-        (Ended(2, "", ""), "no word"),
-        (Ended(2, "", f"bench: {'a' * 5000}\n"), "long line"),
-    ],
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "results" / "reference"
+DOCUMENTED = {0, 1, 2, 3, 4, 129, 130, 143}
+LONGEST_LINE = 2000  # characters of an error
+COMMAND: Any = app.Bench()
+FEW = settings(
+    max_examples=30,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],  # a case is short as it is, and a failing one is slow to shrink
+    database=None,
 )
-def test_an_end_that_is_not_documented_is_a_fault(ended: Ended, kind: str) -> None:
-    with pytest.raises(Broken) as broken:
-        judged(ended)
-    assert broken.value.kind == kind
 
 
-def test_what_never_ends_is_a_fault() -> None:
-    with pytest.raises(TooLong), within(0.05):
-        time.sleep(fuzz.LIMIT_S)
+class Starting(BaseException):
+    """A process would be started here, or a server would serve for ever."""
 
 
-def test_nothing_is_started() -> None:
-    with in_process.nothing_starts():
-        assert in_process.bench(["run", "--engine", "overlap", "--blocks", "1"]).code is None
+class Held(subprocess.Popen[Any]):
+    """In place of Popen: git alone may run, for it looks and does nothing."""
+
+    def __init__(self, args: Any, *given: Any, **named: Any) -> None:
+        if Path(os.fsdecode(args if isinstance(args, str) else args[0])).name != "git":
+            self.returncode = self._child_created = None  # what its destructor looks at
+            raise Starting
+        super().__init__(args, *given, **named)
 
 
-READ = ("weights", "profiles", "doctor", "compare beside a floor", "tokenizer")
+def starting(*_: object, **__: object) -> NoReturn:
+    raise Starting
 
 
-def test_what_is_changed_was_read_before_it_was() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def nothing_starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """In a folder some levels below one that goes with it: "../.." is still inside."""
+    folder = tmp_path_factory.mktemp("fuzz") / "a" / "b" / "c"
+    folder.mkdir(parents=True)
+    asked_once = ((app, "built"), (metadata, "entry_points"), (machine, "code"), (machine, "fingerprint"))
+    with pytest.MonkeyPatch.context() as patched, chdir(folder):
+        patched.setattr(subprocess, "Popen", Held)
+        patched.setattr(mock, "run", starting)
+        patched.setattr(evaluate, "evaluate", starting)  # lm-eval takes seconds to import
+        for module, name in asked_once:
+            patched.setattr(module, name, cache(getattr(module, name)))
+        yield
+
+
+def end_of(*words: str) -> str:
+    """How one command ended, in a word or two. Fails where that is not as documented."""
+    out, err = io.StringIO(), io.StringIO()
+    with patch.object(sys, "argv", ["bench", *words]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            exit_codes.run(COMMAND)
+        except Starting:
+            return "would start"
+        except SystemExit as end:
+            code = int(end.code or 0)
+    said = err.getvalue()
+    last = (said.strip().splitlines() or [""])[-1]
+    assert "Traceback (most recent call last)" not in said
+    assert not re.search(r"unexpected (\w+): ", said), said
+    assert code in DOCUMENTED, said
+    assert code not in (2, 4) or last.startswith("bench: ") or "Usage: " in out.getvalue() + said, (
+        code,
+        said,
+    )
+    assert len(last) <= LONGEST_LINE
+    return f"exit {code}"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Files
+
+NUMBERS = (0, -1, 2**31, 2**63, 2**64, 10**400, 0.5, 1e300, float("inf"), float("nan"), True, None)
+STRINGS = ("", "\x1b[2J", "\ufeff", "\ud800", "é", "NaN", "-inf", "٣", "[red", "../..", "a" * 5000)
+CONTAINERS: tuple[Any, ...] = ([], {}, [[]], [None], {"": None}, [0] * 100)
+ODD = st.sampled_from((*NUMBERS, *STRINGS, *CONTAINERS)) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+    max_leaves=8,
+)
+
+
+@st.composite
+def damaged_bytes(draw: st.DrawFn, content: bytes) -> bytes:
+    """Cut, doubled, flipped, filled: what a disk, a network or a person leaves of a file."""
+    data = bytearray(content)
+    for _ in range(draw(st.sampled_from((1, 1, 2, 8)))):
+        at = draw(st.integers(0, len(data)))
+        more = draw(st.binary(max_size=16))
+        match draw(st.integers(0, 4)):
+            case 0:
+                data[at : at + len(more)] = more
+            case 1:
+                del data[at:]
+            case 2:
+                del data[at : at + len(more)]
+            case 3:
+                data[at:at] = more
+            case 4:
+                data[at:at] = data[at : at + 200]
+    return bytes(data)
+
+
+@st.composite
+def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
+    """One value somewhere in it is another, twice there, or gone. One document, or one a line."""
+    try:
+        documents = [json.loads(content)]
+    except ValueError:
+        documents = [json.loads(line) for line in content.splitlines() if line.strip()]
+    inside: Any = documents
+    key: Any = draw(st.integers(0, len(documents) - 1))
+    while isinstance(inside[key], list | dict) and inside[key] and draw(st.integers(0, 9)):
+        inside = inside[key]
+        key = draw(st.sampled_from(sorted(inside) if isinstance(inside, dict) else range(len(inside))))
+    if draw(st.integers(0, 3)):
+        inside[key] = draw(ODD)
+    elif inside is not documents:
+        del inside[key]
+    return b"\n".join(json.dumps(each).encode() for each in documents)
+
+
+@st.composite
+def damaged_sqlite(draw: st.DrawFn, content: bytes) -> bytes:
+    """One column of one table holds something else, or is gone."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.deserialize(content)
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        table = draw(st.sampled_from(sorted(tables)))
+        columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
+        column = draw(st.sampled_from(sorted(columns)))
+        value = draw(st.sampled_from((None, -1, 0, 2**62, 1.5, float("inf"), "text", b"\xff\xfe")))
+        with suppress(sqlite3.Error):
+            if draw(st.booleans()):
+                rows = "WHERE rowid % 7 = 0" if draw(st.booleans()) else ""
+                database.execute(f'UPDATE "{table}" SET "{column}" = ? {rows}', (value,))
+            elif draw(st.booleans()):
+                database.execute(f'ALTER TABLE "{table}" DROP COLUMN "{column}"')
+            else:
+                database.execute(f'DROP TABLE "{table}"')
+            database.commit()
+        return database.serialize()
+
+
+BY_FORMAT: dict[str, Callable[[bytes], st.SearchStrategy[bytes]]] = {
+    ".json": damaged_json,
+    ".jsonl": damaged_json,
+    ".sqlite": damaged_sqlite,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A file of a folder, and the commands that read it: FOLDER and FILE in a word stand for those."""
+
+    name: str
+    folder: Path  # copied, and the file in it changed
+    file: str
+    commands: tuple[tuple[str, ...], ...]
+
+
+RUN = REFERENCE / "runs" / "pinned-h2d-turns"
+IMPORTS = ROOT / "tests" / "fixtures" / "imports"
+BLOCKS = REFERENCE / "runs" / "overlap"
+OF_BLOCKS = (("explain", "FOLDER"),)
+OF_RUN = (
+    ("compare", "FOLDER"),
+    ("rerun", "FOLDER", "--trust"),
+    ("report", "FOLDER", "-o", "r.md"),
+)
+QUICK = ("--num-requests", "4", "--blocks", "1")
+PROMPTS = (("run", "--engine", "overlap", "--prompts", "FILE", *QUICK),)
+TRACE = (("run", "--engine", "overlap", "--arrival", "trace", "--trace", "FILE", *QUICK),)
+OF_KERNEL = {"correlation": 5, "device": 0, "stream": 7}
+CHROME = [
+    {"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "args": {"name": "host"}},
+    {"ph": "X", "name": "step", "cat": "phase", "ts": 0.0, "dur": 9.0, "pid": 1, "tid": 1},
+    {"ph": "X", "name": "cudaLaunchKernel", "cat": "cuda_runtime", "ts": 1.0, "dur": 1.0, "pid": 1, "tid": 1}
+    | {"args": {"correlation": 5}},
+    {
+        "ph": "X",
+        "name": "gemm",
+        "cat": "kernel",
+        "ts": 3.0,
+        "dur": 4.0,
+        "pid": 2,
+        "tid": 7,
+        "args": OF_KERNEL,
+    },
+    {"ph": "s", "name": "launch", "cat": "ac2g", "id": 5, "ts": 1.0, "pid": 1, "tid": 1},
+    {"ph": "f", "bp": "e", "name": "launch", "cat": "ac2g", "id": 5, "ts": 3.0, "pid": 2, "tid": 7},
+]
+MADE = {
+    "chrome.json": (json.dumps({"traceEvents": CHROME}), (("trace", "FILE", "--all"),)),
+    "prompts.txt": ("How are you?\n\nWrite about rivers.\n", PROMPTS),
+    "sharegpt.json": (
+        json.dumps([{"conversations": [{"from": "human", "value": "How are you?"}]}] * 3),
+        PROMPTS,
+    ),
+    "mooncake.jsonl": (
+        '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n' * 3,
+        TRACE,
+    ),
+    "burst.csv": ("Timestamp,Request tokens,Response tokens\n1,10,20\n2,10,20\n", TRACE),
+}
+
+
+@cache
+def made() -> Path:
+    """Files that nothing in the repository is an example of."""
+    folder = Path.cwd() / "made"
+    folder.mkdir()
+    for name, (content, _) in MADE.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def reads() -> Iterator[Read]:
+    for file in ("manifest.json", "summary.json", "values.parquet"):
+        yield Read("run", RUN, file, OF_RUN)
+    for file in ("requests", "steps"):
+        yield Read("blocks", BLOCKS, f"blocks/000/{file}.parquet", OF_BLOCKS)
+    for path in sorted(IMPORTS.glob("*.json*")):
+        first = ":1" if path.suffix == ".jsonl" else ""  # of the results in it
+        yield Read(path.stem, IMPORTS, path.name, (("import", f"FILE{first}", "--out", "out"),))
+    yield Read(
+        "export", ROOT / "tests" / "fixtures" / "nsys", "host_2022.sqlite", (("trace", "FILE", "--all"),)
+    )
+    for name, (_, commands) in MADE.items():
+        yield Read(name, Path(), name, commands)
+
+
+def filled(words: Sequence[str], folder: Path, file: str) -> list[str]:
+    return [word.replace("FOLDER", str(folder)).replace("FILE", str(folder / file)) for word in words]
+
+
+@pytest.mark.parametrize("read", list(reads()), ids=lambda each: f"{each.name}-{each.file}")
+@FEW
+@given(data=st.data())
+def test_no_damaged_file_is_a_fault(read: Read, data: st.DataObject) -> None:
+    source = made() if read.folder == Path() else read.folder
+    content = (source / read.file).read_bytes()
+    by_format = BY_FORMAT.get(Path(read.file).suffix, damaged_bytes)
+    damage = data.draw(st.sampled_from((by_format, damaged_bytes)))
+    folder = Path("copy")
+    shutil.rmtree(folder, ignore_errors=True)
+    if read.folder in (RUN, BLOCKS):
+        shutil.copytree(source, folder)
+    folder.mkdir(exist_ok=True)
+    (folder / read.file).write_bytes(data.draw(damage(content)))
+    for words in read.commands:
+        end_of(*filled(words, folder, read.file))
+
+
+def test_what_is_damaged_was_read_before_it_was() -> None:
     """Else all that is tried are ways to be refused."""
-    with files.opened() as target:
-        base = target.attempt.args[0]  # type: ignore[attr-defined]
-        for reader in files.readers():
-            if reader.name in READ or reader.name.startswith("gate --"):
-                content = (base / reader.files[0]).read_bytes()
-                ended = target.attempt(files.Damaged(reader, reader.files[0], content))
-                assert "refused" not in ended, reader
-                assert "exit 2" not in ended, reader
+    for read in reads():
+        source = made() if read.folder == Path() else read.folder
+        for words in read.commands:
+            ended = end_of(*filled(words, source, read.file))
+            assert ended in ("exit 0", "exit 3", "would start"), (read, words)
 
 
-@contextmanager
-def counting() -> Iterator[Target[int]]:
-    """Fails at every seventh case."""
-    made: list[int] = []
+# ---------------------------------------------------------------------------------------------------------
+# Command lines
 
-    def make(random: Random) -> int:
-        made.append(len(made))
-        return made[-1]
+SENSIBLE: dict[str, tuple[str, ...]] = {
+    "variant": ("overlap", "pinned-h2d", "all"),
+    "engine": ("overlap", "openai", "transformers", "vllm"),
+    "both": ("h2d=pinned", "schedule=overlap", "env.X=1", "pace=10ms"),
+    "before": ("h2d=pinned", "schedule=serial", "python=/bin/true", "url=http://127.0.0.1:9"),
+    "after": ("h2d=packed", "schedule=overlap", "cmd=true", "env.A=b"),
+    "arrival": ("fixed", "poisson", "gamma", "burst", "closed", "trace"),
+    "over": ("concurrency=1,4", "h2d=pageable,pinned", "variant=overlap,all"),
+    "toggles": ("h2d,sync", "schedule,h2d,output"),
+    "run": (str(RUN),),
+    "runs": (str(RUN), f"{RUN}:before"),
+    "files": (str(IMPORTS / "vllm.json"),),
+    "name": ("gil", "overlap"),
+    "base_ref": ("HEAD", "HEAD~1"),
+    "format": ("table", "markdown", "json", "csv"),
+}
+VALUES = ("0", "1", "2", "6", "100", "0.5", "-1", "50%", "inf", "nan", "1e999", "٣", "1_000")
+TEXTS = (
+    "",
+    " ",
+    "a\nb",
+    "é",
+    "💥",
+    "--",
+    "=",
+    "a=b",
+    "%s",
+    "{0}",
+    "[red",
+    "../..",
+    "~nobody",
+    "a" * 5000,
+    "\udcff",
+)
+# A traceback, a page and a browser are what they are for; doctor looks around for seconds.
+LEFT_OUT = ("debug", "help", "help_all", "opened")
 
-    def attempt(case: int) -> str:
-        if case % 7 == 6:
-            raise Broken("seventh", str(case))
-        return "fine"
 
-    yield Target(make, attempt, settle=lambda: None, rss=lambda: 1)
+@cache
+def commands() -> list[tuple[tuple[str, ...], Any]]:
+    """Each command's words, and what typer made of it."""
+
+    def below(group: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+        for name, each in group.items():
+            if hasattr(each, "commands"):
+                yield from below(each.commands, (*path, name))
+            elif name != "doctor":
+                yield (*path, name), each
+
+    return list(below({name: app.built(name) for name in app.COMMANDS}, ()))
 
 
-def test_a_case_is_made_of_its_number_alone_and_not_of_those_before_it() -> None:
-    content = json.dumps({"a": [1, {"b": [2, 3]}], "c": {"d": None}}).encode()
-    once, again = ([mutations.in_json(content, Random(number)) for number in range(400)] for _ in range(2))
-    assert once == again
+@st.composite
+def command_lines(draw: st.DrawFn) -> Sequence[str]:
+    path, command = draw(st.sampled_from(commands()))
+    words = list(path)
+    options = [each for each in command.params if each.name not in LEFT_OUT]
+    for option in draw(st.lists(st.sampled_from(options), max_size=6, unique_by=id)) if options else ():
+        known = ("results", "a/b", "é") if option.name == "out" else SENSIBLE.get(option.name, VALUES)
+        odd = () if option.name == "out" else TEXTS  # what is written to stays inside of the folder
+        value = draw(st.sampled_from((*known, *known, *known, *odd)))
+        if option.param_type_name == "argument":
+            words.append(value)
+        elif option.is_flag:
+            words.append(draw(st.sampled_from([*option.opts, *option.secondary_opts])))
+        else:
+            words += [option.opts[0], value]
+    return words
 
 
-def test_a_target_that_was_cut_off_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(fuzz.TARGETS, "counting", counting)
-    state = tmp_path / "counting.json"
-    assert fuzz.measure("counting", 6, state).broken == {}
-    found = fuzz.measure("counting", 13, state)
-    assert (found.cases, found.ended["fine"], found.broken["seventh"]) == (13, 12, 1)
-    monkeypatch.setattr(fuzz, "code", lambda: Code(commit="another", changes=""))
-    assert fuzz.measure("counting", 7, state).cases == 7
+@settings(FEW, max_examples=200)
+@given(words=command_lines())
+def test_no_command_line_is_a_fault(words: Sequence[str]) -> None:
+    end_of(*words)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +29,7 @@ HELLO = [{"role": "user", "content": "Hello there"}]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("mock")
     timing = ("--ttft-ms", "30", "--itl-ms", "5", "--max-tokens-per-chunk", "3")
-    with serving(installed(folder), folder, "--mock", *timing) as found:
+    with serving(installed(folder), folder, *timing) as found:
         yield found
 
 
@@ -262,14 +260,11 @@ def test_percentiles_of_lateness_are_exact_to_the_microsecond(us: list[int]) -> 
             assert sum(each < said[f"p{share}"] for each in us) < share / 100 * len(us)
 
 
-def test_the_module_runs_by_itself_and_prints_its_address(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness.serve.mock", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=installed(tmp_path)) as popen:
-        assert popen.stdout is not None
-        url = popen.stdout.readline()
-        popen.terminate()
-        assert popen.wait(PATIENCE_S) == 0
-    assert url.startswith("http://127.0.0.1:")
+def test_serve_without_mock_names_what_is_there(tmp_path: Path) -> None:
+    bench = start(installed(tmp_path), tmp_path, "serve")
+    code, _, stderr = bench.end()
+    assert code == 2
+    assert "bench mock" in stderr
 
 
 def test_ctrl_c_ends_a_mock_with_130(tmp_path: Path) -> None:

@@ -32,11 +32,8 @@ from harness.workload.plan import Planned
 from tests.support.clockwork import installed
 from tests.support.served import serving
 
-SERVE = (
-    f"{sys.executable} -m harness serve --engine overlap --device emulated --model micro-gpt2 --port {{port}}"
-)
+SERVE = f"{sys.executable} -m tests.support.stepping_server {{port}}"
 TOKENS, REQUESTS = 48, 4
-# Each token of the replies has a text: in a chat, half a character is no token of its step (replies._read).
 ASKED = [Planned(number, 0, "b" * (number + 1), TOKENS, False) for number in range(REQUESTS)]
 LEAD = 2
 
@@ -145,7 +142,7 @@ def test_a_server_that_dies_while_it_is_parked_is_named_with_what_it_printed(ses
         session._host_says(api.Parked)
     kept = re.search(r"its output is in (\S+)", str(caught.value))
     assert kept is not None
-    assert "micro-gpt2 by overlap" in Path(kept[1]).read_text()
+    assert "loading the model" in Path(kept[1]).read_text()
     Path(kept[1]).unlink()
 
 
@@ -153,9 +150,9 @@ def test_a_server_that_goes_on_elsewhere_while_it_is_stopped_is_told(
     session: Session, tmp_path: Path
 ) -> None:
     """Its steps would seem to take no time."""
-    with serving(installed(tmp_path), tmp_path, "--mock", "--ttft-ms", "1", "--itl-ms", "10") as there:
+    with serving(installed(tmp_path), tmp_path, "--ttft-ms", "1", "--itl-ms", "10") as there:
         forward = f"{sys.executable} -m tests.support.forward {{port}} {there.address[1]}"
-        arms = [arm("before", cmd=f"{SERVE} --set pace=10ms"), arm("after", cmd=forward)]
+        arms = [arm("before", cmd=f"{SERVE} 0.01"), arm("after", cmd=forward)]
         booted = list(session.boot(arms).values())
         for each in booted:
             session.begin(each)

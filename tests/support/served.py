@@ -52,12 +52,6 @@ class Server:
         status, _, content = self.ask("GET", path)
         return status, json.loads(content)
 
-    def meters(self) -> dict[str, float]:
-        """Every sample of /metrics by its name and labels as they stand there."""
-        _, _, content = self.ask("GET", "/metrics")
-        lines = [line for line in content.decode().splitlines() if not line.startswith("#")]
-        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
-
     @contextmanager
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[Streaming]:
         """A streamed answer, left open until the client is done with it."""
@@ -95,8 +89,8 @@ class Streaming:
 
 @contextmanager
 def serving(environment: dict[str, str], folder: Path, *arguments: str) -> Iterator[Server]:
-    """A `bench serve` on any free port, once it takes requests; it is told to stop at the end."""
-    bench = start(environment, folder, "serve", "--port", "0", *arguments)
+    """A `bench mock` on any free port, once it takes requests; it is told to stop at the end."""
+    bench = start(environment, folder, "mock", "--port", "0", *arguments)
     try:
         assert bench.popen.stdout is not None
         url = bench.popen.stdout.readline().strip()
@@ -112,9 +106,3 @@ def text_of(events: Sequence[Any]) -> str:
     """What a stream's choices say together."""
     said = [choice for event in events if event is not None for choice in event["choices"]]
     return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in said)
-
-
-def ids_of(events: Sequence[Any]) -> list[int]:
-    """The token ids of a stream that was asked for them."""
-    said = [choice for event in events if event is not None for choice in event["choices"]]
-    return [token for choice in said for token in choice.get("token_ids", [])]
