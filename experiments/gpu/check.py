@@ -1,12 +1,15 @@
 """The whole GPU check in one go, in nine minutes at most.
 
-    python -m experiments.gpu.check [--out FOLDER]
+    python -m experiments.gpu.check [--out FOLDER] [--rehearse]
 
 Tokens in fp32 over every pair of toggle choices, calm and under chaos, with captured graphs (the tests marked
 `gpu`, the device contract among them); then a short before/after of each claim's variant with the `gpt2`
 shape. A line per part as it ends; exit 1 if any part failed. A part may take what time is left, but for a
 minute each of the parts that are still to come; the finished blocks of one that was cut off are shown by
 python -m experiments.gpu.unfinished. Results go to results/reference/gpu/.
+
+--rehearse cuts a few parts down to seconds, for a machine whose CPU plays the card
+(PYTHONPATH=tests/support/card:.): it shows that the commands still run, and measures nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +32,13 @@ TOKENS = "(test_tokens_equal_generate or test_sampled_tokens or test_scores or t
 TESTS = ("tests/gpu",)  # others need extras
 WORKERS = "8"
 ALL_S, PART_S = 540, 60
+# Of a rehearsal. Of an option that is given twice the last one counts.
+SHORT = ["--model", "micro-gpt2", "--num-requests", "2", "--max-new-tokens", "32", "--interval-ms", "1"]
+SHORT += ["--set", "max_batch_size=2", "--set", "max_context=48", "--blocks", "1", "--rounds", "1"]
+REHEARSED = {
+    "tokens": ["-k", "calm and scores and tiny-gpt2 and (thread or pageable)", "-n", "0"],
+    "pinned-h2d": SHORT,
+}
 
 
 def run(title: str, command: list[str], limit_s: float, log: Path) -> tuple[str, bool]:
@@ -67,11 +77,15 @@ def commands(out: Path) -> dict[str, list[str]]:
 def main() -> int:
     parser = command_line.parser(__file__, __doc__)
     parser.add_argument("--out", type=Path, default=Path("results/reference/gpu"))
-    out: Path = parser.parse_args().out
+    parser.add_argument("--rehearse", action="store_true", help="a few parts, cut down to seconds")
+    asked = parser.parse_args()
+    out: Path = asked.out
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device here: every test would be skipped, and that counts as passed")
     out.mkdir(parents=True, exist_ok=True)
     ends, parts, passed = monotonic() + ALL_S, commands(out), []
+    if asked.rehearse:
+        parts = {title: [*parts[title], *less] for title, less in REHEARSED.items()}
     for number, (title, command) in enumerate(parts.items(), start=1):
         limit = ends - monotonic() - PART_S * (len(parts) - number)
         log = out / f"{title}.{'md' if title in VARIANTS else 'txt'}"

@@ -36,9 +36,9 @@ from engines.devices.base import Device
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
 from experiments.common import command_line
-from experiments.common.in_process_engine import Collected
 from experiments.common.record import FOLDER, write_result
 from harness.stats import paired
+from tests.support.in_process_engine import Collected
 
 AFTERS = {
     "schedule": "overlap",

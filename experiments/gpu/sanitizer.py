@@ -52,7 +52,7 @@ def decode(device_kind: str, graph: str) -> None:
     """What is looked at: six requests over all afters; AssertionError where a token is wrong."""
     from engines.devices import open_device
     from engines.overlap import SPEC
-    from experiments.common.in_process_engine import near_ties, serve, some_requests
+    from tests.support.in_process_engine import near_ties, serve, some_requests
 
     settings = SPEC.check({"schedule": "overlap", "sync": "copy-done", "h2d": "packed", "graph": graph})
     requests = some_requests(6)

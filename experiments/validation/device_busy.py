@@ -17,8 +17,8 @@ from engines import api
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
 from experiments.common import command_line
-from experiments.common.in_process_engine import Collected
 from experiments.common.record import write_result
+from tests.support.in_process_engine import Collected
 
 SETTINGS = {
     "all befores": {"schedule": "serial", "h2d": "pageable", "d2h": "blocking", "graph": "on"},

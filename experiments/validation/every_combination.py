@@ -28,9 +28,9 @@ from engines.devices import open_device
 from engines.devices.base import Device
 from engines.overlap import SPEC
 from experiments.common import command_line
-from experiments.common.in_process_engine import column, near_ties, sampled, serve, some_requests
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier
+from tests.support.in_process_engine import column, near_ties, sampled, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 CHAOS = (None, 7)

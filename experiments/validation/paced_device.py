@@ -28,9 +28,9 @@ from engines.devices.base import ModuleSpec
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
 from experiments.common import command_line
-from experiments.common.in_process_engine import Collected
 from experiments.common.record import write_result
 from experiments.validation.device_busy import EDGE, busy, serve
+from tests.support.in_process_engine import Collected
 
 PACE_MS = 10.0
 BATCHES = (1, 16, 64)

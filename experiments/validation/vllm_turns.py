@@ -24,8 +24,8 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
-from experiments.common.vllm_builds import PLANTED_US, build, interpreter
 from harness.metrics import definitions
+from tests.support.vllm_builds import PLANTED_US, build, interpreter
 
 PLACES = {"off": "in process", "on": "engine core"}  # by vLLM's switch multiprocessing
 MINUTES = {"off": 3, "on": 6}

@@ -12,11 +12,11 @@ import torch
 from engines.devices import cuda
 from engines.devices.base import ModuleSpec
 from engines.devices.cuda import CudaDevice
-from experiments.common.in_process_engine import near_ties, sampled, serve, some_requests
 from tests.engine.test_tokens import COVER, INLINE, MODELS, name, some_sampled_requests
 from tests.support import cuda_stand_in
 from tests.support.cuda_stand_in import Event, stand_in
 from tests.support.device_contract import BUILD, DeviceContract
+from tests.support.in_process_engine import near_ties, sampled, serve, some_requests
 
 US = 1000
 

@@ -34,7 +34,7 @@ from engines.devices.emulated.commands import (
 from engines.devices.emulated.device import EmulatedDevice
 from engines.devices.emulated.memory import SLOTS
 from engines.devices.emulated.streams import EmulatedEvent, Waiting
-from experiments.common.bench_command import PATIENCE_S
+from tests.support.bench_command import PATIENCE_S
 from tests.support.device_contract import BUILD, DeviceContract, ints, value
 
 

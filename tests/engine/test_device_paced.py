@@ -16,8 +16,8 @@ from engines.devices.base import Device, ModuleSpec
 from engines.devices.emulated.commands import KERNEL, LAUNCH, RECORD
 from engines.devices.emulated.device import EmulatedDevice
 from engines.overlap import SPEC
-from experiments.common.in_process_engine import generated, serve, some_requests
 from tests.support.device_contract import BUILD, DeviceContract, ints, value
+from tests.support.in_process_engine import generated, serve, some_requests
 
 # `add` of 2 rows and `net` have far longer than a core takes for them, `slow` of 1 row less.
 PACE = "decode=batch[1:0.2ms 2:200ms 3:0.2ms],prefill=200ms"

@@ -20,8 +20,6 @@ from scipy import optimize
 from engines import api
 from engines.overlap import SPEC
 from engines.overlap.presets import TOKENIZER_FILE
-from experiments.common.bench_command import last_line
-from experiments.common.in_process_engine import reference_model, serve
 from harness.analysis import accuracy
 from harness.analysis.accuracy import Agreement, Answers, Evaluation, Likelihood
 from harness.analysis.result import Settings, from_plain
@@ -31,8 +29,10 @@ from harness.store.files import EVALUATION_FILE, StoreError
 from harness.store.manifest import read_manifest
 from harness.studies.evaluation import evaluate, model
 from harness.studies.evaluation.tasks.made_arithmetic import questions
+from tests.support.bench_command import last_line
 from tests.support.clockwork import installed
 from tests.support.in_process import bench, ended
+from tests.support.in_process_engine import reference_model, serve
 
 # -- the engine as a model of lm-eval ---------------------------------------------------------------------
 

@@ -21,10 +21,10 @@ from engines.overlap.toggles import h2d
 from engines.overlap.toggles.d2h import BehindEvent
 from engines.overlap.toggles.h2d import PinnedSet
 from engines.overlap.toggles.tables import DirtyRows, Full
-from experiments.common.bench_command import PATIENCE_S
-from experiments.common.in_process_engine import generated, serve
 from tests.engine.conftest import CHAOS_SEED
 from tests.engine.test_device_emulated import Gates, hold, load
+from tests.support.bench_command import PATIENCE_S
+from tests.support.in_process_engine import generated, serve
 
 REQUESTS = [api.Request(number, [number * 37 % 4000 + 1, 11, number + 5], 24) for number in range(4)]
 

@@ -10,7 +10,7 @@ import torch
 from engines import api
 from engines.overlap import SPEC, model, scheduler
 from engines.overlap.toggles.tables import Full
-from experiments.common.in_process_engine import generated, reference_model, serve
+from tests.support.in_process_engine import generated, reference_model, serve
 
 SERIAL = {"schedule": "serial", "h2d": "pinned", "graph": "on"}
 

@@ -18,8 +18,8 @@ from engines.overlap import SPEC
 from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped, held_back
 from engines.overlap.presets import load_tokenizer
 from engines.overlap.toggles.output import InProcess
-from experiments.common.in_process_engine import Collected, column, serve, some_requests
 from tests.engine.conftest import CHAOS_SEED
+from tests.support.in_process_engine import Collected, column, serve, some_requests
 
 TOKENIZERS = {model: load_tokenizer(model, 4096) for model in ("tiny-gpt2", "tiny-llama")}
 TOKENIZER = TOKENIZERS["tiny-gpt2"]

@@ -15,7 +15,6 @@ from engines import api
 from engines.devices.base import Device
 from engines.overlap import SPEC
 from engines.overlap.plant import CALIBRATION_CYCLES, TAG, SpinKernel, compute_for
-from experiments.common.in_process_engine import serve, some_requests
 from harness.analysis import mechanism
 from harness.analysis.result import Comparison, Counter, MetricRow, Settings
 from harness.plan.design import Arm, Design
@@ -25,6 +24,7 @@ from harness.plan.variants import load_variants
 from harness.report import tables
 from harness.run.blocks import planted_ns, rounds_of
 from harness.workload.workload import Workload
+from tests.support.in_process_engine import serve, some_requests
 from tests.support.made_blocks import manifest, result
 
 NS = 300_000

@@ -17,10 +17,10 @@ import pytest
 from engines import api
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
-from experiments.common.in_process_engine import Collected, near_ties, sampled, serve, some_requests
 from harness.run.records import steps_frame
 from tests.engine.conftest import CHAOS_SEED
 from tests.engine.test_tokens import some_sampled_requests
+from tests.support.in_process_engine import Collected, near_ties, sampled, serve, some_requests
 
 SERIAL = {"schedule": "serial", "d2h": "event"}
 INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on", "tables": "dirty-rows"}

@@ -22,7 +22,7 @@ from engines.overlap.models import published
 from engines.overlap.models.published import load_model
 from engines.overlap.presets import PRESETS, load_tokenizer
 from engines.transformers.base import TransformersEngine
-from experiments.common.in_process_engine import Collected, near_ties, serve, some_requests
+from tests.support.in_process_engine import Collected, near_ties, serve, some_requests
 
 VOCABULARY = 512
 SETTINGS = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})

@@ -26,7 +26,7 @@ from engines.overlap.recorder import (
     make_recorder,
 )
 from engines.tracing import INJECTIONS, name_thread
-from experiments.common.in_process_engine import column, serve
+from tests.support.in_process_engine import column, serve
 
 
 def test_a_phase_that_comes_twice_in_a_step_is_summed_up():

@@ -16,7 +16,7 @@ from engines.overlap.kv_cache import BlockPool
 from engines.overlap.request import Active
 from engines.overlap.scheduler import Batch, Limits, Scheduler
 from engines.overlap.toggles import accept, tables
-from experiments.common.simulation import EOS, VOCABULARY, Simulation, expected_tokens, soak
+from tests.support.simulation import EOS, VOCABULARY, Simulation, expected_tokens, soak
 
 BLOCK = 4
 CONTEXT = 32

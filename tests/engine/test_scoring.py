@@ -18,8 +18,8 @@ from engines import api
 from engines.overlap import SPEC, scoring
 from engines.overlap.toggles.d2h import BehindEvent
 from engines.overlap.toggles.h2d import PinnedSet
-from experiments.common.in_process_engine import column, generated, reference_model, serve, some_requests
 from tests.engine.conftest import CHAOS_SEED
+from tests.support.in_process_engine import column, generated, reference_model, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 NEAR = 1e-3

@@ -12,7 +12,7 @@ from engines.api import EngineError
 from engines.overlap.scheduler import Batch
 from engines.overlap.toggles import share
 from engines.overlap.toggles.share import SLOTS, Ring
-from experiments.common.bench_command import PATIENCE_S
+from tests.support.bench_command import PATIENCE_S
 
 STEP_BYTES = 4096
 

@@ -18,7 +18,7 @@ from engines.overlap.models.contract import Model
 from engines.overlap.models.published import _plan, save
 from engines.overlap.models.tensor_parallel import AllReduce, Group, shard
 from engines.overlap.presets import PRESETS
-from experiments.common.bench_command import PATIENCE_S
+from tests.support.bench_command import PATIENCE_S
 
 CPU = torch.device("cpu")
 RANKS = 2

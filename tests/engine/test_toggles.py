@@ -22,9 +22,9 @@ from engines.overlap import SPEC, scheduler
 from engines.overlap.step import Step
 from engines.overlap.toggles import d2h, h2d, launch, output, tables
 from engines.overlap.toggles import gc as gc_toggle
-from experiments.common import in_process_engine
-from experiments.common.bench_command import PATIENCE_S
-from experiments.common.in_process_engine import serve, some_requests
+from tests.support import in_process_engine
+from tests.support.bench_command import PATIENCE_S
+from tests.support.in_process_engine import serve, some_requests
 
 INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"}
 THREAD = {"schedule": "overlap", "launch": "thread", "graph": "on"}

@@ -21,8 +21,8 @@ from engines.host import Host
 from engines.overlap import SPEC
 from engines.overlap.presets import load_tokenizer
 from engines.overlap.tokenizing import Tokenized, Tokenizing, encode
-from experiments.common.bench_command import PATIENCE_S
-from experiments.common.in_process_engine import serve
+from tests.support.bench_command import PATIENCE_S
+from tests.support.in_process_engine import serve
 
 TEXTS = (
     "Hello",

@@ -10,7 +10,9 @@ import pytest
 from engines import api
 from engines.overlap import SPEC
 from engines.overlap.engine import OverlapEngine
-from experiments.common.in_process_engine import (
+from harness.run.records import device_frame
+from tests.engine.conftest import CHAOS_SEED
+from tests.support.in_process_engine import (
     Collected,
     column,
     generated,
@@ -19,9 +21,7 @@ from experiments.common.in_process_engine import (
     serve,
     some_requests,
 )
-from experiments.common.pairwise import pairs, pairwise_cover
-from harness.run.records import device_frame
-from tests.engine.conftest import CHAOS_SEED
+from tests.support.pairwise import pairs, pairwise_cover
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 

@@ -18,9 +18,9 @@ from engines.overlap import SPEC as OVERLAP
 from engines.overlap.presets import load_tokenizer
 from engines.transformers import SPEC
 from engines.transformers.engine import build
-from experiments.common.in_process_engine import Collected, generated, near_ties, serve, some_requests
 from tests.engine.test_real_models import save, tokenizer  # noqa: F401
 from tests.support.in_process import ended
+from tests.support.in_process_engine import Collected, generated, near_ties, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 MODES = ("static", "continuous")

@@ -8,9 +8,9 @@ import torch
 from engines.api import STEP_KINDS
 from engines.devices import open_device
 from engines.overlap import SPEC
-from experiments.common.in_process_engine import column, near_ties, sampled, serve, some_requests
 from tests.engine.test_scoring import FOUR, NEAR, errors, forced_requests
 from tests.engine.test_tokens import APART, COVER, MODELS, growing_requests, name, some_sampled_requests
+from tests.support.in_process_engine import column, near_ties, sampled, serve, some_requests
 
 TIGHT = {
     "max_batch_size": 6, "max_context": 64, "block_size": 4, "num_blocks": 1 + 18, "prefix_cache": True,

@@ -8,7 +8,7 @@ import torch
 from engines.api import BadSetting
 from engines.devices import open_device
 from engines.overlap import SPEC
-from experiments.common.in_process_engine import near_ties, serve, some_requests
+from tests.support.in_process_engine import near_ties, serve, some_requests
 
 INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"}
 SERIAL = {"schedule": "serial"}

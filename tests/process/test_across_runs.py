@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from engines import api
-from experiments.common.bench_command import BENCH
 from harness.analysis import across_runs, noise_floor
 from harness.analysis import stored as stored_
 from harness.analysis.noise_floor import with_floor
@@ -25,6 +24,7 @@ from harness.store.files import StoreError
 from harness.store.manifest import Imported, Manifest, read_manifest, write_manifest
 from harness.store.tables import finished_blocks, read_table, table_path, write_table
 from harness.workload.workload import Workload
+from tests.support.bench_command import BENCH
 from tests.support.in_process import bench
 from tests.support.made_blocks import blocks, described, manifest, result, shown, warned
 from tests.support.made_runs import stored

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.common.bench_command import PATIENCE_S, Bench, last_line, start
 from harness.store.manifest import read_manifest
+from tests.support.bench_command import PATIENCE_S, Bench, last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import ended
 

@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from engines import api
-from experiments.common.bench_command import last_line
 from harness.common.processes import GRACE_S, Child, end, stopped
 from harness.common.processes import start as start_child
 from harness.plan.design import Arm
@@ -20,6 +19,7 @@ from harness.run.messages import LoadFailed
 from harness.store import tables
 from harness.workload.plan import Planned
 from tests.support import broken_engine
+from tests.support.bench_command import last_line
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engines.api import profiles
-from experiments.common.bench_command import BENCH, last_line, start
 from harness.cli import measure
+from tests.support.bench_command import BENCH, last_line, start
 from tests.support.clockwork import installed
 from tests.support.in_process import bench
 

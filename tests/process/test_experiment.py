@@ -17,7 +17,6 @@ import pytest
 from msgspec.structs import replace
 
 import harness
-from experiments.common.bench_command import last_line, start
 from harness.analysis import comparison, experiment_result
 from harness.analysis.experiment_result import (
     Cell,
@@ -46,6 +45,7 @@ from harness.store.block import Block
 from harness.store.files import read_summary
 from harness.store.manifest import read_manifest
 from harness.studies import experiment
+from tests.support.bench_command import last_line, start
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
 from tests.support.made_blocks import block, blocks, manifest, side

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from engines import api
-from experiments.common.bench_command import last_line
 from harness.analysis import explain
 from harness.analysis.result import NoPrediction, to_plain
 from harness.metrics import ranks
@@ -21,6 +20,7 @@ from harness.report import explain_tables
 from harness.report import page as pages
 from harness.store import tables
 from harness.store.manifest import write_manifest
+from tests.support.bench_command import last_line
 from tests.support.in_process import bench
 from tests.support.made_blocks import blocks, manifest, warned
 from tests.support.made_runs import stored

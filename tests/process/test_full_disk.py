@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from engines import api
-from experiments.common.bench_command import BENCH, last_line
 from harness.cli.progress import on_stderr
 from harness.plan.request import Request
 from harness.store import tables
 from harness.store.files import WriteFailed, append_text, write_json, write_text
 from harness.store.manifest import write_manifest
 from harness.studies import sweep
+from tests.support.bench_command import BENCH, last_line
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import ended
 from tests.support.made_blocks import blocks, manifest

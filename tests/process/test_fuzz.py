@@ -191,8 +191,6 @@ class Read:
 
 RUN = REFERENCE / "runs" / "pinned-h2d-turns"
 IMPORTS = ROOT / "tests" / "fixtures" / "imports"
-BLOCKS = REFERENCE / "runs" / "overlap"
-OF_BLOCKS = (("explain", "FOLDER"),)
 OF_RUN = (
     ("compare", "FOLDER"),
     ("rerun", "FOLDER", "--trust"),
@@ -248,8 +246,6 @@ def made() -> Path:
 def reads() -> Iterator[Read]:
     for file in ("manifest.json", "summary.json", "values.parquet"):
         yield Read("run", RUN, file, OF_RUN)
-    for file in ("requests", "steps"):
-        yield Read("blocks", BLOCKS, f"blocks/000/{file}.parquet", OF_BLOCKS)
     for path in sorted(IMPORTS.glob("*.json*")):
         first = ":1" if path.suffix == ".jsonl" else ""  # of the results in it
         yield Read(path.stem, IMPORTS, path.name, (("import", f"FILE{first}", "--out", "out"),))
@@ -274,7 +270,7 @@ def test_no_damaged_file_is_a_fault(read: Read, data: st.DataObject) -> None:
     damage = data.draw(st.sampled_from((by_format, damaged_bytes)))
     folder = Path("copy")
     shutil.rmtree(folder, ignore_errors=True)
-    if read.folder in (RUN, BLOCKS):
+    if read.folder == RUN:
         shutil.copytree(source, folder)
     folder.mkdir(exist_ok=True)
     (folder / read.file).write_bytes(data.draw(damage(content)))

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from engines import api
-from experiments.common.bench_command import last_line
 from harness.run import worktrees
 from harness.store.manifest import read_manifest
+from tests.support.bench_command import last_line
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
 from tests.support.places import ROOT

@@ -1,68 +1,41 @@
-"""The parts of the GPU check run one after another, each within its time, and on a stand-in for the card they
-pass. They need no card for that."""
+"""What is asked of a lent card, rehearsed where the CPU plays it."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from experiments.common.command_line import ROOT
-from experiments.gpu import check
-from tests.support.processes import ends
+from tests.support.bench_command import PATIENCE_S
 
-WORKER = "import time; print('at work', flush=True); time.sleep(60)"
-PART = f"""
-import subprocess, sys
-worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}])
-print("pid", worker.pid, flush=True)
-worker.wait()
-"""
-
-
-def test_a_part_that_is_cut_off_leaves_no_worker_beside_the_next(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    line, passed = check.run("tokens", [sys.executable, "-c", PART], 3, log)
-    assert not passed
-    assert line.startswith("tokens: did not end within 3 s in ")
-    said = log.read_text().split()
-    assert said[:1] == ["pid"], "it began"
-    assert ends(int(said[1]))
+ROOT = Path(__file__).resolve().parents[2]
+CHECK = (sys.executable, "-m", "experiments.gpu.check")
+PLAYED = os.pathsep.join([str(ROOT / "tests/support/card"), str(ROOT)])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_card_nothing_counts_as_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["check", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="no CUDA device here"):
-        check.main()
-    assert not list(tmp_path.iterdir())
+def test_without_a_card_nothing_counts_as_passed(tmp_path: Path) -> None:
+    done = subprocess.run([*CHECK, "--out", tmp_path / "out"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no CUDA device here" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_part_that_fails_says_how(tmp_path: Path) -> None:
-    line, passed = check.run("device", [sys.executable, "-c", "raise SystemExit(3)"], 60, tmp_path / "log")
-    assert not passed
-    assert line.startswith("device: failed, exit 3 in ")
-
-
-# The card's own commands, cut down to seconds: of an option that is given twice the last one counts.
-FEW = ["-k", "calm and scores and tiny-gpt2 and (thread or pageable)", "-n", "0"]
-SHORT = ["--model", "micro-gpt2", "--num-requests", "2", "--max-new-tokens", "32", "--interval-ms", "1"]
-SHORT += ["--set", "max_batch_size=2", "--set", "max_context=48", "--blocks", "1", "--rounds", "1"]
-
-
-@pytest.mark.parametrize(
-    ("part", "less", "says"),
-    [("tokens", FEW, "2 passed"), ("pinned-h2d", SHORT, "| step_ms_sliced |")],
-)
-def test_a_part_passes_where_the_cpu_plays_the_card(
-    part: str, less: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests/support/card"), str(ROOT)]))
-    log = tmp_path / "log"
-    line, passed = check.run(part, [*check.commands(tmp_path / "runs")[part], *less], 300, log)
-    assert passed, f"{line}\n{log.read_text()}"
-    assert says in log.read_text()
+def test_the_rehearsal_passes_where_the_cpu_plays_the_card(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*CHECK, "--rehearse", "--out", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": PLAYED},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    logs = {path.name: path.read_text() for path in tmp_path.glob("*.*")}
+    assert done.returncode == 0, (done.stdout, done.stderr, logs)
+    assert "tokens: passed" in done.stdout
+    assert "2 passed" in logs["tokens.txt"]
+    assert "| step_ms_sliced |" in logs["pinned-h2d.md"]

@@ -15,7 +15,6 @@ import pytest
 
 import harness
 from engines import api
-from experiments.common.bench_command import last_line
 from harness.analysis import across_runs, words
 from harness.analysis.result import Result
 from harness.metrics.requests import gaps_ms
@@ -25,6 +24,7 @@ from harness.store.files import StoreError
 from harness.store.tables import read_block, table_path
 from harness.studies.imports import files, guidellm
 from harness.studies.imports import run as importing
+from tests.support.bench_command import last_line
 from tests.support.in_process import bench
 from tests.support.made_blocks import warned
 from tests.support.places import FIXTURES, REFERENCE

@@ -12,7 +12,6 @@ import pytest
 
 import harness
 from engines import api
-from experiments.common import keep
 from harness.analysis import across_runs, explain, frames, sweep
 from harness.analysis.result import to_plain
 from harness.plan.experiment_file import Adjusted, Experiment
@@ -30,6 +29,7 @@ from harness.store.tables import TABLES, write_block, write_table
 from harness.studies import experiment, gate
 from harness.studies.factorial import read as read_factorial
 from tests.process import test_experiment
+from tests.support import keep
 from tests.support.in_process import bench
 from tests.support.made_blocks import manifest
 from tests.support.made_runs import TPOT, factorial_blocks, planned_factorial, stored, stored_sweep

@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import api
-from experiments.common.bench_command import PATIENCE_S
 from harness.run import messages
 from harness.run.load_generator import LoadError, LoadGenerator, Round, broken, digest, submission
 from harness.run.records import requests_frame
@@ -28,6 +27,7 @@ from harness.workload.arrivals import UNTIMED
 from harness.workload.check import check
 from harness.workload.plan import Planned, plan
 from harness.workload.workload import Workload
+from tests.support.bench_command import PATIENCE_S
 
 PATIENCE_MS = 10_000
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.common.bench_command import PATIENCE_S, start
 from harness.serve import mock
 from harness.serve.mock_answers import Answer, StreamOptions
+from tests.support.bench_command import PATIENCE_S, start
 from tests.support.clockwork import installed
 from tests.support.served import Server, serving, text_of
 

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from experiments.common.bench_command import PATIENCE_S
+from tests.support.bench_command import PATIENCE_S
 from tests.support.places import ROOT
 
 FOLDER = ROOT / "notebooks"

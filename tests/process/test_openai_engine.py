@@ -19,8 +19,8 @@ from engines import api
 from engines.openai import SPEC, endpoint, engine
 from engines.openai import server as run_server
 from engines.openai.endpoint import Endpoint
-from experiments.common.bench_command import PATIENCE_S
-from experiments.common.in_process_engine import Collected
+from tests.support.bench_command import PATIENCE_S
+from tests.support.in_process_engine import Collected
 from tests.support.small_server import SmallServer, running
 
 KEY = "sk-secret"

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.common.bench_command import PATIENCE_S, Bench, last_line, start
 from harness.store import tables
+from tests.support.bench_command import PATIENCE_S, Bench, last_line, start
 from tests.support.in_process import ended
 from tests.support.places import ROOT
 from tests.support.small_server import SmallServer, running

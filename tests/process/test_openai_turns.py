@@ -22,14 +22,14 @@ from engines import api
 from engines.openai import SPEC, engine
 from engines.openai.replies import Outcome, Reply
 from engines.openai.turns import Turning
-from experiments.common.bench_command import PATIENCE_S
-from experiments.common.in_process_engine import Collected
 from harness.metrics import slices
 from harness.plan.design import Arm
 from harness.run import records
 from harness.run.session import Booted, RunFailed, Session
 from harness.workload.plan import Planned
+from tests.support.bench_command import PATIENCE_S
 from tests.support.clockwork import installed
+from tests.support.in_process_engine import Collected
 from tests.support.served import serving
 
 SERVE = f"{sys.executable} -m tests.support.stepping_server {{port}}"

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from engines import api
-from experiments.common.bench_command import last_line, start
 from harness.common.signals import Interrupted, interruptible
 from harness.plan.design import Design
 from harness.plan.request import Request
@@ -23,6 +22,7 @@ from harness.plan.variants import load_variants
 from harness.studies import profile
 from harness.trace.timeline import Timeline
 from tests.support import gap
+from tests.support.bench_command import last_line, start
 from tests.support.chrome_trace import faults
 from tests.support.clockwork import installed
 from tests.support.in_process import bench, ended

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from experiments.common.bench_command import Bench, last_line, start
-from experiments.common.ray_nodes import Nodes
 from harness.store import tables
 from harness.store.manifest import Manifest, read_manifest
 from tests.process.test_experiment import write as write_experiment
+from tests.support.bench_command import Bench, last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.processes import DEATH_LIMIT_S
-from tests.support.ray_nodes import nodes
+from tests.support.ray_nodes import Nodes, nodes
 
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
 LONG = (*COMPARE, "--num-requests", "60")  # a block takes seconds

@@ -8,9 +8,9 @@ import os
 import signal
 from pathlib import Path
 
-from experiments.common.bench_command import Bench, last_line, start, wait_until_serving
 from harness.store import tables
 from harness.store.manifest import read_manifest
+from tests.support.bench_command import Bench, last_line, start, wait_until_serving
 from tests.support.in_process import ended
 from tests.support.places import ROOT
 from tests.support.processes import DEATH_LIMIT_S

@@ -57,7 +57,7 @@ def test_the_reference_stays_small() -> None:
     files = committed("results/reference")
     assert len(files) > 100
     weight = sum(file.stat().st_size for file in files)
-    assert weight < MOST_BYTES, f"{weight / 1e6:.1f} MB; python -m experiments.common.keep leaves blocks out"
+    assert weight < MOST_BYTES, f"{weight / 1e6:.1f} MB; python -m tests.support.keep leaves blocks out"
 
 
 def test_no_committed_result_names_a_path_of_the_machine_that_made_it() -> None:

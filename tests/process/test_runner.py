@@ -26,7 +26,6 @@ import pytest
 from engines import api
 from engines.api import BadSetting
 from engines.processes import ORPHANED
-from experiments.common.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, start
 from harness.common import processes
 from harness.common.signals import Interrupted, interruptible
 from harness.plan.design import Arm
@@ -37,6 +36,7 @@ from harness.store import folders, tables
 from harness.store.files import StoreError
 from harness.store.manifest import read_manifest, write_manifest
 from tests.support import clockwork_engine, gap
+from tests.support.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import ended
 from tests.support.made_blocks import described, manifest

@@ -14,13 +14,13 @@ from engines.openai import SPEC, engine, server
 from engines.openai.endpoint import Endpoint
 from engines.overlap.models.published import save
 from engines.overlap.presets import PRESETS
-from experiments.common.bench_command import PATIENCE_S
-from experiments.common.in_process_engine import Collected
 from harness.metrics import slices
 from harness.plan.design import Arm
 from harness.run import records
 from harness.run.session import Booted, Session
 from harness.workload.plan import Planned
+from tests.support.bench_command import PATIENCE_S
+from tests.support.in_process_engine import Collected
 
 PYTHON = os.environ.get("BENCH_SGLANG", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="BENCH_SGLANG names no interpreter that has SGLang")

@@ -18,7 +18,6 @@ from rich.console import Console
 import harness
 from engines import api
 from engines.overlap import SPEC
-from experiments.common.bench_command import last_line, start
 from harness.analysis import noise_floor, words
 from harness.analysis import sweep as sweep_
 from harness.analysis.result import Axis as AxisResult
@@ -33,6 +32,7 @@ from harness.store import sweep
 from harness.store.files import SWEEP_FILE, StoreError, write_json
 from harness.store.manifest import read_manifest, write_manifest
 from harness.store.tables import write_block
+from tests.support.bench_command import last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import bench, ended
 from tests.support.made_blocks import blocks, described, manifest

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engines import api
-from experiments.common.bench_command import start
+from tests.support.bench_command import start
 from tests.support.in_process import ended
 from tests.support.places import ROOT
 

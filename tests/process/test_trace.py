@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from experiments.common.bench_command import start
 from tests.support import nsys_export as made
+from tests.support.bench_command import start
 from tests.support.clockwork import installed
 from tests.support.traces import SPLIT, refused, two
 

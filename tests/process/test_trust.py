@@ -28,7 +28,6 @@ import msgspec
 import pytest
 
 from engines import api
-from experiments.common.bench_command import last_line, start
 from harness.plan import experiment_file
 from harness.plan.design import Arm, Design, Factor, Factorial, Ref
 from harness.plan.grid import Point
@@ -39,6 +38,7 @@ from harness.store.folders import create
 from harness.store.manifest import described_here, read_manifest, write_manifest
 from harness.studies import experiment
 from harness.workload.workload import Workload
+from tests.support.bench_command import last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import ended
 from tests.support.places import REFERENCE

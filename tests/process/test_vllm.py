@@ -16,9 +16,6 @@ import pytest
 
 from engines import api
 from engines.vllm import SPEC
-from experiments.common.bench_command import PATIENCE_S, start
-from experiments.common.command_line import ROOT
-from experiments.common.vllm_builds import PLANTED_US, build
 from harness.cli.exit_codes import GATE_FAILED
 from harness.metrics import slices
 from harness.metrics.definitions import SLICED_SAME_DEVICE
@@ -27,7 +24,10 @@ from harness.plan.settings import make_arm
 from harness.run import preflight, records
 from harness.run.session import Session
 from harness.workload.plan import Planned
+from tests.support.bench_command import PATIENCE_S, start
+from tests.support.vllm_builds import PLANTED_US, build
 
+ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("BENCH_VLLM", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="BENCH_VLLM names no interpreter that has vLLM")
 COMPUTES = """

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from experiments.common.bench_command import PATIENCE_S
+from tests.support.bench_command import PATIENCE_S
 
 # The claim is ten seconds, and experiments/validation/deaths.py measures it. A death that goes unnoticed
 # would end a run when the engine has been silent for a minute.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from experiments.common.bench_command import PATIENCE_S, Bench, start
+from tests.support.bench_command import PATIENCE_S, Bench, start
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a socket resets its connection
 

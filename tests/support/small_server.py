@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.common.bench_command import PATIENCE_S
+from tests.support.bench_command import PATIENCE_S
 
 MODEL = "small"
 WORDS = ("One", " two", " three", " four", " five", " six", " seven", " eight")

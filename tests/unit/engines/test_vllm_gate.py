@@ -12,7 +12,7 @@ import pytest
 from engines import api
 from engines.vllm.gate import FINISH, GO, Asked, Core, Gate
 from engines.vllm.steps import Steps
-from experiments.common.bench_command import PATIENCE_S
+from tests.support.bench_command import PATIENCE_S
 from tests.unit.engines.test_vllm_steps import scheduled
 
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from engines import api
 from engines.overlap import SPEC
-from experiments.validation.false_alarms import drawn
 from harness.metrics import definitions
 from harness.plan import design, settings
 from harness.plan.checks import check_metrics
@@ -27,6 +26,7 @@ from harness.plan.request import Request
 from harness.plan.settings import make_design
 from harness.plan.variants import Variant, load_variants
 from harness.workload.workload import Workload
+from tests.support.simulated_runs import drawn
 
 untimed = hypothesis_settings(deadline=None)
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import api
-from experiments.gpu import reference
 from harness.cli import app as cli
 from harness.plan import experiment_file
 from harness.plan.experiment_file import Adjusted
@@ -86,15 +85,6 @@ def test_what_to_do_afterwards_can_be_done() -> None:
     for line in lines.values():
         assert set(re.findall(r"bench (\w+)", line)) <= cli.COMMANDS.keys()
         assert set(re.findall(r"--variant ([\w-]+)", line)) <= load_variants().keys()
-
-
-@pytest.mark.parametrize("name", reference.EXPERIMENTS)
-def test_a_reference_run_of_another_model_has_it_in_every_arm(name: str, tmp_path: Path) -> None:
-    model = reference.Model("llama-1b", "bfloat16", "tiny-llama")
-    planned = experiment.plan(str(reference.experiment_of(name, model, tmp_path)), Adjusted(device="cuda"))
-    designs = [each for named in planned.designs().values() for each in named.values()]
-    arms = [arm for each in designs for arm in each.arms]
-    assert {(arm.options.model, arm.options.dtype) for arm in arms} == {("tiny-llama", "bfloat16")}
 
 
 def test_the_experiments_ship_with_the_package() -> None:

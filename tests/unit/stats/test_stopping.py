@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import api
-from experiments.validation import false_alarms as simulated
 from harness.analysis.rule import reason_to_stop
 from harness.metrics.block import Values
 from harness.plan.design import Arm, Design
@@ -19,6 +18,7 @@ from harness.plan.settings import make_gate
 from harness.stats import checks, planning, stopping
 from harness.stats.stopping import Until
 from harness.workload.workload import Workload
+from tests.support import simulated_runs as simulated
 
 RUNS = 5_000
 ARMS = tuple(

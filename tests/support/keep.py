@@ -1,4 +1,4 @@
-"""What of a finished run is committed: `python -m experiments.common.keep FOLDER ... [--tables T,...]`.
+"""What of a finished run is committed: `python -m tests.support.keep FOLDER ... [--tables T,...]`.
 
 What stays: manifest.json, summary.json, values.parquet, and of the blocks the tables that are named (none).
 The manifest says what was left out. Of a sweep or an experiment this is done to each of its runs, and what

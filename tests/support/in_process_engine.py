@@ -15,8 +15,8 @@ from engines.devices.base import Device
 from engines.overlap.engine import OverlapEngine
 from engines.overlap.models.published import load_model
 from engines.overlap.sampler import sample
-from experiments.common.bench_command import PATIENCE_S
 from harness.metrics.divergences import NEAR_TIE
+from tests.support.bench_command import PATIENCE_S
 
 
 @dataclass
