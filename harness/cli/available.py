@@ -56,7 +56,6 @@ def variants(
 def _show_claims(name: str | None, results: Path | None, format: Format | None, out: Path | None) -> None:
     """Print the catalogue, or write its page."""
     from harness.cli import printing
-    from harness.cli.exit_codes import say
     from harness.report import catalogue_tables
     from harness.studies import catalogue
 
@@ -64,10 +63,7 @@ def _show_claims(name: str | None, results: Path | None, format: Format | None, 
         raise api.BadSetting("-o takes a web page: end it in .html, and leave --format out")
     if results is not None and not results.is_dir():
         raise api.BadSetting(f"{results} is no folder with results")
-    folder = results or catalogue.REFERENCE
-    if not folder.is_dir():
-        say("what was measured comes with the repository: give its results/reference by --results")
-    found = catalogue.catalogue_of(folder, name)
+    found = catalogue.catalogue_of(results, name)
     if out is None:
         printing.show(found, format or Format.TABLE)
     else:

@@ -44,7 +44,7 @@ def dtype(column: pd.Series) -> str:
     return "text" if all(isinstance(value, str) for value in column) else f"list of {column.iloc[0].dtype}"
 
 
-@pytest.mark.parametrize(("name", "tables"), [("overlap", FRAMES), ("async-output", ("requests", "rounds"))])
+@pytest.mark.parametrize(("name", "tables"), [("overlap", FRAMES)])
 def test_every_column_is_documented(name: str, tables: tuple[str, ...]) -> None:
     run = harness.load(RUNS / name)
     for table in tables:

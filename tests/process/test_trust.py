@@ -696,7 +696,6 @@ run = harness.load("run")
 run.result, run.requests, run.steps, run.rounds, run.token_gaps
 harness.compare("run")
 harness.load("factorial").effects
-harness.load_sweep("sweep").changes
 for arguments in {reading!r}:
     sys.argv = ["bench", *arguments.split()]
     try:
@@ -707,14 +706,13 @@ for arguments in {reading!r}:
 BENCH = "import sys; from harness.cli.app import main; sys.argv = {arguments!r}; main()"
 STORED = {
     "run": PINNED.with_name("overlap"),  # with steps, as they were measured
-    "factorial": REFERENCE / "experiments" / "factorial-h2d-sync-output",
-    "sweep": REFERENCE / "experiments" / "sweep-concurrency",
-    "experiment": REFERENCE / "experiments" / "gil",
+    "factorial": REFERENCE / "experiments" / "factorial-schedule-h2d-output",
+    "experiment": REFERENCE / "experiments" / "sglang-launch-done-paced",
 }
 READING = (
     *("compare run", "compare run:before run:after", "gate run --out gate", "explain run"),
     *("report run -o a.html", "report run -o a.md"),
-    *("factorial factorial", "sweep sweep", "experiment show experiment"),
+    *("factorial factorial", "experiment show experiment"),
 )
 
 

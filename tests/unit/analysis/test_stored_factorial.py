@@ -13,7 +13,7 @@ from harness.analysis.stored import summary
 from harness.store.files import SUMMARY_FILE, StoreError, read_summary, write_json
 from tests.support.places import REFERENCE
 
-STORED = REFERENCE / "experiments" / "factorial-h2d-sync-output"
+STORED = REFERENCE / "experiments" / "factorial-schedule-h2d-output"
 
 
 def without_choice(found: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ from engines import api
 from harness.analysis.catalogue import NOT_MEASURED, Entry, measured_by
 from harness.analysis.result import to_plain
 from harness.plan.variants import load_unmeasured, load_variants
-from harness.store.files import StoreError, write_summary
+from harness.store.files import write_summary
 from harness.store.manifest import Manifest, write_manifest
 from harness.studies.catalogue import catalogue_of
 from tests.support.made_blocks import manifest, result
+from tests.support.places import REFERENCE
 
 VARIANTS = load_variants()
-MACHINE = {"cpu": "a cpu", "cores": 2, "kernel": "6", "memory_gib": 8, "gpus": []}
-ROW = {"unit": "ms", "better": "lower", "before": 10.7, "change": -0.064, "ci_low": -0.074, "ci_high": -0.053}
 
 
 def planned(name: str, after: dict[str, Any] | None = None, **design: Any) -> Manifest:
@@ -44,10 +42,6 @@ def finished(folder: Path, plan: Manifest) -> None:
 
 def measured(folder: Path) -> list[Entry]:
     return [each for each in catalogue_of(folder).entries if each.change is not None]
-
-
-def written(folder: Path, name: str, data: list[Any]) -> None:
-    (folder / name).write_text(json.dumps({"title": "t", "machine": MACHINE, "data": data}))
 
 
 def test_a_run_of_a_variant_stands_beside_its_claim(tmp_path: Path) -> None:
@@ -103,32 +97,10 @@ def test_of_two_claims_with_one_change_the_one_with_the_nearer_settings_is_meant
     assert measured_by(VARIANTS, "overlap", before, after) == VARIANTS[name]
 
 
-def test_repeated_runs_and_the_step_map_are_read_and_points_without_a_known_speed_left_out(
-    tmp_path: Path,
-) -> None:
-    sliced = {"steps": 4, "batch": 16.0, "pairs": 9, "kept": 1.0}
-    row = {**ROW, "verdict": "faster"}
-    run = {"variant": "overlap", "device": "paced, 10 ms", "metrics": {"step_ms_sliced": row}}
-    written(tmp_path, "sliced_variants.json", [{**run, "sliced": sliced}, {**run, "variant": "of yesterday"}])
-    rounds = {"primary": "tpot_ms_mean", "metrics": {"tpot_ms_mean": {**row, "change": 0.2}}}
-    written(tmp_path, "todays_variants.json", [{"variant": "overlap", "device": "unpaced", **rounds}])
-    point = {"variant": "overlap", "pace": "20ms", "batch": 16, "change": -0.03, "low": -0.04, "high": -0.02}
-    points = [
-        {**point, "overrun": 0.0},
-        {**point, "overrun": 0.02},
-        {**point, "overrun": 0.0, "batch": 64},
-    ]
-    written(tmp_path, "step_map.json", [{"points": points}])
-    first, in_rounds, second = measured(tmp_path)
-    assert (first.device, first.step_ms, first.batch) == ("emulated, paced: 10ms", 10.7, 16)
-    assert (first.change, first.verdict) == (-0.064, "faster")
-    assert (in_rounds.device, in_rounds.metric, in_rounds.batch) == ("emulated", "tpot_ms_mean", None)
-    assert (second.device, second.step_ms, second.verdict) == ("emulated, paced: 20ms", 20, "descriptive")
-
-
-@pytest.mark.parametrize("content", ["{", '{"machine": {}, "data": []}', "[" * 100_000, "\udcff"])
-def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, content: str) -> None:
-    (tmp_path / "step_map.json").write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(StoreError, match=r"step_map\.json is damaged or was edited: ") as caught:
-        catalogue_of(tmp_path)
-    assert "\n" not in str(caught.value)
+def test_what_ships_is_one_measurement_of_each_claim_in_each_regime() -> None:
+    shipped = [each for each in catalogue_of(None).entries if each.change is not None]
+    regimes = [(each.claim, each.device, each.says) for each in shipped]
+    assert len(set(regimes)) == len(regimes) > 80
+    assert {each.claim for each in shipped} <= set(VARIANTS)
+    assert all(each.ci_low <= each.change <= each.ci_high for each in shipped)
+    assert all((REFERENCE / each.found_in).exists() for each in shipped)
