@@ -15,6 +15,7 @@ from typing import ClassVar
 import msgspec
 
 from engines import api
+from harness.common.text_files import read_text
 from harness.metrics import definitions
 from harness.plan.design import MARGIN, Arm, Design
 from harness.plan.settings import DEVICES, convert_workload, make_arm, turns_of
@@ -331,13 +332,12 @@ def find(name: str) -> Path:
 
 def read(path: Path) -> Experiment:
     """An experiment from its file. Raises BadFile, one line, where it can't be understood."""
+    text = read_text(path)
     try:
-        plain = {"name": path.stem, **tomllib.loads(path.read_text())}
+        plain = {"name": path.stem, **tomllib.loads(text)}
         _check_keys(plain, msgspec.inspect.type_info(Experiment))
         return msgspec.convert(plain, type=Experiment)
-    except OSError as error:
-        raise api.BadFile(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise api.BadFile(f"{path} is not TOML: {error}") from error
     except (api.BadSetting, msgspec.ValidationError) as error:
         raise api.BadFile(f"{path}: {error}") from error

@@ -9,6 +9,7 @@ left out, and values.parquet has what was made of each block from them (experime
 
 from __future__ import annotations
 
+import codecs
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -115,6 +116,7 @@ def read_json(path: Path, kind: type[Read], what: str) -> Read:
 
 def decoded(where: str, text: bytes, kind: type[Read]) -> Read:
     """A struct with a schema_version from its JSON; `where` that stands. Raises StoreError."""
+    text = text.removeprefix(codecs.BOM_UTF8)  # of an editor on Windows: plans and histories are kept in git
     try:
         schema = msgspec.json.decode(text, type=_Versioned).schema_version
         if schema < 1:

@@ -1,6 +1,6 @@
 """Recorded traffic: when requests came, how long they were, and which of them began alike.
 
-Two formats, told apart by the name of their time field:
+Two formats, told apart by the name of their time field, and CSV from JSON lines by the first line:
 
     Mooncake   JSON lines {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}. Each hash id
                stands for a block of 512 prompt tokens and all that comes before it; the last one for what is
@@ -14,22 +14,26 @@ A trace has no text: prompts are made of random token ids, the same ids for the 
 from __future__ import annotations
 
 import csv
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import msgspec
 
 from engines.api import BadFile, BadSetting
+from harness.common.text_files import text_file
 from harness.workload.streams import stream
 
 if TYPE_CHECKING:  # the command line must not wait for numpy
     import numpy as np
 
 BLOCK_TOKENS = 512  # of a Mooncake hash id
+LONGEST = 200  # characters of a line's fields in a message
 
 MOST = 1 << 53  # beyond it a float holds no whole number, and a scaled length would be another
 AtLeast1 = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
@@ -82,21 +86,17 @@ def read(path: str, count: int) -> Trace:
     """The first `count` requests of a trace that were served, all where there are fewer. Raises BadFile,
     one line, with the number of the line that can't be used."""
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
+        with text_file(Path(path)) as file:
             return _first(path, file, count)
-    except OSError as error:
-        raise BadFile(f"cannot read the trace {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadFile(f"cannot read the trace {path}: it is not UTF-8 text") from None
     except csv.Error as error:
         raise BadFile(f"cannot read the trace {path}: {error}") from None
 
 
-def _first(path: str, file: IO[str], count: int) -> Trace:
+def _first(path: str, file: TextIO, count: int) -> Trace:
     entries: list[Entry] = []
     failed = 0
     before = -math.inf
-    for number, line in _rows(path, file) if path.endswith(".csv") else _lines(path, file):
+    for number, line in _numbered(path, file):
         entry = _entry(f"{path}, line {number}", line)
         if not math.isfinite(entry.at_ms):
             raise BadFile(f"{path}, line {number}: its time is no finite number")
@@ -114,9 +114,18 @@ def _first(path: str, file: IO[str], count: int) -> Trace:
     return Trace(tuple(entries), failed)
 
 
-def _lines(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, object]]]:
-    """JSON lines by their number."""
-    for number, line in enumerate(file, start=1):
+def _numbered(path: str, file: TextIO) -> Iterator[tuple[int, dict[str, object]]]:
+    """Each request's fields, and the number of its line."""
+    for before, line in enumerate(file):
+        if line.strip():
+            lines = chain([line], file)
+            return (_lines if line.lstrip().startswith(("{", "[")) else _rows)(path, before, lines)
+    return iter(())
+
+
+def _lines(path: str, before: int, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, object]]]:
+    """JSON lines."""
+    for number, line in enumerate(lines, start=before + 1):
         if not line.strip():
             continue
         try:
@@ -125,13 +134,14 @@ def _lines(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, object]]]:
             raise BadFile(f"{path}, line {number} is not a JSON object: {error}") from None
 
 
-def _rows(path: str, file: IO[str]) -> Iterator[tuple[int, dict[str, object]]]:
-    """Rows of a CSV by their number."""
-    rows = csv.DictReader(file)
+def _rows(path: str, before: int, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, object]]]:
+    """Rows of a CSV."""
+    rows = csv.DictReader(lines)
     for row in rows:
+        number = before + rows.line_num
         if None in row:
-            raise BadFile(f"{path}, line {rows.line_num} has more fields than the header")
-        yield rows.line_num, row
+            raise BadFile(f"{path}, line {number} has more fields than the header")
+        yield number, row
 
 
 def _entry(where: str, line: dict[str, object]) -> Entry:
@@ -147,7 +157,10 @@ def _entry(where: str, line: dict[str, object]) -> Entry:
             return Entry(row.timestamp * 1e3, row.request_tokens, row.response_tokens)
     except msgspec.ValidationError as error:
         raise BadFile(f"{where}: {error}") from None
-    raise BadFile(f"{where}: neither 'timestamp' (Mooncake) nor 'Timestamp' (BurstGPT) among its fields")
+    raise BadFile(
+        f"{where}: neither 'timestamp' (Mooncake) nor 'Timestamp' (BurstGPT) among its fields, "
+        f"{json.dumps(list(line))[:LONGEST]}"
+    )
 
 
 def _check_blocks(where: str, request: Mooncake) -> None:

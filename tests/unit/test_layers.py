@@ -12,7 +12,8 @@ import harness
 ROOT = Path(harness.__file__).parent
 # The floors, the ground first; packages of one floor know nothing of each other.
 FLOORS = (
-    {"stats", "common", "workload"},
+    {"stats", "common"},
+    {"workload"},
     {"trace", "metrics"},
     {"plan"},
     {"store"},

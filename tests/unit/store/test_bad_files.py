@@ -9,18 +9,19 @@ import pytest
 
 from engines import api
 from harness.plan import experiment_file
-from harness.store.files import digest
+from harness.store.files import decoded, digest
 from harness.store.manifest import read_manifest
 from harness.studies.imports import files
 from harness.trace import trace_file
-from harness.workload import conversations, prompts, traces
+from harness.workload import prompt_files, prompts, traces
+from tests.support.places import ROOT
 
 READERS: dict[str, Callable[[Path], object]] = {
     "manifest": lambda path: read_manifest(path.parent),
     "result of another tool": lambda path: files.read(str(path)),
     "trace of a device": trace_file.read,
     "trace of arrivals": lambda path: traces.read(str(path), 1),
-    "conversations": lambda path: conversations.read(str(path)),
+    "prompts": lambda path: prompt_files.read(str(path)),
     "tokenizer": lambda path: prompts.load_tokenizer(str(path)),
     "experiment": experiment_file.read,
 }
@@ -50,7 +51,16 @@ def test_a_file_that_cannot_be_understood(tmp_path: Path, kind: str, content: by
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("read", [digest, prompts.from_file])
+@pytest.mark.parametrize("read", [digest, prompt_files.read])
 def test_a_file_that_is_missing(tmp_path: Path, read: Callable[[str], object]) -> None:
     with pytest.raises(api.BadFile, match="nowhere: No such file"):
         read(str(tmp_path / "nowhere"))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    claim = ROOT / "experiments" / "claims" / "sglang-launch-done.toml"
+    for encoding in ("utf-8-sig", "utf-16"):
+        marked = tmp_path / claim.name
+        marked.write_text(claim.read_text(encoding="utf-8"), encoding=encoding)
+        assert experiment_file.read(marked) == experiment_file.read(claim)
+    assert decoded("a plan", b'\xef\xbb\xbf{"schema_version": 1}', dict[str, int]) == {"schema_version": 1}

@@ -177,6 +177,29 @@ def test_burstgpt_as_json_lines_is_the_same(tmp_path: Path) -> None:
     assert as_lines == plan(replayed(written(tmp_path, [BURST_GPT], "burst.csv")), 0, TOKENIZER, CONTEXT)
 
 
+@pytest.mark.parametrize("name", ["burst.txt", "burst.jsonl"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_csv_is_known_by_its_content_whatever_stands_in_front(
+    tmp_path: Path, encoding: str, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text("\n" + BURST_GPT.replace("\n", "\r\n"), encoding=encoding, newline="")
+    assert traces.read(str(path), 9) == traces.read(written(tmp_path, [BURST_GPT], "burst.csv"), 9)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_json_lines_are_known_by_their_content_whatever_stands_in_front(
+    tmp_path: Path, encoding: str
+) -> None:
+    path = tmp_path / "mooncake.csv"
+    path.write_text("\n".join(["", *THREE]), encoding=encoding)
+    assert traces.read(str(path), 9) == traces.read(written(tmp_path, THREE), 9)
+    path = tmp_path / "other.csv"
+    path.write_text("\n\n" + mooncake(0, 8, 2, 1) + "\nnone", encoding=encoding)
+    with pytest.raises(BadSetting, match="line 4 is not a JSON object"):
+        traces.read(str(path), 9)
+
+
 # ---------------------------------------------------------------------------------------------------------
 # What is refused
 
@@ -221,6 +244,8 @@ def test_a_trace_that_cannot_be_used_is_refused_by_its_line(
         ("Timestamp,Request tokens,Response tokens\n5,3\n", "line 2: Expected `int`, got `null`"),
         ("Timestamp,Request tokens,Response tokens\n5,3,4,5,6\n", "line 2 has more fields than the header"),
         ("at,Request tokens,Response tokens\n5,3,4\n", "neither 'timestamp'"),
+        ("Timestamp;Request tokens\n5;3\n", 'among its fields, ["Timestamp;Request tokens"]'),
+        ("\n\nTimestamp,Request tokens,Response tokens\n5,three,4\n", "line 4: Expected `int`, got `str`"),
         ("Timestamp,Request tokens,Response tokens\n5,0,0\n", "no requests in the trace"),
     ],
 )
@@ -235,7 +260,7 @@ def test_a_csv_that_cannot_be_used_is_refused_by_its_line(tmp_path: Path, text: 
     ("options", "complaint"),
     [
         ({"trace": None}, "arrival=trace needs a trace"),
-        ({"trace": "/no/such/trace"}, "cannot read the trace /no/such/trace: No such file or directory"),
+        ({"trace": "/no/such/trace"}, "cannot read /no/such/trace: No such file or directory"),
         ({"max_new_tokens": 8}, "max_new_tokens does not apply to a trace"),
         ({"input_tokens": "uniform:1:2"}, "input_tokens does not apply to a trace"),
         ({"prompts": "english"}, "prompts does not apply to a trace"),
