@@ -19,7 +19,7 @@ from harness.plan.variants import Variant
 from harness.workload import lengths
 from harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
 from harness.workload.check import check as check_workload
-from harness.workload.conversations import is_conversations
+from harness.workload.prompts import are_conversations
 from harness.workload.workload import LENGTHS, Workload
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -189,7 +189,7 @@ def workload_values(
         if name not in kept:
             values.pop(name, None)
     lengths_in_data = values.get("arrival") == "trace" or (
-        is_conversations(values.get("prompts")) and "input_tokens" not in values
+        are_conversations(values.get("prompts")) and "input_tokens" not in values
     )
     if lengths_in_data and "max_new_tokens" not in {**of_variant, **asked}:
         values["max_new_tokens"] = None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-from engines.api import BadFile, BadSetting, pick
+from engines.api import BadSetting, pick
 from harness.workload import lengths, traces
 from harness.workload import prompts as source
 from harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp
-from harness.workload.conversations import is_conversations
 from harness.workload.plan import different
 from harness.workload.streams import stream
 from harness.workload.workload import DEFAULT, Workload
@@ -24,9 +22,6 @@ NOT_WITH_TRACE = ("prompts", "prompt_repeats", "unique_prompts", "input_tokens",
 
 def check(workload: Workload) -> None:
     """Raises BadSetting, one line, where this is no workload."""
-    for path in map(Path, workload.files):
-        if path.is_char_device() or path.is_block_device():
-            raise BadFile(f"{path} is a device, not a file of requests")
     for name in AT_LEAST_1:
         count = getattr(workload, name)
         if count is not None and not 1 <= count <= MOST_REQUESTS:
@@ -108,9 +103,9 @@ def _check_prompts(workload: Workload) -> None:
             f"prompt_repeats={workload.prompt_repeats} is more than num_requests={workload.num_requests}"
         )
     if workload.max_new_tokens is None and not (
-        is_conversations(workload.prompts) and workload.input_tokens is None
+        source.are_conversations(workload.prompts) and workload.input_tokens is None
     ):
-        raise BadSetting("max_new_tokens is needed: only a trace, or whole ShareGPT prompts, go without")
+        raise BadSetting("max_new_tokens is needed: only a trace, or whole conversations, go without")
     different(workload, len(source.texts(workload.prompt, workload.prompts, stream(0, "prompts"))))
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from engines.api import BadSetting
-from harness.workload import conversations, lengths, traces
+from harness.workload import lengths, prompt_files, traces
 from harness.workload import prompts as source
 from harness.workload.arrivals import ARRIVALS
-from harness.workload.conversations import is_conversations
 from harness.workload.streams import stream
 from harness.workload.workload import Workload
 
@@ -67,7 +66,7 @@ def plan(workload: Workload, seed: int, tokenizer_path: str, context: int) -> li
 def skipped(workload: Workload, seed: int, tokenizer_path: str, context: int) -> dict[str, int]:
     """What `plan` passes over, by reason: conversations too "short" or too "long", requests of a trace that
     "failed". Nothing is ever skipped of other prompts."""
-    if workload.trace is None and not is_conversations(workload.prompts):
+    if workload.trace is None and not source.are_conversations(workload.prompts):
         return {}
     return dict(ask(workload, seed, tokenizer_path, context).skipped)
 
@@ -97,7 +96,7 @@ def ask(workload: Workload, seed: int, tokenizer_path: str, context: int) -> Ask
     if workload.trace is not None:
         assert tokenizer is not None
         return _from_trace(workload, workload.trace, seed, tokenizer, context)
-    if tokenizer is not None and is_conversations(workload.prompts) and workload.input_tokens is None:
+    if tokenizer is not None and source.are_conversations(workload.prompts) and workload.input_tokens is None:
         return _from_conversations(workload, seed, tokenizer, context)
     return Asked(_from_texts(workload, seed, tokenizer, context))
 
@@ -230,7 +229,7 @@ def _choose(
 ) -> tuple[list[tuple[Prompt, int]], Counter[str]]:
     """As many different prompts as a round needs or the file has, each with the length of its answer, and
     what was skipped, by reason. `output`: the most that is generated, None: as many as the answer has."""
-    found = conversations.read(str(workload.prompts))
+    found = prompt_files.read(str(workload.prompts)).asked
     order = stream(seed, "prompts").permutation(len(found)).tolist()
     count = different(workload, len(found))
     leads = _leads(workload, count, seed, tokenizer)
@@ -240,8 +239,8 @@ def _choose(
         if len(chosen) == count or (looked >= len(found) and not (workload.unique_prompts and chosen)):
             break
         prompt, tokens = _as_it_is(workload, leads[len(chosen)], found[index].prompt, tokenizer)
-        answer = len(tokenizer.encode(found[index].reply).ids)
-        reason = conversations.why_skipped(tokens, answer, output, context)
+        answer = len(tokenizer.encode(found[index].reply or "").ids)
+        reason = prompt_files.why_skipped(tokens, answer, output, context)
         if reason is None:
             chosen.append((prompt, answer))
         elif looked < len(found):

@@ -9,11 +9,10 @@ from functools import cache
 from hashlib import blake2b
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.api import BadFile, BadSetting, first_line
-from harness.workload import conversations
+from harness.workload import prompt_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,29 +40,19 @@ def texts(prompt: str | None, prompts: str | None, random: np.random.Generator) 
     """The texts to ask, in the order in which requests take them: `prompts` where given, else `prompt`."""
     if prompts == ENGLISH:
         return [english()[index] for index in random.permutation(len(english()))]
-    if conversations.is_conversations(prompts):
-        found = conversations.read(str(prompts))
-        return [found[index].prompt for index in random.permutation(len(found))]
     if prompts is not None:
-        return from_file(prompts)
+        file = prompt_files.read(prompts)
+        count = len(file.asked)
+        order = random.permutation(count) if file.are_conversations else range(count)
+        return [file.asked[index].prompt for index in order]
     if not prompt:
         raise BadSetting("no prompt: give a prompt, a file of prompts, or prompts=english")
     return [prompt]
 
 
-def from_file(path: str) -> list[str]:
-    """One prompt per line, blank lines left out. BadFile where there is none to read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadFile(f"cannot read prompts from {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadFile(f"cannot read prompts from {path}: it is not UTF-8 text") from None
-    lines = text.split("\n")  # splitlines() cuts at U+2028, form feeds and more
-    prompts = [line.strip() for line in lines if line.strip()]
-    if not prompts:
-        raise BadFile(f"no prompts in {path}: every line is blank")
-    return prompts
+def are_conversations(prompts: object) -> bool:
+    """Whether prompts are a file of conversations. Raises BadFile."""
+    return isinstance(prompts, str) and prompts != ENGLISH and prompt_files.read(prompts).are_conversations
 
 
 @cache
