@@ -17,6 +17,7 @@ from harness.cli.options import (
     Debug,
     Form,
     Out,
+    Whole,
     argument,
     measuring,
     option,
@@ -44,6 +45,7 @@ def import_(
         list[str] | None,
         option(DESIGN, "Limits of a good request: ttft:200, tpot:50, latency:2000, ms (the file's count)."),
     ] = None,
+    whole: Whole = False,
     out: Out = RESULTS,
     format: Form = Format.TABLE,
     debug: Debug = False,
@@ -60,7 +62,7 @@ def import_(
         goodput=parse_goodput(goodput or ()),
     )
     say(f"written to {folder}")
-    printing.show(result, format)
+    printing.show(result, format, whole)
 
 
 SERVER = "Server"

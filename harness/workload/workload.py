@@ -21,7 +21,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Annotated[
         str | None,
         Meta(
-            description="File of prompts: a line each, JSON (lines), ShareGPT, messages; or the word english.",
+            description="File of prompts: text lines, JSON (lines), ShareGPT, messages; or the word english.",
             extra={"first": True},
         ),
     ] = None

@@ -330,9 +330,15 @@ def test_requests_of_a_measured_run_that_were_taken_out_are_still_missed(tmp_pat
         ("[1, 2]", "is not a result of vllm bench serve, sglang.bench_serving, guidellm, aiperf"),
         ("{}", "is not a result of"),
         ('{"a": 1}', "is not a result of"),
-        ('{"metadata": {}, "metrics": {}}', "not a result of aiperf in a known form"),
-        ('{"benchmarks": []}', "holds no result"),
-        ('{"benchmarks": [{}]}', "not a result of guidellm in a known form"),
+        ('{"a": 1}', 'it has ["a"]'),
+        (
+            '{"metadata": {"request_start_ns": 1}, "metrics": {}}',
+            "not a result of aiperf, record 1, in a known",
+        ),
+        ('{"metadata": {"guidellm_version": "1"}, "benchmarks": []}', "holds no result"),
+        ('{"benchmarks": [{"requests": {"successful": []}}]}', "not a result of guidellm in a known form"),
+        ('{"benchmarks": [{}], "machine_info": {}}', "it looks like one of pytest-benchmark"),
+        ('{"avg_latency": 1, "latencies": [], "percentiles": {}}', "it looks like one of vllm bench latency"),
     ],
 )
 def test_what_is_no_result_is_one_line(monkeypatch, capsys, tmp_path: Path, text: str, message: str) -> None:
@@ -398,16 +404,21 @@ def test_a_count_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_a_device_is_no_result() -> None:
     """/dev/null, as /dev/zero would take all memory where this fails."""
-    with pytest.raises(api.BadFile, match="/dev/null is a device, not a result of"):
+    with pytest.raises(api.BadFile, match="/dev/null is a device, not a file"):
         files.read("/dev/null")
 
 
+def edited(folder: Path, path: Path, **values: object) -> Path:
+    """The file's first result with other values; None takes a key away."""
+    said = {name: value for name, value in (document(path) | values).items() if value is not None}
+    new = folder / f"edited-{len(list(folder.iterdir()))}.json"
+    new.write_text(json.dumps(said))
+    return new
+
+
 def test_a_request_that_failed_without_a_word_has_failed(tmp_path: Path) -> None:
-    said = document(VLLM_DETAILED)
-    said["errors"] = [" "] * len(said["ttfts"])
-    edited = tmp_path / "edited.json"
-    edited.write_text(json.dumps(said))
-    assert all(each.error for each in files.read(str(edited)).requests)
+    path = edited(tmp_path, VLLM_DETAILED, errors=[" ", *document(VLLM_DETAILED)["errors"][1:]])
+    assert [each.error for each in files.read(str(path)).requests[:2]] == ["an error without words", ""]
 
 
 def test_lists_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
@@ -479,3 +490,189 @@ def test_prompts_of_unknown_length_give_no_throughput_of_all_tokens(tmp_path: Pa
     assert "throughput_tok_s" in values(result)
     assert "throughput_total_tok_s" not in values(result)
     assert any("how long the prompts of" in line for line in warned(result.comparisons[0]))
+
+
+# -- numbers of no request, and with two meanings ---------------------------------------------------------
+
+NONE_SERVED = {"completed": 0, "failed": 9, "output_throughput": 0.0, "mean_ttft_ms": 0.0, "mean_itl_ms": 0.0}
+
+
+def told(path: Path) -> tuple[dict[str, float], str]:
+    """What a file's aggregates become, and what is said beside them."""
+    read = files.read(str(path))
+    return dict(read.told), "; ".join([*read.lacks, *read.differs])
+
+
+def statistics(metric: str, value: float) -> dict[str, object]:
+    return {f"{each}_{metric}_ms": value for each in STATISTICS}
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "message"),
+    [
+        (VLLM, NONE_SERVED, "vllm bench serve in which no request was served: of 9, all failed"),
+        (SGLANG, {**NONE_SERVED, **statistics("e2e_latency", np.nan)}, "no request was served"),
+        (VLLM_DETAILED, {"errors": ["refused"] * 9}, "of 9, all failed, the first with: refused"),
+        (VLLM_DETAILED, {"ttfts": [0.0] * 9}, "of 9, all failed, the first with: no token"),
+        (SGLANG_DETAILED, {**NONE_SERVED, "output_lens": [0] * 9}, "of 9, all failed, the first with"),
+        (AIPERF, {"request_count": None, "request_latency": None}, "aiperf in which no request was served"),
+        (AIPERF, {"request_count": {"unit": "requests", "avg": 0.0}, "request_latency": None}, "was served"),
+    ],
+)  # fmt: skip
+def test_numbers_of_no_request_are_refused(
+    tmp_path: Path, path: Path, values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(api.BadFile, match=message):
+        files.read(str(edited(tmp_path, path, **values)))
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "lost", "named"),
+    [
+        (VLLM, statistics("tpot", 0.0), ["tpot_ms"], "tpot_ms (tpot_ms_mean is 0 in the file"),
+        (VLLM, statistics("itl", 0.0), ["itl_chunk_ms"], "itl_chunk_ms (itl_chunk_ms_mean is 0"),
+        (VLLM, {"median_ttft_ms": 0.0}, ["ttft_ms", "tpot_ms"], "tpot_ms (made of ttft_ms)"),
+        (SGLANG, statistics("ttft", 0), ["ttft_ms", "tpot_ms", "itl_chunk_ms"], "ttft_ms (ttft_ms_mean is 0"),
+        (VLLM, {"p99_e2el_ms": np.nan}, ["latency_ms"], "latency_ms (latency_ms_p99 is nan in the file"),
+        (VLLM, {"mean_e2el_ms": np.inf}, ["latency_ms"], "latency_ms (latency_ms_mean is inf"),
+        (VLLM, {"mean_itl_ms": -1.0}, ["itl_chunk_ms"], "itl_chunk_ms (itl_chunk_ms_mean is -1"),
+        (VLLM, {f"{each}_e2el_ms": None for each in STATISTICS}, ["latency_ms"], "statistics of latency_ms"),
+        (VLLM, {"output_throughput": 0.0}, ["throughput_tok_s", "throughput_total_tok_s"], "tok_s is 0 in"),
+        (VLLM, {"failed": None}, ["failed_requests"], "whether all else of 9 prompts failed"),
+        (VLLM, {"request_goodput": np.nan}, ["goodput_req_s"], "goodput_req_s is nan"),
+        (AIPERF, {"time_to_first_token": {"unit": "fortnights", "p50": 3}}, ["ttft_ms"], "is in fortnights"),
+        (AIPERF, {"output_token_throughput": {"unit": "tokens/min", "avg": 9.0}}, ["throughput_tok_s"],
+         "throughput_tok_s (output_token_throughput is in tokens/min)"),
+        (AIPERF, {"input_config": {"endpoint": {"per_chunk_usage": True}}}, ["tpot_ms"], "--per-chunk-usage"),
+    ],
+)  # fmt: skip
+def test_what_was_not_measured_is_not_converted_and_named(
+    tmp_path: Path, path: Path, values: dict[str, object], lost: list[str], named: str
+) -> None:
+    before, _ = told(edited(tmp_path, path))
+    after, said = told(edited(tmp_path, path, **values))
+    assert {name for name in before if not name.startswith(tuple(lost))} == set(after)
+    assert named in said
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        (
+            {"accept_length": 3.0},
+            "with speculation (accept_length 3) its ITL is shared among the tokens of a",
+        ),
+        ({"accept_length": 1.2, "backend": "sglang-oai-chat"}, "with speculation (accept_length 1.2)"),
+        ({"accept_length": 0.0}, ""),
+        ({"accept_length": 3.0, "backend": "vllm"}, ""),  # whose server tells none
+        ({"backend": "sglang-native"}, "gaps between chunks: its ITL is shared among the tokens of a chunk"),
+        ({"backend": "a-fork"}, "gaps between chunks: what the ITL of a-fork is, is not known"),
+    ],
+)
+def test_sglangs_itl_is_a_gap_between_chunks_only_where_it_is_not_shared(
+    tmp_path: Path, values: dict[str, object], named: str
+) -> None:
+    found, said = told(edited(tmp_path, SGLANG_OAI, ttfts=None, **values))
+    assert ("itl_chunk_ms_p50" in found) == (not named)
+    assert named in said
+    (whole,) = {
+        round(each.chunk_ns[-1] - each.chunk_ns[0], -1)
+        for each in files.read(str(edited(tmp_path, SGLANG_OAI, **{**values, "backend": "a-fork"}))).requests[
+            :1
+        ]
+    }
+    assert whole == pytest.approx(1e9 * sum(document(SGLANG_OAI)["itls"][0]), abs=10)
+
+
+def test_aggregates_of_a_part_of_the_requests_say_so(tmp_path: Path) -> None:
+    assert "2 of 9 requests failed: its statistics are of the other 7" in told(VLLM)[1]
+    assert "1 of 9 requests failed: its statistics are of the other 8" in told(AIPERF)[1]
+    path = edited(tmp_path, AIPERF, is_complete=False, incomplete_reason="it stalled")
+    assert "it ended early: it stalled" in told(path)[1]
+
+
+def test_an_answer_without_tokens_has_failed_and_the_others_have_not(tmp_path: Path) -> None:
+    """SGLang's tool says then that as many tokens came as were asked for; guidellm that it was successful."""
+    ttfts, errors = (document(SGLANG_OAI)[name] for name in ("ttfts", "errors"))
+    path = edited(tmp_path, SGLANG_OAI, ttfts=[0.0, *ttfts[1:]], errors=[None, *errors[1:]])
+    assert [each.error for each in files.read(str(path)).requests[:2]] == ["no token", ""]
+    path = edited(tmp_path, VLLM_DETAILED, ttfts=[None, *document(VLLM_DETAILED)["ttfts"][1:]])
+    assert [each.error for each in files.read(str(path)).requests[:2]] == ["no token", ""]
+    said = document(GUIDELLM)
+    first = said["benchmarks"][0]["requests"]["successful"][0]
+    first["output_tokens"] = first["info"]["timings"]["first_token_iteration"] = None
+    path = edited(tmp_path, GUIDELLM, benchmarks=said["benchmarks"])
+    assert [each.error for each in files.read(str(path)).requests[:2]] == ["no token", ""]
+
+
+def of_aiperf(folder: Path, **metrics: object) -> list[Any]:
+    """Its records, the first one with other metrics; None takes one away."""
+    lines = [json.loads(line) for line in AIPERF_RECORDS.read_text().splitlines()]
+    lines.sort(key=lambda each: (bool(each.get("error")), each["metadata"]["request_start_ns"]))
+    changed = {**lines[0]["metrics"], **metrics}
+    lines[0]["metrics"] = {name: value for name, value in changed.items() if value is not None}
+    path = folder / "records.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return sorted(files.read(str(path)).requests, key=lambda each: bool(each.error))
+
+
+def test_an_empty_reply_among_aiperfs_records_has_failed(tmp_path: Path) -> None:
+    nothing = {"time_to_first_token": None, "output_sequence_length": None, "inter_chunk_latency": None}
+    served = [each.error for each in of_aiperf(tmp_path)].count("")
+    assert [each.error for each in of_aiperf(tmp_path, **nothing)].count("") == served - 1
+    assert "no token" in {each.error for each in of_aiperf(tmp_path, **nothing)}
+    null = {"time_to_first_token": {"value": None, "unit": "ms"}}
+    assert "no token" in {each.error for each in of_aiperf(tmp_path, **null)}
+    odd = {"usage_details": {"cached": 3}}  # a metric that is not looked at may be anything
+    assert [each.error for each in of_aiperf(tmp_path, **odd)].count("") == served
+    with pytest.raises(api.BadFile, match="a time of nan s"):
+        of_aiperf(tmp_path, time_to_first_token={"value": np.nan, "unit": "ms"})
+    with pytest.raises(api.BadFile, match="a time of -3 ms"):
+        of_aiperf(tmp_path, inter_chunk_latency={"value": [4, -3], "unit": "ms"})
+    in_seconds = of_aiperf(tmp_path, time_to_first_token={"value": 0.5, "unit": "sec"})[0]
+    assert in_seconds.chunk_ns[0] - in_seconds.sent_ns == 500_000_000
+
+
+def test_tokens_that_nobody_counted_make_no_throughput(tmp_path: Path) -> None:
+    of_aiperf(tmp_path, output_sequence_length=None)
+    found, said = told(tmp_path / "records.jsonl")
+    assert np.isnan([found["throughput_tok_s"], found["throughput_total_tok_s"]]).all()
+    assert "how many tokens 1 requests got" in said
+    path = edited(tmp_path, VLLM_DETAILED, total_output_tokens=8, output_lens=[1] * 9)
+    path.write_text(path.read_text().replace('"tokenizer_id": "tok"', '"tokenizer_id": null'))
+    found, said = told(path)
+    assert np.isnan(found["throughput_tok_s"])
+    assert "--skip-tokenizer-init" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "looks_like"),
+    [
+        (VLLM, {"user_throughput": 3.0}, "it looks like one of TensorRT-LLM's benchmark_serving"),
+        (AIPERF, {"aiperf_version": None, "error_summary": None, "was_cancelled": None}, "genai-perf"),
+    ],
+)
+def test_a_file_of_another_tool_of_the_same_shape_is_named(
+    tmp_path: Path, path: Path, values: dict[str, object], looks_like: str
+) -> None:
+    with pytest.raises(api.BadFile, match=looks_like):
+        files.read(str(edited(tmp_path, path, **values)))
+
+
+def test_vllms_ttft_of_a_chat_is_said_to_end_with_the_first_chunk(tmp_path: Path) -> None:
+    assert "which may hold the role alone" in told(edited(tmp_path, VLLM, backend="openai-chat"))[1]
+    assert "which may hold the role alone" not in told(VLLM)[1]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("path", [VLLM, AIPERF_RECORDS], ids=["JSON", "JSON lines"])
+def test_a_file_that_went_through_powershell_is_the_same(tmp_path: Path, path: Path, encoding: str) -> None:
+    marked = tmp_path / path.name
+    marked.write_text(path.read_text().replace("\n", "\r\n"), encoding=encoding, newline="")
+    assert files.read(str(marked)) == files.read(str(path))
+
+
+def test_numbers_as_strings_are_numbers_and_other_strings_are_not(tmp_path: Path) -> None:
+    assert told(edited(tmp_path, VLLM, duration="0.5", mean_ttft_ms="25.0"))[0]["ttft_ms_mean"] == 25
+    with pytest.raises(api.BadFile, match="mean_ttft_ms is '25,0', which is no number"):
+        told(edited(tmp_path, VLLM, mean_ttft_ms="25,0"))

@@ -7,13 +7,14 @@ own tokenizer, unless it was told to take the server's count, reasoning tokens i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
 import msgspec
 
 from engines import api
-from harness.metrics.definitions import NS_PER_MS, NS_PER_S
+from harness.metrics.definitions import NS_PER_S
 from harness.store.manifest import NOT_RECORDED
 from harness.studies.imports import result
 from harness.studies.imports.result import Document, Sent, ToolResult
@@ -26,12 +27,12 @@ DISTRIBUTIONS = {
     "inter_chunk_latency": "itl_chunk_ms",
     "request_latency": "latency_ms",
 }
-TOTALS = {
-    "goodput": "goodput_req_s",
-    "request_throughput": "throughput_req_s",
-    "output_token_throughput": "throughput_tok_s",
-    "total_token_throughput": "throughput_total_tok_s",
-    "error_request_count": "failed_requests",
+TOTALS = {  # and the unit of each
+    "goodput": ("goodput_req_s", "requests/sec"),
+    "request_throughput": ("throughput_req_s", "requests/sec"),
+    "output_token_throughput": ("throughput_tok_s", "tokens/sec"),
+    "total_token_throughput": ("throughput_total_tok_s", "tokens/sec"),
+    "error_request_count": ("failed_requests", "requests"),
 }
 STATISTICS = {"avg": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 TOKENS = "tokens are the tool's own count, unless it was told to take the server's"
@@ -41,6 +42,8 @@ RATES = (
 )
 FACTORS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}  # to ms
 WARMUP = "warmup"
+OWN = ("aiperf_version", "error_summary", "was_cancelled")  # keys that genai-perf, which it replaces, has not
+PER_CHUNK_USAGE = "endpoint.per_chunk_usage"
 
 
 def in_ms(value: float, unit: str) -> float:
@@ -78,91 +81,151 @@ class Aggregates(msgspec.Struct):
     inter_chunk_latency: Summary | None = None
     aiperf_version: str = ""
     start_time: str = ""
+    was_cancelled: bool | None = None
+    is_complete: bool | None = None
+    incomplete_reason: str | None = None
     input_config: dict[str, object] = {}
 
 
 class Value(msgspec.Struct):
-    value: float | list[float]
+    value: float | list[float] | None
     unit: str
 
-    def ms(self) -> list[float]:
-        """Its value or values. Raises BadFile."""
-        values = self.value if isinstance(self.value, list) else [self.value]
-        return [in_ms(each, self.unit) for each in values]
+    @property
+    def values(self) -> list[float]:
+        return self.value if isinstance(self.value, list) else [] if self.value is None else [self.value]
+
+    def ns(self) -> list[int]:
+        """Its times. Raises BadFile."""
+        times = [result.ns(in_ms(each, self.unit) / 1e3) for each in self.values]
+        if min(times, default=0) < 0:
+            raise api.BadFile(f"a time of {min(self.values):g} {self.unit} is none that was measured")
+        return times
 
 
 class Metadata(msgspec.Struct):
     request_start_ns: int
     request_end_ns: int
     benchmark_phase: str = "profiling"
+    was_cancelled: bool = False
+
+
+class Metrics(msgspec.Struct):
+    """Those that could be made of a request: without an answer there are few."""
+
+    time_to_first_token: Value | None = None
+    inter_chunk_latency: Value | None = None
+    output_sequence_length: Value | None = None
+    input_sequence_length: Value | None = None
 
 
 class Record(msgspec.Struct):
     metadata: Metadata
-    metrics: dict[str, Value] = {}
+    metrics: Metrics | None = None
     error: dict[str, object] | None = None
 
 
 def recognised(document: Document) -> bool:
-    return isinstance(document.get("request_latency"), dict) and "request_throughput" in document
+    return "input_config" in document and not document.keys().isdisjoint(OWN)
 
 
 def are_records(lines: Sequence[Document]) -> bool:
-    return all({"metadata", "metrics"} <= line.keys() for line in lines)
+    return all(
+        isinstance(metadata := line.get("metadata"), dict)
+        and "request_start_ns" in metadata
+        and "metrics" in line
+        for line in lines
+    )
 
 
 def read(document: Document) -> ToolResult:
     """Aggregates. Raises BadFile."""
+    count, failed = document.get("request_count"), {"error_request_count", "error_summary"} & document.keys()
+    if failed and not (isinstance(count, dict) and count.get("avg")) and "request_latency" not in document:
+        raise result.unserved(TOOL)
     said = result.understood(document, Aggregates, TOOL)
-    told: dict[str, float] = {}
-    for theirs, ours in DISTRIBUTIONS.items():
-        summary: Summary | None = getattr(said, theirs)
-        if summary is not None:
-            told |= {f"{ours}_{statistic}": value for statistic, value in summary.ms().items()}
-    for theirs, ours in TOTALS.items():
-        summary = getattr(said, theirs)
-        if summary is not None and summary.avg is not None:
-            told[ours] = summary.avg
-    count, rate, duration = said.request_count, said.request_throughput.avg, said.benchmark_duration
-    seconds = 0.0
+    asked = _flat("", said.input_config)
+    told, lacks = _told(said)
+    told, unknown = result.measured(told, DISTRIBUTIONS.values())
+    lacks += unknown
+    if asked.get(PER_CHUNK_USAGE) == "True":
+        told = {name: value for name, value in told.items() if not name.startswith("tpot")}
+        lacks.append("tpot_ms (with --per-chunk-usage it is per token behind the first chunk)")
+    rate, duration = said.request_throughput.avg, said.benchmark_duration
+    served = said.request_count.avg or 0.0 if said.request_count is not None else 0.0
+    seconds = served / rate if rate else 0.0
     if duration is not None and duration.avg is not None:
         seconds = in_ms(duration.avg, duration.unit) / 1e3
-    elif count is not None and count.avg and rate:
-        seconds = count.avg / rate
+    ended = [f"it ended early: {said.incomplete_reason or 'cancelled'}"]
     return ToolResult(
         tool=TOOL,
         version=said.aiperf_version,
         measured=said.start_time,
         model=_model(said.input_config),
-        asked=_asked(said.input_config),
+        asked={name: value for name, value in asked.items() if name.startswith(("phases", "datasets"))},
         seconds=seconds,
         told=told,
         lacks=[
             result.NO_SCHEDULE,
             f"the requests one by one (they stand in {RECORDS}): no distributions, no peak concurrency",
+            *lacks,
             *([result.NO_LIMITS] if "goodput_req_s" in told else []),
         ],
-        differs=[LATENCY, RATES, TOKENS],
+        differs=[
+            LATENCY,
+            RATES,
+            TOKENS,
+            *result.failures(told.get("failed_requests", 0), served),
+            *(ended if said.was_cancelled or said.is_complete is False else []),
+        ],
     )
+
+
+def _told(said: Aggregates) -> tuple[dict[str, float], list[str]]:
+    """By our names, and a line for each whose unit is not known."""
+    told: dict[str, float] = {}
+    lacks: list[str] = []
+    for theirs, ours in DISTRIBUTIONS.items():
+        summary: Summary | None = getattr(said, theirs)
+        if summary is not None and summary.unit in FACTORS:
+            told |= {f"{ours}_{statistic}": value for statistic, value in summary.ms().items()}
+        elif summary is not None:
+            lacks.append(f"{ours} ({theirs} is in {summary.unit})")
+    for theirs, (ours, unit) in TOTALS.items():
+        summary = getattr(said, theirs)
+        if summary is not None and summary.avg is not None and summary.unit == unit:
+            told[ours] = summary.avg
+        elif summary is not None:
+            lacks.append(f"{ours} ({theirs} is in {summary.unit})")
+    return told, lacks
 
 
 def read_records(lines: Sequence[Document]) -> ToolResult:
     """Requests. Raises BadFile."""
-    records = [result.understood(line, Record, TOOL) for line in lines]
+    records = [result.understood(line, Record, f"{TOOL}, record {at},") for at, line in enumerate(lines, 1)]
     records = [each for each in records if each.metadata.benchmark_phase != WARMUP]
     if all(each.error is not None for each in records):
-        raise api.BadFile(f"records of {TOOL} in which no request was served")
+        raise result.unserved(TOOL, len(records), _failed(records[0]) if records else "")
+    if not any(each.metrics and each.metrics.time_to_first_token for each in records):
+        raise api.BadFile(
+            f"records of {TOOL} without time_to_first_token: nothing was streamed (--streaming), or no reply "
+            "held a token"
+        )
     first = min(each.metadata.request_start_ns for each in records)
     sent = [_sent(each, first) for each in sorted(records, key=lambda each: each.metadata.request_start_ns)]
+    if all(each.error for each in sent):
+        raise result.unserved(TOOL, len(sent), sent[0].error)
+    uncounted = sum(not each.error and not each.completion_tokens for each in sent)
     return ToolResult(
         tool=TOOL,
         asked=result.in_words({"requests": len(records)}),
         seconds=max(each.finished_ns for each in sent) / NS_PER_S,
         requests=sent,
-        told={},
+        told=dict.fromkeys(("throughput_tok_s", "throughput_total_tok_s"), math.nan) if uncounted else {},
         lacks=[
             result.NO_SCHEDULE,
             f"model, workload and the tool's version (they stand in {AGGREGATES})",
+            *([f"how many tokens {uncounted} requests got: no throughput of tokens"] if uncounted else []),
             *result.unknown_prompts(sent),
         ],
         differs=[TOKENS],
@@ -172,32 +235,38 @@ def read_records(lines: Sequence[Document]) -> ToolResult:
 def _sent(record: Record, first: int) -> Sent:
     """Times since the first send of the benchmark."""
     start, end = (at - first for at in (record.metadata.request_start_ns, record.metadata.request_end_ns))
-    if record.error is not None:
-        reason = str(record.error.get("message") or record.error.get("type") or "failed")
+    metrics = record.metrics or Metrics()
+    ttft = [] if metrics.time_to_first_token is None else metrics.time_to_first_token.ns()
+    tokens, prompt = _count(metrics.output_sequence_length), _count(metrics.input_sequence_length)
+    reason = _failed(record) or ("" if any(ttft) and tokens else result.NO_TOKEN)
+    if reason:
         return Sent(sent_ns=start, finished_ns=end, error=reason)
-    metrics = record.metrics
-    for name in ("time_to_first_token", "output_sequence_length"):
-        if name not in metrics:
-            raise api.BadFile(
-                f"records of {TOOL} without {name}: the endpoint was not streamed (--streaming)"
-            )
-    (ttft,) = metrics["time_to_first_token"].ms()
-    gaps = metrics["inter_chunk_latency"].ms() if "inter_chunk_latency" in metrics else []
-    chunks = [start + round(at * NS_PER_MS) for at in accumulate(gaps, initial=ttft)]
-    tokens, prompt = (_count(metrics, name) for name in ("output_sequence_length", "input_sequence_length"))
+    gaps = [] if metrics.inter_chunk_latency is None else metrics.inter_chunk_latency.ns()
+    chunks = [start + at for at in accumulate(gaps, initial=ttft[0])]
     return Sent(
         sent_ns=start,
         chunk_ns=chunks,
         chunk_tokens=[1 if tokens == len(chunks) else result.NOT_TOLD] * len(chunks),
         finished_ns=end,
         prompt_tokens=prompt,
-        completion_tokens=tokens,
+        completion_tokens=max(0, tokens),
     )
 
 
-def _count(metrics: dict[str, Value], name: str) -> int:
-    value = metrics[name].value if name in metrics else result.NOT_TOLD
-    return int(value[0] if isinstance(value, list) else value)
+def _failed(record: Record) -> str:
+    if record.error is not None:
+        return str(record.error.get("message") or record.error.get("type") or "failed")
+    return "cancelled" if record.metadata.was_cancelled else ""
+
+
+def _count(value: Value | None) -> int:
+    """NOT_TOLD where there is none. Raises BadFile."""
+    if value is None or not value.values:
+        return result.NOT_TOLD
+    count = value.values[0]
+    if not 0 <= count < 1 << 63:
+        raise api.BadFile(f"a count of {count:g} {value.unit} is none")
+    return int(count)
 
 
 def _model(config: dict[str, object]) -> str:
@@ -207,21 +276,16 @@ def _model(config: dict[str, object]) -> str:
     return ", ".join(names) or NOT_RECORDED
 
 
-def _asked(config: dict[str, object]) -> dict[str, str]:
-    """What its configuration says of load and input, which has no stable schema."""
-    asked: dict[str, str] = {}
-    for part in ("phases", "datasets"):
-        asked |= _flat(part, config.get(part))
-    return asked
-
-
 def _flat(path: str, value: object) -> dict[str, str]:
-    """Every leaf by its path; a list that holds one element is that element."""
+    """Every leaf of a configuration, which has no stable schema, by its path; a list that holds one element
+    is that element."""
     if isinstance(value, list):
         named = {str(index): each for index, each in enumerate(value)}
         return _flat(path, value[0] if len(value) == 1 else named)
     if isinstance(value, dict):
         return {
-            name: each for key, inner in value.items() for name, each in _flat(f"{path}.{key}", inner).items()
+            name: each
+            for key, inner in value.items()
+            for name, each in _flat(f"{path}.{key}".lstrip("."), inner).items()
         }
     return {} if value is None else {path: str(value)}

@@ -9,12 +9,23 @@ from functools import partial
 from pathlib import Path
 
 from engines import api
+from harness.common.text_files import read_text
 from harness.studies.imports import aiperf, guidellm, sglang, vllm
 from harness.studies.imports.result import Document, ToolResult
 
 TOOLS = (sglang, vllm, guidellm, aiperf)  # in the order in which they are asked whose a file is
 BLANK = re.compile(r"\s*")
 KNOWN = ", ".join((vllm.TOOL, sglang.TOOL, guidellm.TOOL, aiperf.TOOL))
+OTHERS = {  # by keys that they write, and no tool above does
+    "genai-perf (aiperf's predecessor)": {"request_latency", "input_config"},
+    "TensorRT-LLM's benchmark_serving": {"num_prompts", *vllm.ANOTHER},
+    "vllm bench throughput": {"elapsed_time", "num_requests", "total_num_tokens"},
+    "vllm bench latency": {"avg_latency", "percentiles"},
+    "sglang.bench_one_batch_server": {"batch_size", "input_len", "output_len", "latency"},
+    "sglang.bench_offline_throughput": {"successful_requests", "total_latency"},
+    "pytest-benchmark": {"benchmarks", "machine_info"},
+}
+LONGEST = 200  # characters of a file's keys in a message
 
 
 def read(name: str) -> ToolResult:
@@ -50,7 +61,7 @@ def _documents(path: Path) -> list[Callable[[], ToolResult]]:
     for each in objects:
         tool = next((tool for tool in TOOLS if tool.recognised(each)), None)
         if tool is None:
-            raise api.BadFile(f"{path} is not a result of {KNOWN}")
+            raise api.BadFile(f"{path} is not a result of {KNOWN}: {_looks(each)}")
         parts = guidellm.benchmarks(each) if tool is guidellm else [each]
         found += [partial(tool.read, part) for part in parts]
     if not found:
@@ -58,16 +69,15 @@ def _documents(path: Path) -> list[Callable[[], ToolResult]]:
     return found
 
 
+def _looks(document: Document) -> str:
+    """What an unknown file may be."""
+    other = next((name for name, keys in OTHERS.items() if keys <= document.keys()), None)
+    return f"it looks like one of {other}" if other else f"it has {json.dumps(list(document))[:LONGEST]}"
+
+
 def _objects(path: Path) -> list[Document]:
     """The objects of a JSON file, which may hold one or one a line."""
-    if path.is_char_device() or path.is_block_device():  # /dev/zero never ends
-        raise api.BadFile(f"{path} is a device, not a result of {KNOWN}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise api.BadFile(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise api.BadFile(f"{path} is not JSON but something binary") from None
+    text = read_text(path)
     if not text.strip():
         raise api.BadFile(f"{path} is empty")
     decoder, at, objects = json.JSONDecoder(parse_int=_whole), _next(text, 0), list[Document]()

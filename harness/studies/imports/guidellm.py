@@ -83,7 +83,15 @@ class Report(msgspec.Struct):
 
 
 def recognised(document: Document) -> bool:
-    return isinstance(document.get("benchmarks"), list)
+    """Others write a list of that name too, pytest-benchmark for one."""
+    benchmarks, metadata = document.get("benchmarks"), document.get("metadata")
+    named = isinstance(metadata, dict) and "guidellm_version" in metadata
+    return isinstance(benchmarks, list) and (named or any(map(_is_benchmark, benchmarks)))
+
+
+def _is_benchmark(value: object) -> bool:
+    requests = value.get("requests") if isinstance(value, dict) else None
+    return isinstance(requests, dict) and "successful" in requests
 
 
 def benchmarks(report: Document) -> list[Document]:
@@ -106,7 +114,12 @@ def read(document: Document) -> ToolResult:
     times = [each.info.timings for each in kept]
     starts = [each.request_start for each in times if each.request_start is not None]
     if not starts or not requests.successful:
-        raise api.BadFile(f"a report of {TOOL} in which no request was served")
+        raise result.unserved(TOOL, len(kept))
+    if not any(each.info.timings.first_token_iteration for each in requests.successful):
+        raise api.BadFile(
+            f"a report of {TOOL} whose requests lack the first token's time: nothing was streamed, no reply "
+            "held a token, or it is of a version that is not known here"
+        )
     first = min([*starts, *(each.targeted_start for each in times if each.targeted_start is not None)])
     sent = [_sent(each, first, failed=index >= len(requests.successful)) for index, each in enumerate(kept)]
     lacks = ["the chunks between the first and the last of a request: no ITL", *result.unknown_prompts(sent)]
@@ -118,7 +131,7 @@ def read(document: Document) -> ToolResult:
     return ToolResult(
         tool=TOOL,
         version="" if said.metadata is None else said.metadata.guidellm_version,
-        measured=datetime.fromtimestamp(first, UTC).isoformat(timespec="seconds"),
+        measured=_moment(first),
         model=str(config.backend.get("model") or NOT_RECORDED),
         asked=result.in_words({**dict(sorted(config.strategy.items())), "data": config.requests.get("data")}),
         seconds=max(each.finished_ns for each in sent) / NS_PER_S - (min(starts) - first),
@@ -127,6 +140,13 @@ def read(document: Document) -> ToolResult:
         lacks=lacks,
         differs=[TOKENS],
     )
+
+
+def _moment(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):  # no year has it
+        return ""
 
 
 def _sent(request: Request, first: float, failed: bool) -> Sent:
@@ -142,11 +162,8 @@ def _sent(request: Request, first: float, failed: bool) -> Sent:
         reason = request.info.error or "failed"
         return Sent(sent_ns=max(0, start), scheduled_ns=due, finished_ns=finished, error=reason)
     edges = [timings.first_token_iteration, timings.last_token_iteration]
-    if None in edges or request.output_tokens is None:
-        raise api.BadFile(
-            f"a report of {TOOL} whose requests lack the first and last token's times: it was not streamed, "
-            "or is of a version that is not known here"
-        )
+    if not all(edges) or not request.output_tokens:
+        return Sent(sent_ns=start, scheduled_ns=due, finished_ns=finished, error=result.NO_TOKEN)
     chunks = [since(at) for at in edges]
     if timings.token_iterations > 2:
         chunks.insert(1, result.NOT_TOLD)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +18,11 @@ STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99"
 NO_SCHEDULE = "when each request was due: no submit lag, no TTFT from schedule"
 NO_LIMITS = "the limits that its goodput was counted by: goodput_req_s is as the file has it"
 NO_SEND = "when each request was sent: no peak concurrency"
+NO_TOKEN = "no token"  # why a request failed that ended without an error, and without an answer
+# A time of 0 was never measured, nor was a throughput of 0 where requests were served: the tools write 0
+# where they had no sample, or for requests without an answer. What is made of such a value is none either.
+MADE_OF = {"tpot_ms": "ttft_ms", "throughput_total_tok_s": "throughput_tok_s"}
+MAY_BE_0 = ("failed_requests", "goodput_req_s")
 
 Document = Mapping[str, Any]  # a tool's JSON, as it stands
 T = TypeVar("T")
@@ -54,36 +59,34 @@ class Detailed(msgspec.Struct, kw_only=True):
     """The lists, one entry a request, seconds, that vLLM's and SGLang's tools write when told to."""
 
     input_lens: list[int] | None = None
-    output_lens: list[int] | None = None
-    ttfts: list[float] | None = None
-    itls: list[list[float]] | None = None
-    errors: list[str] | None = None
+    output_lens: list[int | None] | None = None
+    ttfts: list[float | None] | None = None
+    itls: list[list[float] | None] | None = None
+    errors: list[str | None] | None = None
 
     def requests(self, tool: str, sent: Callable[[int, Row], Sent]) -> list[Sent]:
         """Each request by `sent`, which gets its number; none where the file was written without details.
-        Raises BadFile where the lists differ in length, or a request that was served has a time that can't
-        be."""
-        return [sent(number, row) for number, row in enumerate(list(self._rows(tool)))]
+        Raises BadFile where the lists differ in length, where a request that was served has a time that can't
+        be, and where none was served."""
+        rows = list(self._rows(tool))
+        if rows and all(each.failed for each in rows):
+            raise unserved(tool, len(rows), rows[0].failed)
+        return [sent(number, row) for number, row in enumerate(rows)]
 
     def _rows(self, tool: str) -> Iterator[Row]:
         if self.ttfts is None or self.itls is None or self.input_lens is None or self.output_lens is None:
             return
-        errors = self.errors or [""] * len(self.ttfts)
+        errors = self.errors or [None] * len(self.ttfts)
         lists = (self.ttfts, self.itls, self.input_lens, self.output_lens, errors)
         if len({len(each) for each in lists}) != 1:
             raise uneven(tool)
         for number, (ttft, gaps, prompt, tokens, error) in enumerate(zip(*lists, strict=True)):
-            reason = (
-                (error.strip().splitlines() or ["an error without words"])[-1]
-                if error
-                else ""
-                if tokens
-                else "no token"
-            )
-            for each in (ttft, *gaps):
+            # Without an answer the tools still say how many tokens were asked for, and a TTFT of 0.
+            reason = last_line(error) if error else "" if ttft and tokens else NO_TOKEN
+            for each in (ttft or 0.0, *(gaps or ())):
                 if not reason and not 0 <= each < math.inf:
                     raise api.BadFile(f"a result of {tool} was edited: request {number} took {each} s")
-            yield Row(ttft, gaps, prompt, tokens, reason)
+            yield Row(ttft or 0.0, gaps or (), prompt, tokens or 0, reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +129,60 @@ def uneven(tool: str) -> api.BadFile:
     return api.BadFile(f"a result of {tool} was edited: its lists of requests differ in length")
 
 
+def unserved(tool: str, requests: int = 0, reason: str = "") -> api.BadFile:
+    """To raise where a file's numbers are of no request."""
+    count = f": of {requests}, all failed" if requests else ""
+    why = f", the first with: {reason}" if reason else ""
+    return api.BadFile(f"a result of {tool} in which no request was served{count}{why}")
+
+
+def failures(failed: float, served: float) -> list[str]:
+    """What has to be known of aggregates that are of a part of the requests."""
+    if not failed:
+        return []
+    return [f"{failed:g} of {failed + served:g} requests failed: its statistics are of the other {served:g}"]
+
+
+def last_line(error: str) -> str:
+    return (error.strip().splitlines() or ["an error without words"])[-1]
+
+
 def aggregates(document: Document, distributions: Mapping[str, str]) -> dict[str, float]:
-    """Statistics of distributions by our names, from keys such as "median_ttft_ms": {"ttft": "ttft_ms"}."""
+    """Statistics of distributions by our names, from keys such as "median_ttft_ms": {"ttft": "ttft_ms"}.
+    Raises BadFile."""
     return {
-        f"{ours}_{name}": float(value)
+        f"{ours}_{name}": number(key, document[key])
         for theirs, ours in distributions.items()
         for statistic, name in STATISTICS.items()
-        if isinstance(value := document.get(f"{statistic}_{theirs}_ms"), int | float)
+        if document.get(key := f"{statistic}_{theirs}_ms") is not None
     }
+
+
+def number(key: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise api.BadFile(f"{key} is {str(value)[:40]!r}, which is no number") from None
+
+
+def measured(told: Mapping[str, float], wanted: Iterable[str]) -> tuple[dict[str, float], list[str]]:
+    """What of a file's aggregates was measured, and a line for what was not; `wanted`: distributions that the
+    tool has."""
+    odd: dict[str, str] = {}
+    for name, value in told.items():
+        if not 0 <= value < math.inf or (value == 0 and name not in MAY_BE_0):
+            odd.setdefault(of(name), f"{name} is {value:g} in the file, which is no measurement")
+    odd |= {made: f"made of {whole}" for made, whole in MADE_OF.items() if whole in odd and made not in odd}
+    kept = {name: value for name, value in told.items() if of(name) not in odd}
+    none = [name for name in wanted if name not in map(of, told)]
+    lines = [f"{name} ({why})" for name, why in odd.items() if name in map(of, told)]
+    return kept, [*lines, *([f"statistics of {', '.join(none)}"] if none else [])]
+
+
+def of(name: str) -> str:
+    """The distribution whose statistic this is; any other name as it is."""
+    before, _, statistic = name.rpartition("_")
+    return before if statistic in STATISTICS.values() else name
 
 
 def ns(seconds: float) -> int:

@@ -8,6 +8,7 @@ takes the send time, so none of its times counts from when a request was due.
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from typing import Annotated
 
@@ -20,10 +21,12 @@ from harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "vllm bench serve"
 DISTRIBUTIONS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_chunk_ms", "e2el": "latency_ms"}
-OF_ANY_REQUEST = {"ttft": "ttft_ms", "e2el": "latency_ms"}  # of one token too
 ASKED = ("backend", "num_prompts", "request_rate", "burstiness", "max_concurrency", "ramp_up_strategy",
          "ramp_up_start_rps", "ramp_up_end_rps")  # fmt: skip
 E2EL = "latency_ms ends with the last chunk that holds a token (E2EL), not with the end of the stream"
+CHAT = "ttft_ms ends with the first chunk of a chat, which may hold the role alone"
+TOKENS = "how many tokens were generated (--skip-tokenizer-init): no throughput of tokens"
+ANOTHER = ("user_throughput",)  # what TensorRT-LLM's client writes besides, which began as this one
 
 
 class Said(result.Detailed, kw_only=True):
@@ -41,6 +44,7 @@ class Said(result.Detailed, kw_only=True):
     date: str = ""
     backend: str = ""
     model_id: str = NOT_RECORDED
+    tokenizer_id: str | None = ""
     burstiness: float | None = None
     max_concurrency: int | None = None
     ramp_up_strategy: str | None = None
@@ -52,7 +56,8 @@ class Said(result.Detailed, kw_only=True):
 
 
 def recognised(document: Document) -> bool:
-    return {"num_prompts", "request_throughput", "total_token_throughput"} <= document.keys()
+    keys = document.keys()
+    return {"num_prompts", "request_throughput", "total_token_throughput"} <= keys and not keys & set(ANOTHER)
 
 
 def read(document: Document) -> ToolResult:
@@ -61,19 +66,30 @@ def read(document: Document) -> ToolResult:
         raise api.BadFile(f"a result of {TOOL} without output tokens: of an embedding or pooling endpoint")
     said = result.understood(document, Said, TOOL)
     requests = _requests(said)
-    lacks = [result.NO_SCHEDULE]
-    told: dict[str, float] = {}
-    if requests:
-        if said.start_times is None:
-            lacks.append(result.NO_SEND)
-            told["peak_concurrency"] = float("nan")
-    else:
+    if not said.completed:
+        raise result.unserved(TOOL, said.failed or said.num_prompts)
+    lacks, differs = [result.NO_SCHEDULE], [E2EL]
+    told, unknown = result.measured(
+        _told(document, said, requests), () if requests else DISTRIBUTIONS.values()
+    )
+    lacks += unknown
+    if not requests:
         lacks.append(
             "the requests one by one (--save-detailed): no distributions, percentiles as the file has them"
         )
-        told = _told(document, said)
-    if said.request_goodput is not None:
-        told["goodput_req_s"] = said.request_goodput
+        if said.failed is not None:
+            differs += result.failures(said.failed, said.completed)
+        elif said.completed < said.num_prompts:
+            lacks.append(f"whether all else of {said.num_prompts} prompts failed, or was not asked")
+    elif said.start_times is None:
+        lacks.append(result.NO_SEND)
+        told["peak_concurrency"] = math.nan
+    if said.tokenizer_id is None and said.total_output_tokens <= said.completed:  # it then writes 1 for each
+        told |= dict.fromkeys(("throughput_tok_s", "throughput_total_tok_s"), math.nan)
+        lacks.append(TOKENS)
+    if said.backend.endswith("-chat"):
+        differs.append(CHAT)
+    if "goodput_req_s" in told:
         lacks.append(result.NO_LIMITS)
     return ToolResult(
         tool=TOOL,
@@ -84,20 +100,23 @@ def read(document: Document) -> ToolResult:
         requests=requests,
         told=told,
         lacks=[*lacks, "which data set was asked, and with which lengths"],
-        differs=[E2EL],
+        differs=differs,
     )
 
 
-def _told(document: Document, said: Said) -> dict[str, float]:
-    told = {
+def _told(document: Document, said: Said, requests: list[Sent]) -> dict[str, float]:
+    """What can't be made from the requests."""
+    goodput = {} if said.request_goodput is None else {"goodput_req_s": said.request_goodput}
+    if requests:
+        return goodput
+    return {
         "throughput_req_s": said.request_throughput,
         "throughput_tok_s": said.output_throughput,
         "throughput_total_tok_s": said.total_token_throughput,
+        **({} if said.failed is None else {"failed_requests": float(said.failed)}),
+        **result.aggregates(document, DISTRIBUTIONS),
+        **goodput,
     }
-    if said.failed is not None:
-        told["failed_requests"] = float(said.failed)
-    one_token_each = said.total_output_tokens <= said.completed  # without a sample the tool writes 0
-    return told | result.aggregates(document, OF_ANY_REQUEST if one_token_each else DISTRIBUTIONS)
 
 
 def _requests(said: Said) -> list[Sent]:
