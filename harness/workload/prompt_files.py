@@ -138,7 +138,7 @@ def _lines(path: str, content: bytes) -> Iterator[tuple[int, str]]:
     if b"\0" in content:
         raise BadFile(f"{path} holds NUL characters: it is binary, or UTF-16 without a byte order mark")
     for number, line in enumerate(LINE_END.split(content), 1):
-        text = _utf8(f"{path}, line {number}", line).strip()
+        text = _utf8(f"{path}, line {number}", line).lstrip("\ufeff").strip()  # of files put together
         if text:
             yield number, text
 
@@ -183,7 +183,7 @@ def _decoded(where: str, item: str, remedy: str = "") -> object:
 def _asked(where: str, value: object) -> Asked | None:
     """What is asked by one value; None where nobody asks anything."""
     found = _candidates(where, value)
-    if isinstance(value, dict) and not found:
+    if isinstance(value, dict) and value.keys().isdisjoint((*TEXTS, *TURNS)):
         raise BadFile(
             f"{where} has none of the keys {', '.join((*TEXTS, *TURNS))}; it has {_shown(list(value))}"
         )

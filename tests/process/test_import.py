@@ -332,7 +332,7 @@ def test_requests_of_a_measured_run_that_were_taken_out_are_still_missed(tmp_pat
         ('{"a": 1}', "is not a result of"),
         ('{"a": 1}', 'it has ["a"]'),
         (
-            '{"metadata": {"request_start_ns": 1}, "metrics": {}}',
+            '{"metadata": {"request_start_ns": "?"}, "metrics": {}}',
             "not a result of aiperf, record 1, in a known",
         ),
         ('{"metadata": {"guidellm_version": "1"}, "benchmarks": []}', "holds no result"),
@@ -621,6 +621,15 @@ def test_an_empty_reply_among_aiperfs_records_has_failed(tmp_path: Path) -> None
     served = [each.error for each in of_aiperf(tmp_path)].count("")
     assert [each.error for each in of_aiperf(tmp_path, **nothing)].count("") == served - 1
     assert "no token" in {each.error for each in of_aiperf(tmp_path, **nothing)}
+    with_end = files.read(str(tmp_path / "records.jsonl"))
+    text = (tmp_path / "records.jsonl").read_text()
+    (tmp_path / "records.jsonl").write_text(
+        re.sub(r'"request_end_ns": \d+', '"request_end_ns": null', text, count=1)
+    )
+    without = files.read(str(tmp_path / "records.jsonl"))
+    assert without.seconds == pytest.approx(with_end.seconds, rel=0.1)
+    assert np.isnan(without.told["peak_concurrency"])
+    assert "when 1 requests ended" in "; ".join(without.lacks)
     null = {"time_to_first_token": {"value": None, "unit": "ms"}}
     assert "no token" in {each.error for each in of_aiperf(tmp_path, **null)}
     odd = {"usage_details": {"cached": 3}}  # a metric that is not looked at may be anything
@@ -650,6 +659,8 @@ def test_tokens_that_nobody_counted_make_no_throughput(tmp_path: Path) -> None:
     [
         (VLLM, {"user_throughput": 3.0}, "it looks like one of TensorRT-LLM's benchmark_serving"),
         (AIPERF, {"aiperf_version": None, "error_summary": None, "was_cancelled": None}, "genai-perf"),
+        (VLLM, {"tokenizer_id": None}, r'it has \["date", '),
+        (SGLANG, {"total_output_tokens_retokenized": None}, r'it has \["backend", '),
     ],
 )
 def test_a_file_of_another_tool_of_the_same_shape_is_named(

@@ -14,7 +14,6 @@ from itertools import accumulate
 import msgspec
 
 from engines import api
-from harness.metrics.definitions import NS_PER_S
 from harness.store.manifest import NOT_RECORDED
 from harness.studies.imports import result
 from harness.studies.imports.result import Document, Sent, ToolResult
@@ -105,7 +104,7 @@ class Value(msgspec.Struct):
 
 class Metadata(msgspec.Struct):
     request_start_ns: int
-    request_end_ns: int
+    request_end_ns: int | None = None
     benchmark_phase: str = "profiling"
     was_cancelled: bool = False
 
@@ -216,16 +215,20 @@ def read_records(lines: Sequence[Document]) -> ToolResult:
     if all(each.error for each in sent):
         raise result.unserved(TOOL, len(sent), sent[0].error)
     uncounted = sum(not each.error and not each.completion_tokens for each in sent)
+    told, unknown = result.unknown_ends(sent)
+    if uncounted:
+        told |= dict.fromkeys(("throughput_tok_s", "throughput_total_tok_s"), math.nan)
+        unknown.append(f"how many tokens {uncounted} requests got: no throughput of tokens")
     return ToolResult(
         tool=TOOL,
         asked=result.in_words({"requests": len(records)}),
-        seconds=max(each.finished_ns for each in sent) / NS_PER_S,
+        seconds=result.seconds(sent),
         requests=sent,
-        told=dict.fromkeys(("throughput_tok_s", "throughput_total_tok_s"), math.nan) if uncounted else {},
+        told=told,
         lacks=[
             result.NO_SCHEDULE,
             f"model, workload and the tool's version (they stand in {AGGREGATES})",
-            *([f"how many tokens {uncounted} requests got: no throughput of tokens"] if uncounted else []),
+            *unknown,
             *result.unknown_prompts(sent),
         ],
         differs=[TOKENS],
@@ -234,7 +237,8 @@ def read_records(lines: Sequence[Document]) -> ToolResult:
 
 def _sent(record: Record, first: int) -> Sent:
     """Times since the first send of the benchmark."""
-    start, end = (at - first for at in (record.metadata.request_start_ns, record.metadata.request_end_ns))
+    start, ended = record.metadata.request_start_ns - first, record.metadata.request_end_ns
+    end = result.NOT_TOLD if ended is None else ended - first
     metrics = record.metrics or Metrics()
     ttft = [] if metrics.time_to_first_token is None else metrics.time_to_first_token.ns()
     tokens, prompt = _count(metrics.output_sequence_length), _count(metrics.input_sequence_length)

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 import msgspec
 
 from engines import api
-from harness.metrics.definitions import NS_PER_S
 from harness.store.manifest import NOT_RECORDED
 from harness.studies.imports import result
 from harness.studies.imports.result import Document, Sent, ToolResult
@@ -122,7 +121,9 @@ def read(document: Document) -> ToolResult:
         )
     first = min([*starts, *(each.targeted_start for each in times if each.targeted_start is not None)])
     sent = [_sent(each, first, failed=index >= len(requests.successful)) for index, each in enumerate(kept)]
-    lacks = ["the chunks between the first and the last of a request: no ITL", *result.unknown_prompts(sent)]
+    told, unknown = result.unknown_ends(sent)
+    lacks = ["the chunks between the first and the last of a request: no ITL", *unknown]
+    lacks += result.unknown_prompts(sent)
     if requests.incomplete:
         lacks.append(
             f"{len(requests.incomplete)} requests that the end of the benchmark cut off are left out"
@@ -134,9 +135,9 @@ def read(document: Document) -> ToolResult:
         measured=_moment(first),
         model=str(config.backend.get("model") or NOT_RECORDED),
         asked=result.in_words({**dict(sorted(config.strategy.items())), "data": config.requests.get("data")}),
-        seconds=max(each.finished_ns for each in sent) / NS_PER_S - (min(starts) - first),
+        seconds=result.seconds(sent) - (min(starts) - first),
         requests=sent,
-        told={},
+        told=told,
         lacks=lacks,
         differs=[TOKENS],
     )

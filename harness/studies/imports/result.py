@@ -124,6 +124,19 @@ def unknown_prompts(sent: Sequence[Sent]) -> list[str]:
     return [f"how long the prompts of {count} requests were: no throughput of all tokens"] if count else []
 
 
+def seconds(sent: Sequence[Sent]) -> float:
+    """From the clock's 0 to the last end, or chunk, that a file tells."""
+    return max(max(each.finished_ns, *each.chunk_ns, 0) for each in sent) / NS_PER_S
+
+
+def unknown_ends(sent: Sequence[Sent]) -> tuple[dict[str, float], list[str]]:
+    """What must not be made of requests, and what is lacking, where some do not say when they ended."""
+    count = sum(each.finished_ns == NOT_TOLD for each in sent)
+    if not count:
+        return {}, []
+    return {"peak_concurrency": math.nan}, [f"when {count} requests ended: no peak concurrency"]
+
+
 def uneven(tool: str) -> api.BadFile:
     """To raise where a file's lists of requests do not go together."""
     return api.BadFile(f"a result of {tool} was edited: its lists of requests differ in length")
