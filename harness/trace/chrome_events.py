@@ -3,6 +3,7 @@ take several times its size in memory, and a small gzipped one can be any size."
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import zlib
@@ -108,7 +109,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
                     f"{path} unpacks to more than {PACKED_AT_MOST} times its size, as no trace does; if it "
                     "is one, unpack it yourself"
                 )
-            yield chunk
+            yield chunk.removeprefix(codecs.BOM_UTF8) if total == len(chunk) else chunk
 
 
 def _read(path: Path, file: IO[bytes]) -> bytes:

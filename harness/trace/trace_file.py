@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def read(path: Path, progress: Progress = lambda line: None) -> Trace:
             raise BadFile(f"{path} is empty")
         if nsys_export.MAGIC.startswith(start[: len(nsys_export.MAGIC)]):
             return nsys_export.read(path, progress)
-        if start.startswith(chrome_events.GZIP) or start.lstrip()[:1] in (b"{", b"["):
+        text = start.removeprefix(codecs.BOM_UTF8).lstrip()
+        if start.startswith(chrome_events.GZIP) or text[:1] in (b"{", b"["):
             return chrome_trace.read(path, progress)
     except OSError as error:
         raise BadFile(f"cannot read the trace {path}: {error.strerror}") from None

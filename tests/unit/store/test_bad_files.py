@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +65,14 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
         marked.write_text(claim.read_text(encoding="utf-8"), encoding=encoding)
         assert experiment_file.read(marked) == experiment_file.read(claim)
     assert decoded("a plan", b'\xef\xbb\xbf{"schema_version": 1}', dict[str, int]) == {"schema_version": 1}
+
+
+def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path: Path) -> None:
+    kernel = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 9}'
+    plain, marked = tmp_path / "plain.json", tmp_path / "marked.json"
+    plain.write_text(f'{{"traceEvents": [{kernel}]}}', encoding="utf-8")
+    marked.write_text(plain.read_text(), encoding="utf-8-sig")
+    packed = tmp_path / "marked.json.gz"
+    packed.write_bytes(gzip.compress(marked.read_bytes()))
+    for path in (plain, marked, packed):
+        assert trace_file.read(path).rows()["work"] == 1
