@@ -78,7 +78,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     trace: Annotated[
         str | None,
-        Meta(description="File to replay, arrival trace: Mooncake (.jsonl) or BurstGPT (.csv)."),
+        Meta(description="File to replay, arrival trace: Mooncake (JSON lines) or BurstGPT (CSV)."),
     ] = None
     trace_scale: Annotated[
         float, Meta(description="Factor on every length of the trace, to fit the context (1).")

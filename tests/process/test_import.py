@@ -683,6 +683,12 @@ def test_a_file_that_went_through_powershell_is_the_same(tmp_path: Path, path: P
     assert files.read(str(marked)) == files.read(str(path))
 
 
+def test_a_list_of_results_is_read_as_lines_of_them_are(tmp_path: Path) -> None:
+    together = tmp_path / "together.json"
+    together.write_text(json.dumps([document(SGLANG, 0), document(SGLANG, 1)], indent=2))
+    assert files.read(f"{together}:2") == files.read(f"{SGLANG}:2")
+
+
 def test_numbers_as_strings_are_numbers_and_other_strings_are_not(tmp_path: Path) -> None:
     assert told(edited(tmp_path, VLLM, duration="0.5", mean_ttft_ms="25.0"))[0]["ttft_ms_mean"] == 25
     with pytest.raises(api.BadFile, match="mean_ttft_ms is '25,0', which is no number"):

@@ -1,4 +1,4 @@
-"""Tells which tool a result file is of, and reads it. Files are JSON, or one JSON object per line."""
+"""Tells which tool a result file is of, and reads it. Files are JSON: an object, one per line, or a list."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _looks(document: Document) -> str:
 
 
 def _objects(path: Path) -> list[Document]:
-    """The objects of a JSON file, which may hold one or one a line."""
+    """The objects of a JSON file, which may hold one, one a line, or a list of them."""
     text = read_text(path)
     if not text.strip():
         raise api.BadFile(f"{path} is empty")
@@ -91,9 +91,10 @@ def _objects(path: Path) -> list[Document]:
             raise api.BadFile(f"{path} {what} at {where}: {error.msg}") from None
         except RecursionError:
             raise api.BadFile(f"{path} is not a result of {KNOWN}: its lists are too deep") from None
-        if not isinstance(value, dict):
-            raise api.BadFile(f"{path} is not a result of {KNOWN}")
-        objects.append(value)
+        for each in value if isinstance(value, list) else [value]:
+            if not isinstance(each, dict):
+                raise api.BadFile(f"{path} is not a result of {KNOWN}: it holds {json.dumps(each)[:LONGEST]}")
+            objects.append(each)
         at = _next(text, at)
     return objects
 
