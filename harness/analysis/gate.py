@@ -18,10 +18,17 @@ import numpy as np
 from engines import api
 from harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
 from harness.analysis.words import outputs_that_differ
+from harness.common.formatting import share
 from harness.metrics import definitions
+from harness.plan import checks
+from harness.plan.design import Design
 from harness.stats import paired, planning, verdicts
 from harness.stats.distributions import t_quantile, t_tail
 
+MOST = 100  # blocks that anybody would wait for
+CHOSEN_LATE = (
+    "whatever is chosen once the numbers are there gives no test at 5%, so measure afresh with the latter"
+)
 OFFERED = "is the offered load, whatever the engine does"  # a remark: no verdict, however many blocks
 
 
@@ -40,7 +47,8 @@ def judge(
     pairs = {name: (before, after) for name in names for before, after in [values[name].values()]}
     adjusted = verdicts.holm({name: _p_beyond(name, *pairs[name], limit) for name in names})
     return {
-        name: _judge(name, *pairs[name], limit, one_sided, p, name in offered) for name, p in adjusted.items()
+        name: _judge(name, *pairs[name], limit, one_sided, len(names), p, name in offered)
+        for name, p in adjusted.items()
     }
 
 
@@ -62,9 +70,11 @@ def _judge(
     after: Sequence[float],
     limit: float,
     one_sided: float,
+    metrics: int,
     p: float,
     offered: bool,
 ) -> Judged:
+    """One of so many `metrics`, the first of which fails at the level that Holm leaves for each of them."""
     if is_gone(name, before, after):
         base = float(np.exp(np.log(before).mean()))
         lost: GateVerdict = "fail" if p < one_sided else "undecided"
@@ -83,13 +93,35 @@ def _judge(
     if effect.low is None or effect.high is None or effect.sd is None:
         return msgspec.structs.replace(found, remark="one block")
     lower = definitions.METRICS[name].better == "lower"
-    best, worst = (effect.low, effect.high) if lower else (-effect.high, -effect.low)
+    best, worst = _bounds(effect, lower)
+    surely, _ = _bounds(paired.effect(before, after, "ratio", 2 * one_sided / metrics), lower)
     shift = planning.smallest_detectable(effect.sd, effect.blocks, alpha=2 * one_sided)
     excludable = float(np.expm1(shift) if lower else -np.expm1(-shift))
-    found = msgspec.structs.replace(found, best=best, worst=worst, p=p, excludable=excludable)
-    if offered or not (worst <= limit or p < one_sided):
+    found = msgspec.structs.replace(
+        found, best=best, worst=worst, p=p, excludable=excludable, fails_to=surely if surely > 0 else None
+    )
+    if offered:
         return found
-    return msgspec.structs.replace(found, verdict="pass" if worst <= limit else "fail")
+    if worst <= limit or p < one_sided:
+        return msgspec.structs.replace(found, verdict="pass" if worst <= limit else "fail")
+    beyond = float(_beyond(name, before, after, limit).mean())
+    level = checks.ONE_SIDED / metrics  # of a gate of a fixed number
+    more = planning.blocks_to_decide(abs(beyond), effect.sd, effect.blocks, level, MOST)
+    return msgspec.structs.replace(found, more_blocks=more)
+
+
+def _bounds(effect: paired.Effect, lower: bool) -> tuple[float, float]:
+    """Of the regression: at best, at worst."""
+    assert effect.low is not None
+    assert effect.high is not None
+    return (effect.low, effect.high) if lower else (-effect.high, -effect.low)
+
+
+def _beyond(name: str, before: Sequence[float], after: Sequence[float], limit: float) -> paired.Differences:
+    """How far each block is beyond the limit, on the log scale."""
+    lower = definitions.METRICS[name].better == "lower"
+    worse = paired.paired(before, after, "ratio") * (1 if lower else -1)
+    return np.subtract(worse, np.log1p(limit) if lower else -np.log1p(-limit))
 
 
 def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit: float) -> float:
@@ -97,9 +129,7 @@ def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit:
     there is no mean to test, so it is a sign test: all blocks are beyond the limit, where half would be."""
     if is_gone(name, before, after):
         return float(0.5 ** len(before))
-    lower = definitions.METRICS[name].better == "lower"
-    worse = paired.paired(before, after, "ratio") * (1 if lower else -1)
-    beyond = worse - (np.log1p(limit) if lower else -np.log1p(-limit))
+    beyond = _beyond(name, before, after, limit)
     n, mean = len(beyond), float(beyond.mean())
     if n < 2:
         return 1.0
@@ -132,9 +162,11 @@ def result_of(
     promised: bool,
     failing: GateVerdict,
     apart: str | None = None,
+    unplanned: Sequence[str] = (),
+    seconds: float | None = None,
 ) -> GateResult:
     """What a gate says in the end. `failing` is what more_failed says, `promised` as in Outputs.fail, `apart`
-    why the metric of turns can't be believed."""
+    why the metric of turns can't be believed; `seconds`: what a block took."""
     (before, old), (after, new) = comparison.failures.items()
     failed = (
         f"{new.failed} of {new.requests} requests failed in {after}, "
@@ -146,14 +178,36 @@ def result_of(
     doubts = [f"{failed}: too few blocks to tell it from chance"] if failing == "undecided" else []
     doubts += [] if apart is None else [apart]
     said = overall(judged)
+    worst = [None if each.remark == OFFERED else each.worst for each in judged.values()]
+    failed_to = [each.fails_to for each in judged.values() if each.fails_to is not None]
     return GateResult(
         verdict="fail" if faults else "undecided" if apart or (doubts and said == "pass") else said,
         faults=faults,
         doubts=doubts,
+        unplanned=list(unplanned),
         max_regression=limit,
         confidence=1 - one_sided,
+        passes_from=None if None in worst else max(each for each in worst if each is not None),
+        fails_to=max(failed_to, default=None),
+        seconds_per_block=seconds,
         metrics=dict(judged),
     )
+
+
+def unplanned(design: Design, names: Sequence[str], limit: float) -> list[str]:
+    """What a run is judged by here that was not declared before its first block: a limit that somebody chose
+    with the numbers before them gives no test at its level."""
+    declared = checks.gated(design)
+    planned = checks.DEFAULT_LIMIT if design.gate is None else design.gate.max_regression
+    found = []
+    if planned != limit:
+        measured = "without a gate" if design.gate is None else f"for a limit of {share(planned)}"
+        found.append(f"the run was measured {measured}, and is judged by a limit of {share(limit)}")
+    if {*names} != {*declared}:
+        found.append(f"the run was measured for {', '.join(declared)}, and is judged by {', '.join(names)}")
+    if found and design.until is not None:
+        found.append("it ended when its stopping rule had enough for the former")
+    return [*found, CHOSEN_LATE] if found else []
 
 
 def doubted(found: GateResult, doubts: Iterable[str]) -> GateResult:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from harness.analysis.gate import MOST
 from harness.analysis.result import Result
 from harness.metrics import definitions
 from harness.plan.checks import ONE_SIDED
@@ -16,7 +17,6 @@ from harness.stats import planning
 METRICS = (definitions.SLICED, "tpot_ms_p50", "itl_token_ms_p99", "ttft_ms_p50", "throughput_tok_s")
 LIMITS = (0.005, 0.01, 0.02, 0.05, 0.1)
 FEWEST = 3  # blocks: a gate looks at no fewer
-MOST = 100  # blocks of a plan that anybody would wait for
 MINUTES = 3.0  # a gate may take, unless it is said
 
 

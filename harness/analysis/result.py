@@ -253,7 +253,9 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """What a gate says of one metric. `change` is after/before - 1; the rest is regression, positive where
     the after arm is worse: `best` and `worst` the bounds, `p` of "it is within the limit", adjusted by Holm,
     and `excludable` the smallest regression that as many blocks with this spread rule out in 4 of 5 runs in
-    which nothing changed. With one block there are no bounds."""
+    which nothing changed. With one block there are no bounds. `fails_to`: the largest limit that it would
+    have failed. `more_blocks`, of what is undecided: how many a fresh gate needs to decide it in 4 of 5
+    cases; None where no number that anybody would wait for does."""
 
     before: float
     after: float
@@ -262,19 +264,27 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     worst: float | None = None
     p: float | None = None
     excludable: float | None = None
+    fails_to: float | None = None
+    more_blocks: int | None = None
     verdict: GateVerdict
     remark: str = ""
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     """`verdict` is the last word. `faults` fail the gate whatever the metrics say, `doubts` keep it from
-    passing. `confidence`: of each one-sided bound."""
+    passing. `confidence`: of each one-sided bound. `passes_from`, `fails_to`: the smallest limit that these
+    blocks would have passed, and the largest that they would have failed; None where there is none.
+    `unplanned`: what is judged here and was not declared before the first block."""
 
     verdict: GateVerdict
     faults: list[str]
     doubts: list[str]
+    unplanned: list[str] = []
     max_regression: float
     confidence: float
+    passes_from: float | None = None
+    fails_to: float | None = None
+    seconds_per_block: float | None = None
     metrics: dict[str, Judged]
 
 

@@ -62,6 +62,11 @@ def percent(fraction: float | None) -> str:
     return f"{fraction:+,.{digits}%}".replace("-", "−")
 
 
+def share(fraction: float) -> str:
+    """One that has no sign, such as a limit: "2%", "0.25%"."""
+    return f"{100 * fraction:.3g}%"
+
+
 def signed(value: float) -> str:
     """Three significant digits with a sign; whole numbers from 1,000 on."""
     text = f"{value:+,.0f}" if abs(value) >= 999.5 else f"{value:+.3g}"

@@ -28,7 +28,8 @@ def pages(result: Result) -> Iterator[Page]:
         return
     if result.gate is not None:
         judged, *more = gate_tables.parts(result)
-        yield Page(gate_tables.conclusion(result), (), (_without_note(judged), *more), ())
+        lines = tuple(gate_tables.late(result))
+        yield Page(gate_tables.conclusion(result), lines, (_without_note(judged), *more), ())
     for each in result.comparisons:
         yield page(result, each)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from msgspec.structs import astuple
 
-from harness.analysis.gate_plans import MOST, GatePlan, GatePlans
-from harness.common.formatting import blocks_of, minutes_of
+from harness.analysis.gate import MOST
+from harness.analysis.gate_plans import GatePlan, GatePlans
+from harness.common.formatting import blocks_of, minutes_of, share
 from harness.report.page import Page, Table, csv_text, markdown_page, tabulated
 from harness.store.files import append_step_summary, prepare, write_json, write_text
 
@@ -24,7 +25,7 @@ def conclusion(found: GatePlans) -> str:
             "with --max-minutes, or use a quieter machine."
         )
     return (
-        f"On this machine: --metric {plan.metric} --max-regression {_share(plan.limit)} "
+        f"On this machine: --metric {plan.metric} --max-regression {share(plan.limit)} "
         f"--blocks {plan.blocks} --max-minutes {found.max_minutes:.3g}, "
         f"about {_minutes(plan)} a gate, and {within} at most."
     )
@@ -47,7 +48,7 @@ def plan_table(found: GatePlans) -> Table:
         "metric": str,
         "SD of a block": lambda name: f"{found.sd[name]:.2%}",
     }
-    columns |= {f"limit {_share(limit)}": partial(cost, limit=limit) for limit in limits}
+    columns |= {f"limit {share(limit)}": partial(cost, limit=limit) for limit in limits}
     note = (
         f"Blocks of a fixed gate (--blocks), and its time, that pass an unchanged head in 4 of 5 runs: from "
         f"{blocks_of(found.blocks)} of the base against itself, of {found.seconds_per_block:.0f} s each, for "
@@ -76,10 +77,6 @@ def write(folder: Path, found: GatePlans, environment: Mapping[str, str] = os.en
     text = markdown_page(page(found))
     write_text(folder / SUMMARY, text)
     append_step_summary(text + "\n", environment)  # the gate's comes below
-
-
-def _share(limit: float) -> str:
-    return f"{100 * limit:.3g}%"
 
 
 def _minutes(plan: GatePlan) -> str:

@@ -6,19 +6,23 @@ Input is a `Result` with its part `gate`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil, floor
 from pathlib import Path
 
 from msgspec.structs import astuple
 
 from harness.analysis import gate
 from harness.analysis.result import GateResult, History, Judged, Moved, Result
+from harness.analysis.warnings import FEASIBLE_S
 from harness.analysis.words import interval, outputs_that_differ
-from harness.common.formatting import blocks_of, number, percent
+from harness.common.formatting import blocks_of, duration, number, percent, share
 from harness.report import tables
 from harness.report.page import Page, Table, csv_text, markdown_page, markdown_table, tabulated
 from harness.stats.change_points import LEVEL, SHORTEST
 from harness.store.files import append_step_summary, prepare, write_json, write_text
+
+NEAR = 0.25  # of the limit: a change that is no farther from it is at it
 
 
 def conclusion(result: Result) -> str:
@@ -28,34 +32,74 @@ def conclusion(result: Result) -> str:
         each: [name for name, row in found.metrics.items() if row.verdict == each]
         for each in ("fail", "undecided", "pass")
     }
-    limit = _share(found.max_regression)
+    limit = share(found.max_regression)
     where = f"over {blocks_of(comparison.blocks)} on the {result.device} device"
     reasons = {
         "fail": f"{', '.join(by_verdict['fail'])} regressed by more than {limit} {where}",
-        "undecided": "; ".join(_undecided(found.metrics, limit, where)),
+        "undecided": "; ".join(_undecided(found, where)),
         "pass": f"no metric regressed by more than {limit} {where}",
     }
     outputs = outputs_that_differ(comparison.outputs).rstrip(".")
     metrics = next(each for each in by_verdict if by_verdict[each])
     parts = dict.fromkeys((outputs, *found.faults, *found.doubts, reasons[metrics]))
     reason = "; ".join(filter(None, parts))
-    return f"Gate: {found.verdict.upper()}. {comparison.variant}: {reason}."
+    other = " by another limit or metric than it was measured for" if found.unplanned else ""
+    return f"Gate: {found.verdict.upper()}{other}. {comparison.variant}: {reason}."
 
 
-def _undecided(rows: Mapping[str, Judged], limit: str, where: str) -> Iterator[str]:
-    """What is open about the metrics that are undecided: more blocks tell nothing of the offered load."""
-    undecided = {name: row.remark for name, row in rows.items() if row.verdict == "undecided"}
-    names = [name for name, remark in undecided.items() if remark != gate.OFFERED]
-    if names:
-        bounds = [_share(worst) for name in names if (worst := rows[name].worst) is not None]
-        excluded = f"more than {', '.join(bounds)}" if bounds else "nothing"
+def _undecided(found: GateResult, where: str) -> Iterator[str]:
+    """What is open about the metrics that are undecided: where each lies, which limits these blocks would
+    have decided, and whether more of them would decide this one."""
+    limit = found.max_regression
+    rows = {name: row for name, row in found.metrics.items() if row.verdict == "undecided"}
+    bounded = {name: row for name, row in rows.items() if not row.remark}
+    for name, row in bounded.items():
+        lies = "at" if _is_at(row, limit) else "which may be above or below"
         yield (
-            f"{', '.join(names)} may have regressed by more than {limit}, or not, {where} (ruled out: "
-            f"{excluded}); more blocks or a quieter machine would tell"
+            f"{name} changed by {percent(row.change)} {where}, {lies} the limit of {share(limit)}: "
+            f"regression {percent(row.best)} at best, {percent(row.worst)} at worst"
         )
-    for name in undecided:
-        if name not in names:
+    if bounded:
+        yield from [] if found.doubts else [_limits(found)]
+        yield _more_blocks([*bounded.values()], found.seconds_per_block)
+    for name, row in rows.items():
+        if row.remark == gate.OFFERED:
             yield f"{name} {gate.OFFERED}, {where}: no number of blocks would tell"
+        elif row.remark:
+            yield f"{name} can't be judged {where} ({row.remark}): that takes more blocks, 6 as a rule"
+
+
+def _is_at(row: Judged, limit: float) -> bool:
+    """Whether the change is so close to the limit that this is why it is undecided, not the noise alone."""
+    assert row.best is not None
+    assert row.worst is not None
+    return row.more_blocks is None or abs((row.best + row.worst) / 2 - limit) <= NEAR * limit
+
+
+def _limits(found: GateResult) -> str:
+    """Rounded so that they would have decided it."""
+    passes = None if found.passes_from is None else ceil(1e4 * found.passes_from)
+    fails = None if found.fails_to is None else floor(1e4 * found.fails_to)
+    passed = f"a limit of {passes / 100:g}%" if passes and passes < 1e4 else "no limit"
+    failed = f"one of {fails / 100:g}%" if fails else "none"
+    return f"{passed} would have passed, {failed} failed"
+
+
+def _more_blocks(rows: Sequence[Judged], seconds: float | None) -> str:
+    needed = [row.more_blocks for row in rows]
+    most = max(each or 0 for each in needed)
+    if None in needed:
+        return "more blocks would hardly tell"
+    if seconds is not None and most * seconds > FEASIBLE_S:
+        return f"more blocks would hardly tell: {most} take {duration(most * seconds)}"
+    took = "" if seconds is None else f", about {duration(most * seconds)},"
+    return f"a fresh gate with --blocks {most}{took} would tell in 4 of 5 cases"
+
+
+def late(result: Result) -> Iterator[str]:
+    """What is judged here without having been declared before the first block."""
+    if said := "; ".join(gate_of(result).unplanned):
+        yield f"{said[:1].upper()}{said[1:]}."
 
 
 def regression_table(result: Result) -> Table:
@@ -68,12 +112,12 @@ def regression_table(result: Result) -> Table:
         "change": lambda row: percent(row[1].change),
         "at best": lambda row: percent(row[1].best) or "–",
         "at worst": lambda row: percent(row[1].worst) or "–",
-        "can rule out": lambda row: "–" if (size := row[1].excludable) is None else _share(size),
+        "can rule out": lambda row: "–" if (size := row[1].excludable) is None else share(size),
         "gate": lambda row: row[1].verdict + (f" ({row[1].remark})" if row[1].remark else ""),
     }
     note = (
         f"At best and at worst: bounds of the regression, {100 * found.confidence:.4g}% each; positive is "
-        f"worse. Pass: at worst within {_share(found.max_regression)}; fail: at best beyond it, corrected "
+        f"worse. Pass: at worst within {share(found.max_regression)}; fail: at best beyond it, corrected "
         "by Holm. Can rule out: the smallest regression that this machine and so many blocks exclude in 4 of "
         "5 runs without a change."
     )
@@ -97,7 +141,7 @@ def history_table(found: History) -> Table:
         note = f"{against}: of fewer than {SHORTEST} nothing can be said."
     else:
         scatters = ", ".join(
-            f"{name} {_share(each)}" for name, each in found.scatter.items() if each is not None
+            f"{name} {share(each)}" for name, each in found.scatter.items() if each is not None
         )
         note = (
             f"{'No change point in ' * (not found.moved)}{against}. SD within a level: {scatters}. A change "
@@ -114,13 +158,9 @@ def parts(result: Result) -> Iterator[Table]:
         yield history_table(result.history)
 
 
-def _share(size: float) -> str:
-    return f"{100 * size:.3g}%"
-
-
 def to_markdown(result: Result) -> str:
     """The summary of a gate, with the whole comparison folded away below."""
-    lines = [f"**{conclusion(result)}**", ""]
+    lines = [f"**{conclusion(result)}**", "", *(f"{line}\n" for line in late(result))]
     for table in parts(result):
         lines += markdown_table(table)
     whole = "\n".join(map(markdown_page, tables.pages(result)))
@@ -139,6 +179,7 @@ def to_csv(result: Result) -> str:
         "gate": found.verdict,
         "faults": "; ".join(found.faults),
         "doubts": "; ".join(found.doubts),
+        "unplanned": "; ".join(found.unplanned),
     }
     lines = [
         [*about.values(), name, comparison.metrics[name].unit, *astuple(row), *all_in_all.values()]
@@ -149,7 +190,7 @@ def to_csv(result: Result) -> str:
 
 def pages(result: Result) -> Iterator[Page]:
     """What the gate says, then the comparison."""
-    yield Page(conclusion(result), (), tuple(parts(result)), ())
+    yield Page(conclusion(result), tuple(late(result)), tuple(parts(result)), ())
     yield from tables.pages(result)
 
 

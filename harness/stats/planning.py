@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cache
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from harness.stats.distributions import chi2_quantile, normal_tail, t_quantile
 from harness.stats.stopping import ALPHA
 
+Floats = npt.NDArray[np.float64]
 POWER = 0.8  # of a plan: in 4 of 5 runs a change of that size is detected
 CONFIDENCE = 0.8  # of the range that a plan gives
 
@@ -81,18 +83,40 @@ def _detectable_sds(n: int, alpha: float) -> float:
     return high
 
 
-def detection_power(target: float, n: int, alpha: float = ALPHA) -> float:
-    """Chance that the two-sided t test of n blocks detects a true mean of `target` standard deviations.
+def blocks_to_decide(distance: float, sd: float, blocks: int, one_sided: float, most: int) -> int | None:
+    """How many blocks a fresh fixed run needs so that its bounds, each at level `one_sided`, both lie on one
+    side of a limit in POWER of cases; None where that is more than `most`.
+
+    `distance`: from the mean of these `blocks` blocks to the limit. It owes as much to luck as the mean
+    does, so the true one is taken to be any of 100 equally likely ones, t on n-1 degrees about it: where the
+    limit is well inside the interval, the true mean may be anywhere near it, and no number of blocks helps.
+    """
+    if sd <= 0:
+        return 2
+    quantiles = (np.arange(100) + 0.5) / 100
+    likely = distance / sd + t_quantile(quantiles, blocks - 1) / blocks**0.5
+
+    def decides(n: int) -> bool:
+        return detection_power(likely, n, 2 * one_sided) >= POWER
+
+    if not decides(most):
+        return None
+    return bisect_left(range(2, most), True, key=decides) + 2
+
+
+def detection_power(target: float | Floats, n: int, alpha: float = ALPHA) -> float:
+    """Chance that the two-sided t test of n blocks detects a true mean of `target` standard deviations; of
+    several equally likely ones, their mean chance.
 
     T is noncentral with shift target · sqrt(n): the normal chance averaged over 200 equally likely values of
     the estimated SD (scipy's nct gives nan for small n).
     """
-    bar, shift = _bars(n, alpha), target * n**0.5
+    bar, shift = _bars(n, alpha), np.multiply.outer(target, n**0.5)[..., np.newaxis]
     return float(np.mean(normal_tail(bar - shift) + normal_tail(bar + shift)))
 
 
 @cache  # searches ask for the same ones at each step, for each metric
-def _bars(n: int, alpha: float) -> npt.NDArray[np.float64]:
+def _bars(n: int, alpha: float) -> Floats:
     """What |T| must exceed to be detected, at 200 equally likely values of the estimated SD."""
     critical = float(t_quantile(1 - alpha / 2, n - 1))
     quantiles = (np.arange(200) + 0.5) / 200

@@ -27,7 +27,7 @@ from harness.analysis.gate_plans import GatePlans
 from harness.analysis.result import Result
 from harness.analysis.rule import judged as judged_by
 from harness.analysis.stored import finished, readable
-from harness.analysis.values import THROUGHPUTS, offered_load
+from harness.analysis.values import THROUGHPUTS, block_seconds, offered_load
 from harness.common.machine import guess_device
 from harness.metrics import definitions
 from harness.plan import checks
@@ -147,7 +147,11 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     by_turns = any(name in definitions.OF_PAIRS for name in wanted)
     apart = turns.disagreement(design, per_block, 2 * level) if by_turns else None
     apart = apart or nodes.disagreement(design, per_block, [block.node for block in blocks], wanted)
-    found = gate.result_of(judged, most, level, compared, manifest.promises_outputs, failing, apart)
+    chosen = gate.unplanned(design, wanted, most)
+    seconds = block_seconds(blocks)
+    found = gate.result_of(
+        judged, most, level, compared, manifest.promises_outputs, failing, apart, chosen, seconds
+    )
     known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
     return msgspec.structs.replace(known, gate=found)
 

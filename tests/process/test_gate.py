@@ -6,8 +6,11 @@ import csv
 import io
 import json
 import math
+import re
 import shutil
 from collections.abc import Sequence
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +20,16 @@ import pytest
 from rich.console import Console
 
 from engines import api
-from harness.analysis import gate
-from harness.analysis.result import GateVerdict, Judged
+from harness.analysis import comparison, gate
+from harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
 from harness.plan import checks
 from harness.plan.design import Design, Gate, Ref
 from harness.plan.request import Request
 from harness.plan.settings import make_design, make_gate
 from harness.plan.variants import load_variants
-from harness.report import formats, gate_tables
+from harness.report import brief, formats, gate_tables
 from harness.report.gate_tables import write
-from harness.stats.stopping import until_decided, until_precise
+from harness.stats.stopping import until_clear, until_decided, until_precise
 from harness.store import tables
 from harness.store.manifest import read_manifest, write_manifest
 from harness.studies.gate import judge
@@ -39,9 +42,11 @@ from tests.support.made_blocks import manifest
 LIMIT = 0.02
 
 
-def judged(*changes: float, name: str = "tpot_ms_p50", level: float = 0.05, **more: Any) -> Judged:
+def judged(
+    *changes: float, name: str = "tpot_ms_p50", level: float = 0.05, limit: float = LIMIT, **more: Any
+) -> Judged:
     values = {name: {"before": [5.0] * len(changes), "after": [5.0 * (1 + each) for each in changes]}}
-    return gate.judge(values, [name], LIMIT, level, **more)[name]
+    return gate.judge(values, [name], limit, level, **more)[name]
 
 
 # -- one metric -------------------------------------------------------------------------------------------
@@ -208,7 +213,11 @@ def folder_of(tmp_path: Path, factor: float, count: int = 6, **design: Any) -> P
     [
         (1.0, "pass", "Gate: PASS. pinned-h2d: no metric regressed by more than 2%"),
         (1.1, "fail", "Gate: FAIL. pinned-h2d: tpot_ms_p50 regressed by more than 2%"),
-        (1.0201, "undecided", "tpot_ms_p50 may have regressed by more than 2%, or not"),
+        (
+            1.0201,
+            "undecided",
+            "tpot_ms_p50 changed by +2.0% over 6 blocks on the emulated device, at the limit",
+        ),
     ],
 )
 def test_a_finished_run_is_judged(tmp_path: Path, factor: float, verdict: str, words: str) -> None:
@@ -353,10 +362,125 @@ def test_no_number_of_blocks_tells_more_of_the_offered_load(tmp_path: Path) -> N
     said = gate_tables.conclusion(judge(folder, ("throughput_tok_s",), None))
     alone = "throughput_tok_s is the offered load, whatever the engine does, over 6 blocks on the emulated "
     alone += "device: no number of blocks would tell."
-    assert said == f"Gate: UNDECIDED. pinned-h2d: {alone}"
+    other = "Gate: UNDECIDED by another limit or metric than it was measured for. pinned-h2d:"
+    assert said == f"{other} {alone}"
     said = gate_tables.conclusion(judge(folder, ("throughput_tok_s", "tpot_ms_p50"), None))
-    assert said.startswith("Gate: UNDECIDED. pinned-h2d: tpot_ms_p50 may have regressed by more than 2%")
-    assert said.endswith(f"; more blocks or a quieter machine would tell; {alone}")
+    assert said.startswith(f"{other} tpot_ms_p50 changed by +2.0%")
+    assert said.endswith(
+        f"; no limit would have passed, one of 1.9% failed; more blocks would hardly tell; {alone}"
+    )
+
+
+@cache
+def no_change() -> Comparison:
+    """Of a run in which nothing changed."""
+    return comparison.result(manifest(), some_blocks(1.0)).comparisons[0]
+
+
+def open_gate(*changes: float, seconds: float | None = None, limit: float = LIMIT) -> GateResult:
+    """What a gate says of these changes of TPOT."""
+    rows = {"tpot_ms_p50": judged(*changes, limit=limit)}
+    return gate.result_of(rows, limit, 0.05, no_change(), True, "pass", seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [(0.018, 0.013, 0.023, 0.020, 0.016, 0.018), (0.04, 0.01, 0.07, 0.02, 0.05, 0.03)],
+)
+def test_the_limits_that_an_undecided_gate_names_would_have_decided_it(
+    changes: Sequence[float],
+) -> None:
+    found = open_gate(*changes)
+    said = gate_tables._limits(found)
+    passed, failed = (float(each) / 100 for each in re.findall(r"([\d.]+)%", said))
+    assert found.verdict == "undecided"
+    assert failed < LIMIT < passed
+    assert open_gate(*changes, limit=passed).verdict == "pass"
+    assert open_gate(*changes, limit=failed).verdict == "fail"
+    assert open_gate(*changes, limit=passed - 0.0002).verdict == "undecided"
+    assert open_gate(*changes, limit=failed + 0.0002).verdict == "undecided"
+
+
+def test_of_several_metrics_the_limit_that_fails_is_the_one_that_holm_leaves() -> None:
+    worse = [5.0 * (1 + each) for each in (0.045, 0.026, 0.05, 0.025)]
+    names = ("tpot_ms_p50", "ttft_ms_p50", "latency_ms_p50", "step_ms")
+    values = {
+        name: {"before": [5.0] * 4, "after": worse if name == "step_ms" else [5.01] * 4} for name in names
+    }
+
+    def at(limit: float) -> GateResult:
+        return gate.result_of(gate.judge(values, names, limit, 0.05), limit, 0.05, no_change(), True, "pass")
+
+    found = at(LIMIT)
+    assert found.verdict == "undecided"
+    assert found.fails_to is not None
+    assert found.passes_from is not None
+    assert at(found.fails_to * 0.999).verdict == "fail"
+    assert at(found.fails_to * 1.001).verdict == "undecided"
+    assert at(found.passes_from * 1.001).verdict == "pass"
+
+
+AT = (0.018, 0.013, 0.023, 0.020, 0.016, 0.018)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds", "said"),
+    [
+        ((0.0199, 0.0211, 0.0192, 0.0205, 0.0188, 0.0202), 12.0, "*at the limit of 2%: *; {hardly}"),
+        (AT, 12.0, "*at the limit of 2%: *; a fresh gate with --blocks 39, about 7.8 min, {tells}"),
+        (AT, 300.0, "*at the limit of 2%: *; {hardly}: 39 take 3.2 h"),
+        (
+            (0.02, 0.03, -0.03, 0.02, -0.02, 0.01),
+            None,
+            "*may be above or below the limit of 2%: *, none failed; a fresh gate with --blocks * {tells}",
+        ),
+        ((0.05,), 12.0, "*can't be judged * (one block): that takes more blocks, 6 as a rule"),
+    ],
+)
+def test_an_undecided_gate_says_whether_more_blocks_would_tell_and_how_many(
+    changes: Sequence[float], seconds: float | None, said: str
+) -> None:
+    found = open_gate(*changes, seconds=seconds)
+    told = said.format(hardly="more blocks would hardly tell", tells="would tell in 4 of 5 cases")
+    assert fnmatch("; ".join(gate_tables._undecided(found, "over 6 blocks")), told)
+
+
+@pytest.mark.parametrize(
+    ("planned", "names", "limit", "said"),
+    [
+        (0.05, (), None, ""),
+        (0.05, ("tpot_ms_p50",), 0.05, ""),
+        (0.05, (), 0.02, "The run was measured for a limit of 5%, and is judged by a limit of 2%; w"),
+        (None, (), 0.04, "The run was measured without a gate, and is judged by a limit of 4%; w"),
+        (
+            None,
+            ("ttft_ms_p50",),
+            None,
+            "The run was measured for tpot_ms_p50, and is judged by ttft_ms_p50; w",
+        ),
+    ],
+)
+def test_what_a_finished_run_was_not_measured_for_is_told_in_all_that_is_written(
+    tmp_path: Path, planned: float | None, names: Sequence[str], limit: float | None, said: str
+) -> None:
+    declared = {} if planned is None else {"gate": Gate(max_regression=planned, levels=(0.05,))}
+    gated = judge(folder_of(tmp_path, 1.0, **declared), names, limit)
+    text = gate_tables.to_markdown(gated)
+    assert said in text
+    assert ("Gate: PASS by another limit or metric than it was measured for." in text) == bool(said)
+    assert ("Gate: PASS. " in text) == (not said)
+    assert next(iter(brief.pages(gated))).lines == next(iter(gate_tables.pages(gated))).lines
+    assert said[4:-3] in "; ".join(gated.gate.unplanned)
+
+
+def test_a_run_that_stopped_for_another_limit_says_so() -> None:
+    until = until_clear()
+    design = planned(blocks=6, until=until, gate=make_gate(0.05, planned(blocks=6, until=until)))
+    assert gate.unplanned(design, ("tpot_ms_p50",), 0.05) == []
+    assert gate.unplanned(design, ("tpot_ms_p50",), 0.02)[1:] == [
+        "it ended when its stopping rule had enough for the former",
+        gate.CHOSEN_LATE,
+    ]
 
 
 def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:

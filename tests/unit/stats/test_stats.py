@@ -324,6 +324,34 @@ def test_the_smallest_detectable_effect_is_detected_in_four_of_five_runs(sd: flo
     assert smallest > paired.half_width(sd, blocks) * 0.9  # what is detected must at least leave the interval
 
 
+def test_the_blocks_that_an_open_question_needs_decide_it_in_four_of_five_fresh_runs() -> None:
+    """Of runs that left open on which side of 0 the mean is, wherever it is."""
+    random, decided = np.random.default_rng(4), []
+    while len(decided) < 300:
+        mean = random.uniform(-3, 3)
+        first = random.normal(mean, 1, 6)
+        low, high = bounds(first)
+        if low > 0 or high < 0:
+            continue
+        needed = planning.blocks_to_decide(abs(first.mean()), first.std(ddof=1), 6, 0.05, 100)
+        if needed is not None:
+            low, high = bounds(random.normal(mean, 1, needed))
+            decided.append(low > 0 or high < 0)
+    assert np.mean(decided) == pytest.approx(0.8, abs=0.07)
+
+
+def bounds(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
+    """At 95% each."""
+    half = paired.half_width(float(values.std(ddof=1)), len(values), 0.1)
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def test_no_number_of_blocks_decides_what_lies_at_the_limit() -> None:
+    assert planning.blocks_to_decide(0.0, 0.01, 6, 0.05, 100) is None
+    assert planning.blocks_to_decide(0.02, 0.01, 6, 0.05, 100) == 4
+    assert planning.blocks_to_decide(0.001, 0.0, 6, 0.05, 100) == 2
+
+
 def test_the_smallest_detectable_effect_inverts_the_fixed_plan() -> None:
     assert planning.smallest_detectable(0.01, 10) < 0.01 < planning.smallest_detectable(0.01, 9)
     assert planning.smallest_detectable(0.0, 5) == 0.0
