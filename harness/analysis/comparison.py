@@ -79,10 +79,13 @@ def _factorial(
 
 def in_time(manifest: Manifest, blocks: int) -> str | None:
     """That time ended the run after so many blocks; None where it did not."""
-    limit = manifest.design.max_minutes
+    limit, foreseen = manifest.design.max_minutes, manifest.blocks_foreseen
     if limit is None or blocks != manifest.blocks_in_time:
         return None
-    return f"{blocks_of(blocks)}, as many as fit into {minutes_of(limit)}"
+    slower = ""
+    if foreseen is not None and foreseen > blocks:
+        slower = f" (by the first boots {foreseen} would have: the machine became slower)"
+    return f"{blocks_of(blocks)}, as many as fit into {minutes_of(limit)}{slower}"
 
 
 def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> list[Comparison]:

@@ -159,6 +159,13 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             return self.until.looks[0]
         return min(self.blocks, 3) if self.max_minutes is not None else self.blocks
 
+    @property
+    def fewest_judged(self) -> int:
+        """Blocks without which it has no verdict, or, of one arm alone, no number."""
+        if self.until is not None:
+            return self.until.looks[0]
+        return min(self.blocks, len(self.arms), 2)
+
     def alpha(self, blocks: int) -> float:
         """The two-sided level of intervals and verdicts made of the first `blocks` blocks: that of the last
         look that they have reached, or of the first look before that."""

@@ -36,7 +36,17 @@ from harness.metrics.steps import decode_intervals
 from harness.plan.design import Arm, Design, of_one_model
 from harness.plan.orders import round_seed, segment_seed, turn_order, workload_order
 from harness.run import readings, records
-from harness.run.events import BlockBegun, BlockDone, Observer, RoundBegun, Said, SegmentBegun
+from harness.run.events import (
+    BlockBegun,
+    BlockDone,
+    Event,
+    Foreseen,
+    Observer,
+    RoundBegun,
+    Said,
+    SegmentBegun,
+)
+from harness.run.forecast import block_seconds
 from harness.run.session import Booted, Session
 from harness.run.worktrees import checked_out
 from harness.store.block import Block
@@ -152,10 +162,18 @@ def discarded(
     the size of a delay that is to be planted."""
     design = manifests[0].design
     began = time.monotonic()
+    starts: list[tuple[int, float]] = []  # of the rounds
+
+    def heard(event: Event) -> None:
+        if isinstance(event, RoundBegun):
+            starts.append((event.index, time.monotonic()))
+        observe(event)
+
     observe(BlockBegun(-1, left))
     booted = session.boot(design.arms_with_plant(None), observe)
     manifests = [described(each, booted) for each in manifests]
-    measured = _block(session, manifests, -1, booted, observe)
+    measured = _block(session, manifests, -1, booted, heard)
+    ended = time.monotonic()
     if design.plant is not None and manifests[0].plant_ns is None:
         size = planted_ns(design.plant, design.arms[0].name, measured[0]["steps"])
         manifests = [msgspec.structs.replace(each, plant_ns=size) for each in manifests]
@@ -167,6 +185,11 @@ def discarded(
     ]
     _shut(session, booted, observe)
     observe(BlockDone(-1, time.monotonic() - began))
+    ends = [*(at for _, at in starts[1:]), ended]
+    rounds = [(index, end - at) for (index, at), end in zip(starts, ends, strict=True)]
+    boots = time.monotonic() - began - sum(seconds for _, seconds in rounds)
+    asked = measured[0]["requests"] if "requests" in measured[0] else pd.DataFrame()
+    observe(Foreseen(block_seconds(design, warmup(design.workload), boots, rounds, asked)))
     return manifests
 
 

@@ -54,6 +54,13 @@ class BlockDone:
 
 
 @dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What a block will take, in seconds, by the one that was thrown away. Of a cluster nobody says so."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeDone:
     """A block came from a node of a cluster, and is on disk; `left` are not done yet, at most, and `at_work`
     of them are being measured. The rest as of BlockDone."""
@@ -83,6 +90,15 @@ class Said:
 
 
 Event = (
-    BlockBegun | Booting | RoundBegun | SegmentBegun | BlockDone | NodeDone | SoFar | Said | messages.Progress
+    BlockBegun
+    | Booting
+    | RoundBegun
+    | SegmentBegun
+    | BlockDone
+    | Foreseen
+    | NodeDone
+    | SoFar
+    | Said
+    | messages.Progress
 )
 Observer = Callable[[Event], None]

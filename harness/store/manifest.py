@@ -80,6 +80,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     repeats: list[Repeat] = []
     resumed_after: list[int] = []  # blocks that there were each time it was gone on with
     blocks_in_time: int | None = None  # how many there are, where --max-minutes left no time for another
+    blocks_foreseen: int | None = None  # and how many there were to be, by the first boots
     imported: Imported | None = None  # None: this program measured it
     left_out: list[str] = []  # tables that its blocks no longer have; see check_whole
     signature: str = ""  # that its design was asked for on this machine; see store/trust.py

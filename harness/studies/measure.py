@@ -7,11 +7,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import datetime
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from engines import api
 from harness.analysis import noise_floor
 from harness.analysis.comparison import result, so_far
 from harness.analysis.noise_floor import with_floor
@@ -20,11 +22,12 @@ from harness.analysis.result import Result, to_plain
 from harness.analysis.rule import enough
 from harness.analysis.values import block_seconds, block_values
 from harness.common.differences import difference
+from harness.common.formatting import blocks_of, duration, minutes_of
 from harness.metrics.block import Values
 from harness.plan.checks import check_metrics
 from harness.plan.design import Design
 from harness.run.blocks import measure as measure_blocks
-from harness.run.events import BlockDone, Event, Observer, Said, SoFar
+from harness.run.events import BlockDone, Event, Foreseen, Observer, Said, SoFar
 from harness.run.teacher_forcing import judge
 from harness.store import folders
 from harness.store.block import Block
@@ -41,6 +44,8 @@ from harness.store.manifest import (
 from harness.store.tables import finished_blocks
 from harness.store.trust import Admit
 
+USUAL = 6  # blocks of a run of a fixed number
+SPARE = 1.25  # of the time that is asked for instead: the next boots may be slower
 Display = Callable[[Path, Design], AbstractContextManager[Observer]]
 # What measures the blocks of runs: run.blocks.measure, or the same on a cluster.
 Source = Callable[[Mapping[Path, Manifest], Observer], Generator[tuple[list[Manifest], list[Block]]]]
@@ -153,25 +158,36 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
     blocks: list[Block] = []
     values: list[Values] = []
     clock = _Clock()
+    foreseen: int | None = None
     try:
         with display(folder, design) as observe:
 
             def heard(event: Event) -> None:
+                nonlocal foreseen
                 if isinstance(event, BlockDone) and event.block < 0:
                     clock.boots_done()
                 observe(event)
+                if isinstance(event, Foreseen) and design.max_minutes is not None:
+                    foreseen, said = clock.forecast(design, len(finished_blocks(folder)), event.seconds)
+                    observe(Said(said))
 
             with closing(source({folder: manifest}, heard)) as measured:
                 yield
                 for (described,), (block,) in measured:
-                    manifest = msgspec.structs.replace(described, blocks_in_time=manifest.blocks_in_time)
+                    manifest = msgspec.structs.replace(
+                        described,
+                        blocks_in_time=manifest.blocks_in_time,
+                        blocks_foreseen=manifest.blocks_foreseen,
+                    )
                     blocks.append(block)
                     values.append(block_values(design, block))
                     clock.block_done()
                     if enough(design, values) or len(blocks) == manifest.blocks_in_time:
                         break
                     if manifest.blocks_in_time is None and clock.is_up(design.max_minutes):
-                        manifest = msgspec.structs.replace(manifest, blocks_in_time=len(blocks))
+                        manifest = msgspec.structs.replace(
+                            manifest, blocks_in_time=len(blocks), blocks_foreseen=foreseen
+                        )
                         write_manifest(folder, manifest)
                         break
                     if len(blocks) < design.blocks and (seen := so_far(design, values)):
@@ -205,6 +221,10 @@ def judge_with(
     return [*blocks]
 
 
+class NoTime(api.BadSetting):
+    """--max-minutes ends a run before a verdict is possible."""
+
+
 class _Clock:
     """When a run has no time for another block: as long as the longest one so far. What the blocks found
     has no part in it, so this is no peeking."""
@@ -218,6 +238,27 @@ class _Clock:
         if not self._longest:
             self._last = time.monotonic()
 
+    def forecast(self, design: Design, kept: int, seconds: float) -> tuple[int, str]:
+        """How many blocks there will be, where so many are kept and each other one takes so many seconds; and
+        that in words. Raises NoTime where a fresh run has no time for a verdict."""
+        assert design.max_minutes is not None
+        gone, within = time.monotonic() - self._began, minutes_of(design.max_minutes)
+        more = max(0, int((60 * design.max_minutes - gone) / seconds))
+        blocks, least = min(design.blocks, kept + more), design.fewest_judged
+        first = f"the first boots took {duration(gone)}, a block will take about {duration(seconds)}"
+        fit = f"{blocks_of(blocks)} fit{'s' * (blocks == 1)} into {within}"
+
+        def asking(wanted: int) -> str:
+            return f"--max-minutes {_up((gone + (wanted - kept) * seconds) * SPARE / 60):g}"
+
+        if blocks < least and not kept:
+            needs = f"a verdict needs {least}" if len(design.arms) > 1 else "there has to be one"
+            raise NoTime(f"{fit}, and {needs}: {first}; give it {asking(least)}")
+        few = (
+            f"; {USUAL}, the usual number, take {asking(USUAL)}" if blocks < min(USUAL, design.blocks) else ""
+        )
+        return blocks, f"{first}: {fit}{few}"
+
     def block_done(self) -> None:
         now = time.monotonic()
         self._longest = max(self._longest, now - self._last)
@@ -225,6 +266,12 @@ class _Clock:
 
     def is_up(self, minutes: float | None) -> bool:
         return minutes is not None and self._last - self._began + self._longest > 60 * minutes
+
+
+def _up(minutes: float) -> float:
+    """Two significant digits of it, rounded up: what is asked for has to be enough."""
+    digit = 10.0 ** (floor(log10(minutes)) - 1)
+    return round(ceil(minutes / digit) * digit, 9)
 
 
 def differences_from(manifest: Manifest) -> list[str]:

@@ -23,7 +23,7 @@ from harness.store.folders import create, discard
 from harness.store.sweep import Sweep
 from harness.store.trust import Admit
 from harness.studies import measure as measure_
-from harness.studies.measure import Display, Joined, Steps
+from harness.studies.measure import Display, Joined, NoTime, Steps
 
 Say = Callable[[str], None]
 
@@ -124,6 +124,9 @@ def _one_by_one(
             else:
                 measure_.resume(found[0], point.design, display, admit)
         except BaseException as error:
+            if isinstance(error, NoTime) and _kept(folder):  # the others may have enough
+                say(f"{spelled(point.at)} is left out: {error}")
+                continue
             _tell(error, folder, number, count)
             raise
 

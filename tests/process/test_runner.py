@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,7 @@ from harness.run.blocks import _block
 from harness.store import folders, tables
 from harness.store.files import StoreError
 from harness.store.manifest import read_manifest, write_manifest
+from harness.studies import measure
 from tests.support import clockwork_engine, gap
 from tests.support.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
@@ -147,14 +149,28 @@ def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
     assert (code, json.loads(stdout)) == (0, result)
 
 
-def test_a_run_that_has_only_so_long_ends_when_no_other_block_fits_and_is_whole(
+def test_a_run_that_has_no_time_for_a_verdict_is_refused_before_its_first_block(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     short = ("--max-minutes", "0.001", "--rounds", "1", "--segments", "0")
+    code, stdout, stderr = ended(environment, tmp_path, "run", *COMPARE, *short)
+    assert (code, stdout) == (2, "")
+    said = r"bench: 0 blocks fit into 0.001 minutes, and a verdict needs 2: .*; give it --max-minutes [\d.]+"
+    assert re.fullmatch(said, last_line(stderr)), stderr
+    assert not list((tmp_path / "results").iterdir())
+
+
+def test_a_run_whose_time_is_up_sooner_than_foreseen_ends_with_what_there_is_and_is_whole(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure._Clock, "is_up", lambda self, minutes: True)
+    short = ("--max-minutes", "100", "--rounds", "1", "--segments", "0")
     code, stdout, stderr = ended(environment, tmp_path, "run", *COMPARE, *short, "--format", "json")
     assert code == 0, stderr
+    assert " 100 blocks fit into 100 minutes" in stderr
     result = json.loads(stdout)
-    assert result["stopped_because"] == "1 block, as many as fit into 0.001 minutes"
+    fewer = "by the first boots 100 would have: the machine became slower"
+    assert result["stopped_because"] == f"1 block, as many as fit into 100 minutes ({fewer})"
     folder = run_folder(tmp_path)
     assert tables.finished_blocks(folder) == [0]
     again = ("run", "--resume", str(folder), "--format", "json")  # there is nothing left to do

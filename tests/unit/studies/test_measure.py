@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import time
+from fnmatch import fnmatch
+from typing import Any
 
+import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 from engines import api
 from harness.analysis.rule import enough
 from harness.analysis.values import block_values
 from harness.metrics.block import Values
 from harness.plan.design import Design, Gate
+from harness.run.blocks import warmup
+from harness.run.forecast import block_seconds
+from harness.stats.stopping import until_clear, until_decided
 from harness.store.block import Block
 from harness.studies import measure
+from harness.workload.workload import Workload
 from tests.support.made_blocks import blocks, manifest
 
 
@@ -64,3 +72,96 @@ def test_a_run_ends_when_another_block_as_long_as_the_longest_would_not_fit(
         if clock.is_up(minutes):
             break
     assert done == wanted
+
+
+def clock_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> measure._Clock:
+    """One that began so long ago."""
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    clock = measure._Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("minutes", "kept", "asked", "blocks", "said"),
+    [
+        (3.0, 0, {}, 2, "2 blocks fit into 3 minutes; 6, the usual number, take --max-minutes 8.8"),
+        (
+            10.0,
+            0,
+            {},
+            9,
+            "the first boots took 60 s, a block will take about 60 s: 9 blocks fit into 10 minutes",
+        ),
+        (60.0, 0, {"blocks": 4}, 4, ": 4 blocks fit into 60 minutes"),
+        (1.5, 1, {}, 1, "1 block fits into 1.5 minutes; 6, the usual number, take --max-minutes 7.5"),
+        (2.0, 0, {"arms": 1}, 1, "1 block fits into 2 minutes"),
+    ],
+)
+def test_how_many_blocks_fit_is_said_beforehand(
+    minutes: float, kept: int, asked: dict[str, Any], blocks: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    design = manifest(**{"blocks": 100, "max_minutes": minutes, **asked}).design
+    found, told = clock_after(60.0, monkeypatch).forecast(design, kept, 60.0)
+    assert found == blocks
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("minutes", "asked", "said"),
+    [
+        (2.4, {}, "1 block fits into 2.4 minutes, and a verdict needs 2: * give it --max-minutes 3.8"),
+        (0.5, {}, "0 blocks fit into 0.5 minutes, and a verdict needs 2: * give it --max-minutes 3.8"),
+        (
+            3.0,
+            {"until": until_clear()},
+            "2 blocks fit into 3 minutes, and a verdict needs 3: * --max-minutes 5",
+        ),
+        (5.0, {"until": until_decided(8)}, "4 blocks fit into 5 minutes, and a verdict needs 6: * 8.8"),
+        (
+            1.0,
+            {"arms": 1},
+            "0 blocks fit into 1 minute, and there has to be one: * give it --max-minutes 2.5",
+        ),
+    ],
+)
+def test_a_time_in_which_no_verdict_is_possible_is_refused_with_one_in_which_it_is(
+    minutes: float, asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    design = manifest(**{"blocks": 100, "max_minutes": minutes, **asked}).design
+    clock = clock_after(60.0, monkeypatch)
+    with pytest.raises(measure.NoTime) as refused:
+        clock.forecast(design, 0, 60.0)
+    assert fnmatch(str(refused.value), said)
+    enough = replace(design, max_minutes=float(str(refused.value).rpartition(" ")[2]))
+    assert clock.forecast(enough, 0, 60.0)[0] >= design.fewest_judged
+
+
+REQUESTS = pd.DataFrame(
+    {"arm": ["before", "before", "after"], "sent_ns": [0, 0, 0], "finished_ns": [1e9, 3e9, 1e9]}
+)
+NO_REQUESTS = pd.DataFrame()
+
+
+@pytest.mark.parametrize(
+    ("workload", "rounds", "requests", "seconds"),
+    [
+        # Boots of 10 s, a warm-up of 1 s an arm, two rounds of 4 s and three segments, of 2 and 1 s.
+        (Workload(), [(-1, 1.0), (-1, 1.0), (0, 4.0), (0, 4.0)], REQUESTS, 10 + 2 + 2 * 8 + 3 * 3),
+        # 64 requests, 8 at a time, of which 16 warmed up: rounds are four times as long, a segment half.
+        (
+            Workload(arrival="closed", concurrency=8),
+            [(-1, 1.0), (-1, 1.0)],
+            NO_REQUESTS,
+            10 + 2 + 2 * 8 + 3 * 1,
+        ),
+        # One request every 20 ms: the 48 others come within 0.96 s.
+        (Workload(), [(-1, 1.0), (-1, 1.0)], NO_REQUESTS, 10 + 2 + 2 * (2 + 2 * 0.96) + 3 * 2),
+        (Workload(arrival="burst"), [(-1, 1.0), (-1, 1.0)], NO_REQUESTS, 10 + 2 + 2 * 2 + 3 * 2),
+    ],
+)
+def test_what_a_block_takes_follows_from_the_discarded_one(
+    workload: Workload, rounds: list[tuple[int, float]], requests: pd.DataFrame, seconds: float
+) -> None:
+    design = manifest(workload=workload, rounds=2, warmup_rounds=1, segments=3).design
+    assert block_seconds(design, warmup(workload), 10.0, rounds, requests) == pytest.approx(seconds)

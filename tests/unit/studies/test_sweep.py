@@ -12,6 +12,7 @@ import pytest
 
 from engines.api import EngineError
 from harness.studies import sweep
+from harness.studies.measure import NoTime
 
 POINTS = [SimpleNamespace(at={"concurrency": str(number)}, design=number) for number in range(5)]
 
@@ -34,3 +35,28 @@ def test_points_that_were_not_begun_are_not_counted_as_done(
         f"0 of 5 points are done, go on with --resume {tmp_path}",
         "it failed at concurrency=2",
     ]
+
+
+def test_a_point_without_time_for_a_verdict_is_left_out_and_the_first_one_ends_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done, said = list[int](), list[str]()
+
+    def of_point(design: int, *_: Any) -> None:
+        if design in short:
+            raise NoTime("1 block fits into 3 minutes")
+        done.append(design)
+
+    monkeypatch.setattr(sweep.measure_, "measure", of_point)
+    monkeypatch.setattr(sweep.sweep, "run_of", lambda point, runs: None)
+    monkeypatch.setattr(sweep, "_kept", lambda folder: bool(done))
+    planned, display = SimpleNamespace(points=POINTS), cast(Any, None)
+    short = {1, 3}
+    sweep._one_by_one(tmp_path, cast(Any, planned), said.append, display, cast(Any, None), made_here=True)
+    assert done == [0, 2, 4]
+    assert "concurrency=3 is left out: 1 block fits into 3 minutes" in said
+    done.clear()
+    short = {0}
+    with pytest.raises(NoTime):
+        sweep._one_by_one(tmp_path, cast(Any, planned), said.append, display, cast(Any, None), made_here=True)
+    assert not done
