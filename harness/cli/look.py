@@ -134,8 +134,9 @@ def explain(
 def report(
     run: Annotated[Path, argument("Folder of a finished run.")],
     out: Annotated[
-        Path, option(OUTPUT, "File to write: .html, or .md for a pull request (report.html).", "-o", "--out")
-    ] = Path("report.html"),
+        Path | None,
+        option(OUTPUT, "File to write: .html, or .md for a pull request (RUN/report.html).", "-o", "--out"),
+    ] = None,
     opened: Annotated[bool, option(OUTPUT, "Open it in a browser.", "--open")] = False,
     debug: Debug = False,
 ) -> None:
@@ -143,9 +144,9 @@ def report(
     with uncollected():
         from harness.report import html as reports
 
-        reports.write(run, out)
-    sys.stdout.write(f"{out}\n")
-    if opened and not _open(out):
+        written = reports.write(run, out)
+    sys.stdout.write(f"{written}\n")
+    if opened and not _open(written):
         say("there is no browser, or no display to show it on: open the file where there is")
 
 

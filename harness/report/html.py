@@ -32,6 +32,7 @@ from harness.store.manifest import NOT_RECORDED, Imported
 from harness.workload.arrivals import ARRIVALS
 from harness.workload.workload import Workload
 
+PAGE = "report.html"  # in the folder of its run
 TEMPLATE = "report.html.jinja"
 # Inches: of the pictures that lead, two of which stand side by side, and of the second drawing of each other
 # one, for narrow screens.
@@ -53,10 +54,11 @@ class Picture:
     missing: str = ""
 
 
-def write(folder: Path, path: Path) -> None:
-    """The report of a finished run at `path`, .html or .md. Raises BadSetting for another ending or a run of
-    several arms or where `path` can't be written, and StoreError for a run that can't be read or is not
-    finished."""
+def write(folder: Path, out: Path | None = None) -> Path:
+    """Write the report of a finished run to `out`, .html or .md, or into its folder; where it lies. Raises
+    BadSetting for another ending or a run of several arms or where that can't be written, and StoreError for
+    a run that can't be read or is not finished."""
+    path = folder / PAGE if out is None else out
     forms: dict[str, Callable[[Run], str]] = {".html": to_html, ".md": to_markdown}
     form = forms.get(path.suffix.lower())
     if form is None:
@@ -66,7 +68,8 @@ def write(folder: Path, path: Path) -> None:
     try:
         write_text(path, form(run))
     except WriteFailed as error:  # nothing was measured that could be lost
-        raise api.BadSetting(str(error)) from error
+        raise api.BadSetting(f"{error}; give another place with -o {PAGE}") from error
+    return path
 
 
 def to_html(run: Run) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -310,6 +311,26 @@ def test_a_run_that_is_not_whole_is_one_line(
 def test_an_ending_that_is_neither_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(api.BadSetting, match=r"end .*report.pdf in \.html or \.md"):
         html.write(tmp_path / "nowhere", tmp_path / "report.pdf")
+
+
+def test_a_report_goes_into_the_folder_of_its_run_or_says_where_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "a run"
+    shutil.copytree(RUN, run)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(html, "to_html", lambda run: "the page")
+    assert bench(monkeypatch, "report", "a run") == 0
+    assert capsys.readouterr().out == "a run/report.html\n"
+    assert (run / "report.html").read_text() == "the page"
+    (run / "report.html").unlink()
+    (run / "report.html").mkdir()  # as little to be written as in a folder of somebody else's
+    assert bench(monkeypatch, "report", "a run") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("bench: can't write a run/report.html: ")
+    assert said.err.endswith("; give another place with -o report.html\n")
+    assert bench(monkeypatch, "compare", "a run") == 0
 
 
 @pytest.mark.parametrize("display", [":0", ""])
