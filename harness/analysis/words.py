@@ -7,6 +7,7 @@ from typing import Protocol
 
 from harness.analysis.result import Comparison, MetricRow, Moved, NodeRow, Outputs
 from harness.common.formatting import blocks_of, number, percent, signed
+from harness.metrics import definitions
 
 
 class Ranged(Protocol):
@@ -30,6 +31,7 @@ def conclusion(device: str, comparison: Comparison) -> str:
     if comparison.after is None:
         return f"{comparison.variant}: {name} is {number(row.before)} {row.unit} {where}."
     change = f"{comparison.variant}: {name} changed by {difference(row)}"
+    change += in_step(name, row.before, row.after)
     if row.ci_low is None:
         alone = f": {row.verdict}." if row.verdict else "; one block gives no verdict."
         decided = f"{change} {where}{alone}"
@@ -60,6 +62,19 @@ def difference(row: MetricRow | NodeRow) -> str:
     if row.delta is None:
         return "–"
     return f"{signed(row.delta)} {row.unit}".strip()
+
+
+def per_step(name: str, before: float | None, after: float | None) -> str:
+    """The change of a step's time in microseconds, "−101 us"; "" for other metrics."""
+    if before is None or after is None or not definitions.of_a_step(name):
+        return ""
+    return f"{signed(1e3 * (after - before))} us"
+
+
+def in_step(name: str, before: float | None, after: float | None) -> str:
+    """The same in a sentence, behind the change: " (−101 us of 3.425 ms)"."""
+    moved = per_step(name, before, after)
+    return f" ({moved} of {number(before)} ms)" if moved else ""
 
 
 def interval(row: Ranged) -> str:

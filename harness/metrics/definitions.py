@@ -57,6 +57,11 @@ DRAINED = "step_ms_drained"  # a step more in a turn, to its very end
 BETWEEN_ARMS = (*MATCHED, *IN_TURNS, SLICED_MEAN, DRAINED)  # whose value depends on the other arms of the run
 
 
+def of_a_step(name: str) -> bool:
+    """Whether a metric is the time of a step, which is read in microseconds too."""
+    return name.startswith("step_ms")
+
+
 def phase_metric(phase: str) -> str:
     """The name of a phase's metric: "wait.copy_done" is phase_wait_copy_done_us."""
     return f"phase_{phase.replace('.', '_')}_us"

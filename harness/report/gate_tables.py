@@ -15,10 +15,11 @@ from msgspec.structs import astuple
 from harness.analysis import gate
 from harness.analysis.result import GateResult, History, Judged, Moved, Result
 from harness.analysis.warnings import FEASIBLE_S
-from harness.analysis.words import interval, outputs_that_differ
+from harness.analysis.words import in_step, interval, outputs_that_differ, per_step
 from harness.common.formatting import blocks_of, duration, number, percent, share
+from harness.metrics import definitions
 from harness.report import tables
-from harness.report.page import Page, Table, csv_text, markdown_page, markdown_table, tabulated
+from harness.report.page import PER_STEP, Page, Table, csv_text, markdown_page, markdown_table, tabulated
 from harness.stats.change_points import LEVEL, SHORTEST
 from harness.store.files import append_step_summary, prepare, write_json, write_text
 
@@ -54,9 +55,10 @@ def _undecided(found: GateResult, where: str) -> Iterator[str]:
     rows = {name: row for name, row in found.metrics.items() if row.verdict == "undecided"}
     bounded = {name: row for name, row in rows.items() if not row.remark}
     for name, row in bounded.items():
+        change = percent(row.change) + in_step(name, row.before, row.after)
         lies = "at" if _is_at(row, limit) else "which may be above or below"
         yield (
-            f"{name} changed by {percent(row.change)} {where}, {lies} the limit of {share(limit)}: "
+            f"{name} changed by {change} {where}, {lies} the limit of {share(limit)}: "
             f"regression {percent(row.best)} at best, {percent(row.worst)} at worst"
         )
     if bounded:
@@ -105,11 +107,13 @@ def late(result: Result) -> Iterator[str]:
 def regression_table(result: Result) -> Table:
     """What was gated: the change, the bounds of the regression, and what could be ruled out."""
     found = gate_of(result)
+    steps = any(map(definitions.of_a_step, found.metrics))
     columns: dict[str, Callable[[tuple[str, Judged]], str]] = {
         "metric": lambda row: row[0],
         "base": lambda row: number(row[1].before),
         "head": lambda row: number(row[1].after),
         "change": lambda row: percent(row[1].change),
+        **({PER_STEP: lambda row: per_step(row[0], row[1].before, row[1].after)} if steps else {}),
         "at best": lambda row: percent(row[1].best) or "–",
         "at worst": lambda row: percent(row[1].worst) or "–",
         "can rule out": lambda row: "–" if (size := row[1].excludable) is None else share(size),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Row = TypeVar("Row")
+PER_STEP = "per step"  # the change of a step's time in microseconds
+NUMBERS = ("before", "after", "change", PER_STEP)  # columns to align right, unless others are named
 NARROW = 90  # a terminal with fewer columns shows change, interval and verdict in one
 NAMES = 20  # a column no wider than this is taken for names, and stays whole
 FORMULA = re.compile(r"[=@\t\r]|[+-][^\d. ]")  # how one begins; -5.9% is a number
@@ -30,7 +32,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    numbers: tuple[str, ...] = ("before", "after", "change")
+    numbers: tuple[str, ...] = NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def tabulated(
     rows: Iterable[Row],
     columns: Mapping[str, Callable[[Row], str]],
     note: str = "",
-    numbers: tuple[str, ...] = ("before", "after", "change"),
+    numbers: tuple[str, ...] = NUMBERS,
 ) -> Table:
     """A table with a line for each of `rows`; `columns`: by its name, what a column says of a row."""
     cells = tuple(tuple(say(row) for say in columns.values()) for row in rows)
@@ -156,6 +158,14 @@ def narrowed(table: Table) -> Table:
     if table.columns[-1] != "verdict":
         return table
     change = table.columns.index("interval") - 1
+    if PER_STEP in table.columns:  # behind the change that it is another form of
+        at = table.columns.index(PER_STEP)
+        columns = (*table.columns[:at], *table.columns[at + 1 :])
+        rows = tuple(
+            (*row[: at - 1], row[at - 1] + f" ({row[at]})" * bool(row[at]), *row[at + 1 :])
+            for row in table.rows
+        )
+        return narrowed(replace(table, columns=columns, rows=rows))
     header = "\n".join(table.columns[change:])
     named = {"floor": "floor "}  # under each other, a bare ±1.2% would be taken for the interval's
     joined = [named.get(column, "") for column in table.columns[change:]]

@@ -27,11 +27,11 @@ from harness.analysis.result import (
     SweepResult,
     texts,
 )
-from harness.analysis.words import conclusion, confidence, difference, floor, interval, verdict
+from harness.analysis.words import conclusion, confidence, difference, floor, interval, per_step, verdict
 from harness.common.formatting import number, percent, with_unit
 from harness.metrics import definitions
 from harness.report import findings
-from harness.report.page import Page, Table, csv_text, tabulated
+from harness.report.page import NUMBERS, PER_STEP, Page, Table, csv_text, tabulated
 from harness.stats import paired, planning
 from harness.stats.nodes import LEVEL
 
@@ -292,8 +292,10 @@ def metric_table(comparison: Comparison, every: bool = False) -> Table:
         "before": lambda row: number(row[1].before),
         "after": lambda row: number(row[1].after),
         "change": lambda row: difference(row[1]),
-        "interval": lambda row: interval(row[1]),
     }
+    if any(definitions.of_a_step(name) for name, _ in rows):
+        columns[PER_STEP] = lambda row: per_step(row[0], row[1].before, row[1].after)
+    columns["interval"] = lambda row: interval(row[1])
     note = CONVENTIONS.format(confidence=confidence(comparison.confidence))
     if any(row.floor is not None for _, row in rows):
         columns["floor"] = lambda row: floor(row[1])
@@ -303,7 +305,7 @@ def metric_table(comparison: Comparison, every: bool = False) -> Table:
         note += FAMILY
     elif any(row.verdict is not None for name, row in rows if name != comparison.primary):
         note += BOTH
-    return tabulated("Every metric" if every else "Before and after", rows, columns, note)
+    return tabulated("Every metric" if every else "Before and after", rows, columns, note, NUMBERS)
 
 
 def chosen(comparison: Comparison) -> list[str]:

@@ -16,6 +16,7 @@ from harness.cli import printing
 from harness.plan.design import Arm, Ref
 from harness.plan.variants import load_variants
 from harness.report import brief, formats, tables
+from harness.report.page import narrowed
 from tests.support.made_blocks import REQUESTS, blocks, manifest, result, warned
 
 
@@ -180,6 +181,36 @@ def test_the_primary_comes_first_and_judged_ones_next() -> None:
     names = [row[0] for row in tables.metric_table(only).rows]
     assert names[:2] == ["tpot_ms_p50", "latency_ms_p50"]
     assert len(names) == len(set(names))
+
+
+def test_a_step_is_told_in_microseconds_too_and_nothing_else_is() -> None:
+    found = result(0.97)
+    (one,) = found.comparisons
+    row = msgspec.structs.replace(one.metrics["tpot_ms_p50"], before=3.425, after=3.324)
+    step = msgspec.structs.replace(
+        one, primary="step_ms_sliced", metrics={"step_ms_sliced": row, **one.metrics}
+    )
+    assert " (−101 us of 3.425 ms) [" in words.conclusion("emulated", step)
+    assert " us of " not in words.conclusion("emulated", one)
+    table = tables.metric_table(step)
+    told = {row[0]: row[table.columns.index("per step")] for row in table.rows}
+    assert told["step_ms_sliced"] == "−101 us"
+    assert {each for name, each in told.items() if "step_ms" not in name} == {""}
+    narrow = narrowed(table)
+    assert "per step" not in "".join(narrow.columns)
+    assert narrow.rows[0][-1].startswith(f"{table.rows[0][3]} (−101 us)\n[")
+    assert [name for (name, *_, change) in narrow.rows if "us)" in change] == [
+        name for name in told if "step_ms" in name
+    ]
+
+
+def test_one_boot_a_side_is_undecided_in_one_word() -> None:
+    found = result(0.9)
+    (one,) = found.comparisons
+    row = msgspec.structs.replace(one.metrics[one.primary], verdict=comparison.ONE_BOOT)
+    alone = msgspec.structs.replace(one, metrics={**one.metrics, one.primary: row})
+    assert formats.verdict_of(msgspec.structs.replace(found, comparisons=[alone])) == "undecided"
+    assert formats.verdict_of(msgspec.structs.replace(found, comparisons=[one, one])) is None
 
 
 def test_csv_has_every_metric_unrounded() -> None:
