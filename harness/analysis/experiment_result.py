@@ -113,7 +113,7 @@ class RunSize(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
 
 
-class ExperimentResult(msgspec.Struct, frozen=True, kw_only=True):
+class ExperimentResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that an experiment found, and what its sources say."""
 
     schema_version: int
@@ -121,6 +121,7 @@ class ExperimentResult(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     device: str  # every kind
     conclusion: str
+    verdict: str | None = None  # of the first claim, where that is a change
     title: str
     question: str
     sources: list[Source]
@@ -234,6 +235,7 @@ def result(plan: Plan, folder: str, runs: Runs) -> ExperimentResult:
         run=folder,
         device=", ".join(sorted(kinds)),
         conclusion=_conclusion(plan, claims[0], decided, runs),
+        verdict=decided.decided.verdict if decided is not None and decided.decided is not None else None,
         title=experiment.title,
         question=experiment.question,
         sources=experiment.sources,

@@ -370,7 +370,8 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_plain(found: msgspec.Struct) -> dict[str, Any]:
-    """The object of --format json and of summary.json: the struct field by field, warnings as their texts."""
+    """The object of summary.json, and of --format json below its headline and verdict: the struct field by
+    field, warnings as their texts."""
     plain: dict[str, Any] = _with_texts(msgspec.to_builtins(found))
     return plain
 

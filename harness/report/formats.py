@@ -44,6 +44,7 @@ FORMS: dict[type, Form] = {
     ProfileResult: (trace_tables.page, trace_tables.to_csv),
     Brief: (trace_tables.brief_page, lambda brief: trace_tables.to_csv(brief.whole)),
 }
+MEASURED = (Result, SweepResult, ExperimentResult, Evaluation, GatePlans)
 Found = (
     Result
     | SweepResult
@@ -58,7 +59,26 @@ Found = (
 
 
 def to_json(found: Found) -> str:
-    return msgspec.json.format(msgspec.json.encode(to_plain(found))).decode() + "\n"
+    """The object as it is; of what was measured, with `headline` and `verdict` at its top: the sentence that
+    is printed first, and the word in it, null where there is none, or one for each of several."""
+    plain = to_plain(found)
+    if isinstance(found, MEASURED):
+        headline = next(iter(_pages(found))).conclusion
+        top = {"schema_version": plain["schema_version"], "headline": headline, "verdict": verdict_of(found)}
+        plain = {**top, **plain}
+    return msgspec.json.format(msgspec.json.encode(plain)).decode() + "\n"
+
+
+def verdict_of(found: Found) -> str | None:
+    """The one word that a result has: of its gate, its only comparison or its first claim."""
+    if isinstance(found, ExperimentResult):
+        return found.verdict
+    if not isinstance(found, Result):
+        return None
+    if found.gate is not None:
+        return found.gate.verdict
+    decided = found.comparisons[0].decided if len(found.comparisons) == 1 else None
+    return None if decided is None or decided.verdict is None else decided.verdict.partition(":")[0]
 
 
 def to_csv(found: Found) -> str:

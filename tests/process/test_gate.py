@@ -226,7 +226,10 @@ def test_a_finished_run_is_judged(tmp_path: Path, factor: float, verdict: str, w
     text = gate_tables.to_markdown(gated)
     assert words in text
     assert "| tpot_ms_p50 |" in text
-    assert json.loads(formats.to_json(gated))["gate"]["verdict"] == verdict
+    plain = json.loads(formats.to_json(gated))
+    assert plain["gate"]["verdict"] == plain["verdict"] == verdict
+    assert [*plain][:3] == ["schema_version", "headline", "verdict"]
+    assert plain["headline"] == gate_tables.conclusion(gated)
 
 
 def test_outputs_that_differ_fail_the_gate_in_all_that_is_written(tmp_path: Path) -> None:
@@ -481,6 +484,17 @@ def test_a_run_that_stopped_for_another_limit_says_so() -> None:
         "it ended when its stopping rule had enough for the former",
         gate.CHOSEN_LATE,
     ]
+
+
+def test_a_gate_on_a_step_says_it_in_microseconds_too(tmp_path: Path) -> None:
+    gated = judge(folder_of(tmp_path, 1.0), (), None)
+    rows = {"step_ms": msgspec.structs.replace(judged(*AT, name="step_ms"), before=2.0, after=2.036)}
+    found = gate.result_of(rows, LIMIT, 0.05, no_change(), True, "pass")
+    step = msgspec.structs.replace(gated, gate=found)
+    assert "step_ms changed by +1.8% (+36 us of 2 ms) over" in gate_tables.conclusion(step)
+    table = gate_tables.regression_table(step)
+    assert table.rows[0][table.columns.index("per step")] == "+36 us"
+    assert "per step" not in gate_tables.regression_table(gated).columns
 
 
 def test_a_gate_says_what_could_be_ruled_out(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path:
     code, stdout, stderr = bench.end()
     assert code == 0, stderr
     result = json.loads(stdout)
-    assert result == json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert result.items() >= json.loads((run_folder(tmp_path) / "summary.json").read_text()).items()
     assert stderr.count("no verdict yet: tpot_ms_p50") == 1  # after the second block of three
     assert last_line(stderr).startswith(f"bench: next: bench report results/{run_folder(tmp_path).name} ")
     comparison = result["comparisons"][0]

@@ -49,7 +49,10 @@ def test_json_has_exactly_the_promised_keys() -> None:
     assert {frozenset(row) for row in only["metrics"].values()} == {frozenset(METRIC)}
     assert set(only["outputs"]) == {"compared", "identical", "near_ties", "distinct"}
     assert found["device"] == "emulated"
-    assert json.loads(formats.to_json(result())) == found
+    row = only["metrics"][only["primary"]]
+    top = {"headline": words.conclusion("emulated", result().comparisons[0]), "verdict": row["verdict"]}
+    assert row["verdict"] == "faster"
+    assert json.loads(formats.to_json(result())) == found | top
 
 
 def test_a_faster_after() -> None:
