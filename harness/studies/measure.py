@@ -246,7 +246,8 @@ class _Clock:
         more = max(0, int((60 * design.max_minutes - gone) / seconds))
         blocks, least = min(design.blocks, kept + more), design.fewest_judged
         first = f"the first boots took {duration(gone)}, a block will take about {duration(seconds)}"
-        fit = f"{blocks_of(blocks)} fit{'s' * (blocks == 1)} into {within}"
+        all_ = "all " if blocks == design.blocks > 1 else ""
+        fit = f"{all_}{blocks_of(blocks)} fit{'s' * (blocks == 1)} into {within}"
 
         def asking(wanted: int) -> str:
             return f"--max-minutes {_up((gone + (wanted - kept) * seconds) * SPARE / 60):g}"

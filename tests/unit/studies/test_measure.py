@@ -93,7 +93,7 @@ def clock_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> measure._Clo
             9,
             "the first boots took 60 s, a block will take about 60 s: 9 blocks fit into 10 minutes",
         ),
-        (60.0, 0, {"blocks": 4}, 4, ": 4 blocks fit into 60 minutes"),
+        (60.0, 0, {"blocks": 4}, 4, ": all 4 blocks fit into 60 minutes"),
         (1.5, 1, {}, 1, "1 block fits into 1.5 minutes; 6, the usual number, take --max-minutes 7.5"),
         (2.0, 0, {"arms": 1}, 1, "1 block fits into 2 minutes"),
     ],
