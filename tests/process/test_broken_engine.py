@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from engines import api
-from harness.common.processes import GRACE_S, Child, end, stopped
+from harness.common.processes import Child, end, stopped
 from harness.common.processes import start as start_child
 from harness.plan.design import Arm
 from harness.run import session
@@ -19,7 +19,7 @@ from harness.run.messages import LoadFailed
 from harness.store import tables
 from harness.workload.plan import Planned
 from tests.support import broken_engine
-from tests.support.bench_command import last_line
+from tests.support.bench_command import PATIENCE_S, last_line
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
 
@@ -105,8 +105,8 @@ def test_an_engine_that_does_not_answer_between_rounds_is_taken_for_hanging(
     arm = in_process(monkeypatch, environment, "hangs between rounds")
     with session.Session() as processes:
         booted = processes.boot([arm])["before"]
-        monkeypatch.setattr(session, "ANSWER_S", 0.5)
         processes.begin(booted)
+        monkeypatch.setattr(session, "ANSWER_S", 0.5)
         with pytest.raises(session.RunFailed, match=r"engine of before hangs: .* Collect for 0\.5 s"):
             processes.collect(booted)
 
@@ -206,7 +206,7 @@ def test_a_process_that_is_stopped_goes_on_to_end_when_it_is_asked(tmp_path: Pat
     child = start_child("server", ["sleep", "99"], {}, tmp_path / "log")
     psutil.Process(child.pid).suspend()
     psutil.Process(child.pid).terminate()
-    assert end([child], GRACE_S) == []
+    assert end([child], PATIENCE_S) == []
 
 
 def until_status(process: psutil.Process, status: str) -> None:

@@ -50,7 +50,6 @@ from tests.support.clockwork import installed
 from tests.support.in_process import ended
 from tests.support.made_blocks import block, blocks, manifest, side
 from tests.support.places import REFERENCE
-from tests.support.processes import DEATH_LIMIT_S
 
 STORED = [path.parent for path in sorted(REFERENCE.glob("experiments/*/experiment.json"))]
 OWN = """
@@ -124,7 +123,7 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     bench = start(environment, tmp_path, "experiment", "run", write(tmp_path))
     bench.wait_for("block 1 of 4 done")
     bench.popen.send_signal(signal.SIGINT)
-    code, _, stderr = bench.end(DEATH_LIMIT_S)
+    code, _, stderr = bench.end()
     assert code == 130
     folder = only_folder(tmp_path)
     assert f"go on with bench experiment run --resume {folder.relative_to(tmp_path)}" in last_line(stderr)

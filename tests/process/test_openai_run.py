@@ -192,11 +192,11 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
     sleeping = ["sleep", "60.25"]  # nobody else's
     loads = f"sh -c {shlex.quote(f'echo loading the model; exec {shlex.join(sleeping)}')} {{port}}"
     code, _, stderr = ended(
-        environment, tmp_path, *ENGINE, "--before", f"cmd={loads}", "--before", "start_timeout_s=0.5"
+        environment, tmp_path, *ENGINE, "--before", f"cmd={loads}", "--before", "start_timeout_s=2"
     )
     said = last_line(stderr)
     assert code == 4
-    assert "the server was not ready after 0.5 s (start_timeout_s): loading the model" in said
+    assert "the server was not ready after 2 s (start_timeout_s): loading the model" in said
     Path(said.rpartition(" ")[2]).unlink()
     assert sleeping not in [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
 

@@ -19,7 +19,6 @@ from harness.store.manifest import Manifest, read_manifest
 from tests.process.test_experiment import write as write_experiment
 from tests.support.bench_command import Bench, last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
-from tests.support.processes import DEATH_LIMIT_S
 from tests.support.ray_nodes import Nodes, nodes
 
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
@@ -90,7 +89,7 @@ def test_ctrl_c_ends_all_nodes_blocks_and_the_rest_is_measured_without_ray(
     bench = start(environment, tmp_path, "run", *LONG, "--blocks", "4", "--ray", cluster.address)
     bench.wait_for(" of 4 done on ")
     bench.popen.send_signal(signal.SIGINT)
-    code, stdout, stderr = bench.end(DEATH_LIMIT_S)
+    code, stdout, stderr = bench.end()
     assert (code, stdout) == (130, "")
     assert " of 4 blocks are kept, go on with bench run --resume" in last_line(stderr)
     assert not cluster.left()
@@ -145,7 +144,7 @@ def test_a_worker_that_is_killed_costs_its_block_and_killed_again_the_run(
     worker.wait()
     (worker,) = cluster.workers()
     worker.kill()
-    code, _, stderr = bench.end(DEATH_LIMIT_S)
+    code, _, stderr = bench.end()
     assert code == 4
     assert "its worker died" in last_line(stderr)
     assert "1 of 2 blocks are kept" in last_line(stderr)

@@ -13,7 +13,6 @@ from harness.store.manifest import read_manifest
 from tests.support.bench_command import Bench, last_line, start, wait_until_serving
 from tests.support.in_process import ended
 from tests.support.places import ROOT
-from tests.support.processes import DEATH_LIMIT_S
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
 SMALL = ("--device", "emulated", "--rounds", "1", "--max-new-tokens", "64", "--concurrency", "8")
@@ -26,7 +25,7 @@ def kill(bench: Bench, word: str) -> str:
     victim = bench.find(word)
     wait_until_serving(victim)
     victim.send_signal(signal.SIGKILL)
-    code, _, stderr = bench.end(DEATH_LIMIT_S)
+    code, _, stderr = bench.end()
     assert code == 4, stderr
     assert not bench.left()
     line = last_line(stderr)

@@ -42,7 +42,7 @@ from tests.support.bench_command import BENCH, PATIENCE_S, Bench, answer_signals
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import ended
 from tests.support.made_blocks import described, manifest
-from tests.support.processes import DEATH_LIMIT_S, nobody_reads
+from tests.support.processes import nobody_reads
 
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
 
@@ -132,7 +132,7 @@ def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
     bench = start(environment, tmp_path, "run", *COMPARE, *until)
     bench.wait_for("block 2 of at most 8 done")
     bench.popen.send_signal(signal.SIGINT)
-    code, _, stderr = bench.end(DEATH_LIMIT_S)
+    code, _, stderr = bench.end()
     assert code == 130
     assert "of at most 8 blocks are kept" in last_line(stderr)
     again = ("run", "--resume", str(run_folder(tmp_path)), "--format", "json")
@@ -424,16 +424,17 @@ def test_what_is_ended_as_it_makes_a_socket_waits_for_none(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=DEATH_LIMIT_S,
+        timeout=PATIENCE_S,
     )
     assert last_line(ran.stderr).startswith(said)
     assert not list(Path(environment["TMPDIR"]).iterdir())
 
 
 def assert_death_is_told(bench: Bench, victim: psutil.Process, name: str) -> None:
-    """Kill it: the run ends soon, with exit code 4, names it, and leaves no process."""
+    """Kill it: the run ends with exit code 4, names it (who waits in vain would name another) and leaves no
+    process. How soon: experiments/validation/deaths.py."""
     victim.send_signal(signal.SIGKILL)
-    code, _, stderr = bench.end(DEATH_LIMIT_S)
+    code, _, stderr = bench.end()
     assert code == 4
     assert last_line(stderr).startswith(f"bench: {name}")
     assert f"(pid {victim.pid})" in last_line(stderr)
@@ -445,7 +446,7 @@ def test_ctrl_c_tells_which_engine_has_not_started(environment: dict[str, str], 
     bench = start(environment, tmp_path, "run", *CLOCKWORK, "--after", "boot=hangs")
     bench.find('"name":"after"')
     bench.popen.send_signal(signal.SIGINT)
-    code, stdout, stderr = bench.end(DEATH_LIMIT_S)
+    code, stdout, stderr = bench.end()
     assert (code, stdout) == (130, "")
     assert last_line(stderr).startswith("bench: interrupted; ")
     named, had = last_line(stderr).removeprefix("bench: interrupted; ").split(" had not started yet")
@@ -469,7 +470,7 @@ def test_what_ends_a_run_from_outside_keeps_finished_blocks_and_leaves_nothing(
     bench = in_second_block(environment, tmp_path)
     bench.find("engines.host")
     bench.popen.send_signal(by)
-    code, stdout, stderr = bench.end(DEATH_LIMIT_S)
+    code, stdout, stderr = bench.end()
     assert (code, stdout) == (128 + by, "")
     assert last_line(stderr).startswith(f"bench: {how}; ")
     assert "; 1 of 2 blocks are kept, go on with bench run --resume" in last_line(stderr)
@@ -584,8 +585,8 @@ def test_a_killed_harness_takes_its_processes_along(
     for lifetime in (1001, 1002):
         bench.find(f"sleep {lifetime}")
     bench.popen.kill()
-    bench.end(DEATH_LIMIT_S)
-    deadline = time.monotonic() + DEATH_LIMIT_S
+    bench.end()
+    deadline = time.monotonic() + PATIENCE_S
     while bench.left():
         assert time.monotonic() < deadline, bench.left()
         time.sleep(0.05)

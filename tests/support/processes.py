@@ -11,10 +11,6 @@ import psutil
 
 from tests.support.bench_command import PATIENCE_S
 
-# The claim is ten seconds, and experiments/validation/deaths.py measures it. A death that goes unnoticed
-# would end a run when the engine has been silent for a minute.
-DEATH_LIMIT_S = 30
-
 
 def ends(pid: int) -> bool:
     """A killed process may take a moment to go, and is a zombie where nobody reaps it."""
