@@ -6,11 +6,13 @@
     connections.py  the sockets: sends, reads, and the kernel's arrival stamps
     events.py       server-sent events out of what was read
     replies.py      from the events of a reply to chunks with tokens and stamps
+    counting.py     how many tokens there are, by what the server says
+    lenient.py      JSON as it comes
     turns.py        a server of our own that runs a few steps and is stopped, while others have the machine
     engine.py       all of it behind the engine protocol
 
 While a stream is read, its bytes are only kept, with their stamps; they are parsed when it has ended and
-what was waiting to be read has been. No request is ever sent twice, and nothing imports torch.
+what was waiting to be read has been. No request of a round is ever sent twice, and nothing imports torch.
 """
 
 from __future__ import annotations

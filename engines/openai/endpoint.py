@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from engines import api
+from engines.openai import lenient
 
 KEY = "OPENAI_API_KEY"
 ASK_S = 10.0  # for what is asked before a round
@@ -133,34 +132,35 @@ def get(endpoint: Endpoint, path: str, seconds: float = ASK_S) -> tuple[int, byt
         connection.close()
 
 
-class _Card(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None  # vLLM's, SGLang's
-
-
-class _Cards(msgspec.Struct):
-    data: list[_Card]
-
-
 def model(endpoint: Endpoint, wanted: str) -> Model:
     """The model that is to be asked, or the first that the server names. A server that lists none serves
     what it is asked for by name. Raises EngineError where there is no name."""
     path = f"{endpoint.path}/models"
+    contexts: dict[str, int | None] = {}
     try:
         status, body = get(endpoint, path)
-        cards = msgspec.json.decode(body, type=_Cards).data if status == 200 else []
-        said = f"HTTP {status}" if status != 200 else "an empty list"
+        said = f"HTTP {status}" if status != 200 else "no list of models"
+        contexts = _contexts(lenient.decode(body)) if status == 200 else {}
     except Unreachable as error:
         if not wanted:
             raise
-        cards, said = [], str(error)  # the requests will tell
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        cards, said = [], "no list of models"
+        said = str(error)  # the requests will tell
+    except ValueError:
+        pass
     if not wanted and said in ("HTTP 401", "HTTP 403"):
         which = "refuses the key" if key() else "wants a key"
         raise api.EngineError(f"the server {which}: GET {path} gives {said}; give one in {KEY}, or a --model")
-    if not wanted and not cards:
+    if not wanted and not contexts:
         raise api.EngineError(f"the server names no model: GET {path} gives {said}; name one with --model")
-    card = next((card for card in cards if card.id == wanted), cards[0] if cards and not wanted else None)
-    context = card.max_model_len if card is not None else None
-    return Model(wanted or cards[0].id, context or UNKNOWN_CONTEXT)
+    name = wanted or next(iter(contexts))
+    return Model(name, contexts.get(name) or UNKNOWN_CONTEXT)
+
+
+def _contexts(listed: Any) -> dict[str, int | None]:
+    """The models of a list, each with its context where it says. A name that can't be read is none."""
+    found: dict[str, int | None] = {}
+    for card in lenient.members(listed, "data"):
+        (name,) = lenient.whole_characters([lenient.text(card.get("id"))])
+        if name and "\N{REPLACEMENT CHARACTER}" not in name:
+            found.setdefault(name, lenient.count(card.get("max_model_len")))
+    return found

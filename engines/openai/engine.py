@@ -14,13 +14,15 @@ from time import perf_counter_ns
 from engines import api, sockets
 from engines.openai import SPEC, endpoint, server
 from engines.openai.connections import Connections
+from engines.openai.counting import Tokens
 from engines.openai.endpoint import Endpoint, Model
-from engines.openai.replies import Outcome, Reply, Tokens, outcome
-from engines.openai.requests import Wire
+from engines.openai.replies import Outcome, Reply, outcome
+from engines.openai.requests import LIMITS, Wire
 from engines.openai.server import Server
 from engines.openai.turns import Processes, Turning
 
 USED = ("model", "sampling", "recorder")  # all else is the server's own affair, and stands in its command
+ASKED_FIRST = api.Request(0, "Hi", 1, stop_on_eos=True)
 ALIVE_NS = 1_000_000_000  # between two signs of life to the load generator, which has a time-out of its own
 
 
@@ -64,9 +66,30 @@ class OpenAIEngine(api.Engine):
         sockets.allow_many()
         self.connections = Connections(where, self.timeout_s)
         self.wake_fd = self.connections.epoll.fileno()
+        self._learn_limit()
         if self.server is not None:
             self.connections.epoll.register(self.server.pidfd, select.EPOLLIN)
         return self._described(model)
+
+    def _learn_limit(self) -> None:
+        """By which of LIMITS the server is told how many tokens are wanted: some refuse one of them. It is
+        asked before any round, so that no request of one is sent twice."""
+        if self._names_a_limit():
+            self.wire.limit = LIMITS[1]
+            if self._names_a_limit():
+                self.wire.limit = LIMITS[0]  # the requests will tell what it said
+
+    def _names_a_limit(self) -> bool:
+        """Whether the server refuses a request with words about one of LIMITS."""
+        assert self.connections is not None
+        reply = Reply(ASKED_FIRST.id, perf_counter_ns())
+        self.connections.ask(reply, self.wire.bytes_of(ASKED_FIRST))
+        while not self.connections.turn():
+            select.select([self.connections.epoll], [], [], self.connections.wait_s())
+        self.connections.close_idle()
+        said = b"".join(reply.pieces)
+        refused = isinstance(outcome(reply).events[-1], api.Error)
+        return refused and any(name.encode() in said for name in LIMITS)
 
     def _described(self, model: Model) -> api.Description:
         pids = {"engine": os.getpid()}
@@ -207,6 +230,12 @@ class OpenAIEngine(api.Engine):
         self.counters[f"requests_counted_by_{found.counted_by}"] += 1
         self.counters["chunks"] += len(found.events) - 1
         self.counters["chunks_read_together"] += found.read_together
+        if found.pace != "streamed":
+            self.counters[f"replies_{found.pace.replace(' ', '_')}"] += 1
+        if found.hidden:
+            self.counters["tokens_not_streamed"] += found.hidden
+            self.counters["requests_not_all_streamed"] += 1
+        self.counters["requests_of_doubtful_count"] += found.doubtful
 
     def begin_round(self) -> None:
         assert self.connections is not None

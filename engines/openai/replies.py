@@ -3,22 +3,29 @@ end. Pure: nothing here is done while anything waits to be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
-
-import msgspec
+from statistics import median
+from typing import Any, Literal
 
 from engines import api
-from engines.openai import events
+from engines.openai import events, lenient
+from engines.openai.counting import Piece, Tokens, Usage, count
 
 DONE = b"[DONE]"
 STREAM = "text/event-stream"
 BROKEN_OFF = ("abort", "error")  # finish reasons: SGLang's and vLLM's of a request that they gave up
 SHOWN = 200  # characters of what a server said of an error
+# Of these some servers send two, equal.
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_details")
+TOGETHER_NS = 300_000  # between two chunks: less than any model takes for a token
+AT_ONCE = 0.1  # of the time from the request to the first chunk
+BURST = 4  # chunks
 
-Tokens = Callable[[str], int]  # how many a text has
+Pace = Literal["streamed", "in bursts", "at once"]
 
 
 @dataclass(slots=True)
@@ -48,64 +55,19 @@ class Reply:
 class Outcome:
     """What is sent on for a reply, and how the tokens of its chunks were counted: by "ids", "logprobs",
     "usage", "tokenizer", or as one per chunk ("chunks"); "" where it failed. `places` tells which events of
-    the stream the chunks are."""
+    the stream the chunks are. `hidden` tokens are in the server's count and in no chunk; a count is
+    `doubtful` where it is more than the text is likely to hold, and nothing says why."""
 
     events: list[api.Event]
     counted_by: str = ""
     read_together: int = 0  # chunks that were read in one piece with the one before
     places: tuple[int, ...] = ()
+    hidden: int = 0
+    doubtful: bool = False
+    pace: Pace = "streamed"
 
 
 # ---------------------------------------------------------------------------------------------------------
-# What is looked at of the JSON of a chunk
-
-
-class _LogProbs(msgspec.Struct):
-    tokens: list[str] | None = None  # of a completion
-    content: list[msgspec.Raw] | None = None  # of a chat
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-    token_ids: list[int] | None = None
-    logprobs: _LogProbs | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Part(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-    object: str = ""
-    message: Any = None
-
-
-_decode = msgspec.json.Decoder(_Part).decode
-
-
-@dataclass(slots=True)
-class _Piece:
-    """One chunk that holds a token: which event it is, the index of the piece that completed it, and what it
-    said of itself."""
-
-    place: int
-    index: int
-    text: str
-    ids: list[int] | None
-    logprobs: int | None  # how many
-    completed: int | None  # usage so far
 
 
 class _Wrong(Exception):
@@ -127,9 +89,13 @@ def outcome(reply: Reply, tokens: Tokens | None = None) -> Outcome:
 def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
     if reply.status and reply.status != 200:
         raise _Wrong(refusal(reply.status, b"".join(reply.pieces)))
-    if reply.status and reply.content_type.partition(";")[0].strip().lower() != STREAM:
-        raise _Wrong(f"the reply is not an event stream: its type is {reply.content_type or 'not given'}")
-    pieces, usage, reason, done = _read(reply)
+    found, rest = events.split(reply.pieces)
+    if reply.whole and (data := events.data_of(rest)) is not None:
+        found.append((len(reply.pieces) - 1, data))  # some servers leave the last blank line out
+    is_stream = reply.content_type.partition(";")[0].strip().lower() == STREAM
+    if reply.status and not (is_stream or found):
+        raise _Wrong(_no_stream(reply))
+    pieces, usage, reason, done = _read(found)
     if reply.cancelled:
         reason = "cancelled"
     elif reply.failure:
@@ -138,16 +104,20 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
         raise _Wrong("the stream ended too early: no finish reason, and no [DONE]")
     elif reason in BROKEN_OFF:
         raise _Wrong(f"the server broke off the reply: finish reason {reason}")
-    counted_by, counts, total = _count(pieces, usage, tokens)
-    if not (pieces or total or reply.cancelled):
-        raise _Wrong("the reply has no token")
-    chunks = _chunks(reply, pieces, counts)
-    prompt = usage.prompt_tokens if usage is not None and usage.prompt_tokens else reply.prompt_tokens
+    counted = count(pieces, usage, tokens)
+    if not (pieces or counted.total or reply.cancelled):
+        if not counted.hidden:
+            raise _Wrong("the reply has no token")
+        raise _Wrong(
+            f"the server counts {counted.hidden} tokens and streams none, as of a thought that it hides; try "
+            "a larger --max-new-tokens"
+        )
+    chunks = _chunks(reply, pieces, counted.counts)
     finish = api.Finish(
         reply.request,
         reason or "stop",
-        prompt,
-        total,
+        usage.prompt or reply.prompt_tokens,
+        counted.total,
         reply.accepted_ns,
         -1,
         -1,
@@ -155,45 +125,91 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
         submitted_ns=reply.submitted_ns,
         arrived_ns=arrival(reply, len(reply.pieces) - 1) if reply.pieces else -1,
     )
-    together = sum(
-        reply.read_ns[first.index] == reply.read_ns[second.index] for first, second in pairwise(pieces)
+    return Outcome(
+        [*chunks, finish],
+        counted.by,
+        sum(reply.read_ns[first.index] == reply.read_ns[second.index] for first, second in pairwise(pieces)),
+        tuple(piece.place for piece in pieces),
+        counted.hidden,
+        counted.doubtful,
+        pace(reply.sent_ns, chunks, counted.total),
     )
-    return Outcome([*chunks, finish], counted_by, together, tuple(piece.place for piece in pieces))
 
 
-def _read(reply: Reply) -> tuple[list[_Piece], _Usage | None, str, bool]:
-    """Chunks that hold tokens, the last usage, the finish reason ("" for none), and whether [DONE] came.
+def _no_stream(reply: Reply) -> str:
+    body = b"".join(reply.pieces)
+    with suppress(ValueError):
+        said = lenient.decode(body)
+        if isinstance(said, dict) and (error := _error(said, ())) is not None:
+            return f"the server sent an error: {_message(error)}"
+    return f"the reply is not an event stream: its type is {reply.content_type or 'not given'}"
+
+
+def _read(found: Sequence[tuple[int, bytes]]) -> tuple[list[Piece], Usage, str, bool]:
+    """Chunks that hold tokens, what the server counted, the finish reason ("" for none), and whether the end
+    was told: by [DONE], or by a usage in a chunk of its own, which comes last.
 
     A token without a text (half a character, a special token) is a chunk like any other, where the chunk
     shows that there is one (_holds_token); the first chunk of a chat has a role, and shows none.
     """
-    found, rest = events.split(reply.pieces)
-    if reply.whole and (data := events.data_of(rest)) is not None:
-        found.append((len(reply.pieces) - 1, data))  # some servers leave the last blank line out
-    pieces: list[_Piece] = []
-    usage, reason, so_far = None, "", None
+    pieces: list[Piece] = []
+    usage, reason, done, so_far = Usage(), "", False, None
     for number, (index, data) in enumerate(found):
-        if data == DONE:
-            return pieces, usage, reason, True
+        if data.strip() in (b"", DONE):
+            done = done or bool(data.strip())
+            continue
         try:
-            part = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _Wrong(f"chunk {number + 1} of the stream is malformed: {error}") from None
-        if part.error is not None or part.object == "error":
-            raise _Wrong(f"the server sent an error in the stream: {_message(part.error or part.message)}")
-        usage = part.usage or usage
-        for choice in part.choices:
-            reason = choice.finish_reason or reason
-            piece = _Piece(
-                number, index, _text(choice), choice.token_ids, _logprobs(choice), _completed(part.usage)
-            )
+            part = lenient.decode(data)
+        except ValueError as error:
+            shown = " ".join(data.decode(errors="replace").split())[:SHOWN]
+            raise _Wrong(f"chunk {number + 1} of the stream is malformed: {error}: {shown}") from None
+        if not isinstance(part, dict):
+            continue
+        choices = lenient.members(part, "choices")
+        wrong = _error(part, choices)
+        if wrong is not None:
+            raise _Wrong(f"the server sent an error in the stream: {_message(wrong)}")
+        completed = usage.take(part["usage"]) if isinstance(part.get("usage"), dict) else None
+        done = done or (bool(completed) and not choices)
+        for choice in choices:
+            ended = choice.get("finish_reason")
+            reason = ended if isinstance(ended, str) and ended else reason
+            piece = _piece(choice, number, index, completed)
             if _holds_token(choice, piece, so_far):
                 pieces.append(piece)
-            so_far = so_far if piece.completed is None else piece.completed
-    return pieces, usage, reason, False
+            so_far = so_far if completed is None else completed
+    for piece, text in zip(pieces, lenient.whole_characters([each.text for each in pieces]), strict=True):
+        piece.text = text
+    return pieces, usage, reason, done
 
 
-def _holds_token(choice: _Choice, piece: _Piece, so_far: int | None) -> bool:
+def _error(part: dict[str, Any], choices: Sequence[dict[str, Any]]) -> Any:
+    """What a chunk says of a failure; None where it says of none."""
+    for said in (part, *choices):
+        if said.get("error"):
+            return said["error"]
+    named = "error" in (part.get("object"), part.get("type"))
+    if named or not ("choices" in part or "usage" in part):
+        return part.get("message") or part.get("detail") or (part if named else None)
+    return None
+
+
+def _piece(choice: dict[str, Any], number: int, index: int, completed: int | None) -> Piece:
+    delta = choice.get("delta")
+    said, thought = choice.get("text"), ""
+    if isinstance(delta, dict):
+        said = delta.get("content") or delta.get("refusal")
+        thought = lenient.text(next((delta[name] for name in THOUGHTS if delta.get(name)), None))
+    ids = choice.get("token_ids")
+    if not (isinstance(ids, list) and all(type(each) is int for each in ids)):
+        ids = None
+    logprobs = lenient.member(choice, "logprobs")  # "tokens" of a completion, "content" of a chat
+    listed = logprobs.get("tokens") if logprobs.get("content") is None else logprobs["content"]
+    many = len(listed) if isinstance(listed, list) else None
+    return Piece(number, index, thought + lenient.text(said), bool(thought), ids, many, completed)
+
+
+def _holds_token(choice: dict[str, Any], piece: Piece, so_far: int | None) -> bool:
     """By its content; else by its usage, where that grows from chunk to chunk (`so_far`: the one before; a
     usage that comes only with the end is the sum). Without that, each chunk of a completion is a step, as
     vLLM's and SGLang's clients count them, except for one without text that brings the end."""
@@ -201,64 +217,29 @@ def _holds_token(choice: _Choice, piece: _Piece, so_far: int | None) -> bool:
         return True
     if piece.ids is not None or piece.logprobs is not None:
         return False
-    if piece.completed is not None and (so_far is not None or not choice.finish_reason):
+    if piece.completed is not None and (so_far is not None or not choice.get("finish_reason")):
         return piece.completed > (so_far or 0)
-    return choice.text is not None and not choice.finish_reason
+    return choice.get("text") is not None and not choice.get("finish_reason")
 
 
-def _completed(usage: _Usage | None) -> int | None:
-    return None if usage is None else usage.completion_tokens
+def pace(sent_ns: int, chunks: Sequence[api.Chunk], tokens: int) -> Pace:
+    """How the chunks of a reply came. All within so little of the time until the first one, and faster than
+    any model computes, were gathered on their way; so was a single chunk of several tokens."""
+    if len(chunks) < 2:
+        return "at once" if len(chunks) < tokens and chunks else "streamed"
+    gaps = [after.arrived_ns - before.arrived_ns for before, after in pairwise(chunks)]
+    first = chunks[0].arrived_ns - sent_ns
+    late = max(0, chunks[0].lag_ns)  # what lies unread is read together
+    if median(gaps) < TOGETHER_NS and sum(gaps) + late < AT_ONCE * first:
+        return "at once"
+    bursts = 1 + sum(gap >= TOGETHER_NS for gap in gaps)
+    return "in bursts" if len(chunks) >= BURST * bursts and late < TOGETHER_NS else "streamed"
 
 
-def _text(choice: _Choice) -> str:
-    """What a chunk says, a thought included."""
-    if choice.delta is None:
-        return choice.text or ""
-    delta = choice.delta
-    return (delta.reasoning_content or delta.reasoning or "") + (delta.content or "")
-
-
-def _logprobs(choice: _Choice) -> int | None:
-    if choice.logprobs is None:
-        return None
-    listed = choice.logprobs.tokens if choice.logprobs.content is None else choice.logprobs.content
-    return None if listed is None else len(listed)
-
-
-def _count(
-    pieces: Sequence[_Piece], usage: _Usage | None, tokens: Tokens | None
-) -> tuple[str, list[int], int]:
-    """How tokens were counted, those of each chunk (-1: the server tells only their sum), and all of them.
-
-    The best that every chunk has: token ids, logprobs, a usage that grows from chunk to chunk, a tokenizer;
-    then the usage at the end, which says what is in a chunk only where it equals the number of chunks. Where
-    the server gives the sum, that is the sum.
-    """
-    total = usage.completion_tokens if usage is not None else None
-    counts: list[int] | None = None
-    if pieces and all(piece.ids for piece in pieces):
-        counted_by, counts = "ids", [len(piece.ids or ()) for piece in pieces]
-    elif pieces and all(piece.logprobs for piece in pieces):
-        counted_by, counts = "logprobs", [piece.logprobs or 0 for piece in pieces]
-    elif pieces and all(piece.completed for piece in pieces):
-        so_far = [0, *(piece.completed or 0 for piece in pieces)]
-        counted_by = "usage"
-        counts = [after - before for before, after in pairwise(so_far)]
-    elif tokens is not None:
-        # Each by itself: a chunk ends where a token does, and encoding all at once would merge some tokens.
-        counted_by, counts = "tokenizer", [tokens(piece.text) for piece in pieces]
-    elif total is not None:
-        one_each = total == len(pieces)
-        counted_by, counts = "usage", [1 if one_each else -1] * len(pieces)
-    else:
-        counted_by, counts = "chunks", [1] * len(pieces)
-    return counted_by, counts, sum(counts) if total is None else total
-
-
-def _chunks(reply: Reply, pieces: Sequence[_Piece], counts: Sequence[int]) -> list[api.Event]:
+def _chunks(reply: Reply, pieces: Sequence[Piece], counts: Sequence[int]) -> list[api.Chunk]:
     known = all(piece.ids for piece in pieces)
-    found: list[api.Event] = []
-    for piece, count in zip(pieces, counts, strict=True):
+    found: list[api.Chunk] = []
+    for piece, held in zip(pieces, counts, strict=True):
         stamp, read = reply.arrived_ns[piece.index], reply.read_ns[piece.index]
         found.append(
             api.Chunk(
@@ -266,7 +247,7 @@ def _chunks(reply: Reply, pieces: Sequence[_Piece], counts: Sequence[int]) -> li
                 (piece.ids or []) if known else [],
                 piece.text,
                 [],
-                tokens=None if known else count,
+                tokens=None if known else held,
                 arrived_ns=read if stamp < 0 else stamp,
                 lag_ns=-1 if stamp < 0 else read - stamp,
             )
@@ -286,8 +267,8 @@ def arrival(reply: Reply, index: int) -> int:
 def refusal(status: int, body: bytes) -> str:
     """What a reply with another status than 200 says."""
     try:
-        said: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        said: Any = lenient.decode(body)
+    except ValueError:
         said = body.decode(errors="replace")
     message = _message(said)
     hint = "; --stop-on-eos leaves ignore_eos out" if status in (400, 422) and "ignore_eos" in message else ""
@@ -298,5 +279,5 @@ def _message(said: Any) -> str:
     """One line out of the shapes in which servers tell of an error."""
     while isinstance(said, dict):
         inner = next((said[name] for name in ("error", "message", "detail") if said.get(name)), None)
-        said = msgspec.json.encode(said).decode() if inner is None else inner
-    return " ".join(str(said).split())[:SHOWN]
+        said = json.dumps(said) if inner is None else inner
+    return " ".join(str(said).encode(errors="replace").decode().split())[:SHOWN]

@@ -9,10 +9,11 @@ import msgspec
 from engines import api
 from engines.openai.endpoint import Endpoint
 
+LIMITS = ("max_tokens", "max_completion_tokens")  # a server may know only one of these names
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}
 
 
-def body(request: api.Request, model: str, kind: str, count: str) -> dict[str, Any]:
+def body(request: api.Request, model: str, kind: str, count: str, limit: str = LIMITS[0]) -> dict[str, Any]:
     """The JSON of a request; `kind` is the toggle `api`. Raises BadSetting for token ids to a chat.
 
     What only some servers know is left out where it would say nothing: `ignore_eos` and `top_k` (vLLM,
@@ -20,7 +21,7 @@ def body(request: api.Request, model: str, kind: str, count: str) -> dict[str, A
     """
     asked: dict[str, Any] = {
         "model": model,
-        "max_tokens": request.max_new_tokens,
+        limit: request.max_new_tokens,
         "temperature": request.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -53,6 +54,7 @@ class Wire:
     def __init__(self, endpoint: Endpoint, model: str, kind: str, count: str, key: str) -> None:
         self.path = endpoint.path + PATHS[kind]
         self._model, self._kind, self._count = model, kind, count
+        self.limit = LIMITS[0]
         authorization = f"Authorization: Bearer {key}\r\n" if key else ""
         self._head = (
             f"POST {self.path} HTTP/1.1\r\nHost: {endpoint.authority}\r\nUser-Agent: overlap-bench\r\n"
@@ -62,5 +64,5 @@ class Wire:
 
     def bytes_of(self, request: api.Request) -> bytes:
         """The whole request. Raises BadSetting."""
-        content = self._encode(body(request, self._model, self._kind, self._count))
+        content = self._encode(body(request, self._model, self._kind, self._count, self.limit))
         return b"%b%d\r\n\r\n%b" % (self._head, len(content), content)

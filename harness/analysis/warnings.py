@@ -44,7 +44,12 @@ SKIPPED = {
 LOST = {"counter.steps_lost": "steps", "counter.work_rows_lost": "rows of what the device did"}
 PACED = "emulated, paced: "  # begins the kind of a device with a pace
 OVERRAN = 0.01  # of a paced device's programs
-BY_CHUNKS = "counter.requests_counted_by_chunks"  # engines/openai/replies.py
+# What engines/openai/engine.py counts; each served request is counted by one of COUNTED.
+COUNTED = "counter.requests_counted_by_"
+AT_ONCE, IN_BURSTS = "counter.replies_at_once", "counter.replies_in_bursts"
+NOT_STREAMED, PARTLY = "counter.tokens_not_streamed", "counter.requests_not_all_streamed"
+DOUBTFUL = "counter.requests_of_doubtful_count"
+GATHERED, BURST = 0.5, 4  # share of all replies; chunks at once, on average
 # Of the requests; each has its tokens besides, and all of those at once may be too much for the memory.
 OF_REQUESTS = ("arm", "request", "sent_ns", "tokenized_ns", "admitted_ns", "finished_ns", "error")
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
@@ -86,6 +91,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
         *_of("client", _client(values)),
         *_of("clock", _clock(rounds)),
         *_of("records", _lost(rounds)),
+        *_of("streams", _streams(rounds)),
         *_of("tokens", _counted(rounds)),
         *_of("failures", _failures(requests)),
         *_of("workload", _skipped(manifest, rounds)),
@@ -342,12 +348,44 @@ def _failures(requests: pd.DataFrame) -> Iterator[str]:
 
 
 def _counted(rounds: pd.DataFrame) -> Iterator[str]:
-    """Replies that do not say how many tokens they hold: one per chunk is then a guess."""
-    by_chunks = int(rounds[BY_CHUNKS].sum()) if BY_CHUNKS in rounds else 0
-    if by_chunks:
+    """Replies that do not say how many tokens they hold: one per chunk is then a guess. And those that say
+    more than they streamed."""
+    if by_chunks := _sum(rounds, f"{COUNTED}chunks"):
         yield (
-            f"tokens of {by_chunks} requests were counted as one per chunk, as the server gives no count: "
-            "TPOT, ITL and throughput are wrong where a chunk holds more; --set tokenizer=FILE counts them"
+            f"tokens of {by_chunks} requests were counted as one per chunk, as the server gives no count, or "
+            "too low a one: TPOT, ITL and throughput are wrong where a chunk holds more; "
+            "--set tokenizer=FILE counts them"
+        )
+    if hidden := _sum(rounds, NOT_STREAMED):
+        requests = _sum(rounds, PARTLY)
+        yield (
+            f"not streamed: in {requests} requests the server counted {hidden:,} tokens "
+            f"({hidden / requests:.3g} each) that came in no chunk, as of a thought that it hides: TTFT "
+            "holds the time that they took; TPOT and throughput are of the tokens that came"
+        )
+    if doubtful := _sum(rounds, DOUBTFUL):
+        yield (
+            f"token count: in {doubtful} requests the server counts more tokens than so short a text is "
+            "likely to hold. If it hides some, as of a thought, TPOT is too small and throughput too large; "
+            "--set tokenizer=FILE counts those that came"
+        )
+
+
+def _streams(rounds: pd.DataFrame) -> Iterator[str]:
+    """Replies whose chunks were gathered on their way: their times are not the model's."""
+    replies = sum(_sum(rounds, name) for name in rounds if name.startswith(COUNTED))
+    at_once, in_bursts = _sum(rounds, AT_ONCE), _sum(rounds, IN_BURSTS)
+    if at_once > GATHERED * replies:
+        yield (
+            f"not streamed: {at_once} of {replies} replies came all at once, as through a proxy that buffers "
+            "them or from a server that does not stream: TTFT is then the latency, and TPOT and ITL mean "
+            "nothing; ask the server itself, or turn the buffering off (nginx: proxy_buffering off)"
+        )
+    elif at_once + in_bursts > GATHERED * replies:
+        yield (
+            f"bursts: {at_once + in_bursts} of {replies} replies came in bursts of {BURST} chunks or more, "
+            "as through a proxy that buffers them, or from speculative decoding: ITL is that of bursts, and "
+            "TTFT may have waited for one to fill"
         )
 
 
@@ -465,6 +503,10 @@ def _joined(blocks: Sequence[Block], table: str, columns: Sequence[str] | None =
 
     wanted = slice(None) if columns is None else list(columns)
     return pd.concat([block.tables[table].loc[:, wanted] for block in blocks], ignore_index=True)
+
+
+def _sum(frame: pd.DataFrame, column: str) -> int:
+    return int(frame[column].sum()) if column in frame else 0
 
 
 def _largest(frame: pd.DataFrame, column: str) -> float:

@@ -168,6 +168,16 @@ def test_a_request_on_which_nothing_comes_times_out(server: SmallServer, prompt:
     assert failure(ask(url(server), prompt, timeout_s="0.3")) == "timed out: nothing came for 0.3 s"
 
 
+@pytest.mark.parametrize("unknown", ["max_tokens", "max_completion_tokens"])
+def test_a_server_is_told_how_many_tokens_are_wanted_by_the_name_that_it_knows(unknown: str) -> None:
+    with running(unknown=unknown) as server:
+        *chunks, finish = ask(url(server), "Hello", api="chat")
+        (asked,) = server.asked  # no request of a round was sent twice
+    assert isinstance(finish, api.Finish)
+    assert len(chunks) == finish.completion_tokens == 4
+    assert unknown not in asked.body
+
+
 def test_a_wrong_path_says_so(server: SmallServer) -> None:
     with started(f"{url(server)}/wrong", model="small") as (built, sink):
         assert failure(serve(built, sink, [api.Request(0, "Hello", 1)])) == "HTTP 404: Not Found"

@@ -218,7 +218,10 @@ def long_run(
     arm = ("--before", f"cmd={command}", "--interval-ms", "50", "--num-requests", "400")
     bench = start(environment, folder, "run", "--engine", "openai", *arm)
     found = find_server(bench)
-    time.sleep(1)  # into the rounds
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(each.status == psutil.CONN_ESTABLISHED for each in found.net_connections("tcp")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     return bench, found
 
 

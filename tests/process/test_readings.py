@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from experiments.common.bench_command import PATIENCE_S
 from harness.common import core_speed
 from harness.run import readings
+from tests.support.bench_command import PATIENCE_S
 
 ALLOWED = os.sched_getaffinity(0)  # before any test here takes a reading
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from engines.openai.engine import ASKED_FIRST
 from tests.support.bench_command import PATIENCE_S
 
 MODEL = "small"
@@ -42,9 +43,11 @@ class Asked:
 
 @dataclass
 class SmallServer:
-    """`asked`: every request for tokens so far. `gap_s`: between two chunks."""
+    """`asked`: every request for tokens so far but the client's first, which is no round's. `gap_s`: between
+    two chunks. `unknown`: a field that it refuses."""
 
     gap_s: float = 0.0
+    unknown: str = ""
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
     port: int = 0
@@ -72,7 +75,8 @@ class SmallServer:
             await self.tell(path, writer)
             return True
         asked = Asked(path, headers, json.loads(body), number)
-        self.asked.append(asked)
+        if asked.prompt != ASKED_FIRST.prompt:
+            self.asked.append(asked)
         if path not in ("/v1/completions", "/v1/chat/completions"):
             await whole(writer, 404, {"detail": "Not Found"})
             return True
@@ -89,6 +93,10 @@ class SmallServer:
 
     async def tokens(self, asked: Asked, writer: asyncio.StreamWriter) -> bool:
         """The reply that the prompt asks for."""
+        if self.unknown in asked.body:
+            said = f"Unsupported parameter: '{self.unknown}'. Use 'max_completion_tokens' instead."
+            await whole(writer, 400, {"error": {"message": said, "code": "unsupported_parameter"}})
+            return True
         match asked.prompt:
             case "refuse":
                 await whole(writer, 400, {"error": {"message": "unknown field: ignore_eos"}})
@@ -156,7 +164,7 @@ class SmallServer:
 
     async def parts(self, asked: Asked) -> AsyncIterator[bytes]:
         """A good reply, in the pieces in which it is written."""
-        words = WORDS[: asked.body["max_tokens"]]
+        words = WORDS[: asked.body.get("max_tokens") or asked.body["max_completion_tokens"]]
         if "messages" in asked.body:
             yield event(asked, role=True)
         for index, word in enumerate(words):
@@ -198,9 +206,11 @@ async def whole(writer: asyncio.StreamWriter, status: int, content: Any) -> None
 
 
 @contextmanager
-def running(gap_s: float = 0.0, tls: ssl.SSLContext | None = None) -> Iterator[SmallServer]:
+def running(
+    gap_s: float = 0.0, tls: ssl.SSLContext | None = None, unknown: str = ""
+) -> Iterator[SmallServer]:
     """A server on a free port, in a thread."""
-    server = SmallServer(gap_s)
+    server = SmallServer(gap_s, unknown)
     ready = threading.Event()
     loop = asyncio.new_event_loop()
 

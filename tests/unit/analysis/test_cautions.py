@@ -96,6 +96,36 @@ def test_tokens_that_nobody_counted_are_told() -> None:
     assert "tokens of 72 requests were counted as one per chunk, as the server gives no count" in found
 
 
+@pytest.mark.parametrize(
+    ("counted", "said"),
+    [
+        ({"replies_at_once": 3.0}, "not streamed: 18 of 24 replies came all at once"),
+        ({"replies_at_once": 1.0, "replies_in_bursts": 2.0}, "bursts: 18 of 24 replies came in bursts of 4"),
+        (
+            {"tokens_not_streamed": 60.0, "requests_not_all_streamed": 2.0},
+            "not streamed: in 12 requests the server counted 360 tokens (30 each) that came in no chunk",
+        ),
+        ({"requests_of_doubtful_count": 4.0}, "token count: in 24 requests the server counts more tokens"),
+    ],
+)
+def test_replies_whose_times_or_tokens_mislead_are_told_of(counted: dict[str, float], said: str) -> None:
+    measured = blocks(1.0)
+    for each in measured:
+        for name, value in {"requests_counted_by_usage": 4.0, **counted}.items():
+            each.tables["rounds"][f"counter.{name}"] = [value, np.nan]
+    assert said in warnings(comparison.result(manifest(), measured))
+
+
+def test_a_reply_in_bursts_here_and_there_is_not_told_of() -> None:
+    measured = blocks(1.0)
+    for each in measured:
+        each.tables["rounds"]["counter.requests_counted_by_usage"] = 4.0
+        each.tables["rounds"]["counter.replies_at_once"] = 2.0
+    found = warnings(comparison.result(manifest(), measured))
+    assert "at once" not in found
+    assert "bursts" not in found
+
+
 def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
     lagging = blocks(1.0)  # its gaps are of 4 ms
     for each, lag in ((lagging, 3 * MS), (punctual := blocks(1.0), MS)):

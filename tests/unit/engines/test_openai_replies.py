@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +43,7 @@ def reply(*pieces: bytes, whole: bool = True, **more: Any) -> Reply:
         sent_ns=10,
         submitted_ns=11,
         status=200,
-        content_type="text/event-stream",
+        content_type=more.pop("content_type", "text/event-stream"),
         pieces=list(pieces),
         arrived_ns=[100 * index for index in range(1, len(pieces) + 1)],
         read_ns=[100 * index + 7 for index in range(1, len(pieces) + 1)],
@@ -207,6 +208,15 @@ def test_a_tokenizer_counts_where_the_server_gives_only_the_sum() -> None:
         (b"\xef\xbb\xbf" + text("a"), text("b", "stop"), DONE),
         (text("a") + text("b", "stop") + DONE,),
         (b'data: {"choices":\ndata: [{"text": "a"}]}\n\n', text("b", "stop"), DONE),
+        (b"data:\n\ndata: {}\n\ndata: null\n\n", text("a"), text("b", "stop"), b"data:[DONE] \r\n\r\n"),
+        (event(choices=None), text("a"), event(choices=[None, {"delta": None}]), text("b", "stop"), DONE),
+        (text("a"), text("b"), event(usage={"completion_tokens": 2})),  # the sum, and then no word of the end
+        (text("a", finish_reason=None), text("b", error={}), event(choices=[{"finish_reason": "stop"}])),
+        (said("a", role="assistant"), event(choices=None), said("b", "stop"), DONE),
+        (said([{"type": "text", "text": "a"}]), said([{"text": "b"}, None, {"type": "image"}], "stop"), DONE),
+        (text(["a"]), text({"value": "b"}, "stop"), DONE),
+        (said(None, thinking="a", reasoning=""), said(None, "stop", refusal="b"), DONE),
+        (said(None, reasoning=[{"text": "a"}], reasoning_content=""), said("b", "stop"), DONE),
     ],
 )
 def test_what_servers_leave_out_or_add_is_no_failure(pieces: tuple[bytes, ...]) -> None:
@@ -215,19 +225,140 @@ def test_what_servers_leave_out_or_add_is_no_failure(pieces: tuple[bytes, ...]) 
 
 
 @pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (rb"\ud83d|\ude00", ["", "\N{GRINNING FACE}"]),
+        (rb"\ud83d\ude00|!", ["\N{GRINNING FACE}", "!"]),
+        (rb"\ude00|\ud83d", ["\ufffd", "\ufffd"]),
+        (b"\xf0\x9f|\x98\x80", ["\ufffd", "\ufffd\ufffd"]),
+        (b"\xff|a\tb\0", ["\ufffd", "a\tb\0"]),
+    ],
+)
+def test_text_that_no_strict_decoder_takes_is_text(said: bytes, kept: list[str]) -> None:
+    first, second = (b'data: {"choices": [{"text": "%b"}]}\n\n' % each for each in said.split(b"|"))
+    chunks, finish, _ = served(first, second, event(choices=[], usage={"completion_tokens": 2}), DONE)
+    assert [chunk.text for chunk in chunks] == kept
+    assert finish.completion_tokens == 2
+    msgspec.msgpack.encode(chunks)
+
+
+@pytest.mark.parametrize("written", ["12", "12.0", '"12"', '"12.0"', "1.2e1"])
+def test_a_count_is_read_however_it_is_written(written: str) -> None:
+    sums = f'data: {{"usage": {{"prompt_tokens": {written}, "completion_tokens": {written}}}}}\n\n'.encode()
+    again = event(choices=[], usage={"prompt_tokens": None, "completion_tokens": None, "total_tokens": True})
+    _, finish, way = served(*[text("a")] * 11, text("a", "length"), sums, again, DONE)
+    assert (finish.prompt_tokens, finish.completion_tokens, way) == (12, 12, "usage")
+
+
+@pytest.mark.parametrize("written", ["null", "-1", "NaN", "1e999", "2.5", "true", '"many"', "[12]", "{}"])
+def test_what_is_no_count_is_none(written: str) -> None:
+    odd = f'data: {{"choices": [], "usage": {{"completion_tokens": {written}}}}}\n\n'.encode()
+    _, finish, way = served(text("a"), text("b", "stop"), odd, DONE)
+    assert (finish.completion_tokens, way) == (2, "chunks")
+
+
+TEN = [said(" word") for _ in range(9)] + [said(" word", "length")]
+THOUGHT = [said(None, reasoning_content="Hm, ") for _ in range(30)]
+
+
+def sums(completion: int, thought: int | None = None, **more: Any) -> bytes:
+    details = None if thought is None else {"reasoning_tokens": thought}
+    counts = {"prompt_tokens": 5, "completion_tokens": completion, "completion_tokens_details": details}
+    return event(choices=[], usage=counts | more)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "total", "hidden", "doubtful"),
+    [
+        ([*TEN, sums(40, 30)], 10, 30, False),
+        ([*TEN, sums(40, reasoning_tokens=30.0)], 10, 30, False),  # SGLang's
+        ([*TEN, sums(10, 30, total_tokens=45)], 10, 30, False),  # xAI's: beside the completion's
+        ([*TEN, sums(40, completion_tokens_details={"rejected_prediction_tokens": "30"})], 10, 30, False),
+        ([*THOUGHT, *TEN, sums(40, 30)], 40, 0, False),
+        ([*THOUGHT, *TEN, sums(10, 30, total_tokens=45)], 40, 0, False),
+        ([said("<think>"), *TEN, sums(40, 30)], 40, 0, True),
+        ([*[said("Hm, ")] * 30, *TEN, sums(40, 30)], 40, 0, False),  # a thought that is not told apart
+        ([*TEN, sums(40)], 40, 0, True),
+        ([*TEN, sums(10, 0)], 10, 0, False),
+        ([*TEN, sums(11)], 11, 0, False),  # a token that ends it
+        ([said("several words at a time"), said(", and then some", "stop"), sums(8)], 8, 0, False),
+        ([*TEN, sums(0)], 10, 0, False),
+        ([*TEN, sums(1)], 10, 0, False),  # what the last chunk alone holds
+    ],
+)
+def test_tokens_that_are_counted_and_not_streamed_are_told_from_those_that_came(
+    pieces: list[bytes], total: int, hidden: int, doubtful: bool
+) -> None:
+    found = outcome(reply(*pieces, DONE))
+    finish = found.events[-1]
+    assert isinstance(finish, api.Finish)
+    assert (finish.completion_tokens, found.hidden, found.doubtful) == (total, hidden, doubtful)
+
+
+def test_what_came_is_known_where_each_chunk_tells_its_tokens() -> None:
+    ids = [event(choices=[{"text": "a", "token_ids": [4]}]) for _ in range(10)]
+    grown = [growing(30 + each, text="a") for each in range(1, 11)]
+    for pieces, tokens in (([*ids, sums(40)], None), (TEN, len), (grown, None)):
+        found = outcome(reply(*pieces, sums(40 if pieces is not TEN else 90, 30), DONE), tokens)
+        *chunks, finish = found.events
+        assert isinstance(finish, api.Finish)
+        held = [len(each.token_ids) if each.tokens is None else each.tokens for each in chunks]  # type: ignore[union-attr]
+        assert sum(held) == finish.completion_tokens == (50 if pieces is TEN else 10)
+        assert found.hidden == (40 if pieces is TEN else 30)
+
+
+@pytest.mark.parametrize(
+    ("arrived_ms", "tokens", "pace"),
+    [
+        ([200, 200, 200, 200], 4, "at once"),
+        ([200, 200.1, 200.2, 203], 4, "at once"),  # one of them was written late
+        ([200], 4, "at once"),
+        ([200], 1, "streamed"),
+        ([200, 210, 220, 230], 4, "streamed"),
+        ([2, 2, 2, 2], 4, "at once"),
+        ([2000, 2001, 2002, 2003], 4, "streamed"),  # a long prompt, and then a token a millisecond
+        ([100, 100, 100, 100, 200, 200, 200, 200], 8, "in bursts"),
+        ([100, 100, 120, 120, 140, 140], 6, "streamed"),  # two tokens of a step
+    ],
+)
+def test_chunks_that_were_gathered_on_their_way_are_told_from_streamed_ones(
+    arrived_ms: list[float], tokens: int, pace: str
+) -> None:
+    words = [text("word") for _ in arrived_ms]
+    read = reply(*words, usage(tokens))
+    read.sent_ns = 0
+    read.arrived_ns = [round(each * 1e6) for each in (*arrived_ms, arrived_ms[-1])]
+    read.read_ns = [each + 1000 for each in read.arrived_ns]
+    assert outcome(read).pace == pace
+
+
+IN_STREAM = "the server sent an error in the stream: "
+JSON = {"content_type": "application/json"}
+
+
+@pytest.mark.parametrize(
     ("pieces", "more", "message"),
     [
         ((text("a"), b"data: {oops\n\n", DONE), {}, "chunk 2 of the stream is malformed"),
         ((text("a"), b"data: \xff\xfe\n\n", DONE), {}, "chunk 2 of the stream is malformed"),
-        ((event(choices="many"),), {}, "chunk 1 of the stream is malformed: Expected `array`"),
+        ((event(choices="many"),), {}, "the stream ended too early"),
         ((text("a"),), {}, "the stream ended too early: no finish reason, and no [DONE]"),
         ((), {}, "the stream ended too early"),
         (
             (text("a"), event(error={"message": "no\n room"})),
             {},
-            "the server sent an error in the stream: no room",
+            f"{IN_STREAM}no room",
         ),
-        ((event(object="error", message="no room"),), {}, "the server sent an error in the stream: no room"),
+        ((event(object="error", message="no room"),), {}, f"{IN_STREAM}no room"),
+        ((b"event: error\n" + event(message="no room", code=500),), {}, f"{IN_STREAM}no room"),
+        ((event(error="no room", choices=[]),), {}, f"{IN_STREAM}no room"),
+        ((text("a", error={"message": "no room"}),), {}, f"{IN_STREAM}no room"),
+        ((event(error={"a": "\ud83d"}),), {}, IN_STREAM + '{"a": "\\ud83d"}'),
+        ((b"data: no room\n\n",), {}, "chunk 1 of the stream is malformed: Expecting value: line 1 column 1"),
+        ((b"data: " + b"[" * 9999 + b"\n\n",), {}, "chunk 1 of the stream is malformed: it is nested"),
+        ((sums(12, 12), DONE), {}, "the server counts 12 tokens and streams none"),
+        ((b'{"error": "no room"}',), JSON, "the server sent an error: no room"),
+        ((b'{"choices": []}',), JSON, "the reply is not an event stream: its type is application/json"),
         ((DONE,), {}, "the reply has no token"),
         ((text("", "stop"), usage(0), DONE), {}, "the reply has no token"),
         ((text("a"), text("", "abort"), DONE), {}, "the server broke off the reply: finish reason abort"),
