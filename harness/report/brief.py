@@ -16,7 +16,19 @@ from harness.report.page import Page, Table
 ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a verdict
 MOST_COUNTERS, MOST_WARNINGS = 4, 3
 # What asks for something comes first; what only describes the machine, last.
-WEIGHTIEST = ("decision", "failures", "outputs", "order", "records", "steadiness", "blocks", "floor", "noise")
+WEIGHTIEST = (
+    "decision",
+    "failures",
+    "streams",
+    "tokens",
+    "outputs",
+    "order",
+    "records",
+    "steadiness",
+    "blocks",
+    "floor",
+    "noise",
+)
 NO_CLAIM = "none"  # how the claim of a variant begins whose source has none
 NOTE = "{confidence}% intervals over blocks; change = after/before − 1; --all shows more."
 
