@@ -19,13 +19,13 @@ from engines.overlap.presets import load_tokenizer
 from engines.transformers import SPEC
 from engines.transformers.engine import build
 from tests.engine.test_real_models import save, tokenizer  # noqa: F401
+from tests.support.bench_command import PATIENCE_S
 from tests.support.in_process import ended
 from tests.support.in_process_engine import Collected, generated, near_ties, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")
 MODES = ("static", "continuous")
 SMALL = {"max_batch_size": 4, "stream_interval": 3, "max_context": 128}
-SILENCE_S = 30
 no_card = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is refused where there is no CUDA")
 
 
@@ -43,7 +43,7 @@ def run(engine: api.Engine, sink: Collected, until: Callable[[], bool]) -> None:
         if until():
             return False
         if timeout is None and engine.wake_fd is not None:
-            assert select.select([engine.wake_fd], [], [], SILENCE_S)[0], sink.events
+            assert select.select([engine.wake_fd], [], [], PATIENCE_S)[0], sink.events
         return True
 
     engine.run(pump)
