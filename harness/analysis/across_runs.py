@@ -18,7 +18,16 @@ import msgspec
 from engines import api
 from harness.analysis import comparison, outputs, warnings
 from harness.analysis.mechanism import mechanism
-from harness.analysis.result import Comparison, MetricRow, NoPrediction, Result, Settings, Warning
+from harness.analysis.result import (
+    Comparison,
+    MetricRow,
+    NoPrediction,
+    Result,
+    Settings,
+    Severity,
+    Warning,
+    ranked,
+)
 from harness.analysis.stored import check_two, finished, read_block, readable, result
 from harness.analysis.values import scale_of, series
 from harness.common import differences
@@ -177,7 +186,8 @@ def _interleaved(left: Side, right: Side) -> Comparison:
         for name, row in found.metrics.items()
     }
     said = f"described, not judged: the run compares its arms with {first}, and not {after} with {before}"
-    return msgspec.structs.replace(found, metrics=rows, warnings=[Warning("decision", said), *found.warnings])
+    told = Warning("decision", said, Severity.OVERRULES)
+    return msgspec.structs.replace(found, metrics=rows, warnings=ranked([told, *found.warnings]))
 
 
 def _apart(left: Side, right: Side) -> Comparison:
@@ -217,12 +227,14 @@ def _apart(left: Side, right: Side) -> Comparison:
         mechanism=mechanism(design, blocks),
         limit=comparison.limits(design, values),
         prediction=NoPrediction(none="the arms are of different runs"),
-        warnings=[
-            *_warnings(left, right),
-            *_uneven(sides, read),
-            *_in_place_of(design.primary, primary, sides, told),
-            *warnings.circumstances(manifest, blocks, values),
-        ],
+        warnings=ranked(
+            [
+                *_warnings(left, right),
+                *_uneven(sides, read),
+                *_in_place_of(design.primary, primary, sides, told),
+                *warnings.circumstances(manifest, blocks, values),
+            ]
+        ),
     )
 
 
@@ -261,7 +273,8 @@ def _in_place_of(primary: str, shared: str, sides: Mapping[str, Side], told: Ser
     else:
         lacking = [side.label for name, side in sides.items() if name not in told.get(primary, {})]
         why = f"it has no value in some block of {' and '.join(lacking)}"
-    return [Warning("decision", f"{shared} is compared in place of {primary}: {why}")]
+    instead = f"{shared} is compared in place of {primary}: {why}"
+    return [Warning("decision", instead, Severity.QUALIFIES)]
 
 
 def _own_blocks(name: str, side: Side) -> list[Block]:
@@ -315,23 +328,26 @@ def _row(name: str, per_arm: dict[str, list[float]]) -> MetricRow:
 
 
 def _warnings(left: Side, right: Side) -> list[Warning]:
-    lines = [
+    apart = (
         f"not interleaved: {left.label} was measured at {_measured(left)}, {right.label} at "
         f"{_measured(right)}. What the machine did in between is part of the change, and no number of "
         "blocks removes it: by simulation, equal arms compared this way differ in 43% of cases where the "
         "machine wanders, not in the 5% claimed. So there is no verdict; bench run measures side by side"
-    ]
+    )
+    found = [Warning("across-runs", apart, Severity.OVERRULES)]
     one, other = left.manifest, right.manifest
     for what, old, new in (
         ("machine", msgspec.to_builtins(one.measured_on), msgspec.to_builtins(other.measured_on)),
         ("commit", msgspec.to_builtins(one.code), msgspec.to_builtins(other.code)),
         ("versions", one.versions, other.versions),
     ):
-        if found := differences.difference(old, new):
-            lines.append(f"different {what}: {found}")
+        if differing := differences.difference(old, new):
+            severity = Severity.QUALIFIES if what == "machine" else Severity.DESCRIBES
+            found.append(Warning("across-runs", f"different {what}: {differing}", severity))
     if one.design.seed != other.design.seed:
-        lines.append("different seeds, so different prompts and arrivals: outputs are not compared")
-    return [*(Warning("across-runs", line) for line in lines), *_of_imported(left, right)]
+        seeds = "different seeds, so different prompts and arrivals: outputs are not compared"
+        found.append(Warning("across-runs", seeds))
+    return [*found, *_of_imported(left, right)]
 
 
 def _measured(side: Side) -> str:
@@ -351,7 +367,7 @@ def _of_imported(left: Side, right: Side) -> list[Warning]:
             f"measured by {tools}: each client's own time is part of its numbers, and whether the workload "
             "was the same can't be known"
         )
-        lines.append(Warning("import", by))
+        lines.append(Warning("import", by, Severity.QUALIFIES))
     if right.manifest.imported is not None:
         lines += warnings.of_import(right.label, right.manifest.imported)
     return lines

@@ -16,8 +16,10 @@ from harness.analysis.result import (
     MetricRow,
     Result,
     Settings,
+    Severity,
     Sides,
     Warning,
+    ranked,
 )
 from harness.analysis.rule import reason_to_stop
 from harness.analysis.values import (
@@ -174,26 +176,28 @@ def comparison(
         prediction=prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
         sliced=turns.sliced(design, blocks) if after else None,
         nodes=by_node,
-        warnings=[
-            *([] if apart is None else [Warning(UNDECIDED, f"undecided: {apart}")]),
-            *(turns.of_size(design, per_block, alpha) if after and apart is None else []),
-            *(
-                Warning("decision", f"no verdict on {name}: it {where}")
-                for name in design.secondaries
-                if len(design.arms) > 1 and (where := lacking(design, per_block, name)) is not None
-            ),
-            *turns.of_turns(design, blocks),
-            *nodes.of_nodes_that_disagree(by_node, verdict),
-            *warnings.collect(
-                manifest,
-                blocks,
-                values,
-                effect_of(design.primary, values[design.primary], alpha)
-                if design.primary in effects
-                else None,
-                None if nodes_decide else verdict,
-            ),
-        ],
+        warnings=ranked(
+            [
+                *([] if apart is None else [Warning(UNDECIDED, f"undecided: {apart}", Severity.OVERRULES)]),
+                *(turns.of_size(design, per_block, alpha) if after and apart is None else []),
+                *(
+                    Warning("decision", f"no verdict on {name}: it {where}", Severity.QUALIFIES)
+                    for name in design.secondaries
+                    if len(design.arms) > 1 and (where := lacking(design, per_block, name)) is not None
+                ),
+                *turns.of_turns(design, blocks),
+                *nodes.of_nodes_that_disagree(by_node, verdict),
+                *warnings.collect(
+                    manifest,
+                    blocks,
+                    values,
+                    effect_of(design.primary, values[design.primary], alpha)
+                    if design.primary in effects
+                    else None,
+                    None if nodes_decide else verdict,
+                ),
+            ]
+        ),
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from harness.analysis import comparison, outputs, tail, warnings, words
 from harness.analysis.mechanism import COUNTER
-from harness.analysis.result import Comparison, Outputs, Warning
+from harness.analysis.result import Comparison, Outputs, Severity, Warning
 from harness.analysis.values import scale_of, series
 from harness.metrics import definitions
 from harness.metrics.block import Values, values_between
@@ -271,7 +271,7 @@ def _warnings(plan: Plan, decided: Comparison | None, runs: Runs) -> list[Warnin
     places: dict[Warning, dict[tuple[str, str], None]] = {}
     first, *others = plan.experiment.claims
     where = first.boots, first.workload
-    of_first = warnings.few_blocks(runs[where].manifest.design, len(runs[where].blocks))
+    of_first = warnings.few_blocks(runs[where].manifest, len(runs[where].blocks))
     if decided is not None:
         of_first = [each for each in decided.warnings if each.kind in OF_THE_CHANGE]
     said = [(where, [*of_first, *_few_requests(first, runs[where])])]
@@ -293,7 +293,7 @@ def _warnings(plan: Plan, decided: Comparison | None, runs: Runs) -> list[Warnin
 
 
 def _about(what: str, warning: Warning) -> Warning:
-    return Warning(warning.kind, f"{what}: {warning.text}")
+    return msgspec.structs.replace(warning, text=f"{what}: {warning.text}")
 
 
 def _of_described(claim: Claim, run: Finished) -> list[Warning]:
@@ -317,7 +317,8 @@ def _few_requests(claim: Claim, run: Finished) -> list[Warning]:
     if fewest >= needed:
         return []
     few = f"{claim.change} is made of {fewest} requests in a boot, where P{level} wants {needed}"
-    return [Warning("requests", f"{few}: so few that single slow ones decide it")]
+    told = f"{few}: so few that single slow ones decide it"
+    return [Warning("requests", told, Severity.QUALIFIES)]
 
 
 def _claim(claim: Claim, run: Finished, first: bool = False) -> ClaimResult:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness.analysis.result import Aliased, Effect, Effects, FactorialResult, Warning
+from harness.analysis.result import Aliased, Effect, Effects, FactorialResult, Severity, Warning, ranked
 from harness.metrics import definitions
 from harness.plan.design import Arm, Design, Factor, Factorial
 from harness.plan.factors import levels
@@ -95,7 +95,7 @@ def analyse(
         ],
         metrics=found,
         left_out=list(planned.left_out),
-        warnings=[*warnings, *_apart(design, contrasts, values, nodes)],
+        warnings=ranked([*warnings, *_apart(design, contrasts, values, nodes)]),
     )
 
 
@@ -128,7 +128,7 @@ def _apart(
     if not apart:
         return []
     said = f"the nodes disagree about {', '.join(apart)}: there each of the {len(set(nodes))} counts once"
-    return [Warning("nodes", said)]
+    return [Warning("nodes", said, Severity.QUALIFIES)]
 
 
 def _effects(

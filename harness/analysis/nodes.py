@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from harness.analysis.result import UNDECIDED, NodeRow, Nodes, Warning
+from harness.analysis.result import UNDECIDED, NodeRow, Nodes, Severity, Warning
 from harness.analysis.values import effect_of, measured, scale_of
 from harness.common.differences import difference
 from harness.metrics import definitions
@@ -102,5 +102,6 @@ def of_nodes_that_disagree(found: Nodes | None, verdict: str | None) -> list[War
         f"the {len(found.changes)} counts once"
     )
     if verdict == "undecided":
-        return [Warning(UNDECIDED, f"undecided: {said}: more nodes would settle it, more blocks would not")]
-    return [Warning("nodes", said)]
+        settled = f"undecided: {said}: more nodes would settle it, more blocks would not"
+        return [Warning(UNDECIDED, settled, Severity.OVERRULES)]
+    return [Warning("nodes", said, Severity.QUALIFIES)]

@@ -18,7 +18,7 @@ import msgspec
 
 from engines import api
 from harness.analysis.outputs import NONE_COMPARED
-from harness.analysis.result import Comparison, Outputs, Result, Warning
+from harness.analysis.result import Comparison, Outputs, Result, Severity, Warning, ranked
 from harness.common import differences as differences_
 from harness.common.machine import Machine
 from harness.metrics import definitions
@@ -204,20 +204,21 @@ def beside(comparison: Comparison, shown: Shown) -> Comparison:
         name: msgspec.structs.replace(row, floor=known.get(name)) for name, row in comparison.metrics.items()
     }
     row = rows.get(comparison.primary)
-    lines = list(shown.remarks)
-    if not lines and row is not None and row.verdict in verdicts.CHANGES and row.within_floor:
-        lines.append(
+    said = [Warning("floor", line) for line in shown.remarks]
+    if not said and row is not None and row.verdict in verdicts.CHANGES and row.within_floor:
+        smaller = (
             f"{comparison.primary} is called {row.verdict}, and its change is smaller than what equal "
             f"arms show here (noise floor ±{row.floor:.2%})"
         )
+        said.append(Warning("floor", smaller, Severity.QUALIFIES))
     outputs = comparison.outputs
     if outputs.identical < outputs.compared and outputs.near_ties is None and shown.outputs.compared:
         now, then = (
             f"{each.compared - each.identical} of {each.compared}" for each in (outputs, shown.outputs)
         )
-        lines.append(f"outputs differ in {now} requests; between equal arms here, in {then} (bench aa)")
-    said = [*comparison.warnings, *(Warning("floor", line) for line in lines)]
-    return msgspec.structs.replace(comparison, metrics=rows, warnings=said)
+        differ = f"outputs differ in {now} requests; between equal arms here, in {then} (bench aa)"
+        said.append(Warning("floor", differ, Severity.QUALIFIES))
+    return msgspec.structs.replace(comparison, metrics=rows, warnings=ranked([*comparison.warnings, *said]))
 
 
 def beside_known(result: Result, manifest: Manifest, folder: Path) -> Result:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from enum import IntEnum
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -15,16 +16,36 @@ TAG = "struct"  # tells the structs of a union apart; JSON has it not, they have
 UNDECIDED = "undecided"  # the kind of a warning that says why, or what would settle it
 
 
+class Severity(IntEnum):
+    """What a warning does to the verdict. Those that do more come first, wherever they are shown."""
+
+    OVERRULES = 0  # there is no verdict, or the numbers are not what they are called
+    QUALIFIES = 1  # the verdict holds with what is said here
+    UNKNOWN = 2  # of a stored text: it may do any of this
+    DESCRIBES = 3  # it tells how the run was measured
+
+
 class Warning(msgspec.Struct, frozen=True):
     """What a reader must know besides the verdict. `kind` tells them apart; JSON has the text."""
 
     kind: str
     text: str
+    severity: Severity = Severity.DESCRIBES
+
+    @property
+    def leads(self) -> bool:
+        """Whether it stands right below the verdict, and nobody has to ask for it."""
+        return self.severity <= Severity.QUALIFIES
 
 
-def texts(warnings: Sequence[Warning], kind: str | None = None, but: str | None = None) -> list[str]:
-    """Of all of them, of one kind, or of all but one kind."""
-    return [each.text for each in warnings if kind in (None, each.kind) and each.kind != but]
+def ranked(warnings: Iterable[Warning]) -> list[Warning]:
+    """Each once, those first that do most to the verdict."""
+    return sorted(dict.fromkeys(warnings), key=lambda each: each.severity)
+
+
+def texts(warnings: Iterable[Warning]) -> list[str]:
+    """What they say, in the order of `ranked`."""
+    return [each.text for each in ranked(warnings)]
 
 
 class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,7 +399,7 @@ def to_plain(found: msgspec.Struct) -> dict[str, Any]:
 
 def _with_texts(plain: Any) -> Any:
     match plain:
-        case {"kind": str(), "text": str(text), **rest} if not rest:
+        case {"kind": str(), "text": str(text), "severity": int()}:
             return text
         case dict():
             return {name: _with_texts(value) for name, value in plain.items() if name != TAG}
@@ -388,8 +409,8 @@ def _with_texts(plain: Any) -> Any:
 
 
 def from_plain(plain: dict[str, Any], kind: type[Found]) -> Found:
-    """What `to_plain` made, or was stored, as a struct again; of its warnings only UNDECIDED has a kind.
-    Raises msgspec.ValidationError."""
+    """What `to_plain` made, or was stored, as a struct again; of its warnings only UNDECIDED has a kind, and
+    none a known severity. Raises msgspec.ValidationError."""
     return msgspec.convert(_with_structs(plain), kind)
 
 
@@ -404,7 +425,14 @@ def _with_structs(plain: Any) -> Any:
 def _as_struct(name: str, value: Any) -> Any:
     match name, value:
         case "warnings", list() if all(isinstance(each, str) for each in value):  # else refused as it is
-            return [{"kind": UNDECIDED * text.startswith(f"{UNDECIDED}: "), "text": text} for text in value]
+            return [
+                {
+                    "kind": UNDECIDED * text.startswith(f"{UNDECIDED}: "),
+                    "text": text,
+                    "severity": Severity.UNKNOWN,
+                }
+                for text in value
+            ]
         case "prediction", dict():
             return {TAG: "NoPrediction" if "none" in value else "Prediction", **value}
     return _with_structs(value)

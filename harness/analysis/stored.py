@@ -11,7 +11,7 @@ import msgspec
 from engines import api
 from harness.analysis import comparison, noise_floor
 from harness.analysis import values as values_
-from harness.analysis.result import UNDECIDED, Comparison, Found, Result, Warning, from_plain
+from harness.analysis.result import UNDECIDED, Comparison, Found, Result, Severity, Warning, from_plain
 from harness.analysis.rule import reason_to_stop
 from harness.metrics import definitions
 from harness.metrics.block import Values
@@ -113,9 +113,8 @@ def so_far(folder: Path, manifest: Manifest) -> Result | None:
 def _unjudged(found: Comparison, design: Design) -> Comparison:
     rows = {name: msgspec.structs.replace(row, verdict=None) for name, row in found.metrics.items()}
     most = "at most " if design.may_end_early else ""
-    told = Warning(
-        "blocks", f"not finished: {found.blocks} of {most}{design.blocks} blocks, so no verdict yet"
-    )
+    unfinished = f"not finished: {found.blocks} of {most}{design.blocks} blocks, so no verdict yet"
+    told = Warning("blocks", unfinished, Severity.OVERRULES)
     others = [each for each in found.warnings if each.kind != UNDECIDED]
     return msgspec.structs.replace(found, metrics=rows, warnings=[told, *others])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.result import Sliced, Warning
+from harness.analysis.result import Severity, Sliced, Warning
 from harness.common.formatting import percent
 from harness.metrics import slices
 from harness.metrics.block import Values
@@ -68,6 +68,7 @@ def of_size(design: Design, per_block: Sequence[Values], alpha: float) -> list[W
             "decision",
             f"in rounds, the step changed by {_said(rounds)} ({OF_ROUNDS}), which is {_said(apart)} beside "
             "the change in turns: arrivals, refills and the client are in the rounds alone",
+            Severity.QUALIFIES,
         )
     ]
 
@@ -171,6 +172,7 @@ def of_turns(design: Design, blocks: Sequence[Block]) -> list[Warning]:
                     "noise",
                     f"{arm.name} used up to {max(shares):.0%} of a core while it was parked, which slows the "
                     "others alone",
+                    Severity.QUALIFIES,
                 )
             )
     return found

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis import nodes
-from harness.analysis.result import UNDECIDED, Warning
+from harness.analysis.result import UNDECIDED, Severity, Warning, ranked
 from harness.analysis.values import block_seconds
 from harness.common import core_speed
 from harness.common.formatting import between, duration, percent
-from harness.metrics import divergences
-from harness.plan.design import Design
+from harness.metrics import definitions, divergences
+from harness.plan.design import Arm
+from harness.plan.settings import PACED_MODEL
 from harness.stats import checks, paired, planning
 from harness.stats.stopping import ALPHA
 from harness.store.manifest import Imported, Manifest
@@ -50,6 +51,7 @@ AT_ONCE, IN_BURSTS = "counter.replies_at_once", "counter.replies_in_bursts"
 NOT_STREAMED, PARTLY = "counter.tokens_not_streamed", "counter.requests_not_all_streamed"
 DOUBTFUL = "counter.requests_of_doubtful_count"
 GATHERED, BURST = 0.5, 4  # share of all replies; chunks at once, on average
+NOT_PACED = 0.1  # of them: this many are in every trimmed mean
 # Of the requests; each has its tokens besides, and all of those at once may be too much for the memory.
 OF_REQUESTS = ("arm", "request", "sent_ns", "tokenized_ns", "admitted_ns", "finished_ns", "error")
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
@@ -68,41 +70,48 @@ def collect(
     primary: paired.Effect | None,
     verdict: str | None,
 ) -> list[Warning]:
-    """All that apply, the weightiest for the verdict on the primary first."""
-    found = [
-        *of_decision(manifest, primary, verdict, block_seconds(blocks)),
-        *of_order(manifest, blocks, values, primary),
-        *circumstances(manifest, blocks, values),
-    ]
-    return list(dict.fromkeys(found))
+    """All that apply, those first that do most to the verdict on the primary."""
+    return ranked(
+        [
+            *of_decision(manifest, primary, verdict, block_seconds(blocks)),
+            *of_order(manifest, blocks, values, primary),
+            *circumstances(manifest, blocks, values),
+        ]
+    )
 
 
-def _of(kind: str, texts: Iterable[str]) -> list[Warning]:
-    return [Warning(kind, text) for text in texts]
+def _of(kind: str, texts: Iterable[str], severity: Severity = Severity.DESCRIBES) -> list[Warning]:
+    return [Warning(kind, text, severity) for text in texts]
 
 
 def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[Warning]:
     """Those that do not depend on the change: under what conditions it was measured."""
     imported = manifest.imported
     requests, rounds = _joined(blocks, "requests", OF_REQUESTS), _joined(blocks, "rounds")
-    found = [
-        *_of("noise", _noise(rounds)),
-        *_of("steadiness", _steadiness(manifest, requests)),
-        *_of("client", _client(values)),
-        *_of("clock", _clock(rounds)),
-        *_of("records", _lost(rounds)),
-        *_of("streams", _streams(rounds)),
-        *_of("tokens", _counted(rounds)),
-        *_of("failures", _failures(requests)),
-        *_of("workload", _skipped(manifest, rounds)),
-        *([] if imported is None else of_import(manifest.run, imported)),
-        *_of("device", _device(manifest, rounds)),
-        *_of("outputs", _outputs(manifest, blocks)),
-        *_of("blocks", _resumed(manifest)),
-        *_of("nodes", nodes.remarks(manifest)),
-        *_of("records", _recorder(manifest)),
-    ]
-    return list(dict.fromkeys(found))
+    qualifies = Severity.QUALIFIES
+    # What is wrong with rounds alone does nothing to a verdict of turns.
+    of_rounds = Severity.DESCRIBES if manifest.design.primary in definitions.OF_PAIRS else qualifies
+    return ranked(
+        [
+            *_of("noise", _noise(rounds)),
+            *_of("steadiness", _steadiness(manifest, requests), of_rounds),
+            *_of("client", _late_sends(values)),
+            *_of("client", _late_reads(manifest, values), of_rounds),
+            *_of("clock", _clock(rounds), of_rounds),
+            *_of("records", _lost(rounds), of_rounds),
+            *_of("streams", _streams(rounds), qualifies),
+            *_of("tokens", _counted(rounds), qualifies),
+            *_of("failures", _failures(requests), qualifies),
+            *_of("workload", _skipped(manifest, rounds)),
+            *([] if imported is None else of_import(manifest.run, imported)),
+            *([] if imported is not None else _overran(manifest, blocks, rounds)),
+            *_of("device", _device(manifest, rounds)),
+            *_of("outputs", _outputs(manifest, blocks)),
+            *_of("blocks", _resumed(manifest)),
+            *_of("nodes", nodes.remarks(manifest)),
+            *_of("records", _recorder(manifest)),
+        ]
+    )
 
 
 def _resumed(manifest: Manifest) -> Iterator[str]:
@@ -121,18 +130,21 @@ def of_factorial(
     """Those about a factorial as a whole, not about any one pair of its arms. `judged`: the weights of
     the arms in each effect that carries a verdict."""
     return [
-        *few_blocks(manifest.design, len(blocks)),
+        *few_blocks(manifest, len(blocks)),
         *_order_of_factorial(manifest, blocks, values, judged),
         *circumstances(manifest, blocks, values),
     ]
 
 
-def few_blocks(design: Design, blocks: int) -> list[Warning]:
+def few_blocks(manifest: Manifest, blocks: int) -> list[Warning]:
     """That there are too few for a narrow interval, or for any. A rule that looks at fewer has enough of
     them."""
+    design = manifest.design
+    more = "--blocks 6" if design.max_minutes is None else "a longer --max-minutes, or --blocks 6,"
     if blocks == 1:
-        return [Warning("blocks", "one block: numbers, no interval and no verdict; --blocks 6 gives both")]
-    few = f"too few blocks: {blocks}; the interval is wide, 6 is the default"
+        one = f"one block: numbers, no interval and no verdict; {more} gives both"
+        return [Warning("blocks", one, Severity.QUALIFIES)]
+    few = f"too few blocks: {blocks}; the interval is wide, and {more} gives a narrower one"
     return [Warning("blocks", few)] if blocks < 6 and design.until is None else []
 
 
@@ -144,16 +156,16 @@ def of_decision(
     if primary is None:
         return []
     design = manifest.design
-    found = few_blocks(design, primary.blocks)
-    if primary.sd is None:
-        if any(arm.is_remote for arm in design.arms):
-            one = (
-                "one boot per side: boots of one server differ by a percent and more, and one of each can't "
-                "tell that from a change; servers that are started with cmd= give intervals and verdicts"
-            )
-            return [Warning("blocks", one)]
-    elif verdict == "undecided" and primary.scale == "ratio":
-        found.append(Warning(UNDECIDED, f"undecided: {_way_out(primary, design.margin, seconds)}"))
+    if any(arm.is_remote for arm in design.arms):
+        one = (
+            "one boot per side: boots of one server differ by a percent and more, and one of each can't "
+            "tell that from a change; servers that are started with cmd= give intervals and verdicts"
+        )
+        return [Warning("blocks", one, Severity.OVERRULES)]
+    found = few_blocks(manifest, primary.blocks)
+    if primary.sd is not None and verdict == "undecided" and primary.scale == "ratio":
+        way_out = f"undecided: {_way_out(primary, design.margin, seconds)}"
+        found.append(Warning(UNDECIDED, way_out, Severity.OVERRULES))
     return found
 
 
@@ -191,18 +203,21 @@ def of_order(
         return []
     before, after = values[design.primary].values()
     differences = paired.paired(before, after, "ratio")
-    lines: list[str] = []
     found = checks.position(differences, [manifest.after_first[block.number] for block in blocks])
     if found is None:
-        lines.append(f"{ONE_ORDER}: an effect of running second can't be told apart")
+        told = [_one_order("second")]
     else:
         left = f"the orders drawn leave {percent(found.left)} of that in the change"
-        lines += _position(found, "second", left, judged and found.weakens(design.margin))
+        told = _position(found, "second", left, judged and found.weakens(design.margin))
     if checks.sign_flip_disagrees(differences):
         p = checks.sign_flip(differences)
-        lines.append(f"the sign-flip test (p = {p:.3f}) disagrees with the t test: look at single blocks")
+        told += _of(
+            "order",
+            [f"the sign-flip test (p = {p:.3f}) disagrees with the t test: look at single blocks"],
+            Severity.QUALIFIES,
+        )
     drift = _drift(checks.drift(before, after), design.margin, "both arms")
-    return [*_of("order", lines), *_of("drift", drift)]
+    return [*told, *_of("drift", drift)]
 
 
 def _order_of_factorial(
@@ -216,34 +231,40 @@ def _order_of_factorial(
     per_arm = [values[design.primary][arm.name] for arm in design.arms]
     logs = np.log(per_arm).T
     places = np.array([np.argsort(manifest.drawn[block.number]) for block in blocks]) / (len(per_arm) - 1)
-    lines = []
     found = checks.position_of_several(logs, places)
     if found is None:
-        lines.append(f"{ONE_ORDER}: an effect of running early or late can't be told apart")
+        told = [_one_order("early or late")]
     else:
         share = max(abs(float(places.mean(axis=0) @ weights)) for weights in judged.values())
         found = replace(found, left=share * abs(found.change))
         left = f"the orders drawn leave up to {found.left:.2%} of that in an effect"
-        lines += _position(found, "last", left, found.weakens(design.margin))
+        told = _position(found, "last", left, found.weakens(design.margin))
     disagree = [
         f"{name} (p = {checks.sign_flip(logs @ weights):.3f})"
         for name, weights in judged.items()
         if checks.sign_flip_disagrees(logs @ weights)
     ]
     if disagree:
-        lines.append(
-            f"the sign-flip test disagrees with the t test on {', '.join(disagree)}: look at single blocks"
-        )
+        said = f"the sign-flip test disagrees with the t test on {', '.join(disagree)}: look at single blocks"
+        told += _of("order", [said], Severity.QUALIFIES)
     drift = _drift(checks.drift(*per_arm), design.margin, "all arms")
-    return [*_of("order", lines), *_of("drift", drift)]
+    return [*told, *_of("drift", drift)]
 
 
-def _position(found: checks.Position, ran: str, left: str, weakened: bool) -> Iterator[str]:
+def _one_order(ran: str) -> Warning:
+    said = f"{ONE_ORDER}: an effect of running {ran} can't be told apart"
+    return Warning("order", said, Severity.QUALIFIES)
+
+
+def _position(found: checks.Position, ran: str, left: str, weakened: bool) -> list[Warning]:
     """A position effect whose interval contains 0 is not reported."""
-    if found.low is not None and found.seen:
-        where = f"[{percent(found.low)}, {percent(found.high)}]"
-        was = f"position effect: the arm that ran {ran} was at {percent(found.change)} {where}; {left}"
-        yield f"weakened by a {was}, more than half the margin" if weakened else was
+    if found.low is None or not found.seen:
+        return []
+    where = f"[{percent(found.low)}, {percent(found.high)}]"
+    was = f"position effect: the arm that ran {ran} was at {percent(found.change)} {where}; {left}"
+    if weakened:
+        return [Warning("order", f"weakened by a {was}, more than half the margin", Severity.QUALIFIES)]
+    return [Warning("order", was)]
 
 
 def _drift(found: checks.Drift | None, margin: float, arms: str) -> Iterator[str]:
@@ -281,8 +302,10 @@ def _noise(rounds: pd.DataFrame) -> Iterator[str]:
 
 
 def _steadiness(manifest: Manifest, requests: pd.DataFrame) -> Iterator[str]:
-    if not ARRIVALS[manifest.design.workload.arrival].open_loop:
+    arrival = ARRIVALS[manifest.design.workload.arrival]
+    if not arrival.open_loop:
         return
+    slower = "a longer --interval-ms" if "interval_ms" in arrival.options else "a lower --rate"
     requests = requests[(requests["admitted_ns"] >= 0) & (requests["tokenized_ns"] >= 0)]
     for arm, own in requests.groupby("arm", sort=False):
         if len(own) < 8:
@@ -294,19 +317,22 @@ def _steadiness(manifest: Manifest, requests: pd.DataFrame) -> Iterator[str]:
         if growth > FALLING_BEHIND * float(latency.median()):
             yield (
                 f"not steady: the queue wait of {arm} grew by {growth:.3g} ms over a round; arrivals outrun "
-                "the engine"
+                f"the engine: try {slower}"
             )
 
 
-def _client(values: BlockSeries) -> Iterator[str]:
-    """Late reads only where they could have distorted a time: arrival stamps are the kernel's, but bytes that
-    are still unread when the next chunk comes are read together with it, and get its stamp."""
+def _late_sends(values: BlockSeries) -> Iterator[str]:
     lag = max((max(series) for series in values.get("submit_lag_ms_p99", {}).values()), default=0.0)
     if lag > SUBMIT_LAG_MS:
         yield (
             f"late sends (submit lag): 1% of a boot's requests were {lag:.2f} ms late or more; TTFT is "
             "from the send"
         )
+
+
+def _late_reads(manifest: Manifest, values: BlockSeries) -> Iterator[str]:
+    """Only where they could have distorted a time: arrival stamps are the kernel's, but bytes that are still
+    unread when the next chunk comes are read together with it, and get its stamp."""
     gaps = values.get("itl_chunk_ms_p50", {})
     late = [
         max(lags)
@@ -316,7 +342,8 @@ def _client(values: BlockSeries) -> Iterator[str]:
     if late:
         yield (
             f"late reads (client lag): bytes lay unread for up to {max(late):.2f} ms (p99), long enough for "
-            "the next chunk to arrive and be read as one with them; give the client more of the machine"
+            "the next chunk to arrive and be read as one with them; the client had too little of "
+            f"{_cores(manifest)}: try fewer requests at once, or more cores"
         )
 
 
@@ -335,8 +362,8 @@ def _lost(rounds: pd.DataFrame) -> Iterator[str]:
     if lost:
         yield (
             f"records lost: up to {' and '.join(lost)} in a round; step times, phases, device_busy, "
-            "exposed_host_us and the mechanism cover only what is left, a different part in each arm: ask "
-            "for shorter rounds"
+            "exposed_host_us and the mechanism cover only what is left, a different part in each arm: try "
+            "a lower --num-requests or --max-new-tokens"
         )
 
 
@@ -411,8 +438,6 @@ def _device(manifest: Manifest, rounds: pd.DataFrame) -> Iterator[str]:
             f"{kind}: device times are what a profile says, host times are this machine's; never compare "
             "them with another device's"
         )
-    if manifest.imported is None:
-        yield from _overran(rounds)
     readings = [column for column in rounds if column.startswith("gpu_")]
     unknown = [
         arm
@@ -425,17 +450,44 @@ def _device(manifest: Manifest, rounds: pd.DataFrame) -> Iterator[str]:
         yield f"NVML tells nothing of the GPU of {arms}: its clocks, throttling and other users are unknown"
 
 
-def _overran(rounds: pd.DataFrame) -> Iterator[str]:
+def _overran(manifest: Manifest, blocks: Sequence[Block], rounds: pd.DataFrame) -> Iterator[Warning]:
     """Programs of a paced device that were late for their pace: their times are a CPU core's."""
     if "counter.paced_programs" not in rounds:
         return
     counts = rounds.groupby("arm")[["counter.paced_overruns", "counter.paced_programs"]].sum()
-    for arm, share in (counts["counter.paced_overruns"] / counts["counter.paced_programs"]).items():
+    shares = counts["counter.paced_overruns"] / counts["counter.paced_programs"]
+    for arm in manifest.design.arms:
+        share = float(shares.get(arm.name, 0.0))
         if share > OVERRAN:
-            yield (
-                f"pace: {share:.1%} of the programs of {arm} computed for longer than their pace, and took "
-                "as long as they computed: give a longer pace, a smaller batch or --model micro-gpt2"
+            said = (
+                f"pace not kept: {share:.1%} of the programs of {arm.name} computed for longer than their "
+                f"pace, and took as long as they computed: {_to_keep_pace(manifest, arm, blocks)}"
             )
+            yield Warning("pace", said, Severity.OVERRULES if share > NOT_PACED else Severity.QUALIFIES)
+
+
+def _to_keep_pace(manifest: Manifest, arm: Arm, blocks: Sequence[Block]) -> str:
+    """What to try. No model is small enough for devices that wait for each other's core."""
+    from harness.metrics import ranks
+
+    steps = [block.of(arm.name, "steps") for block in blocks]
+    devices = max(map(ranks.count, steps))
+    if manifest.measured_on.cores <= devices:
+        each = f"{devices} devices and the host" if devices > 1 else "the device and the host"
+        less = "fewer ranks, or " if devices > 1 else ""
+        has = _cores(manifest)
+        return f"{each} want a core each, and this machine has {has}: try {less}a machine with more"
+    tries = ["a longer pace"]
+    if max((int(each["batch"].max()) for each in steps if len(each)), default=2) > 1:
+        tries.append("a smaller batch")
+    if arm.options.model != PACED_MODEL:
+        tries.append(f"--model {PACED_MODEL}")
+    return f"try {' or '.join(tries)}"
+
+
+def _cores(manifest: Manifest) -> str:
+    cores = manifest.measured_on.cores
+    return f"{cores} core{'s' if cores != 1 else ''}"
 
 
 def _kinds(manifest: Manifest) -> set[str]:
@@ -446,10 +498,10 @@ def _outputs(manifest: Manifest, blocks: Sequence[Block]) -> Iterator[str]:
     """When outputs that differ fail the run."""
     arms = len(manifest.design.arms)
     if "remote" in _kinds(manifest) and arms == 2:
+        how_often = "" if manifest.design.against_itself else "; bench aa shows how often"
         yield (
             "outputs of servers are compared as text (as token ids with count=ids), and differences do not "
-            "fail this run: batching can change a token, so a server differs from itself too; bench aa "
-            "shows how often"
+            f"fail this run: batching can change a token, so a server differs from itself too{how_often}"
         )
     elif arms > 1 and manifest.descriptions and not manifest.promises_outputs and manifest.imported is None:
         yield _differing_outputs(blocks)
@@ -493,8 +545,9 @@ def of_import(name: str, imported: Imported) -> list[Warning]:
     boots = "one file, so one boot: its numbers can't decide anything"
     if imported.fresh_boots:
         boots = "each file counts as a boot of its own, as stated at import"
-    lines = [f"{name} is imported from {who}: {boots}", f"{name} lacks {'; '.join(imported.lacks)}"]
-    return _of("import", [*lines, *(f"{name}: {line}" for line in imported.differs)])
+    decides = Severity.DESCRIBES if imported.fresh_boots else Severity.QUALIFIES
+    lines = [f"{name} lacks {'; '.join(imported.lacks)}", *(f"{name}: {line}" for line in imported.differs)]
+    return [Warning("import", f"{name} is imported from {who}: {boots}", decides), *_of("import", lines)]
 
 
 def _joined(blocks: Sequence[Block], table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:

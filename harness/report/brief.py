@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from harness.analysis import catalogue
-from harness.analysis.result import UNDECIDED, Comparison, Counter, Result, texts
+from harness.analysis.result import Comparison, Counter, Result, Severity
 from harness.analysis.words import conclusion, confidence, difference, interval
 from harness.plan.variants import load_variants
 from harness.report import findings, gate_tables, tables
@@ -15,20 +15,6 @@ from harness.report.page import Page, Table
 
 ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a verdict
 MOST_COUNTERS, MOST_WARNINGS = 4, 3
-# What asks for something comes first; what only describes the machine, last.
-WEIGHTIEST = (
-    "decision",
-    "failures",
-    "streams",
-    "tokens",
-    "outputs",
-    "order",
-    "records",
-    "steadiness",
-    "blocks",
-    "floor",
-    "noise",
-)
 NO_CLAIM = "none"  # how the claim of a variant begins whose source has none
 NOTE = "{confidence}% intervals over blocks; change = after/before − 1; --all shows more."
 
@@ -49,7 +35,7 @@ def pages(result: Result) -> Iterator[Page]:
 def page(result: Result, comparison: Comparison) -> Page:
     ended = result.stopped_because
     lines = [
-        *findings.of_undecided(comparison),
+        *findings.leading(comparison),
         tables.changed_settings(comparison.before, comparison.after),
         *filter(None, [claimed(comparison)]),
         *([] if ended.startswith("all ") else [tables.stopped(result)]),
@@ -103,13 +89,11 @@ def _chosen(comparison: Comparison) -> list[str]:
 
 
 def _warnings(comparison: Comparison) -> list[str]:
-    ranked = sorted(
-        (each for each in comparison.warnings if each.kind != UNDECIDED),
-        key=lambda each: WEIGHTIEST.index(each.kind) if each.kind in WEIGHTIEST else len(WEIGHTIEST),
-    )
-    found = texts(ranked)
-    more = len(found) - MOST_WARNINGS
-    return [*found[:MOST_WARNINGS], *([f"and {more} more: --all"] if more > 0 else [])]
+    """None is left out that may do something to the verdict."""
+    found = findings.following(comparison)
+    known = [each for each in found[MOST_WARNINGS:] if each.severity == Severity.DESCRIBES]
+    shown = [each.text for each in found if each not in known]
+    return [*shown, *([f"and {len(known)} more: --all"] if known else [])]
 
 
 def _without_note(table: Table, note: str = "") -> Table:

@@ -1,11 +1,11 @@
-"""What was found besides the verdict: the mechanism that tells the arms apart, the host phases that changed,
-and, where nothing is decided, what would decide it."""
+"""What was found besides the verdict: warnings that overrule or qualify it, what would decide it where
+nothing is decided, the mechanism that tells the arms apart, and the host phases that changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from harness.analysis.result import UNDECIDED, Comparison, Counter, MetricRow, texts
+from harness.analysis.result import UNDECIDED, Comparison, Counter, MetricRow, Warning, ranked
 from harness.analysis.words import difference, interval
 from harness.common.formatting import number
 
@@ -15,10 +15,14 @@ LEAST = 0.01  # of something per step: a collection in a hundred steps, 10 us
 NS, PHASE = "_ns", "phase_"
 
 
-def of_undecided(comparison: Comparison) -> Iterator[str]:
-    """Lines that come first where nothing is decided: the way out, then what was found all the same."""
-    for said in texts(comparison.warnings, UNDECIDED):
-        yield said[:1].upper() + said[1:]
+def leading(comparison: Comparison) -> Iterator[str]:
+    """Lines right below the verdict: warnings that overrule or qualify it, and, where nothing is decided, the
+    way out, and what was found all the same."""
+    for each in ranked(comparison.warnings):
+        if each.kind == UNDECIDED:
+            yield each.text[:1].upper() + each.text[1:]
+        elif each.leads:
+            yield f"Warning: {each.text}"
     row = comparison.decided
     if row is None or row.verdict != "undecided":
         return
@@ -31,6 +35,11 @@ def of_undecided(comparison: Comparison) -> Iterator[str]:
     ]
     if found:
         yield f"Descriptive, no verdict: {'; '.join(found)}."
+
+
+def following(comparison: Comparison) -> list[Warning]:
+    """All other warnings, which stand below the tables."""
+    return [each for each in ranked(comparison.warnings) if each.kind != UNDECIDED and not each.leads]
 
 
 def _phases(comparison: Comparison) -> dict[str, MetricRow]:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from engines import api
 from harness.analysis.frames import Run, load
-from harness.analysis.result import UNDECIDED, Comparison, Result, Warning, texts
+from harness.analysis.result import Comparison, Result
 from harness.analysis.stored import check_two
 from harness.analysis.words import conclusion
 from harness.common.formatting import blocks_of, minutes_of
@@ -91,9 +91,9 @@ def to_html(run: Run) -> str:
         conclusion=conclusion(result.device, comparison),
         tone=_tone(comparison),
         changed=tables.changed_settings(comparison.before, comparison.after),
-        undecided=list(findings.of_undecided(comparison)),
+        qualified=list(findings.leading(comparison)),
         said=[*outputs, tables.stopped(result), *tables.remarks(comparison)],
-        warnings=texts(comparison.warnings, but=UNDECIDED),
+        warnings=[each.text for each in findings.following(comparison)],
         first=first,
         others=[table for table in others if table.title != "Outputs"],
         everything=tables.metric_table(comparison, every=True),
@@ -128,7 +128,7 @@ def to_markdown(run: Run) -> str:
 def _shown(run: Run) -> tuple[Result, Comparison]:
     """The result and its comparison, each warning on one line: an error that it quotes may have several."""
     (comparison,) = run.result.comparisons
-    said = [Warning(each.kind, " ".join(each.text.split())) for each in comparison.warnings]
+    said = [msgspec.structs.replace(each, text=" ".join(each.text.split())) for each in comparison.warnings]
     comparison = msgspec.structs.replace(comparison, warnings=said)
     return msgspec.structs.replace(run.result, comparisons=[comparison]), comparison
 

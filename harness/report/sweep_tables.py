@@ -9,7 +9,7 @@ from functools import partial
 from msgspec.structs import astuple
 
 from harness.analysis import words
-from harness.analysis.result import Counter, MetricRow, PointResult, SweepResult, texts
+from harness.analysis.result import UNDECIDED, Counter, MetricRow, PointResult, SweepResult, ranked, texts
 from harness.common import formatting
 from harness.plan.settings import spelled
 from harness.report.page import Page, Table, csv_text, tabulated
@@ -113,8 +113,9 @@ def _sides(row: MetricRow | Counter | None) -> str:
 
 
 def warnings_of(result: SweepResult) -> list[str]:
-    """Those that every point has, once. Of the others, whose numbers differ from point to point, each kind
-    once with its points; one that only a single point has is told in full."""
+    """Those that every point has, once. Of the others, whose numbers differ from point to point, those that
+    do something to a verdict, or that a single point has, in full, and each other kind once with its
+    points."""
     found = {spelled(each.at): each.warnings for each in result.comparisons}
     shared = [each for each in next(iter(found.values())) if all(each in every for every in found.values())]
     common = texts(shared)
@@ -122,9 +123,12 @@ def warnings_of(result: SweepResult) -> list[str]:
     if len(devices) > 1:
         common.insert(0, f"points of several devices ({', '.join(devices)}): never compare their times")
     kinds: dict[str, dict[str, list[str]]] = {}
+    leading: list[str] = []
     for name, warnings in found.items():
-        for each in warnings:
-            if each not in shared:
+        for each in ranked(warnings):
+            if each.leads and each.kind != UNDECIDED and each not in shared:
+                leading.append(f"{name}: {each.text}")
+            elif each not in shared:
                 kinds.setdefault(each.kind, {}).setdefault(name, []).append(each.text)
     for kind, points in kinds.items():
         if len(points) == 1:
@@ -133,7 +137,7 @@ def warnings_of(result: SweepResult) -> list[str]:
             common.append(
                 f"{kind}: at {len(points)} points, {', '.join(points)}; --format json has the numbers"
             )
-    return common
+    return [*leading, *common]
 
 
 def to_csv(result: SweepResult) -> str:

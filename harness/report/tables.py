@@ -12,7 +12,6 @@ import msgspec
 
 from harness.analysis import mechanism
 from harness.analysis.result import (
-    UNDECIDED,
     Comparison,
     Counter,
     Failures,
@@ -25,7 +24,6 @@ from harness.analysis.result import (
     Result,
     Settings,
     SweepResult,
-    texts,
 )
 from harness.analysis.words import conclusion, confidence, difference, floor, interval, per_step, verdict
 from harness.common.formatting import number, percent, with_unit
@@ -337,12 +335,12 @@ def pages(result: Result) -> Iterator[Page]:
     for each in result.comparisons:
         said = filter(None, (*remarks(each), scatter(each)))
         lines = (
-            *findings.of_undecided(each),
+            *findings.leading(each),
             changed_settings(each.before, each.after),
             stopped(result),
             *said,
         )
-        warned = texts(each.warnings, but=UNDECIDED)
+        warned = [following.text for following in findings.following(each)]
         yield Page(conclusion(result.device, each), lines, tuple(parts(each)), warned)
 
 

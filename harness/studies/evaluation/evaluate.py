@@ -18,7 +18,7 @@ import pandas as pd
 from engines import api
 from harness.analysis import comparison
 from harness.analysis.accuracy import Answers, Evaluation, Row, agreement, pooled, row
-from harness.analysis.result import Warning, to_plain
+from harness.analysis.result import Severity, Warning, to_plain
 from harness.common import machine
 from harness.plan.design import Arm
 from harness.run.scoring import Client, to_score
@@ -282,7 +282,7 @@ def _warnings(arms: Sequence[Arm], asked: Sequence[Asked]) -> list[Warning]:
             f"{answers.cut} of {count} requests were longer than max_context="
             f"{arms[0].options.max_context} and were cut on the left: give --set max_context=N"
         )
-        found.append(Warning("cut", cut))
+        found.append(Warning("cut", cut, Severity.QUALIFIES))
     if not all(each.description.deterministic for each in asked):
         may_differ = (
             "answers that differ do not fail this: in half precision, or on a GPU, the last digit of a logit "

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from harness.analysis import comparison
-from harness.analysis.result import Result
+from harness.analysis.result import Result, Severity
 from harness.analysis.values import block_seconds
+from harness.analysis.warnings import circumstances
+from harness.metrics.definitions import SLICED
+from harness.metrics.ranks import DEVICE
 from harness.stats.stopping import until_clear
-from tests.support.made_blocks import MS, block, blocks, manifest, result, side, warned
+from tests.support.made_blocks import MS, block, blocks, described, manifest, result, side, warned
 
 
 def warnings(found: Result) -> str:
@@ -57,7 +60,77 @@ def test_a_paced_device_and_programs_that_did_not_keep_their_pace_are_told() -> 
     assert "emulated, paced: 10ms: device times are what a profile says, host times are this" in told(10)
     assert "these are times of CPU cores" not in told(10)
     assert "computed for longer than their pace" not in told(10)
-    assert "pace: 1.1% of the programs of after computed for longer than their pace" in told(11)
+    assert "pace not kept: 1.1% of the programs of after computed for longer than their pace" in told(11)
+
+
+@pytest.mark.parametrize(
+    ("overruns", "model", "batch", "devices", "severity", "advice"),
+    [
+        (
+            340,
+            "tiny-gpt2",
+            4,
+            1,
+            Severity.OVERRULES,
+            "try a longer pace or a smaller batch or --model micro-gpt2",
+        ),
+        (11, "micro-gpt2", 4, 1, Severity.QUALIFIES, "try a longer pace or a smaller batch"),
+        (11, "micro-gpt2", 1, 1, Severity.QUALIFIES, "try a longer pace"),
+        (
+            340,
+            "micro-gpt2",
+            4,
+            2,
+            Severity.OVERRULES,
+            "2 devices and the host want a core each, and this machine has 2 cores: try fewer ranks, or a "
+            "machine with more",
+        ),
+    ],
+)
+def test_what_to_try_where_a_pace_is_not_kept_is_what_can_be_tried(
+    overruns: int, model: str, batch: int, devices: int, severity: Severity, advice: str
+) -> None:
+    plan = manifest(blocks=2)
+    arms = tuple(
+        msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, model=model))
+        for arm in plan.design.arms
+    )
+    plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=arms))
+    measured = blocks(1.0, 2)
+    for each in measured:
+        each.tables["steps"]["batch"] = batch
+        for rank in range(1, devices):
+            for name in DEVICE:
+                each.tables["steps"][f"{name}.{rank}"] = each.tables["steps"][name]
+        each.tables["rounds"]["counter.paced_programs"] = 1000.0
+        each.tables["rounds"]["counter.paced_overruns"] = float(overruns)
+    found = [
+        each for each in comparison.result(plan, measured).comparisons[0].warnings if each.kind == "pace"
+    ]
+    assert {each.severity for each in found} == {severity}
+    assert [each.text.rpartition("computed: ")[2] for each in found] == [advice] * 2
+
+
+def test_advice_fits_the_run() -> None:
+    few = manifest(1, max_minutes=1.0)
+    assert "a longer --max-minutes, or --blocks 6, gives both" in warnings(result(plan=few))
+    servers = manifest(1)
+    remote = {name: described("remote") for name in servers.descriptions}
+    servers = msgspec.structs.replace(servers, descriptions=remote)
+    itself = msgspec.structs.replace(servers.design, against_itself=True)
+    assert "bench aa shows how often" in warnings(result(plan=servers))
+    assert "bench aa" not in warnings(result(plan=msgspec.structs.replace(servers, design=itself)))
+    assert "outrun the engine: try a longer --interval-ms" in warnings(result(wait_ms=20.0))
+
+
+@pytest.mark.parametrize(
+    ("primary", "severity"), [("tpot_ms_p50", Severity.QUALIFIES), (SLICED, Severity.DESCRIBES)]
+)
+def test_what_is_wrong_with_rounds_alone_qualifies_no_verdict_of_turns(
+    primary: str, severity: Severity
+) -> None:
+    told = circumstances(manifest(primary=primary), blocks(1.0, wait_ms=20.0), {})
+    assert {each.severity for each in told if each.kind == "steadiness"} == {severity}
 
 
 def test_a_gpu_that_nothing_is_known_of_is_told() -> None:

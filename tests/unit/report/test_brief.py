@@ -9,7 +9,16 @@ from msgspec.structs import replace
 from rich.console import Console
 
 import harness
-from harness.analysis.result import Comparison, Counter, Result, Sliced, Warning, from_plain, to_plain
+from harness.analysis.result import (
+    Comparison,
+    Counter,
+    Result,
+    Severity,
+    Sliced,
+    Warning,
+    from_plain,
+    to_plain,
+)
 from harness.report import brief, formats
 from harness.report.page import Page
 from tests.support import made_blocks
@@ -73,10 +82,29 @@ def test_what_is_not_of_turns_says_so() -> None:
     assert page_of(mechanism=counters, sliced=sliced).tables[1].title == "Mechanism and limit, in rounds"
 
 
-def test_the_weightiest_warnings_come_first_and_the_others_are_counted() -> None:
-    many = [Warning("noise", f"noise: {number}") for number in range(4)]
-    shown = page_of(warnings=[*many, Warning("decision", "undecided: why")]).warnings
-    assert shown == ["undecided: why", "noise: 0", "noise: 1", "and 2 more: --all"]
+MANY = [Warning("noise", f"noise: {number}") for number in range(4)]
+
+
+def test_warnings_that_do_something_to_the_verdict_stand_below_it_and_the_others_are_counted() -> None:
+    weighty = [Warning("x", f"{number}", severity) for number in range(4) for severity in reversed(Severity)]
+    shown = page_of(warnings=[*MANY, *weighty])
+    leading = [each.text for each in sorted(weighty, key=lambda each: each.severity) if each.leads]
+    assert list(shown.lines[:8]) == [f"Warning: {text}" for text in leading]
+    assert list(shown.warnings) == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "and 8 more: --all",
+    ]  # first those of no known severity
+    assert page_of(warnings=MANY).warnings == ["noise: 0", "noise: 1", "noise: 2", "and 1 more: --all"]
+
+
+def test_of_warnings_that_were_stored_as_texts_none_is_hidden() -> None:
+    found = made_blocks.result()
+    many = replace(found, comparisons=[replace(found.comparisons[0], warnings=MANY)])
+    (page,) = brief.pages(from_plain(to_plain(many), Result))
+    assert page.warnings == [each.text for each in MANY]
 
 
 def test_an_undecided_run_says_the_way_out_first_and_then_what_it_found_all_the_same() -> None:
