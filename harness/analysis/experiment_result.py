@@ -255,13 +255,15 @@ def result(plan: Plan, folder: str, runs: Runs) -> ExperimentResult:
 
 
 def sum_of(parts: Sequence[Outputs]) -> Outputs:
-    """`near_ties` is None where nothing differs, or where a part that differs was not judged."""
+    """`near_ties` is None where nothing differs, or where a part that differs was not judged. It is weak
+    where every part is."""
     ties = [each.near_ties for each in parts if each.identical != each.compared]
     judged = [each for each in ties if each is not None]
     return Outputs(
         compared=sum(each.compared for each in parts),
         identical=sum(each.identical for each in parts),
         near_ties=sum(judged) if judged and len(judged) == len(ties) else None,
+        weak=next((each.weak for each in parts), "") if all(each.weak for each in parts) else "",
     )
 
 

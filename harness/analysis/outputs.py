@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from harness.analysis.result import Failures, Outputs, Result
 from harness.metrics import divergences
 from harness.plan.design import Design
 from harness.store.block import Block
 from harness.store.manifest import Manifest
+from harness.workload.plan import different
+from harness.workload.workload import Workload
 
 KEY = ["round", "request"]
+FEW, OFTEN = 32, 4  # distinct outputs, and requests for each of them: so many requests show little more
 NONE_COMPARED = Outputs(compared=0, identical=0, near_ties=None, distinct=0)
 
 
@@ -21,7 +26,7 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> Outputs:
     One that failed in either arm has no output to compare: it is a failure, counted as such. `near_ties`: how
     many of the differing ones diverge at a near-tie of two tokens (metrics/divergences.py), whichever
     arm is listed first; null where they were not judged: that takes an engine that can score. `distinct`: how
-    many different outputs the first arm gave; if that is one, given over and over, equal outputs show little.
+    many different outputs the first arm gave; `weak` says where they are too few to show much.
     """
     import pandas as pd
 
@@ -42,12 +47,35 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> Outputs:
     names = [arm.name for arm in design.arms]
     parted = [divergences.between(block.tables["divergences"], names) for block in blocks]
     found = [table for table in parted if len(table)]
-    return Outputs(
+    counted = Outputs(
         compared=compared,
         identical=identical,
         near_ties=divergences.near_ties(pd.concat(found)) if found else None,
         distinct=len(distinct),
     )
+    return msgspec.structs.replace(counted, weak=why_weak(counted, design.workload))
+
+
+def why_weak(found: Outputs, workload: Workload | None = None) -> str:
+    """Why equal outputs show little, and what to try; "" where they show much, or differ. `workload`: what
+    was asked, where that is known."""
+    distinct = found.distinct
+    if not distinct or found.identical < found.compared:
+        return ""
+    if distinct > 1 and (distinct >= FEW or OFTEN * distinct > found.compared):
+        return ""
+    few = "all are one text" if distinct == 1 else f"all are one of {distinct} texts"
+    if workload is not None and asks_one(workload):
+        return f"{few}, as every request asked the same prompt; try --prompts english"
+    if workload is None or workload.files:
+        return f"{few}; try --prompts english"
+    tries = "a higher --max-new-tokens, or a model whose text depends on its prompt"
+    return f"{few}, though prompts differ; try {tries}"
+
+
+def asks_one(workload: Workload) -> bool:
+    """Whether every request of a round asks the same prompt."""
+    return workload.trace is None and workload.prompts is None and different(workload, 1) == 1
 
 
 def failures(design: Design, blocks: Sequence[Block]) -> dict[str, Failures]:

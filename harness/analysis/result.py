@@ -98,12 +98,14 @@ class Counter(Sides, frozen=True, kw_only=True):
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests whose outputs were compared by digest. `near_ties`: how many of the differing ones part at a
-    near-tie, None where that was not judged. `distinct`: different outputs of the before arm."""
+    near-tie, None where that was not judged. `distinct`: different outputs of the before arm. `weak`: why
+    equal outputs show little here, and what to try."""
 
     compared: int
     identical: int
     near_ties: int | None
     distinct: int | None = None
+    weak: str = ""
 
     @property
     def unexplained(self) -> int:
@@ -111,11 +113,9 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.compared - self.identical - (self.near_ties or 0)
 
     def fail(self, promised: bool) -> bool:
-        """Whether a run fails by them: by any that differ where equal ones are `promised`, else by those that
-        were judged and are no near-ties."""
-        if promised:
-            return self.identical < self.compared
-        return self.near_ties is not None and self.unexplained > 0
+        """Whether a run fails by them: by any that differ and are not known to be near-ties where equal ones
+        are `promised`, else by those that were judged and are none."""
+        return self.unexplained > 0 and (promised or self.near_ties is not None)
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):

@@ -507,8 +507,8 @@ def _outputs(manifest: Manifest, blocks: Sequence[Block]) -> Iterator[str]:
         yield _differing_outputs(blocks)
     elif any(len(block.tables["divergences"]) for block in blocks):
         yield (
-            "outputs that differ fail this run, near-ties too: its engines promise equal tokens for equal "
-            "prompts, whatever the batch"
+            "outputs that differ fail this run where no near-tie explains it: its engines promise equal "
+            "tokens for equal prompts, whatever the batch"
         )
 
 

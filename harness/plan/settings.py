@@ -19,17 +19,17 @@ from harness.plan.variants import Variant
 from harness.workload import lengths
 from harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
 from harness.workload.check import check as check_workload
-from harness.workload.prompts import are_conversations
+from harness.workload.prompts import ENGLISH, OPENINGS, are_conversations
 from harness.workload.workload import LENGTHS, Workload
 
 T = TypeVar("T", bound=msgspec.Struct)
 DEVICES = ("auto", "cuda", "emulated")
 DTYPES = ("float32", "bfloat16", "float16")
 STAGINGS = ("copy", "sync")
-# The default is the seed's streaming workload: as it stands on a GPU; on the emulated device a quarter of the
-# requests at a quarter of the interval, half the tokens, so that there too the last request comes before the
-# first one ends. Many short rounds, in turn with the other arm's, rather than a few long ones: what disturbs
-# a small machine comes in bursts of a second, and so meets both arms.
+# The default is roseinfer's streaming workload, with a prompt for each request: as it stands on a GPU; on the
+# emulated device a quarter of the requests at a quarter of the interval, half the tokens, so that there too
+# the last request comes before the first one ends. Many short rounds, in turn with the other arm's, rather
+# than a few long ones: what disturbs a small machine comes in bursts of a second, and so meets both arms.
 SCALED: dict[str, dict[str, object]] = {
     "cuda": {"num_requests": 64, "max_new_tokens": 128, "interval_ms": 20.0},
     "emulated": {"num_requests": 16, "max_new_tokens": 64, "interval_ms": 5.0},
@@ -181,8 +181,11 @@ def workload_values(
 ) -> dict[str, object]:
     """What is asked, before what the variant brings, before the defaults. An arrival that replaces
     the default's or the variant's drops those of its timing options that it does not use itself; data that
-    says how long outputs are needs no default."""
+    says how long outputs are needs no default. Where no prompts are named, each request has another one: of
+    equal ones, equal outputs would show little."""
     values = {**defaults, **of_variant, **asked}
+    if values.get("arrival") != "trace" and values.keys().isdisjoint(("prompt", "prompts")):
+        values["prompts"] = OPENINGS if values.get("input_tokens") is None else ENGLISH
     used = api.pick(str(values.get("arrival", "fixed")), ARRIVALS, "arrival").options
     kept = {*used, *asked, *(of_variant if "arrival" not in asked else ())}
     for name in TIMING_OPTIONS:

@@ -25,6 +25,7 @@ from harness.plan.design import Design
 from harness.plan.experiment_file import Experiment, Plan
 from harness.plan.settings import spelled
 from harness.report.page import Page, Table, csv_text
+from harness.report.tables import weak_check
 from harness.workload.workload import DEFAULT
 
 CLAIMS_NOTE = (
@@ -96,7 +97,8 @@ def facts(result: ExperimentResult) -> Iterator[str]:
     """What stands under the conclusion."""
     outputs = result.outputs
     if outputs.compared:
-        yield f"Outputs: {outputs.identical} of {outputs.compared} identical."
+        equal = f"Outputs: {outputs.identical} of {outputs.compared} identical."
+        yield " ".join([equal, *weak_check(outputs)])
         yield from filter(None, [outputs_that_differ(outputs)])
     yield from result.extents
     yield from result.scaling

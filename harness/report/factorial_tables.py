@@ -9,7 +9,7 @@ from harness.analysis.result import Comparison, Effect, Effects, FactorialResult
 from harness.analysis.words import confidence, difference, interval
 from harness.common.formatting import blocks_of, percent, with_unit
 from harness.report.page import Page, Table, csv_text
-from harness.report.tables import stopped
+from harness.report.tables import stopped, weak_check
 from harness.stats.contrasts import label
 
 NOTE = (
@@ -123,6 +123,7 @@ def settings_table(result: Result) -> Table:
     note = f"Outputs: {identical} of {compared} requests have the tokens of the first setting."
     ties = sum(each.near_ties or 0 for each in outputs)
     note += f" {ties} others differ at near-ties." if ties else ""
+    note = " ".join([note, *dict.fromkeys(line for each in outputs for line in weak_check(each))])
     columns = (*(each.toggle for each in found.factors), primary, "change", "interval")
     return Table("Settings", columns, tuple(rows), note, numbers=(primary, "change"))
 

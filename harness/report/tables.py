@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from harness.analysis import mechanism
+from harness.analysis.outputs import why_weak
 from harness.analysis.result import (
     Comparison,
     Counter,
@@ -123,15 +124,22 @@ def step_parts(comparison: Comparison) -> str | None:
 
 
 def outputs_line(outputs: Outputs) -> str:
-    """Whether the arms gave the same tokens; and, apart from that, how many outputs there were to tell apart:
-    where every request has the same one, equal arms show little."""
+    """Whether the arms gave the same tokens; and, apart from that, how many outputs there were to tell apart,
+    and whether these are too few."""
     if not outputs.compared:
         return "Outputs: none could be compared."
     ties = f", {outputs.near_ties} of the others near-ties" if outputs.near_ties else ""
     among = ""
     if outputs.distinct is not None:
         among = f" ({outputs.distinct} distinct text{'s' if outputs.distinct != 1 else ''})"
-    return f"Outputs: {outputs.identical} of {outputs.compared} identical in both arms{ties}{among}."
+    counts = f"{outputs.identical} of {outputs.compared} identical in both arms{ties}{among}"
+    return " ".join([f"Outputs: {counts}.", *weak_check(outputs)])
+
+
+def weak_check(outputs: Outputs) -> list[str]:
+    """That equal outputs show little, where they do."""
+    weak = outputs.weak or why_weak(outputs)
+    return [f"A weak check: {weak}."] if weak else []
 
 
 def planted(comparison: Comparison) -> str | None:
@@ -243,6 +251,7 @@ def _outputs_table(outputs: Outputs) -> Table:
         note += (
             "; near_ties: requests that part where the model finds both tokens equally likely, up to rounding"
         )
+    note = " ".join([f"{note}.", *weak_check(outputs)])
     row = tuple(str(getattr(outputs, name)) for name in names)
     return Table("Outputs", tuple(names), (row,), note, tuple(names))
 

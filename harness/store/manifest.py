@@ -244,7 +244,7 @@ def described_here(design: Design, run: str, now: datetime, lot: str) -> Manifes
 def _digests(workload: Workload) -> dict[str, str]:
     """Of all that a workload is made of and that is not in its settings."""
     found = {path: digest(path) for path in workload.files}
-    if workload.prompts == ENGLISH:
+    if workload.of_python:
         found[ENGLISH] = english_digest()
     return found
 

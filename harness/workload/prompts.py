@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 ENGLISH = "english"
+OPENINGS = "openings"  # of the same passages: as different, and as cheap as one short prompt
+OPENING_WORDS = 6  # 10 tokens of the presets' tokenizer, and 34 at most
+OF_PYTHON = (ENGLISH, OPENINGS)  # no files
 
 # Standard library modules whose docstrings are prose. A name that this Python lacks is skipped, so the
 # passages depend on the version of Python (as the topics do anyway), and on nothing else.
@@ -38,21 +41,23 @@ SPARE_WORDS = 64  # found beyond those that are needed, so that leads of differe
 
 def texts(prompt: str | None, prompts: str | None, random: np.random.Generator) -> list[str]:
     """The texts to ask, in the order in which requests take them: `prompts` where given, else `prompt`."""
-    if prompts == ENGLISH:
-        return [english()[index] for index in random.permutation(len(english()))]
+    if prompts in OF_PYTHON:
+        passages = english() if prompts == ENGLISH else openings()
+        return [passages[index] for index in random.permutation(len(passages))]
     if prompts is not None:
         file = prompt_files.read(prompts)
         count = len(file.asked)
         order = random.permutation(count) if file.are_conversations else range(count)
         return [file.asked[index].prompt for index in order]
     if not prompt:
-        raise BadSetting("no prompt: give a prompt, a file of prompts, or prompts=english")
+        raise BadSetting("no prompt: give a prompt, a file of prompts, or prompts=english or openings")
     return [prompt]
 
 
 def are_conversations(prompts: object) -> bool:
     """Whether prompts are a file of conversations. Raises BadFile."""
-    return isinstance(prompts, str) and prompts != ENGLISH and prompt_files.read(prompts).are_conversations
+    named = isinstance(prompts, str) and prompts not in OF_PYTHON
+    return named and prompt_files.read(str(prompts)).are_conversations
 
 
 @cache
@@ -64,6 +69,12 @@ def english() -> tuple[str, ...]:
     sources += [docstring for module in DOCUMENTED for docstring in docstrings(module)]
     paragraphs = (" ".join(part.split()) for text in sources for part in re.split(r"\n\s*\n", text))
     return tuple(dict.fromkeys(filter(is_prose, paragraphs)))
+
+
+@cache
+def openings() -> tuple[str, ...]:
+    """The first words of each passage of `english`, each once."""
+    return tuple(dict.fromkeys(" ".join(passage.split()[:OPENING_WORDS]) for passage in english()))
 
 
 def english_digest() -> str:

@@ -21,7 +21,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Annotated[
         str | None,
         Meta(
-            description="File of prompts: text lines, JSON (lines), ShareGPT, messages; or the word english.",
+            description="File of prompts: text lines, JSON (lines), ShareGPT, messages; or the word english, or "
+            "openings (openings: the first words of Python's documentation).",
             extra={"first": True},
         ),
     ] = None
@@ -114,8 +115,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def files(self) -> tuple[str, ...]:
         """The files that it is made of."""
-        prompts = None if self.prompts == source.ENGLISH else self.prompts
+        prompts = None if self.of_python else self.prompts
         return tuple(path for path in (prompts, self.trace) if path is not None)
+
+    @property
+    def of_python(self) -> bool:
+        """Whether its prompts are out of Python's documentation."""
+        return self.prompts in source.OF_PYTHON
 
 
 DEFAULT = Workload()

@@ -95,6 +95,7 @@ def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path:
     assert last_line(stderr).startswith(f"bench: next: bench report results/{run_folder(tmp_path).name} ")
     comparison = result["comparisons"][0]
     assert comparison["metrics"]["tpot_ms_p50"]["verdict"] is not None  # which one, is the machine's affair
+    assert comparison["outputs"].pop("weak").startswith("all are one of 8 texts")
     assert comparison["outputs"] == {"compared": 48, "identical": 48, "near_ties": None, "distinct": 8}
     assert comparison["mechanism"]["ticks"]["before"] > 0
     manifest = read_manifest(run_folder(tmp_path))

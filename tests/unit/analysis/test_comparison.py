@@ -47,7 +47,7 @@ def test_json_has_exactly_the_promised_keys() -> None:
     (only,) = found["comparisons"]
     assert set(only) == COMPARISON
     assert {frozenset(row) for row in only["metrics"].values()} == {frozenset(METRIC)}
-    assert set(only["outputs"]) == {"compared", "identical", "near_ties", "distinct"}
+    assert set(only["outputs"]) == {"compared", "identical", "near_ties", "distinct", "weak"}
     assert found["device"] == "emulated"
     row = only["metrics"][only["primary"]]
     top = {"headline": words.conclusion("emulated", result().comparisons[0]), "verdict": row["verdict"]}
@@ -62,7 +62,8 @@ def test_a_faster_after() -> None:
     assert row.change == pytest.approx(-0.1, abs=0.002)
     assert row.ci_low < row.change < row.ci_high < 0
     assert row.change == pytest.approx(row.after / row.before - 1)
-    assert only.outputs == Outputs(compared=72, identical=72, near_ties=None, distinct=12)
+    weak = "all are one of 12 texts, as every request asked the same prompt; try --prompts english"
+    assert only.outputs == Outputs(compared=72, identical=72, near_ties=None, distinct=12, weak=weak)
     assert only.mechanism["copies"] == Counter(before=7, after=7, unit="per step")
     assert only.mechanism["mean_batch"].before == 4
     assert set(only.limit) == {"device_busy", "exposed_host_us"}
@@ -174,7 +175,8 @@ def test_requests_that_failed_in_an_arm_have_no_outputs_to_compare() -> None:
         only_after = (asked["request"] == 2) & (asked["arm"] == "after")
         asked.loc[only_after, ["error", "digest"]] = ["no room", "nothing"]
     found = comparison.result(manifest(), measured).comparisons[0]
-    assert found.outputs == Outputs(compared=54, identical=54, near_ties=None, distinct=9)
+    weak = found.outputs.weak
+    assert found.outputs == Outputs(compared=54, identical=54, near_ties=None, distinct=9, weak=weak)
     assert [side.failed for side in found.failures.values()] == [12, 18]
 
 

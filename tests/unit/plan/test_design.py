@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from engines import api
 from engines.overlap import SPEC
+from engines.overlap.presets import TOKENIZER_FILE
 from harness.metrics import definitions
 from harness.plan import design, settings
 from harness.plan.checks import check_metrics
@@ -25,6 +26,7 @@ from harness.plan.orders import orders, round_seed
 from harness.plan.request import Request
 from harness.plan.settings import make_design
 from harness.plan.variants import Variant, load_variants
+from harness.workload.plan import plan
 from harness.workload.workload import Workload
 from tests.support.simulated_runs import drawn
 
@@ -184,6 +186,37 @@ def test_another_way_of_arriving_replaces_the_variants_with_all_its_options() ->
         workload(rate=5.0)
     with pytest.raises(api.BadSetting, match="concurrency applies only with arrival=closed"):
         workload(arrival="poisson", rate=5.0, concurrency=4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompts"),
+    [
+        ({}, "openings"),
+        ({"unique_prompts": True}, "openings"),
+        ({"pretok": False}, "openings"),
+        ({"arrival": "closed", "concurrency": 4}, "openings"),
+        ({"input_tokens": "128"}, "english"),
+        ({"input_tokens": "uniform:16:128"}, "english"),
+        ({"prompts": "english"}, "english"),
+        ({"prompt": "Hello"}, None),
+    ],
+)
+def test_each_request_has_a_prompt_of_its_own_unless_one_is_named(
+    asked: dict[str, Any], prompts: str | None
+) -> None:
+    found = made(variant="pinned", workload=asked).workload
+    assert found.prompts == prompts
+    requests = plan(found, 0, "" if not found.pretok else str(TOKENIZER_FILE), 512)
+    assert len({str(each.prompt) for each in requests}) == (1 if prompts is None else len(requests))
+
+
+def test_a_variant_with_its_sources_prompt_keeps_it() -> None:
+    claimed = load_variants()["pinned-h2d"]
+    asked = make_design(Request(variant="pinned-h2d"), ENGINES, {"pinned-h2d": claimed}, lambda: "emulated")
+    assert (asked.workload.prompt, asked.workload.prompts) == ("Hello", None)
+    request = Request(variant="pinned-h2d", workload={"prompts": "english"})
+    english = make_design(request, ENGINES, {"pinned-h2d": claimed}, lambda: "emulated").workload
+    assert english.prompts == "english"
 
 
 def test_data_that_says_how_long_outputs_are_gets_no_default(tmp_path: Path) -> None:

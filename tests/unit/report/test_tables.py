@@ -11,12 +11,14 @@ import pytest
 
 from engines import api
 from harness.analysis import comparison, words
+from harness.analysis.outputs import why_weak
 from harness.analysis.result import Comparison, Failures, Outputs
 from harness.cli import printing
 from harness.plan.design import Arm, Ref
 from harness.plan.variants import load_variants
 from harness.report import brief, formats, tables
 from harness.report.page import narrowed
+from harness.workload.workload import Workload
 from tests.support.made_blocks import REQUESTS, blocks, manifest, result, warned
 
 
@@ -174,6 +176,52 @@ def test_how_many_outputs_there_are_is_not_taken_for_how_many_differ(
     whole = result()
     (only,) = whole.comparisons
     assert said in brief.page(whole, msgspec.structs.replace(only, outputs=found)).lines
+
+
+@pytest.mark.parametrize(
+    ("found", "workload", "said"),
+    [
+        (
+            Outputs(compared=80, identical=80, near_ties=None, distinct=1),
+            Workload(),
+            "asked the same prompt; try",
+        ),
+        (
+            Outputs(compared=80, identical=80, near_ties=None, distinct=1),
+            None,
+            "one text; try --prompts english",
+        ),
+        (
+            Outputs(compared=80, identical=80, near_ties=None, distinct=20),
+            Workload(prompts="a.txt"),
+            "of 20 texts;",
+        ),
+        (
+            Outputs(compared=80, identical=80, near_ties=None, distinct=2),
+            Workload(prompts="openings"),
+            "all are one of 2 texts, though prompts differ; try a higher --max-new-tokens",
+        ),
+        (
+            Outputs(compared=80, identical=80, near_ties=None, distinct=3),
+            Workload(unique_prompts=True),
+            "though prompts differ",
+        ),
+        (Outputs(compared=1, identical=1, near_ties=None, distinct=1), Workload(), "the same prompt"),
+        (Outputs(compared=80, identical=80, near_ties=None, distinct=21), Workload(), ""),
+        (Outputs(compared=9000, identical=9000, near_ties=None, distinct=32), Workload(), ""),
+        (Outputs(compared=80, identical=79, near_ties=1, distinct=1), Workload(), ""),  # there is more to say
+        (Outputs(compared=0, identical=0, near_ties=None, distinct=0), Workload(), ""),
+        (Outputs(compared=80, identical=80, near_ties=None), None, ""),  # of an old run
+    ],
+)
+def test_equal_outputs_of_few_texts_are_called_a_weak_check(
+    found: Outputs, workload: Workload | None, said: str
+) -> None:
+    told = msgspec.structs.replace(found, weak=why_weak(found, workload))
+    line = tables.outputs_line(told)
+    assert ("A weak check: " in line) == bool(said)
+    assert said in line
+    assert tables.outputs_line(found).count("A weak check") == bool(said)  # a stored one says less
 
 
 def test_the_primary_comes_first_and_judged_ones_next() -> None:
