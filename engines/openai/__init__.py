@@ -55,4 +55,5 @@ SPEC = api.EngineSpec(
     boots_long=True,
     defaults={"model": ""},  # the first that the server names
     asks_text=True,
+    device_holds=None,
 )

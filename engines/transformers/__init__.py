@@ -38,4 +38,5 @@ SPEC = EngineSpec(
     ),
     build="engines.transformers.engine:build",
     presets=tuple(PRESETS),
+    device_holds=None,
 )

@@ -208,7 +208,11 @@ def _apart(left: Side, right: Side) -> Comparison:
     blocks = _side_by_side(list(read.values()))
     limits = left.manifest.design.goodput
     told = _values(read, limits if limits == right.manifest.design.goodput else {})
-    values = {name: per_arm for name, per_arm in told.items() if SIDES[0] in per_arm}
+    values = {
+        name: per_arm
+        for name, per_arm in told.items()
+        if SIDES[0] in per_arm and (design.splits_steps or name not in definitions.SPLIT)
+    }
     primary = _primary_of_both(design.primary, values)
     same_seed = left.manifest.design.seed == right.manifest.design.seed
     return Comparison(

@@ -67,6 +67,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     confidence: float
     intervals: dict[str, int]  # decode intervals by arm
+    device_holds: str  # besides the device's own work (EngineSpec.device_holds)
     step_us: dict[str, Part]  # "interval", then attribution.PARTS
     ranks: list[RankTimes]  # none where each model has one device
     tail: list[tail.Tail]
@@ -101,6 +102,7 @@ def explain(folder: Path) -> Explained:
         blocks=len(blocks),
         confidence=1 - alpha,
         intervals={arm.name: sum(map(len, boots)) for arm, boots in zip(design.arms, arms, strict=True)},
+        device_holds=" and ".join(dict.fromkeys(filter(None, (arm.device_holds for arm in design.arms)))),
         step_us=step,
         ranks=[times for arm in design.arms for times in rank_times(arm, blocks)],
         tail=tails(design.arms, blocks),

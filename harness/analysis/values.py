@@ -45,8 +45,10 @@ def lacking(design: Design, per_block: Sequence[Values], name: str, ratio: bool 
 def measured(
     design: Design, per_block: Sequence[Values], names: Iterable[str] = definitions.METRICS
 ) -> dict[str, dict[str, list[float]]]:
-    """metric → arm → one value per block, for those of these metrics that the first arm has."""
-    values = series({arm.name: [each[arm.name] for each in per_block] for arm in design.arms}, names)
+    """metric → arm → one value per block, for those of these metrics that the first arm has, and that mean
+    in these engines what they say."""
+    told = (name for name in names if design.splits_steps or name not in definitions.SPLIT)
+    values = series({arm.name: [each[arm.name] for each in per_block] for arm in design.arms}, told)
     return {name: per_arm for name, per_arm in values.items() if design.arms[0].name in per_arm}
 
 

@@ -54,6 +54,15 @@ IN_TURNS = (SLICED, SLICED_SAME_DEVICE, SLICED_SAME_HOST)
 SLICED_MEAN = "step_ms_sliced_mean"  # with every rare stall in it
 OF_PAIRS = (*IN_TURNS, SLICED_MEAN)  # what can decide in turns
 DRAINED = "step_ms_drained"  # a step more in a turn, to its very end
+# What takes device times for the device's own, by the whole step that says it without them.
+SPLIT = {
+    SAME_DEVICE: MATCHED[0],
+    SAME_HOST: MATCHED[0],
+    SLICED_SAME_DEVICE: SLICED,
+    SLICED_SAME_HOST: SLICED,
+    "exposed_host_us": "step_ms",
+    "device_busy": "step_ms",
+}
 BETWEEN_ARMS = (*MATCHED, *IN_TURNS, SLICED_MEAN, DRAINED)  # whose value depends on the other arms of the run
 
 

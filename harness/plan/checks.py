@@ -51,6 +51,20 @@ HELD = {
 }  # where a delay is planted → what hides it
 
 
+def check_split(design: Design, names: Sequence[str]) -> None:
+    """Raises BadSetting where one of these metrics takes a device time for the device's own, and an engine's
+    holds more, or there is none."""
+    for name in names:
+        for arm in design.arms if name in definitions.SPLIT else ():
+            if arm.device_holds == "":
+                continue
+            why = f"its device time also holds {arm.device_holds}" if arm.device_holds else "it records none"
+            raise api.BadSetting(
+                f"{name} takes device time for the device's own, and with engine {arm.engine} {why}; "
+                f"{definitions.SPLIT[name]} is the whole step"
+            )
+
+
 def check_metrics(design: Design) -> None:
     """Raises BadSetting where a declared metric is unknown, or can't carry the verdict asked of it."""
     for name in (design.primary, *design.secondaries):
@@ -63,6 +77,7 @@ def check_metrics(design: Design) -> None:
             raise api.BadSetting(f"{name} is made from step records, and {silent[0]} has recorder=off")
         if name == "goodput_req_s" and not design.goodput:
             raise api.BadSetting("goodput_req_s needs to know what is good: give --goodput, such as ttft:200")
+    check_split(design, (design.primary, *design.secondaries))
     if design.plant is not None and design.primary in HELD[design.plant_at]:
         raise api.BadSetting(
             f"{design.primary} takes the {design.plant_at} as equal in both arms, so it can't show a delay "

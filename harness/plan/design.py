@@ -42,6 +42,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     ref: Ref | None = None  # None: what is installed
     known: tuple[str, ...] | None = None  # options of an imported arm that are known; None: all in force
+    device_holds: str | None = ""  # EngineSpec.device_holds
 
     @property
     def is_remote(self) -> bool:
@@ -146,6 +147,11 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             extra={"metavar": "METRIC:MS"},
         ),
     ] = {}
+
+    @property
+    def splits_steps(self) -> bool:
+        """Whether device times are the device's alone in every arm: else no part of a step is the host's."""
+        return all(arm.device_holds == "" for arm in self.arms)
 
     @property
     def may_end_early(self) -> bool:

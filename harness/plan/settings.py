@@ -124,6 +124,7 @@ def make_arm(
         toggles=full,
         python=changes.get("python"),
         env=env,
+        device_holds=spec.device_holds,
     )
 
 

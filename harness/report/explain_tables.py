@@ -14,6 +14,7 @@ from harness.common.formatting import blocks_of, number
 from harness.report.page import Page, Table, csv_text, tabulated
 from harness.report.tables import changed_settings, prediction_line
 
+DEVICE = "device and more"  # what the device's line is called where it holds more
 STEP_NOTE = (
     "Means over blocks, decode steps that follow a decode step, at the before arm's batch mix; from the "
     "device's end of a step to its end of the next. A host phase counts only while the device stands still. "
@@ -51,14 +52,16 @@ def page(found: Explained) -> Page:
     tables = [step_table(found), *([rank_table(found)] if found.ranks else []), tail_table(found)]
     if found.prediction is not None:
         tables.append(Table("Prediction", (), (), prediction_line(found.prediction)))
-    changed = changed_settings(found.before, found.after)
-    return Page(conclusion(found), (changed,), tuple(tables), texts(found.warnings))
+    lines = [changed_settings(found.before, found.after)]
+    if found.device_holds:
+        lines.append(f"The line `{DEVICE}` is the device's time and that of {found.device_holds}.")
+    return Page(conclusion(found), tuple(lines), tuple(tables), texts(found.warnings))
 
 
 def step_table(found: Explained) -> Table:
     """Every part that either arm has, and the interval that they add up to."""
     rows = [
-        (name, row)
+        (DEVICE if name == "device" and found.device_holds else name, row)
         for name, row in found.step_us.items()
         if name in ("interval", "unattributed") or row.before or row.after
     ]

@@ -137,6 +137,7 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     planned = design.gate.max_regression if design.gate is not None else checks.DEFAULT_LIMIT
     wanted, most = tuple(names) or checks.gated(design), planned if limit is None else limit
     checks.check(wanted, most)
+    checks.check_split(design, wanted)
     blocks, per_block = finished(folder, manifest)
     judged = judged_by(design, per_block, wanted, most)
     summary = comparison.result(manifest, blocks, per_block)

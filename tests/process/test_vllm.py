@@ -18,7 +18,7 @@ from engines import api
 from engines.vllm import SPEC
 from harness.cli.exit_codes import GATE_FAILED
 from harness.metrics import slices
-from harness.metrics.definitions import SLICED_SAME_DEVICE
+from harness.metrics.definitions import SLICED
 from harness.plan.design import Arm
 from harness.plan.settings import make_arm
 from harness.run import preflight, records
@@ -151,7 +151,7 @@ def test_its_core_in_a_process_of_its_own_gives_the_same_tokens(session: Session
     assert digests[0] == digests[1]
 
 
-def test_a_gate_fails_a_build_whose_steps_take_2_percent_longer_and_passes_the_same_build(
+def test_a_gate_fails_a_build_whose_steps_take_6_percent_longer_and_passes_the_same_build(
     tmp_path: Path,
 ) -> None:
     """Two environments; the vLLM of the head has a scheduler that waits for as long as it is told."""
@@ -163,7 +163,7 @@ def test_a_gate_fails_a_build_whose_steps_take_2_percent_longer_and_passes_the_s
             tmp_path,
             *("gate", "--engine", "vllm", "--set", "multiprocessing=off", "--before", f"python={PYTHON}"),
             *("--after", f"python={head}", "--after", f"env.{PLANTED_US}={longer_us:.1f}"),
-            *("--metric", SLICED_SAME_DEVICE, "--max-regression", "1%", "--max-minutes", "10"),
+            *("--metric", SLICED, "--max-regression", "3%", "--max-minutes", "10"),
             *("--format", "json"),
         )
         code, stdout, stderr = bench.end(2 * PATIENCE_S)
@@ -172,6 +172,6 @@ def test_a_gate_fails_a_build_whose_steps_take_2_percent_longer_and_passes_the_s
 
     code, same = gate(0)
     assert code == 0, same["gate"]
-    step_ms = same["comparisons"][0]["metrics"][SLICED_SAME_DEVICE]["before"]
-    code, longer = gate(0.02 * step_ms * 1e3)
+    step_ms = same["comparisons"][0]["metrics"][SLICED]["before"]
+    code, longer = gate(0.06 * step_ms * 1e3)
     assert code == GATE_FAILED, longer["gate"]

@@ -280,3 +280,19 @@ def test_what_a_run_shows_so_far_needs_two_blocks_of_two_arms() -> None:
     assert comparison.so_far(alone, [{"before": each["before"]} for each in values]) == ""
     without = [{arm: {} for arm in each} for each in values]
     assert comparison.so_far(design, without) == ""
+
+
+def test_device_times_that_hold_host_work_split_no_step() -> None:
+    """Half a millisecond of host work in them would be shown as the device's, and judged as none of the
+    host's."""
+    plan = manifest()
+    assert "exposed host time" in shown(result(plan=plan), 200)
+    for held in ("the model runner", None):
+        arms = tuple(msgspec.structs.replace(arm, device_holds=held) for arm in plan.design.arms)
+        held_there = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=arms))
+        found = result(plan=held_there)
+        assert not set(definitions.SPLIT) & set(found.comparisons[0].metrics)
+        assert set(definitions.SPLIT.values()) & set(found.comparisons[0].metrics)
+        assert found.comparisons[0].limit == {}
+        text = shown(found, 200)
+        assert not any(said in text for said in ("exposed host", "device time", "device_busy"))

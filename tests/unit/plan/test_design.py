@@ -16,8 +16,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engines import api
+from engines.openai import SPEC as OPENAI
 from engines.overlap import SPEC
 from engines.overlap.presets import TOKENIZER_FILE
+from engines.transformers import SPEC as TRANSFORMERS
+from engines.vllm import SPEC as VLLM
 from harness.metrics import definitions
 from harness.plan import design, settings
 from harness.plan.checks import check_metrics
@@ -568,6 +571,31 @@ def test_metrics_that_cannot_decide_are_refused(changes: Mapping[str, Any], reas
     with pytest.raises(api.BadSetting) as caught:
         check_metrics(msgspec.structs.replace(base, **changes))
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (VLLM, "its device time also holds the model runner's preparation of inputs"),
+        (OPENAI, "it records none"),
+        (TRANSFORMERS, "it records none"),
+    ],
+)
+def test_no_part_of_a_step_is_the_hosts_where_device_times_hold_host_work(
+    spec: api.EngineSpec, why: str
+) -> None:
+    server = {"url": "http://127.0.0.1:1"} if spec is OPENAI else {}
+    arms = tuple(
+        settings.make_arm({spec.name: spec}, name, spec.name, {}, {}, {**server, "env.X": name})
+        for name in ("before", "after")
+    )
+    base = Design(name="x", arms=arms, workload=Workload())
+    for name, whole in definitions.SPLIT.items():
+        for declared in ({"primary": name}, {"secondaries": (name,)}):
+            with pytest.raises(api.BadSetting, match=f"{name} takes .* {whole} is the whole step") as refused:
+                check_metrics(msgspec.structs.replace(base, **declared))
+            assert f"with engine {spec.name} {why}" in str(refused.value)
+        check_metrics(msgspec.structs.replace(base, secondaries=(whole,)))
 
 
 @pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.5%", 0.005), ("0.02", 0.02)])
