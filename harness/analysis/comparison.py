@@ -159,6 +159,8 @@ def comparison(
     apart = turns.disagreement(design, per_block, alpha) if design.primary in definitions.OF_PAIRS else None
     if apart is not None:
         rows[design.primary] = msgspec.structs.replace(rows[design.primary], verdict="undecided")
+    if never_ran(manifest) is not None:
+        rows = {name: msgspec.structs.replace(row, verdict=None) for name, row in rows.items()}
     verdict = rows[design.primary].verdict if design.primary in rows and apart is None else None
     return Comparison(
         variant=design.name,
@@ -176,6 +178,8 @@ def comparison(
         prediction=prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
         sliced=turns.sliced(design, blocks) if after else None,
         nodes=by_node,
+        changed_code=manifest.changed_code if after else None,
+        overlaid=manifest.overlaid,
         warnings=ranked(
             [
                 *([] if apart is None else [Warning(UNDECIDED, f"undecided: {apart}", Severity.OVERRULES)]),
@@ -199,6 +203,12 @@ def comparison(
             ]
         ),
     )
+
+
+def never_ran(manifest: Manifest) -> str | None:
+    """Why there is nothing to judge, where none of the code that differs between the arms ran."""
+    changed = manifest.changed_code
+    return None if changed is None or changed.counts else changed.never_ran
 
 
 def so_far(design: Design, per_block: Sequence[Values]) -> str:

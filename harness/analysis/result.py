@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from harness.plan.design import Factor, LeftOut, Ref
+from harness.store.changed import ChangedCode, Overlaid
 
 Found = TypeVar("Found", bound=msgspec.Struct)
 GateVerdict = Literal["pass", "fail", "undecided"]
@@ -208,6 +209,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Prediction | NoPrediction | None
     sliced: Sliced | None = None  # None: no turns were taken
     nodes: Nodes | None = None  # None: one machine measured all blocks
+    changed_code: ChangedCode | None = None  # that the arms differ by; None: they run one installation
+    overlaid: list[Overlaid] = []  # that no ref has, and both arms run
     warnings: list[Warning]
 
     @property

@@ -36,7 +36,11 @@ def conclusion(device: str, comparison: Comparison) -> str:
         alone = f": {row.verdict}." if row.verdict else "; one block gives no verdict."
         decided = f"{change} {where}{alone}"
     else:
-        decided = f"{change} {interval(row)} {where}: {_decision(row, comparison.margin)}."
+        changed = comparison.changed_code
+        said = _decision(row, comparison.margin)
+        if changed is not None and not changed.counts:
+            said = f"no verdict: {changed.never_ran}"
+        decided = f"{change} {interval(row)} {where}: {said}."
     return f"{decided} {outputs_that_differ(comparison.outputs)}".rstrip()
 
 

@@ -167,6 +167,14 @@ def gate(
     head_ref: Annotated[
         str | None, option(GATE, "The same for the head (the code that is installed).")
     ] = None,
+    overlay: Annotated[
+        list[str] | None,
+        option(
+            GATE,
+            "Compiled or generated files of your checkout that no ref has: both arms get them (vllm/*.so).",
+            metavar="PATTERN",
+        ),
+    ] = None,
     metric: Annotated[
         list[str] | None, option(GATE, "Metric that must not regress; up to five (the primary).")
     ] = None,
@@ -198,10 +206,10 @@ def gate(
     """Fail where a change makes a metric worse by more than it may: for continuous integration."""
     names: Sequence[str] = metric or ()
     limit = None if max_regression is None else parse_fraction(max_regression, "--max-regression")
-    if run is not None and (not request.nothing or base_ref or head_ref):
+    if run is not None and (not request.nothing or base_ref or head_ref or overlay):
         raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
 
-    if calibrate and (run is not None or base_ref or head_ref or on_undecided or plan or history):
+    if calibrate and (run is not None or base_ref or head_ref or overlay or on_undecided or plan or history):
         raise api.BadSetting("--calibrate measures the base that is installed: no run, no refs, no verdict")
     if plan is not None and run is not None:
         raise api.BadSetting(f"--plan is for a gate that measures, and {run} is already measured")
@@ -227,7 +235,9 @@ def gate(
         request, names, limit = gate_.as_planned(plan, request, names, limit)
     if run is None:
         source = source_of(ray, nodes_at_once)
-        run = gate_.measure(request, base_ref, head_ref, names, limit, out, say, on_stderr, source)
+        run = gate_.measure(
+            request, base_ref, head_ref, names, limit, out, say, on_stderr, source, overlay or ()
+        )
     result = gate_.judge(run, names, limit)
     if history is not None:
         result = gate_.remember(result, run, history)

@@ -103,6 +103,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     against_itself: bool = False  # both arms are one setting: what they differ by is noise
+    overlay: tuple[str, ...] = ()  # files of a ref's repository that every ref's tree gets, by pattern
     plant: float | None = None  # delay put into each step of the after arm, as a share of the before's step
     plant_at: str = "device"  # one of the engines' `plants`
     gate: Gate | None = None

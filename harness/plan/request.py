@@ -64,6 +64,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     design: dict[str, object] = {}
     against_itself: bool = False  # the before arm in both places
     refs: tuple[Ref | None, Ref | None] | None = None  # whose code each arm runs; None: what is installed
+    overlay: tuple[str, ...] = ()  # patterns of files that the trees of refs get
     max_regression: float | None = None  # of a gate
 
     @property

@@ -360,6 +360,7 @@ def complete(
         factorial=factorial,
         workload=workload,
         against_itself=request.against_itself,
+        overlay=request.overlay,
         rounds=ROUNDS["paced" if arms[0].options.pace else scale],
         secondaries=secondaries,
     )

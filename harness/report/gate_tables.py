@@ -165,6 +165,8 @@ def parts(result: Result) -> Iterator[Table]:
 def to_markdown(result: Result) -> str:
     """The summary of a gate, with the whole comparison folded away below."""
     lines = [f"**{conclusion(result)}**", "", *(f"{line}\n" for line in late(result))]
+    for said in (tables.changed_code, tables.overlaid):
+        lines += [line, ""] if (line := said(result.comparisons[0])) else []
     for table in parts(result):
         lines += markdown_table(table)
     whole = "\n".join(map(markdown_page, tables.pages(result)))

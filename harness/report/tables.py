@@ -33,6 +33,7 @@ from harness.report import findings
 from harness.report.page import NUMBERS, PER_STEP, Page, Table, csv_text, tabulated
 from harness.stats import paired, planning
 from harness.stats.nodes import LEVEL
+from harness.store.changed import listed
 
 DESCRIPTIVE = (
     *definitions.IN_TURNS,
@@ -72,6 +73,7 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     itself, came to."""
     if comparison.after is None:
         return
+    yield from filter(None, (changed_code(comparison), overlaid(comparison)))
     yield from filter(None, (in_turns(comparison), step_parts(comparison), planted(comparison)))
     row = comparison.decided
     if comparison.after == comparison.before and row is not None and row.sd is not None:
@@ -83,6 +85,35 @@ def remarks(comparison: Comparison) -> Iterator[str]:
             known = f"Noise floor of {name} over {blocks} blocks: {floor(row)}"
             said = f"{known}; a true change of {smallest:.2%}"
         yield f"{said} would be detected in 4 of 5 such runs of {blocks} blocks."
+
+
+def changed_code(comparison: Comparison) -> str | None:
+    """What the code of the arms differs by, and what of it ran; None where they run one installation."""
+    found = comparison.changed_code
+    if found is None:
+        return None
+    differ = "1 function differs" if found.functions == 1 else f"{found.functions or 'no'} functions differ"
+    told = {
+        "Ran in a round": found.in_rounds,
+        "Ran only as the engine booted": found.at_boot,
+        "Never ran": found.never,
+        "Compiled, so not seen to run": found.unseen,
+        "Other files that differ": found.other,
+        "Of these, loaded or opened": found.used,
+    }
+    parts = [f"{what}: {listed(names)}." for what, names in told.items() if names]
+    unwatched = [f"Nothing could be seen: {found.unwatched}."] if found.unwatched else []
+    return " ".join([f"Changed code: {differ}.", *parts, *unwatched])
+
+
+def overlaid(comparison: Comparison) -> str | None:
+    """The files that no ref has and both arms ran; None where there are none."""
+    files = [f"{each.file} ({each.sha256[:10]})" for each in comparison.overlaid]
+    return (
+        f"Both arms have these files of the checkout, which no ref has: {', '.join(files)}."
+        if files
+        else None
+    )
 
 
 def in_turns(comparison: Comparison) -> str | None:

@@ -35,7 +35,7 @@ from harness.metrics.slices import of_turns
 from harness.metrics.steps import decode_intervals
 from harness.plan.design import Arm, Design, of_one_model
 from harness.plan.orders import round_seed, segment_seed, turn_order, workload_order
-from harness.run import readings, records
+from harness.run import foreign, readings, records
 from harness.run.events import (
     BlockBegun,
     BlockDone,
@@ -47,8 +47,9 @@ from harness.run.events import (
     SegmentBegun,
 )
 from harness.run.forecast import block_seconds
+from harness.run.overlay import Trees, checked_out
 from harness.run.session import Booted, Session
-from harness.run.worktrees import checked_out
+from harness.run.watch import OVER, SERVING, Watch, changed_code, to_be_watched
 from harness.store.block import Block
 from harness.store.files import StoreError
 from harness.store.manifest import Manifest, without_places, write_manifest
@@ -81,9 +82,9 @@ def measure(
             fresh: list[Block] = []
             if number in missing:
                 if session is None:
-                    worktrees = stack.enter_context(checked_out(design.arms))
-                    session = stack.enter_context(Session(worktrees))
-                    manifests = discarded(session, manifests, len(missing), observe)
+                    trees = stack.enter_context(checked_out(design))
+                    session = stack.enter_context(Session(trees.places))
+                    manifests = discarded(session, trees, manifests, len(missing), observe)
                     for folder, manifest in zip(folders, manifests, strict=True):
                         write_manifest(folder, manifest)
                 observe(BlockBegun(number, sum(each >= number for each in missing)))
@@ -156,10 +157,10 @@ def stolen(measured: Sequence[Mapping[str, pd.DataFrame]]) -> float:
 
 
 def discarded(
-    session: Session, manifests: Sequence[Manifest], left: int, observe: Observer
+    session: Session, trees: Trees, manifests: Sequence[Manifest], left: int, observe: Observer
 ) -> list[Manifest]:
-    """The first boots, whose times are thrown away; the manifests with what they said of themselves, and with
-    the size of a delay that is to be planted."""
+    """The first boots, whose times are thrown away; the manifests with what they said of themselves, what was
+    seen to run of the code that the arms differ by, and the size of a delay that is to be planted."""
     design = manifests[0].design
     began = time.monotonic()
     starts: list[tuple[int, float]] = []  # of the rounds
@@ -170,8 +171,13 @@ def discarded(
         observe(event)
 
     observe(BlockBegun(-1, left))
-    booted = session.boot(design.arms_with_plant(None), observe)
+    watch = session.watch(design) if to_be_watched(design) else None
+    booted = session.boot(design.arms_with_plant(None), observe, watch)
     manifests = [described(each, booted) for each in manifests]
+    up = time.monotonic()
+    if watch is not None:
+        manifests = _watched(session, trees, manifests, booted, watch, observe)
+    watched = time.monotonic() - up  # of these boots alone
     measured = _block(session, manifests, -1, booted, heard)
     ended = time.monotonic()
     if design.plant is not None and manifests[0].plant_ns is None:
@@ -187,10 +193,41 @@ def discarded(
     observe(BlockDone(-1, time.monotonic() - began))
     ends = [*(at for _, at in starts[1:]), ended]
     rounds = [(index, end - at) for (index, at), end in zip(starts, ends, strict=True)]
-    boots = time.monotonic() - began - sum(seconds for _, seconds in rounds)
+    boots = time.monotonic() - began - watched - sum(seconds for _, seconds in rounds)
     asked = measured[0]["requests"] if "requests" in measured[0] else pd.DataFrame()
     observe(Foreseen(block_seconds(design, warmup(design.workload), boots, rounds, asked)))
     return manifests
+
+
+def _watched(
+    session: Session,
+    trees: Trees,
+    manifests: Sequence[Manifest],
+    booted: Mapping[str, Booted],
+    watch: Watch,
+    observe: Observer,
+) -> list[Manifest]:
+    """The manifests with what was seen to run in a whole round of each arm, after which nothing is watched
+    any more. Raises BadSetting where an arm ran files that are not of its ref."""
+    context = least_context([each.description for each in booted.values()])
+    watch.phase(SERVING)
+    for one in (each.design for each in manifests):
+        for each in booted.values():
+            observe(RoundBegun(-1, each.arm.name, -1))
+            asked, _ = planned(one.workload, round_seed(one.seed, -1, 0), each, context)
+            session.begin(each)
+            session.load(each, asked, one.workload.concurrency, one.workload.interval_ns, observe)
+            session.collect(each)
+    watch.phase(OVER)
+    seen = watch.seen()
+    foreign.check(manifests[0].design, trees, seen)
+    found = changed_code(watch.files, *seen.values())
+    if not found.counts:
+        observe(Said(f"there will be no verdict: {found.never_ran}"))
+    for manifest in manifests:
+        if manifest.overlaid and manifest.overlaid != trees.overlaid:
+            raise StoreError(f"{manifest.run} began with other files of --overlay: start a fresh run")
+    return [msgspec.structs.replace(each, changed_code=found, overlaid=trees.overlaid) for each in manifests]
 
 
 def _shut(session: Session, booted: Mapping[str, Booted], observe: Observer) -> None:

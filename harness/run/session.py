@@ -22,7 +22,7 @@ from engines import api
 from harness.common import processes, temporary
 from harness.common.processes import Child
 from harness.common.signals import postponed, undisturbed
-from harness.plan.design import Arm
+from harness.plan.design import Arm, Design
 from harness.run import messages, preflight, records
 from harness.run.events import Booting, Said
 from harness.run.hosts import (
@@ -41,6 +41,7 @@ from harness.run.hosts import (
     side_by_side,
     spec_of,
 )
+from harness.run.watch import Watch
 from harness.workload.plan import Planned
 
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
@@ -135,7 +136,16 @@ class Session:
 
     # -- boots ---------------------------------------------------------------------------------------------
 
-    def boot(self, arms: Sequence[Arm], on_booting: OnBooting = lambda event: None) -> dict[str, Booted]:
+    def watch(self, design: Design) -> Watch:
+        """What looks at one boot of these arms, and at no other."""
+        return Watch(design, self._worktrees, self._room)
+
+    def boot(
+        self,
+        arms: Sequence[Arm],
+        on_booting: OnBooting = lambda event: None,
+        watch: Watch | None = None,
+    ) -> dict[str, Booted]:
         """Start one engine per arm, in order, some side by side; by name, all ready. Raises BadSetting or
         RunFailed."""
         first = self._boots == 0
@@ -150,7 +160,7 @@ class Session:
             at_once = 1
         booted: dict[str, Booted] = {}
         while len(booted) < len(arms):
-            booted |= self._boot(arms[len(booted) : len(booted) + at_once], on_booting)
+            booted |= self._boot(arms[len(booted) : len(booted) + at_once], on_booting, watch)
             if first:
                 children = (child for each in booted.values() for child in each.children)
                 free = psutil.virtual_memory().available
@@ -158,11 +168,11 @@ class Session:
         self._on_cpu |= {name for name, each in booted.items() if each.description.device["kind"] == "cpu"}
         return booted
 
-    def _boot(self, arms: Sequence[Arm], on_booting: OnBooting) -> dict[str, Booted]:
+    def _boot(self, arms: Sequence[Arm], on_booting: OnBooting, watch: Watch | None) -> dict[str, Booted]:
         descriptions: dict[str, api.Description] = {}
         began = monotonic()
         try:
-            hosts = {arm.name: self._start_host(arm) for arm in arms}
+            hosts = {arm.name: self._start_host(arm, watch) for arm in arms}
             while len(descriptions) < len(arms):
                 missing = [arm.name for arm in arms if arm.name not in descriptions]
                 log = hosts[missing[0]][0].log
@@ -201,7 +211,7 @@ class Session:
         self._raise_if_explained(EXPLAIN_MS if failed else 0)
         return [each.arm.name for each in booted if any(child in late for child in each.children)]
 
-    def _start_host(self, arm: Arm) -> tuple[Child, str, Path]:
+    def _start_host(self, arm: Arm, watch: Watch | None) -> tuple[Child, str, Path]:
         self._boots += 1
         stem = f"host-{self._boots}"
         address, baton = self._endpoint(stem), self._room / f"baton-{self._boots}"
@@ -224,7 +234,10 @@ class Session:
         command = [arm.python or sys.executable, *alone, "-m", "engines.host"]
         command.append(msgspec.json.encode(config).decode())
         extra = arm.env if plain else self._bytecode | arm.env
-        return self._start(role, command, environment(extra, worktree, plain), stem), address, baton
+        values = environment(extra, worktree, plain)
+        if watch is not None:
+            values = watch.environment(arm.name, values)
+        return self._start(role, command, values, stem), address, baton
 
     def _check_origin(self, ready: api.Ready) -> None:
         """An engine found outside its worktree is the same code in both arms: a lie of a result."""

@@ -18,9 +18,9 @@ from harness.metrics import divergences
 from harness.plan.design import Arm
 from harness.plan.orders import round_seed
 from harness.run.blocks import least_context, planned
+from harness.run.overlay import checked_out
 from harness.run.scoring import Client, to_score
 from harness.run.session import Booted, Session
-from harness.run.worktrees import checked_out
 from harness.store import tables
 from harness.store.block import Block
 from harness.store.manifest import Manifest
@@ -89,7 +89,10 @@ def _fill(manifest: Manifest, waiting: Mapping[int, pd.DataFrame]) -> None:
     """Put the gaps into the divergences of these blocks. The engine booted here, not the manifest, says
     where its files are: those of a git ref went with the worktree that they were in. Raises EngineError."""
     before = manifest.design.arms[0]
-    with checked_out([before]) as worktrees, Session(worktrees, generator=False) as session:
+    with (
+        checked_out(manifest.design, [before]) as trees,
+        Session(trees.places, generator=False) as session,
+    ):
         booted = session.boot([to_judge(before)])[before.name]
         partings = {block: _partings(manifest, block, table, booted) for block, table in waiting.items()}
         every = [parting for each in partings.values() for parting in each]

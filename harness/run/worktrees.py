@@ -101,6 +101,11 @@ def checked_out(arms: Sequence[Arm]) -> Iterator[Mapping[str, Path]]:
                     _git(repository, "worktree", "prune")
 
 
+def ignored(repository: Path, path: Path) -> bool:
+    """Whether git ignores a file, as it should one that a build made."""
+    return _git(repository, "check-ignore", "--quiet", "--", str(path)).returncode == 0
+
+
 def search_path(worktree: Path) -> list[str]:
     """Where a worktree's packages are: in its root, and in src/ where it has that."""
     return [str(each) for each in (worktree / "src", worktree) if each.is_dir()]

@@ -16,6 +16,7 @@ from harness.common.machine import Code, Machine
 from harness.plan.design import Design
 from harness.plan.orders import orders
 from harness.store import trust
+from harness.store.changed import ChangedCode, Overlaid
 from harness.store.files import (
     EVALUATION_FILE,
     EXPERIMENT_FILE,
@@ -76,6 +77,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     descriptions: dict[str, api.Description] = {}
     segment_batch: int | None = None  # requests of a segment, where the discarded block had to tell
     plant_ns: int | None = None  # the planted delay, sized in the discarded block
+    changed_code: ChangedCode | None = None  # that the arms differ by; None: they run the same installation
+    overlaid: list[Overlaid] = []
     nodes: dict[str, Machine] = {}  # of a cluster, by name, that measured a block; none: this machine did
     repeats: list[Repeat] = []
     resumed_after: list[int] = []  # blocks that there were each time it was gone on with

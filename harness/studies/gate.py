@@ -35,6 +35,7 @@ from harness.plan.request import Request
 from harness.plan.settings import make_design
 from harness.plan.variants import load_variants
 from harness.run.blocks import measure as measure_blocks
+from harness.run.overlay import check as check_pattern
 from harness.run.worktrees import resolve, uncommitted
 from harness.store.files import read_json, read_json_lines, write_json_lines
 from harness.studies import measure as measure_
@@ -54,9 +55,11 @@ def measure(
     say: Say,
     display: Display,
     source: Source = measure_blocks,
+    overlay: Sequence[str] = (),
 ) -> Path:
-    """Measure a base against a head; the folder of the run. `base` and `head` are git refs, or None; `names`
-    and `limit` what it is judged by, and so planned for. Raises as measure.measure does, and BadSetting where
+    """Measure a base against a head; the folder of the run. `base` and `head` are git refs, or None, and
+    `overlay` files of the checkout that both get; `names` and `limit` what it is judged by, and so planned
+    for. Raises as measure.measure does, and BadSetting where
     what is asked is no gate's."""
     if {"primary", "secondaries"} & set(request.design):
         raise api.BadSetting("a gate is about its --metric; leave --primary and --secondary out")
@@ -64,6 +67,10 @@ def measure(
         raise api.BadSetting("a gate stops after --blocks, or --until-decided")
     if head is not None and base is None:
         raise api.BadSetting("--head-ref needs a --base-ref to be compared with")
+    if overlay and base is None:
+        raise api.BadSetting("--overlay lays files over the trees of refs: give a --base-ref")
+    for pattern in overlay:
+        check_pattern(pattern)
     refs = None
     if base is not None:
         refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))
@@ -73,6 +80,7 @@ def measure(
         request,
         design={**request.design, **_verdicts(names)},
         refs=refs,
+        overlay=tuple(overlay),
         max_regression=checks.DEFAULT_LIMIT if limit is None else limit,
     )
     design = make_design(request, api.find_engines(), load_variants(), guess_device)
@@ -147,7 +155,11 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     compared = summary.comparisons[0]
     by_turns = any(name in definitions.OF_PAIRS for name in wanted)
     apart = turns.disagreement(design, per_block, 2 * level) if by_turns else None
-    apart = apart or nodes.disagreement(design, per_block, [block.node for block in blocks], wanted)
+    apart = (
+        comparison.never_ran(manifest)
+        or apart
+        or nodes.disagreement(design, per_block, [block.node for block in blocks], wanted)
+    )
     chosen = gate.unplanned(design, wanted, most)
     seconds = block_seconds(blocks)
     found = gate.result_of(

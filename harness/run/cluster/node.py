@@ -17,8 +17,8 @@ from harness.metrics.block import Values, of_block
 from harness.run import blocks
 from harness.run.events import Event, Said
 from harness.run.hosts import spec_of
+from harness.run.overlay import checked_out
 from harness.run.session import Session
-from harness.run.worktrees import checked_out
 from harness.store.block import Block
 from harness.store.manifest import Manifest, check_same_data
 from harness.store.tables import packed
@@ -60,9 +60,9 @@ def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str
     try:
         for manifest in manifests:
             check(manifest, machine.code(), machine.versions())
-        with checked_out(manifests[0].design.arms) as worktrees, Session(worktrees) as session:
+        with checked_out(manifests[0].design) as trees, Session(trees.places) as session:
             if number == -1 or node not in warm:
-                manifests = blocks.discarded(session, manifests, 0, observe)
+                manifests = blocks.discarded(session, trees, manifests, 0, observe)
             if number >= 0:
                 tables = blocks.one_block(session, manifests, number, observe, lambda measured: None)
     except api.EngineError as error:

@@ -16,6 +16,7 @@ from harness.analysis.values import block_values
 from harness.metrics import definitions
 from harness.report import formats
 from harness.run import records
+from harness.store.changed import ChangedCode, Overlaid
 from harness.workload.workload import Workload
 from tests.support.made_blocks import (
     block,
@@ -33,7 +34,7 @@ from tests.support.made_blocks import (
 TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
 COMPARISON = {
     "variant", "before", "after", "blocks", "confidence", "margin", "primary", "metrics", "outputs",
-    "failures", "mechanism", "limit", "prediction", "sliced", "nodes", "warnings",
+    "failures", "mechanism", "limit", "prediction", "sliced", "nodes", "changed_code", "overlaid", "warnings",
 }  # fmt: skip
 METRIC = {
     "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
@@ -296,3 +297,34 @@ def test_device_times_that_hold_host_work_split_no_step() -> None:
         assert found.comparisons[0].limit == {}
         text = shown(found, 200)
         assert not any(said in text for said in ("exposed host", "device time", "device_busy"))
+
+
+def test_a_change_that_never_ran_is_shown_and_not_judged() -> None:
+    changed = ChangedCode(
+        functions=2,
+        in_rounds=[],
+        at_boot=[],
+        never=["map.py: Map.get", "map.py: Map.insert"],
+        unseen=[],
+        other=[],
+        used=[],
+        counts=False,
+    )
+    laid = [Overlaid(file="pkg/_C.so", sha256="0123456789abcdef")]
+    plan = msgspec.structs.replace(manifest(), changed_code=changed, overlaid=laid)
+    (judged,) = result(0.9).comparisons
+    (found,) = result(0.9, plan).comparisons
+    assert judged.metrics["tpot_ms_p50"].verdict == "faster"
+    assert not any(row.verdict for row in found.metrics.values())
+    said = (
+        "no verdict: none of the 2 functions that differ ran in a round: map.py: Map.get, map.py: Map.insert"
+    )
+    assert said in words.conclusion("emulated", found)
+    text = shown(result(0.9, plan), 300)
+    assert text.splitlines()[0].endswith(f"{said}.")
+    assert "Changed code: 2 functions differ. Never ran: map.py: Map.get, map.py: Map.insert." in text
+    assert "no ref has: pkg/_C.so (0123456789)" in text
+    assert to_plain(found)["changed_code"]["counts"] is False
+    ran = msgspec.structs.replace(changed, in_rounds=changed.never[1:], never=changed.never[:1], counts=True)
+    (found,) = result(0.9, msgspec.structs.replace(plan, changed_code=ran)).comparisons
+    assert found.metrics["tpot_ms_p50"].verdict == "faster"

@@ -1,0 +1,87 @@
+"""Compiled and generated files that no ref has, laid over the tree of each: both arms run the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from engines import api
+from harness.plan.design import Arm, Design
+from harness.run import worktrees
+from harness.store.changed import Overlaid
+
+NOT_THE_PROJECTS = {"site-packages", ".git"}  # folders
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """By the arm's name, the tree of its ref; and the files that all of them got besides."""
+
+    places: Mapping[str, Path]
+    overlaid: list[Overlaid]
+
+
+@contextmanager
+def checked_out(design: Design, arms: Sequence[Arm] | None = None) -> Iterator[Trees]:
+    """worktrees.checked_out of these arms, or of all, each with the design's overlay."""
+    with worktrees.checked_out(design.arms if arms is None else arms) as places:
+        yield Trees(places, lay(design, places))
+
+
+def lay(design: Design, places: Mapping[str, Path]) -> list[Overlaid]:
+    """Copy what the patterns name into each tree. Raises BadSetting for a pattern that names nothing, or
+    what a ref has."""
+    found: dict[Path, Overlaid] = {}
+    repositories = {Path(arm.ref.repository) for arm in design.arms if arm.ref is not None}
+    for pattern in design.overlay:
+        named = False
+        for repository in repositories:
+            for file in _matching(repository, pattern):
+                own = file.relative_to(repository)
+                having = [name for name, tree in places.items() if own not in found and (tree / own).exists()]
+                if having and len(having) < len(places):
+                    raise api.BadSetting(
+                        f"--overlay {pattern} names {own}, which the ref of {having[0]} has and the other "
+                        "has not: no overlay makes it the same in both arms"
+                    )
+                if having:
+                    continue
+                named = True
+                for tree in places.values():
+                    (tree / own).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(file, tree / own)
+                found[own] = Overlaid(file=own.as_posix(), sha256=digest(file))
+        if not named:
+            raise api.BadSetting(
+                f"--overlay {pattern} names no file of your checkout that the refs lack: it is for what a "
+                "build left there, such as vllm/*.so"
+            )
+    return [*found.values()]
+
+
+def check(pattern: str) -> None:
+    """Raises BadSetting for a pattern that leads out of the repository."""
+    path = PurePath(pattern)
+    if not pattern or path.is_absolute() or ".." in path.parts:
+        raise api.BadSetting(f"--overlay {pattern} must lead to files in the repository, as vllm/*.so does")
+
+
+def digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _matching(repository: Path, pattern: str) -> Iterator[Path]:
+    """Files of the checkout, without those of environments in it. A pattern without a slash is looked for in
+    every folder."""
+    check(pattern)
+    for each in sorted(repository.glob(pattern) if "/" in pattern else repository.rglob(pattern)):
+        for file in sorted(each.rglob("*")) if each.is_dir() else [each]:
+            folders = [one for one in file.parents if one != repository and one.is_relative_to(repository)]
+            in_environment = any((folder / "pyvenv.cfg").exists() for folder in folders)
+            if file.is_file() and not in_environment and not NOT_THE_PROJECTS & {one.name for one in folders}:
+                yield file

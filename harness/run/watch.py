@@ -1,0 +1,304 @@
+"""Boots that are thrown away, looked at: which files the processes of an arm load, and which of the functions
+that differ between the arms they run, as they boot and in a round. No process of a measured round is watched.
+
+Each Python that an arm starts runs watcher/sitecustomize.py first, which writes what it sees into a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from harness.plan.design import Arm, Design
+from harness.run import watcher
+from harness.run.differing import File, Unit, differing, files_in
+from harness.run.hosts import IMPORT_S, environment, spec_of
+from harness.run.worktrees import search_path
+from harness.store.changed import ChangedCode
+
+BOOTING, SERVING, OVER = 0, 1, 2  # as in watcher/sitecustomize.py
+FOLDER = "BENCH_WATCH"  # in the environment of what is watched
+# Where torch compiles a function, with all that it calls: those then run without Python.
+TORCH_COMPILES = ("torch/_dynamo/convert_frame.py", "_compile")
+LOCATE = """
+import json, sys
+from importlib.util import find_spec
+for name in sys.argv[1:]:
+    try:
+        spec = find_spec(name)
+    except Exception:
+        spec = None
+    places = [] if spec is None else list(spec.submodule_search_locations or [spec.origin])
+    print(json.dumps([name, [each for each in places if each]]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the processes of an arm did. Code and files by when: SERVING where it was in a round."""
+
+    prefixes: set[str] = field(default_factory=set)  # where their Pythons are installed
+    modules: dict[str, str] = field(default_factory=dict)  # file → the module's name
+    compiled: set[str] = field(default_factory=set)  # files
+    data: dict[str, int] = field(default_factory=dict)  # file → phase
+    code: dict[tuple[str, str, int], int] = field(default_factory=dict)  # file, name, line → phase
+
+    @classmethod
+    def read(cls, folder: Path) -> Seen:
+        """From what the processes wrote; one that was killed may have left half a line."""
+        seen = cls()
+        for log in folder.glob("*.jsonl"):
+            for line in log.read_bytes().splitlines():
+                try:
+                    seen._add(msgspec.json.decode(line))
+                except (msgspec.DecodeError, TypeError, ValueError):
+                    continue
+        return seen
+
+    def _add(self, line: list[str | int]) -> None:
+        match line:
+            case ["process", str(prefix)]:
+                self.prefixes.add(prefix)
+            case ["module", str(name), str(file)]:
+                self.modules[file] = name
+            case ["compiled", str(file)]:
+                self.compiled.add(file)
+            case ["data", int(phase), str(file)]:
+                self.data[file] = max(phase, self.data.get(file, 0))
+            case ["code", int(phase), str(file), int(begins), str(name)]:
+                self.code[file, name, begins] = max(phase, self.code.get((file, name, begins), 0))
+
+    def ran(self, path: Path | None, unit: Unit) -> int | None:
+        """When a unit of that file ran; None: never."""
+        if path is None:
+            return None
+        file = os.path.realpath(path)
+        if unit.kind == "module":
+            found = [
+                when for (there, name, _), when in self.code.items() if (there, name) == (file, "<module>")
+            ]
+        else:
+            found = [
+                self.code[file, unit.code_name, line]
+                for line in unit.lines
+                if (file, unit.code_name, line) in self.code
+            ]
+        return max(found, default=None)
+
+    def used(self, path: Path | None) -> bool:
+        """Whether a file that is no Python was loaded or opened, or one that is, run."""
+        if path is None:
+            return False
+        file = os.path.realpath(path)
+        return file in self.data or file in self.compiled or any(there == file for there, _, _ in self.code)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch compiled something."""
+        file, function = TORCH_COMPILES
+        return any(there.endswith(file) and name == function for there, name, _ in self.code)
+
+
+class Watch:
+    """Watches the arms of a design in one boot. `trees`: by the arm's name, the tree of its ref. Its files
+    are in `room`."""
+
+    def __init__(self, design: Design, trees: Mapping[str, Path], room: Path) -> None:
+        self._arms = design.arms
+        self._folders = {arm.name: room / f"watched-{number}" for number, arm in enumerate(design.arms)}
+        roots = roots_of(design.arms, trees)
+        self.files = differing(*map(files_in, roots)) if roots is not None else []
+        self.compared = roots is not None
+        for side, folder in enumerate(self._folders.values()):
+            folder.mkdir()
+            (folder / "phase").write_bytes(bytes([BOOTING]))
+            paths = [
+                (each.units is not None or each.name.endswith(".py"), os.path.realpath(path))
+                for each in self.files
+                if (path := each.paths[side]) is not None
+            ]
+            asked = {
+                "code": [path for is_code, path in paths if is_code],
+                "data": [path for is_code, path in paths if not is_code],
+                "endings": [TORCH_COMPILES[0]],
+            }
+            (folder / "asked.json").write_bytes(msgspec.json.encode(asked))
+
+    def environment(self, arm: str, values: Mapping[str, str]) -> dict[str, str]:
+        """What the arm's processes start with, in place of `values`."""
+        first = str(Path(watcher.__file__).parent)
+        path = os.pathsep.join(filter(None, (first, values.get("PYTHONPATH"))))
+        return {**values, "PYTHONPATH": path, FOLDER: str(self._folders[arm])}
+
+    def phase(self, now: int) -> None:
+        """Tell every process what is going on: BOOTING, SERVING, OVER."""
+        for folder in self._folders.values():
+            with (folder / "phase").open("r+b") as file:  # in place: they have it mapped
+                file.write(bytes([now]))
+
+    def seen(self) -> dict[str, Seen]:
+        """By the arm's name, what there was to see."""
+        return {name: Seen.read(folder) for name, folder in self._folders.items()}
+
+
+def changed_code(files: Sequence[File], before: Seen, after: Seen) -> ChangedCode:
+    """What of these files ran. What ran as an engine booted, and not in a round, may all the same be what
+    rounds use, as a table is, or a constant. But where its file has other code that differs and never ran, as
+    a class whose instances nobody asks, it does not count."""
+    both = (before, after)
+    lists: dict[str, list[str]] = {each: [] for each in ("in_rounds", "at_boot", "never", "unseen")}
+    other, used = [], []
+    functions, counts = 0, False
+    compiles = any(each.compiles for each in both)
+    for file in files:
+        is_used = any(seen.used(path) for seen, path in zip(both, file.paths, strict=True))
+        if file.of_tests and not is_used:
+            continue
+        if file.units is None:
+            other.append(file.name)
+            used += [file.name] * is_used
+            continue
+        when: dict[tuple[str, str], int | None] = {}
+        unseen = set()
+        for seen, path, units in zip(both, file.paths, file.units, strict=True):
+            for unit in units:
+                key = (unit.kind, unit.told)
+                ran = seen.ran(path, unit)
+                when[key] = max((each for each in (ran, when.get(key)) if each is not None), default=None)
+                if unit.compiled or compiles:
+                    unseen.add(key)
+        functions += sum(kind == "function" for kind, _ in when)
+        found = {
+            key: "in_rounds" if ran == SERVING else "at_boot" if ran is not None
+            else "unseen" if key in unseen else "never"
+            for key, ran in when.items()
+        }  # fmt: skip
+        for (_, told), where in found.items():
+            lists[where].append(f"{file.name}: {told}")
+        whole = "never" not in found.values()
+        counts |= any(
+            where in ("in_rounds", "unseen") or (where == "at_boot" and (whole or kind == "module"))
+            for (kind, _), where in found.items()
+        )
+    blind = [arm for arm, seen in zip(("before", "after"), both, strict=True) if not seen.prefixes]
+    return ChangedCode(
+        functions=functions,
+        **lists,
+        other=other,
+        used=used,
+        unwatched=f"no Python process of {' or '.join(blind)} could be watched" if blind else "",
+        counts=counts or bool(used or blind) or not any(lists.values()),
+    )
+
+
+def to_be_watched(design: Design) -> bool:
+    """Whether its arms may run different code: two refs, interpreters, or paths to import from."""
+    if len(design.arms) != 2 or design.against_itself or any(arm.is_remote for arm in design.arms):
+        return False
+    before, after = ((arm.ref, _started_by(arm), arm.env.get("PYTHONPATH")) for arm in design.arms)
+    return before != after
+
+
+def _started_by(arm: Arm) -> tuple[str | None, str]:
+    """The interpreter that runs its engine, and the package: of a server, those of its command."""
+    if "cmd" not in arm.toggles:
+        return arm.python, ""
+    words = [*shlex.split(arm.toggles["cmd"])]
+    while words and (words[0] == "env" or "=" in words[0]):
+        words.pop(0)
+    if not words:
+        return None, ""
+    if "-m" in words[1:-1] and "python" in Path(words[0]).name:
+        return words[0], words[words.index("-m") + 1].partition(".")[0]
+    return words[0], Path(words[0]).name.replace("-", "_")
+
+
+def packages_of(arm: Arm) -> Sequence[str]:
+    """The top-level packages and modules that an arm is about, where no ref says so."""
+    _, served = _started_by(arm)
+    spec = spec_of(arm)
+    return [served] if served else spec.packages or [spec.build.partition(":")[0].partition(".")[0]]
+
+
+def roots_of(
+    arms: Sequence[Arm], trees: Mapping[str, Path]
+) -> tuple[Mapping[str, Path], Mapping[str, Path]] | None:
+    """Where the packages to be compared are, of the before and of the after arm. None where no package is
+    found in both."""
+    if len(trees) == len(arms):
+        before, after = ({"": trees[arm.name]} for arm in arms)
+        return before, after
+    names = packages_of(arms[0])
+    if trees:
+        (tree,) = trees.values()
+        names = [*top_level(tree)]
+    found = [top_level(trees[arm.name]) if arm.name in trees else located(arm, names) for arm in arms]
+    both = [name for name in names if all(name in each for each in found)]
+    if not both:
+        return None
+    one, other = ({name: each[name] for name in both} for each in found)
+    return one, other
+
+
+def top_level(tree: Path) -> dict[str, Path]:
+    """What Python can import of a tree, by name: modules, and folders with Python in them. An empty folder is
+    a submodule's that was not checked out, and may be one too."""
+    found: dict[str, Path] = {}
+    for root in map(Path, search_path(tree)):
+        for each in sorted(root.iterdir()):
+            name = each.name.partition(".")[0]
+            if not name.isidentifier() or name in found:
+                continue
+            if each.is_dir():
+                inside = any(each.iterdir())
+                if each.name == name and (not inside or next(each.rglob("*.py"), None)):
+                    found[name] = each
+            elif each.suffix in (".py", ".so"):
+                found[name] = each
+    return found
+
+
+def _interpreter_of(script: str) -> str:
+    """The Python that a script such as vllm's names in its first line."""
+    path = shutil.which(script)
+    with suppress(OSError), Path(path or script).open("rb") as file:
+        first = file.readline().decode(errors="replace")
+        if first.startswith("#!"):
+            return first[2:].split()[0]
+    return sys.executable
+
+
+def located(arm: Arm, names: Sequence[str]) -> dict[str, Path]:
+    """Where the arm's interpreter finds these, those that it has. Nothing is imported."""
+    python, served = _started_by(arm)
+    command = [python or sys.executable, "-c", LOCATE, *names]
+    if served and "python" not in Path(command[0]).name:
+        command[0] = _interpreter_of(command[0])
+    try:
+        done = subprocess.run(
+            command,
+            env=environment(arm.env, None, "cmd" in arm.toggles),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=IMPORT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    found = {}
+    for line in done.stdout.splitlines():
+        try:
+            name, places = msgspec.json.decode(line, type=tuple[str, list[str]])
+        except msgspec.DecodeError:
+            continue  # what the interpreter prints as it starts
+        if places and Path(places[0]).exists():
+            found[name] = Path(places[0])
+    return found

@@ -1,0 +1,195 @@
+"""Notes which files a Python process loads, and which functions of some of them run: for harness.run.watch.
+
+Every Python imports `sitecustomize` as it starts. In a boot that is thrown away this folder comes first on
+PYTHONPATH, so that each process of an engine, and each that it starts, notes what it does in a file of its
+own in the folder $BENCH_WATCH, a line of JSON each:
+
+    ["process", prefix]              where this Python is installed
+    ["module", name, file]           a module's code runs
+    ["compiled", file]               a compiled file is loaded
+    ["data", phase, file]            a file that was asked about is opened
+    ["code", phase, file, line, name]  code that begins in that line of a file that was asked about runs
+
+Standard library alone, of any Python from 3.8: an arm may have another interpreter than the harness.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # importing typing takes as long as all else here
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+    from typing import Any
+
+BOOTING, SERVING, OVER = 0, 1, 2  # the phases, as harness.run.watch writes them into the file `phase`
+
+
+class Watcher:
+    """What this process, and each that it forks, has noted so far."""
+
+    def __init__(self, folder: str) -> None:
+        import json
+        import mmap
+        import time
+
+        self.encode = json.dumps
+        with open(os.path.join(folder, "asked.json"), encoding="utf-8") as file:
+            asked = json.load(file)
+        self.files = frozenset(asked["code"])
+        self.endings = tuple(asked["endings"])  # of files that are asked about wherever they are
+        self.data = frozenset(asked["data"])
+        self.data_names = frozenset(os.path.basename(each) for each in self.data)
+        with open(os.path.join(folder, "phase"), "rb") as file:
+            self._phase = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+        self.log = os.path.join(folder, f"{os.getpid()}-{time.time_ns()}.jsonl")
+        self.paths: dict[str, str | None] = {}  # as code calls its file → as it was asked about, or None
+        self.seen: set[tuple[str | int, ...]] = set()
+
+    @property
+    def phase(self) -> int:
+        return self._phase[0]
+
+    def note(self, *line: str | int) -> None:
+        """Open the file anew each time: an engine that closes all descriptors may have given one that we kept
+        to another file."""
+        if line in self.seen:
+            return
+        self.seen.add(line)
+        with open(self.log, "a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(self.encode(line) + "\n")
+
+    def path(self, filename: str) -> str | None:
+        if filename not in self.paths:
+            real = os.path.realpath(filename) if filename[:1] != "<" else ""
+            asked = real in self.files or (real and real.endswith(self.endings))
+            self.paths[filename] = real if asked else None
+        return self.paths[filename]
+
+    def began(self, code: CodeType, frame: FrameType) -> bool:
+        """A code object begins, or goes on after a pause. Whether it is one that was asked about, and is not
+        known to have run while requests are served."""
+        if code.co_name == "<module>" and code.co_filename[:1] != "<":
+            spec = frame.f_globals.get("__spec__")
+            name = getattr(spec, "name", None) or frame.f_globals.get("__name__", "")
+            self.note("module", str(name), os.path.realpath(code.co_filename))
+        return self.runs(code)
+
+    def runs(self, code: CodeType) -> bool:
+        path = self.path(code.co_filename)
+        phase = self.phase
+        if path is None or phase == OVER:
+            return False
+        self.note("code", phase, path, code.co_firstlineno, code.co_name)
+        return phase != SERVING
+
+    def audit(self, event: str, given: tuple[Any, ...]) -> None:
+        if event == "import":
+            if given[1]:  # only a compiled module's import names its file
+                self.note("compiled", os.path.realpath(given[1]))
+        elif event == "ctypes.dlopen":
+            if given[0] and os.path.isfile(given[0]):
+                self.note("compiled", os.path.realpath(given[0]))
+        elif event == "open" and isinstance(given[0], str) and os.path.basename(given[0]) in self.data_names:
+            path = os.path.realpath(given[0])
+            if path in self.data and self.phase != OVER:
+                self.note("data", self.phase, path)
+
+
+def watch_by_monitoring(watcher: Watcher) -> None:
+    """Python 3.12 and later: code that nobody asked about costs one call, once."""
+    monitoring: Any = getattr(sys, "monitoring")  # noqa: B009
+    events = monitoring.events
+    tool = next(each for each in (4, 3, 5, 2, 1) if monitoring.get_tool(each) is None)
+    monitoring.use_tool_id(tool, "bench")
+
+    def began(code: CodeType, offset: int) -> object:
+        try:
+            if watcher.began(code, sys._getframe(1)):
+                # A loop that began before requests came goes on while they are served.
+                monitoring.set_local_events(tool, code, events.LINE)
+                return None
+        except Exception:  # an engine must not fail because it is watched
+            pass
+        return monitoring.DISABLE
+
+    def goes_on(code: CodeType, line: int) -> object:
+        try:
+            if watcher.runs(code):
+                return None
+        except Exception:
+            pass
+        return monitoring.DISABLE
+
+    monitoring.register_callback(tool, events.PY_START, began)
+    monitoring.register_callback(tool, events.PY_RESUME, began)
+    monitoring.register_callback(tool, events.LINE, goes_on)
+    monitoring.set_events(tool, events.PY_START | events.PY_RESUME)
+
+
+def watch_by_tracing(watcher: Watcher) -> None:
+    """Before that: each call of a function costs a call of ours, in every thread that Python starts."""
+    import threading
+
+    def line(frame: FrameType, event: str, given: object) -> Any:
+        try:
+            return line if watcher.runs(frame.f_code) else None
+        except Exception:
+            return None
+
+    def call(frame: FrameType, event: str, given: object) -> Any:
+        try:
+            if watcher.phase == OVER:
+                sys.settrace(None)
+            elif watcher.began(frame.f_code, frame):
+                return line
+        except Exception:
+            pass
+        return None
+
+    threading.settrace(call)
+    sys.settrace(call)
+
+
+def begin(folder: str) -> None:
+    watcher = Watcher(folder)
+    watcher.note("process", os.path.realpath(sys.prefix))
+    for name, module in list(sys.modules.items()):  # what was there before, as by a .pth file
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and module is not sys.modules.get("sitecustomize"):
+            watcher.note("module", name, os.path.realpath(file))
+
+    def audit(event: str, given: tuple[Any, ...]) -> None:
+        try:  # noqa: SIM105
+            watcher.audit(event, given)
+        except Exception:
+            pass
+
+    sys.addaudithook(audit)
+    if hasattr(sys, "monitoring"):
+        watch_by_monitoring(watcher)
+    else:
+        watch_by_tracing(watcher)
+
+
+def hidden() -> None:
+    """Run the sitecustomize that this one stands in front of, as if this one were not there."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    here = os.path.dirname(os.path.realpath(__file__))
+    sys.path[:] = [each for each in sys.path if os.path.realpath(each) != here]
+    spec = PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        module = sys.modules["sitecustomize"] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    if folder := os.environ.get("BENCH_WATCH"):
+        try:  # noqa: SIM105
+            begin(folder)
+        except Exception:
+            pass
+    hidden()
