@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from experiments.common.bench_command import last_line
 from harness.run import watcher
 from harness.run.watch import BOOTING, FOLDER, OVER, SERVING, Seen
 from harness.store.manifest import read_manifest
+from tests.support.bench_command import last_line
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
 from tests.support.places import ROOT
