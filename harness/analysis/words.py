@@ -32,15 +32,14 @@ def conclusion(device: str, comparison: Comparison) -> str:
         return f"{comparison.variant}: {name} is {number(row.before)} {row.unit} {where}."
     change = f"{comparison.variant}: {name} changed by {difference(row)}"
     change += in_step(name, row.before, row.after)
-    if row.ci_low is None:
+    changed = comparison.changed_code
+    if changed is not None and not changed.counts:
+        decided = f"{change} {interval(row)}".rstrip() + f" {where}: no verdict: {changed.never_ran}."
+    elif row.ci_low is None:
         alone = f": {row.verdict}." if row.verdict else "; one block gives no verdict."
         decided = f"{change} {where}{alone}"
     else:
-        changed = comparison.changed_code
-        said = _decision(row, comparison.margin)
-        if changed is not None and not changed.counts:
-            said = f"no verdict: {changed.never_ran}"
-        decided = f"{change} {interval(row)} {where}: {said}."
+        decided = f"{change} {interval(row)} {where}: {_decision(row, comparison.margin)}."
     return f"{decided} {outputs_that_differ(comparison.outputs)}".rstrip()
 
 

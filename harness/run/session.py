@@ -49,6 +49,11 @@ ANSWER_S = 60.0  # who should answer at once, and says nothing for so long, hang
 TELL_S = 5.0  # between two words on what boots
 GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
 
+BUILT = (
+    "; a ref's tree has nothing that a build makes: name such files of your checkout by --overlay, or install "
+    "each ref into an interpreter of its own"
+)
+
 T = TypeVar("T")
 OnProgress = Callable[[messages.Progress], object]
 OnBooting = Callable[[Booting | Said], object]
@@ -503,7 +508,8 @@ class Session:
     def _failure(self, message: api.Failed) -> Exception:
         self._failed.add(host_role(message.name))
         if message.usage:
-            return api.BadSetting(message.message)
+            lacks = "can't run the engine of" in message.message and message.name in self._worktrees
+            return api.BadSetting(message.message + BUILT * lacks)
         gone = [child for child in self._alive if child.pid in message.died]
         who = gone[0].obituary() if gone else f"the engine of {message.name} failed"
         return RunFailed(f"{who}: {message.message}", message.traceback)

@@ -57,7 +57,8 @@ if __name__ == "__main__":
         child = multiprocessing.get_context(how).Process(target=getattr(work, how))
         child.start()
         child.join()
-    subprocess.run([sys.executable, "-c", "import work; work.run_by_another()"], check=True)
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # as the emulated device gets it
+    subprocess.run([sys.executable, "-c", "import work; work.run_by_another()"], env=path, check=True)
     work.passed.wait()
     work.passed_in_asyncio.wait()
     phase(2)

@@ -174,13 +174,15 @@ def begin(folder: str) -> None:
 
 
 def hidden() -> None:
-    """Run the sitecustomize that this one stands in front of, as if this one were not there."""
+    """Run the sitecustomize that this one stands in front of. This folder stays on the path: an engine may
+    make the path of its processes of its own."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
     here = os.path.dirname(os.path.realpath(__file__))
-    sys.path[:] = [each for each in sys.path if os.path.realpath(each) != here]
-    spec = PathFinder.find_spec("sitecustomize")
+    spec = PathFinder.find_spec(
+        "sitecustomize", [each for each in sys.path if os.path.realpath(each) != here]
+    )
     if spec is not None and spec.loader is not None:
         module = sys.modules["sitecustomize"] = module_from_spec(spec)
         spec.loader.exec_module(module)
