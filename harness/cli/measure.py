@@ -169,11 +169,7 @@ def gate(
     ] = None,
     overlay: Annotated[
         list[str] | None,
-        option(
-            GATE,
-            "Compiled or generated files of your checkout that no ref has: both arms get them (vllm/*.so).",
-            metavar="PATTERN",
-        ),
+        option(GATE, "Files that a build left in your checkout, for both refs.", metavar="PATTERN"),
     ] = None,
     metric: Annotated[
         list[str] | None, option(GATE, "Metric that must not regress; up to five (the primary).")
@@ -209,7 +205,7 @@ def gate(
     if run is not None and (not request.nothing or base_ref or head_ref or overlay):
         raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
 
-    if calibrate and (run is not None or base_ref or head_ref or overlay or on_undecided or plan or history):
+    if calibrate and (run is not None or base_ref or head_ref or on_undecided or plan or history):
         raise api.BadSetting("--calibrate measures the base that is installed: no run, no refs, no verdict")
     if plan is not None and run is not None:
         raise api.BadSetting(f"--plan is for a gate that measures, and {run} is already measured")

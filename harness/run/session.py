@@ -50,8 +50,8 @@ TELL_S = 5.0  # between two words on what boots
 GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
 
 BUILT = (
-    "; a ref's tree has nothing that a build makes: name such files of your checkout by --overlay, or install "
-    "each ref into an interpreter of its own"
+    "; a ref's tree has nothing that a build makes: name such files of your checkout by --overlay, or "
+    "install each ref into an interpreter of its own"
 )
 
 T = TypeVar("T")
