@@ -100,10 +100,12 @@ def changed_code(comparison: Comparison) -> str | None:
         "Compiled, so not seen to run": found.unseen,
         "Other files that differ": found.other,
         "Of these, loaded or opened": found.used,
+        "Not compared function by function, and in two versions": found.besides,
+        "Not all could be seen": [found.unwatched] if found.unwatched else [],
     }
     parts = [f"{what}: {listed(names)}." for what, names in told.items() if names]
-    unwatched = [f"Nothing could be seen: {found.unwatched}."] if found.unwatched else []
-    return " ".join([f"Changed code: {differ}.", *parts, *unwatched])
+    of = f" of {', '.join(found.packages)}" if found.packages else ""
+    return " ".join([f"Changed code{of}: {differ}.", *parts])
 
 
 def overlaid(comparison: Comparison) -> str | None:

@@ -49,7 +49,7 @@ from harness.run.events import (
 from harness.run.forecast import block_seconds
 from harness.run.overlay import Trees, checked_out
 from harness.run.session import Booted, Session
-from harness.run.watch import OVER, SERVING, Watch, changed_code, to_be_watched
+from harness.run.watch import OVER, SERVING, Watch, to_be_watched
 from harness.store.block import Block
 from harness.store.files import StoreError
 from harness.store.manifest import Manifest, without_places, write_manifest
@@ -221,7 +221,7 @@ def _watched(
     watch.phase(OVER)
     seen = watch.seen()
     foreign.check(manifests[0].design, trees, seen)
-    found = changed_code(watch.files, *seen.values())
+    found = watch.changed_code(seen, {name: each.pids for name, each in booted.items()})
     if not found.counts:
         observe(Said(f"there will be no verdict: {found.never_ran}"))
     for manifest in manifests:

@@ -232,7 +232,7 @@ def differing(before: Mapping[str, Path], after: Mapping[str, Path]) -> list[Fil
     found = []
     for name in sorted({*before, *after}):
         one, other = before.get(name), after.get(name)
-        if one is not None and other is not None and _equal(one, other):
+        if one is not None and other is not None and equal(one, other):
             continue
         each = File(name, (one, other), _units_apart(one, other) if name.endswith(".py") else None)
         if each.units is None or any(each.units):
@@ -240,7 +240,8 @@ def differing(before: Mapping[str, Path], after: Mapping[str, Path]) -> list[Fil
     return found
 
 
-def _equal(one: Path, other: Path) -> bool:
+def equal(one: Path, other: Path) -> bool:
+    """Whether both hold the same."""
     try:
         return one.samefile(other) or filecmp.cmp(one, other, shallow=False)
     except OSError:  # a link to nowhere, in both

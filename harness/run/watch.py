@@ -20,8 +20,8 @@ import msgspec
 
 from harness.plan.design import Arm, Design
 from harness.run import watcher
-from harness.run.differing import File, Unit, differing, files_in
-from harness.run.hosts import IMPORT_S, environment, spec_of
+from harness.run.differing import File, Unit, differing, equal, files_in
+from harness.run.hosts import IMPORT_S, ROLES, environment, spec_of
 from harness.run.worktrees import search_path
 from harness.store.changed import ChangedCode
 
@@ -46,6 +46,7 @@ for name in sys.argv[1:]:
 class Seen:
     """What the processes of an arm did. Code and files by when: SERVING where it was in a round."""
 
+    pids: set[int] = field(default_factory=set)
     prefixes: set[str] = field(default_factory=set)  # where their Pythons are installed
     modules: dict[str, str] = field(default_factory=dict)  # file → the module's name
     compiled: set[str] = field(default_factory=set)  # files
@@ -66,7 +67,8 @@ class Seen:
 
     def _add(self, line: list[str | int]) -> None:
         match line:
-            case ["process", str(prefix)]:
+            case ["process", int(pid), str(prefix)]:
+                self.pids.add(pid)
                 self.prefixes.add(prefix)
             case ["module", str(name), str(file)]:
                 self.modules[file] = name
@@ -116,14 +118,14 @@ class Watch:
         self._arms = design.arms
         self._folders = {arm.name: room / f"watched-{number}" for number, arm in enumerate(design.arms)}
         roots = roots_of(design.arms, trees)
-        self.files = differing(*map(files_in, roots)) if roots is not None else []
-        self.compared = roots is not None
+        self._packages = [name for name in roots[0] if name] if roots is not None else []
+        self._files = differing(*map(files_in, roots)) if roots is not None else []
         for side, folder in enumerate(self._folders.values()):
             folder.mkdir()
             (folder / "phase").write_bytes(bytes([BOOTING]))
             paths = [
                 (each.units is not None or each.name.endswith(".py"), os.path.realpath(path))
-                for each in self.files
+                for each in self._files
                 if (path := each.paths[side]) is not None
             ]
             asked = {
@@ -149,11 +151,24 @@ class Watch:
         """By the arm's name, what there was to see."""
         return {name: Seen.read(folder) for name, folder in self._folders.items()}
 
+    def changed_code(self, seen: Mapping[str, Seen], pids: Mapping[str, Mapping[str, int]]) -> ChangedCode:
+        """What ran of the code that differs. `pids`: by arm, those of its engine, by role."""
+        blind = [
+            f"the {ROLES.get(role, role)} of {arm} could not be watched"
+            for arm, roles in pids.items()
+            for role, pid in roles.items()
+            if pid not in seen[arm].pids
+        ]
+        return changed_code(self._files, *seen.values(), self._packages, blind)
 
-def changed_code(files: Sequence[File], before: Seen, after: Seen) -> ChangedCode:
+
+def changed_code(
+    files: Sequence[File], before: Seen, after: Seen, packages: Sequence[str] = (), blind: Sequence[str] = ()
+) -> ChangedCode:
     """What of these files ran. What ran as an engine booted, and not in a round, may all the same be what
     rounds use, as a table is, or a constant. But where its file has other code that differs and never ran, as
-    a class whose instances nobody asks, it does not count."""
+    a class whose instances nobody asks, it does not count. `packages`: that they are of; `blind`: processes
+    that could not be watched, in words."""
     both = (before, after)
     lists: dict[str, list[str]] = {each: [] for each in ("in_rounds", "at_boot", "never", "unseen")}
     other, used = [], []
@@ -189,15 +204,29 @@ def changed_code(files: Sequence[File], before: Seen, after: Seen) -> ChangedCod
             where in ("in_rounds", "unseen") or (where == "at_boot" and (whole or kind == "module"))
             for (kind, _), where in found.items()
         )
-    blind = [arm for arm, seen in zip(("before", "after"), both, strict=True) if not seen.prefixes]
     return ChangedCode(
+        packages=[*packages],
         functions=functions,
         **lists,
         other=other,
         used=used,
-        unwatched=f"no Python process of {' or '.join(blind)} could be watched" if blind else "",
+        besides=_other_packages(before, after, packages) if packages else [],
+        unwatched=" and ".join(blind),
         counts=counts or bool(used or blind) or not any(lists.values()),
     )
+
+
+def _other_packages(before: Seen, after: Seen, packages: Sequence[str]) -> list[str]:
+    """The other top-level packages that both arms loaded, in two versions."""
+    there = {name: file for file, name in after.modules.items()}
+    found = set()
+    for file, name in before.modules.items():
+        package = name.partition(".")[0]
+        if name not in there or package in (*packages, *found) or name.startswith("__"):
+            continue
+        if file != there[name] and not equal(Path(file), Path(there[name])):
+            found.add(package)
+    return sorted(found)
 
 
 def to_be_watched(design: Design) -> bool:

@@ -18,6 +18,7 @@ class ChangedCode(msgspec.Struct, frozen=True, kw_only=True):
     """The Python code that differs, as "vllm/v1/core/block_pool.py: BlockPool.touch", by when it ran.
     `other`: files that differ and are no Python, `used` those of them that were loaded or opened."""
 
+    packages: list[str] = []  # that were compared; none: the trees of two refs
     functions: int  # that differ
     in_rounds: list[str]
     at_boot: list[str]  # and not in a round
@@ -25,7 +26,8 @@ class ChangedCode(msgspec.Struct, frozen=True, kw_only=True):
     unseen: list[str]  # compiled, and so run without Python
     other: list[str]
     used: list[str]
-    unwatched: str = ""  # why nothing could be seen to run, "" where it could
+    besides: list[str] = []  # other packages that both arms loaded, in two versions
+    unwatched: str = ""  # processes that could not be seen, in words
     counts: bool = True  # whether what differs ran, or may have: else there is nothing to judge
 
     @property

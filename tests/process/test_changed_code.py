@@ -132,6 +132,7 @@ def test_every_process_tells_what_it_loads_and_which_functions_run_when(tmp_path
     assert OVER not in when.values()
     lines = WORK.splitlines()
     assert ("decorated", lines.index("@decorate") + 1) in {(name, line) for _, name, line in seen.code}
+    assert len(seen.pids) == 5  # the forked one too, and the one that multiprocessing starts for itself
     assert seen.data == {str(tmp_path / "data.json"): SERVING}
     assert seen.modules[str(tmp_path / "work.py")] == "work"
     assert any(name == "colorsys" for name in seen.modules.values())

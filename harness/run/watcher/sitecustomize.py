@@ -4,7 +4,7 @@ Every Python imports `sitecustomize` as it starts. In a boot that is thrown away
 PYTHONPATH, so that each process of an engine, and each that it starts, notes what it does in a file of its
 own in the folder $BENCH_WATCH, a line of JSON each:
 
-    ["process", prefix]              where this Python is installed
+    ["process", pid, prefix]         of this process, and where its Python is installed
     ["module", name, file]           a module's code runs
     ["compiled", file]               a compiled file is loaded
     ["data", phase, file]            a file that was asked about is opened
@@ -154,7 +154,9 @@ def watch_by_tracing(watcher: Watcher) -> None:
 
 def begin(folder: str) -> None:
     watcher = Watcher(folder)
-    watcher.note("process", os.path.realpath(sys.prefix))
+    prefix = os.path.realpath(sys.prefix)
+    watcher.note("process", os.getpid(), prefix)
+    os.register_at_fork(after_in_child=lambda: watcher.note("process", os.getpid(), prefix))
     for name, module in list(sys.modules.items()):  # what was there before, as by a .pth file
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and module is not sys.modules.get("sitecustomize"):

@@ -100,15 +100,28 @@ def test_a_data_file_that_is_opened_and_an_arm_without_a_watched_process(sides: 
     files = differing(*(files_in({"": each}) for each in sides))
     before, after = Seen(prefixes={"/usr"}), Seen(prefixes={"/usr"})
     assert not changed_code(files, before, after).counts
-    blind = changed_code(files, before, Seen())
-    assert (blind.counts, blind.unwatched) == (True, "no Python process of after could be watched")
+    blind = changed_code(files, before, after, blind=["the server of after could not be watched"])
+    assert (blind.counts, blind.unwatched) == (True, "the server of after could not be watched")
     after.data[str(sides[1] / "tuned.json")] = SERVING
     assert changed_code(files, before, after).counts
 
 
+def test_other_packages_of_two_versions_are_named(sides: tuple[Path, Path]) -> None:
+    for side in sides:
+        (side / "same.py").write_text("X = 1")
+    before, after = (
+        Seen(modules={str(side / f"{name}.py"): f"{name}.inner" for name in ("map", "same")})
+        for side in sides
+    )
+    files = differing(*(files_in({"": each}) for each in sides))
+    assert changed_code(files, before, after, packages=["vllm"]).besides == ["map"]
+    assert changed_code(files, before, after, packages=["map"]).besides == []
+    assert changed_code(files, before, after).besides == []  # of two refs, all of the trees is compared
+
+
 def test_lines_that_a_killed_process_left_half_written(tmp_path: Path) -> None:
     lines = [
-        ["process", "/usr"],
+        ["process", 7, "/usr"],
         ["module", "a.b", "/b.py"],
         ["code", 0, "/b.py", 3, "f"],
         ["code", 1, "/b.py", 3, "f"],
@@ -117,7 +130,7 @@ def test_lines_that_a_killed_process_left_half_written(tmp_path: Path) -> None:
     (tmp_path / "1.jsonl").write_bytes(text + b'\n["code", 0, "/b.p')
     seen = Seen.read(tmp_path)
     assert seen.code == {("/b.py", "f", 3): SERVING}
-    assert (seen.prefixes, seen.modules) == ({"/usr"}, {"/b.py": "a.b"})
+    assert (seen.pids, seen.prefixes, seen.modules) == ({7}, {"/usr"}, {"/b.py": "a.b"})
 
 
 def test_arms_that_may_run_different_code_are_watched() -> None:
