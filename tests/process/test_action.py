@@ -235,6 +235,17 @@ def test_a_gate_without_a_base_says_what_to_do(
     assert said in done.stdout
 
 
+def test_what_git_refuses_is_not_blamed_on_the_depth_of_the_clone(runner: Callable[..., Runner]) -> None:
+    job = runner()
+    job.environment["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"  # as in a container
+    job.run("Name what")
+    done = job.run("Gate")
+    assert done.returncode == 1
+    assert "::error title=bench gate::git can't say which commit the base is: fatal: detected dub" in done.stdout
+    assert "safe.directory" in done.stdout
+    assert "fetch-depth" not in done.stdout
+
+
 def test_what_is_measured_is_words_and_never_a_program(runner: Callable[..., Runner]) -> None:
     job = runner(gate="--engine yours --prompt 'two words' $(touch ran) `touch ran`;touch ran\n--seed 1 *")
     (job.workspace / "a-file").write_text("")
