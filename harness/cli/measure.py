@@ -123,6 +123,7 @@ def rerun(
 ) -> None:
     """Measure a stored run again, as its manifest says."""
     from harness.cli.progress import on_stderr
+    from harness.run.worktrees import engines_of
     from harness.store.manifest import check_same_data, read_manifest
     from harness.studies import measure
 
@@ -132,10 +133,10 @@ def rerun(
         raise api.BadSetting(
             f"{run} is imported from {manifest.imported.tool}: only that can measure it again"
         )
-    known = api.find_engines()
+    made_here = admitting(trust, run)(run, [manifest.design], manifest.signature)
+    known = engines_of([arm.ref for arm in manifest.design.arms])
     for arm in manifest.design.arms:
         api.pick(arm.engine, known, "engine").check(arm.toggles)
-    made_here = admitting(trust, run)(run, [manifest.design], manifest.signature)
     check_same_data(manifest)
     for line in measure.differences_from(manifest):
         say(f"unlike {manifest.run}: {line}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import subprocess
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +12,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from engines import api
 from engines.machine import cpu_model
+from harness.common import git
 
 PACKAGES = (
     "overlap-bench", "torch", "transformers", "tokenizers", "numpy", "pandas", "pyarrow", "scipy", "pyzmq",
@@ -78,16 +79,17 @@ def guess_device() -> str:
 
 
 def code(besides: Sequence[str] = ()) -> Code:
-    """The commit of this checkout; empty where it was installed without git. `besides`: folders whose changes
-    count too."""
-    commit = _git("rev-parse", "HEAD").strip()
+    """The commit of this checkout; empty where it was installed without git, also into a folder of somebody's
+    repository. `besides`: folders whose changes count too."""
+    known = _git("ls-files", "--", "harness")
+    commit = _git("rev-parse", "HEAD").strip() if known else ""
     if not commit:
         return Code(commit="", changes="")
     where = ("--", *MEASURED_BY, *besides)
-    difference = _git("diff", "HEAD", *where)
+    difference = _git("diff", "--no-ext-diff", "HEAD", *where)
     for path in _git("ls-files", "--others", "--exclude-standard", *where).splitlines():
-        difference += f"{path}\n{_git('hash-object', '--', path)}"
-    changes = hashlib.blake2b(difference.encode(), digest_size=6).hexdigest() if difference else ""
+        difference += f"{path}\n{_git('hash-object', '--no-filters', '--', path)}"
+    changes = hashlib.blake2b(os.fsencode(difference), digest_size=6).hexdigest() if difference else ""
     return Code(commit=commit, changes=changes)
 
 
@@ -105,7 +107,7 @@ def versions() -> dict[str, str]:
 def _git(*arguments: str) -> str:
     where = Path(__file__).resolve().parent.parent.parent
     try:
-        done = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        done = git.run(*arguments, where=where, patience_s=10)
+    except api.BadSetting:
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -15,10 +15,10 @@ import psutil
 
 import engines
 from engines import api
-from harness.common import processes
+from harness.common import git, processes
 from harness.common.processes import Child
 from harness.plan.design import Arm
-from harness.run.worktrees import search_path
+from harness.run.worktrees import engines_of, search_path
 
 ENVIRONMENT = {
     # One compute thread per process: two OpenMP threads are slowed 10-40x by another busy process.
@@ -54,7 +54,7 @@ def host_role(arm: str) -> str:
 
 def spec_of(arm: Arm) -> api.EngineSpec:
     """The spec of the arm's engine, which is installed: the design was checked."""
-    spec: api.EngineSpec = api.pick(arm.engine, api.find_engines(), "engine")
+    spec: api.EngineSpec = api.pick(arm.engine, engines_of([arm.ref]), "engine")
     return spec
 
 
@@ -149,9 +149,9 @@ def environment(
 ) -> dict[str, str]:
     """What a process of the run starts with. A checkout's folder is put on the path, so that a foreign
     interpreter finds `engines` too; an installed package is left to the interpreter. A worktree comes in
-    front of everything, also of the current folder, which may hold the same packages at another commit.
-    `plain`: without ENVIRONMENT."""
-    values = {**os.environ, **({} if plain else ENVIRONMENT)}
+    front of everything, also of the current folder, which may hold the same packages at another commit. What
+    leads git elsewhere stays out: code may ask git for its version. `plain`: without ENVIRONMENT."""
+    values = {**git.environment(), **({} if plain else ENVIRONMENT)}
     root = Path(engines.__file__).resolve().parent.parent
     if "site-packages" not in root.parts:
         rest = os.environ.get("PYTHONPATH")

@@ -21,6 +21,7 @@ from harness.run.blocks import least_context, planned
 from harness.run.overlay import checked_out
 from harness.run.scoring import Client, to_score
 from harness.run.session import Booted, Session
+from harness.run.worktrees import engines_of
 from harness.store import tables
 from harness.store.block import Block
 from harness.store.manifest import Manifest
@@ -56,7 +57,7 @@ def judge(folder: Path, manifest: Manifest, blocks: Sequence[Block], say: Say) -
     are where tokens were sampled, or where the engine can't score. An engine that fails here does not fail
     the run: `say` gets the reason. Raises StoreError, WriteFailed and KeyboardInterrupt."""
     before = manifest.design.arms[0]
-    spec = api.find_engines().get(before.engine)
+    spec = engines_of([before.ref]).get(before.engine)
     if spec is None or not spec.scores or manifest.design.workload.temperature > 0:
         return [*blocks]
     waiting = {

@@ -36,7 +36,7 @@ from harness.plan.settings import make_design
 from harness.plan.variants import load_variants
 from harness.run.blocks import measure as measure_blocks
 from harness.run.overlay import check as check_pattern
-from harness.run.worktrees import resolve, uncommitted
+from harness.run.worktrees import engines_of, resolve, uncommitted
 from harness.store.files import read_json, read_json_lines, write_json_lines
 from harness.studies import measure as measure_
 from harness.studies.measure import Display, Source
@@ -83,7 +83,7 @@ def measure(
         overlay=tuple(overlay),
         max_regression=checks.DEFAULT_LIMIT if limit is None else limit,
     )
-    design = make_design(request, api.find_engines(), load_variants(), guess_device)
+    design = make_design(request, engines_of(refs or ()), load_variants(), guess_device)
     if len(design.arms) < 2:
         raise api.BadSetting("a gate needs two arms: --variant, --after key=value, or --base-ref")
     for ref in filter(None, refs or ()):

@@ -196,7 +196,7 @@ def test_outside_of_a_repository_there_are_no_refs(environment: dict[str, str], 
     assert "refs need a git repository around" in last_line(stderr)
 
 
-def test_a_worktree_that_cannot_be_made(repository: Path, environment: dict[str, str]) -> None:
+def test_a_tree_that_cannot_be_made(repository: Path, environment: dict[str, str]) -> None:
     attributes = repository.parent / "attributes"
     attributes.write_text("* filter=broken\n")
     configuration = {
@@ -209,7 +209,7 @@ def test_a_worktree_that_cannot_be_made(repository: Path, environment: dict[str,
         broken |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
     code, _, stderr = ended(broken, repository, *QUICK, "--base-ref", "base")
     assert code == 2, stderr
-    assert "can't make a worktree of base" in last_line(stderr)
+    assert "can't check out base of " in last_line(stderr)
     assert_nothing_is_left(repository, environment)
 
 

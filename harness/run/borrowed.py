@@ -1,0 +1,231 @@
+"""The tree of a commit from a repository that is only read: a private repository, in a folder of its own,
+borrows the objects. `git worktree` would write into the user's, and prune what is the user's own.
+
+A tree is whole, also where the user's checkout is sparse. It is checked out with the user's configuration and
+attributes, so it holds what a checkout of the user's would: submodules and files of Git LFS too, from what
+the clone has. What it lacks is refused by name and never fetched: that would write into the user's clone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines import api
+from harness.common import git
+
+# Of a configuration, what is about the place of a repository, or leads to what is not here.
+OF_THE_PLACE = (
+    *("core.bare", "core.worktree", "core.sparsecheckout", "core.repositoryformatversion"),
+    *("extensions.", "remote.", "submodule."),
+)
+# Pointers are checked out as they are, and replaced here: Git LFS would fetch what is missing, and it may not
+# be installed where its objects are.
+NO_LFS = (("filter.lfs.smudge", ""), ("filter.lfs.process", ""), ("filter.lfs.required", "false"))
+POINTER = re.compile(rb"version https?://[^\n]+\noid sha256:([0-9a-f]{64})\nsize ([0-9]+)\n")
+POINTER_BYTES = 1024  # a pointer is smaller
+SUBMODULE = "160000 "  # how its entry of an index begins
+NAMED = 3  # of the files that are missing
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A repository of the user's."""
+
+    folder: Path  # its checkout; its git directory where it has none
+    directory: Path  # its git directory; a linked worktree has its own
+    common: Path  # what its linked worktrees share
+    format: str  # of its objects: "sha1", "sha256"
+    shallow: bool
+    configured: tuple[tuple[str, str], ...]
+
+    @property
+    def lacking(self) -> str:
+        """What to try where an object is missing here; "" where none should be."""
+        if self.shallow:
+            return (
+                "; this clone is shallow, fetch it first: git fetch --unshallow, or fetch-depth: 0 of "
+                "actions/checkout"
+            )
+        if any(name.endswith(".promisor") for name, _ in self.configured):
+            return "; this clone is partial, fetch it first: git fetch --refetch --no-filter"
+        return ""
+
+
+def around(where: Path) -> Source:
+    """The repository around a folder. Raises BadSetting with what git says where there is none, or where git
+    refuses it."""
+    found = git.run("rev-parse", "--is-inside-work-tree", "--absolute-git-dir", where=where)
+    if found.returncode:
+        said = git.words(found)
+        if said.startswith("not a git repository (or any"):
+            raise api.BadSetting(
+                f"refs need a git repository around {where}, and there is none: git says: {said}"
+            )
+        raise api.BadSetting(f"git refuses the repository around {where}: {said}")
+    inside, directory = found.stdout.removesuffix("\n").split("\n", 1)
+    if inside == "true":
+        top = _answer("rev-parse", "--show-toplevel", where=where).removesuffix("\n")
+        return _source(Path(top), Path(directory))
+    return _source(Path(directory), Path(directory))
+
+
+def ask(source: Source, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What git answers about a repository."""
+    return git.run(*_given(source.directory), *arguments, where=source.directory)
+
+
+def take(source: Source, commit: str, place: Path, what: str) -> None:
+    """Check a commit out in `place`, a new folder. `what` it is called where something is missing. Raises
+    BadSetting."""
+    borrow(source, commit, place)
+    filters = [
+        (f"{name.rpartition('.')[0]}.required", "true")
+        for name, value in source.configured
+        if name.startswith("filter.") and name.endswith((".smudge", ".process")) and value
+    ]  # one that fails would leave its file as it is stored, and git would go on
+    asked = ("read-tree", "-m", "-u", "--no-sparse-checkout", commit)
+    done = git.run(*asked, where=place, configured=(*source.configured, *filters, *NO_LFS))
+    if done.returncode:
+        raise api.BadSetting(f"can't check out {what} of {source.folder}: {git.words(done)}{source.lacking}")
+    _replace_pointers(source, commit, place, what)
+    for path, its_commit in _submodules(place):
+        for inner in _of_submodule(source, path, place):
+            if not ask(inner, "cat-file", "-e", f"{its_commit}^{{commit}}").returncode:
+                take(inner, its_commit, place / path, f"{path} at {its_commit[:10]}, a submodule of {what},")
+                break
+        else:
+            raise api.BadSetting(
+                f"{what} has the submodule {path} at {its_commit[:10]}, which is not in {source.folder}: "
+                f"fetch it first, with {what} checked out: git submodule update --init --recursive"
+            )
+
+
+def borrow(source: Source, commit: str, place: Path) -> Path:
+    """Make a repository in `place` with the objects, refs and attributes of another, and this HEAD; its git
+    directory."""
+    made = place / ".git"
+    for folder in ("refs", "info", "objects/info"):
+        (made / folder).mkdir(parents=True)
+    version = "" if source.format == "sha1" else "\trepositoryFormatVersion = 1\n"
+    extension = f"[extensions]\n\tobjectFormat = {source.format}\n" if version else ""
+    (made / "config").write_text(f"[core]\n\tbare = false\n{version}{extension}")
+    (made / "HEAD").write_text(f"{commit}\n")
+    objects = str(source.common / "objects")
+    for each, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n")):
+        objects = objects.replace(each, escaped)
+    _write(made / "objects" / "info" / "alternates", f'"{objects}"\n')
+    # What a project asks git about itself has the same answer, and an object that is replaced is so here.
+    _write(made / "packed-refs", ask(source, "for-each-ref", "--format=%(objectname) %(refname)").stdout)
+    for name in ("shallow", "info/attributes"):
+        if (source.common / name).is_file():
+            shutil.copyfile(source.common / name, made / name)
+    return made
+
+
+def changed(source: Source, folder: Path, within: str = "") -> list[str]:
+    """The tracked files that differ from what a checkout's HEAD says, those of its submodules included.
+    Looked at from a private repository in `folder`: a file's filter may write into the one that asks it."""
+    head = ask(source, "rev-parse", "--verify", "HEAD^{commit}")
+    if head.returncode:  # nothing is committed yet
+        return []
+    borrow(source, head.stdout.strip(), folder)
+    for index in (source.directory / "index", *source.directory.glob("sharedindex.*")):
+        if index.is_file():
+            shutil.copyfile(index, folder / ".git" / index.name)
+    options = ("--git-dir", str(folder / ".git"), "--work-tree", str(source.folder))
+    asked = ("--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=dirty")
+    listed = _answer(*options, "status", *asked, where=source.folder, configured=source.configured)
+    found = [within + line[3:] for line in listed.split("\0") if line]
+    for number, (path, _) in enumerate(_submodules(source.folder, *options)):
+        if (source.folder / path / ".git").exists():
+            inner = around(source.folder / path)
+            found += changed(inner, folder / f"submodule-{number}", f"{within}{path}/")
+    return found
+
+
+def _submodules(place: Path, *options: str) -> list[tuple[str, str]]:
+    """Path and commit of each submodule in the index of a checkout."""
+    listed = _answer(*options, "ls-files", "--stage", "-z", where=place).split("\0")
+    found = (line.partition("\t") for line in listed if line.startswith(SUBMODULE))
+    return [(path, entry.split()[1]) for entry, _, path in found]
+
+
+def _replace_pointers(source: Source, commit: str, place: Path, what: str) -> None:
+    """Put the content of files of Git LFS, which the clone has fetched, where its pointers are. Raises
+    BadSetting for those that it has not."""
+    pattern = ":(top,attr:filter=lfs)"
+    listed = _answer("ls-files", "-z", "--", pattern, where=place, configured=source.configured)
+    storage = source.common / dict(source.configured).get("lfs.storage", "lfs") / "objects"
+    missing = []
+    for name in filter(None, listed.split("\0")):
+        path = place / name
+        if path.is_symlink() or path.stat().st_size >= POINTER_BYTES:
+            continue
+        text = path.read_bytes()
+        if not text.startswith(b"version http"):
+            continue
+        found = POINTER.fullmatch(text)
+        oid, size = (found[1].decode(), int(found[2])) if found else ("", 0)
+        content = storage / oid[:2] / oid[2:4] / oid
+        if found and content.is_file() and content.stat().st_size == size:
+            shutil.copyfile(content, path)
+        else:
+            missing.append(name)
+    if missing:
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        raise api.BadSetting(
+            f"{what} keeps {', '.join(missing[:NAMED])}{more} in Git LFS, and the content is not in "
+            f"{storage}: fetch it first, in {source.folder}: git lfs fetch origin {commit}"
+        )
+
+
+def _of_submodule(source: Source, path: str, place: Path) -> Iterator[Source]:
+    """The repositories here that may hold a submodule: its checkout's, and those that git keeps for it."""
+    found = []
+    own = source.folder / path / ".git"
+    if own.exists():
+        asked = ("rev-parse", "--resolve-git-dir", str(own))
+        found.append(Path(_answer(*asked, where=source.folder).removesuffix("\n")))
+    listed = git.run("config", "--file", ".gitmodules", "--null", "--list", where=place).stdout
+    for line in listed.split("\0"):
+        key, _, value = line.partition("\n")
+        name = key.removeprefix("submodule.").removesuffix(".path")
+        if (key, value) == (f"submodule.{name}.path", path) and ".." not in Path(name).parts:
+            found += [each / "modules" / name for each in (source.directory, source.common)]
+    for directory in dict.fromkeys(found):
+        if directory.is_dir():
+            yield _source(source.folder / path, directory)
+
+
+def _source(folder: Path, directory: Path) -> Source:
+    """A repository by its git directory."""
+    asked = ("rev-parse", "--show-object-format", "--is-shallow-repository", "--git-common-dir")
+    said = _answer(*_given(directory), *asked, where=directory).removesuffix("\n")
+    format, shallow, common = said.split("\n", 2)
+    listed = _answer(*_given(directory), "config", "--null", "--list", where=directory).split("\0")
+    settings = (line.partition("\n") for line in listed if line and not line.startswith(OF_THE_PLACE))
+    # A name without a value is one that is true.
+    configured = tuple((name, value if equals else "true") for name, equals, value in settings)
+    return Source(folder, directory, directory / common, format, shallow == "true", configured)
+
+
+def _given(directory: Path) -> Sequence[str]:
+    """A repository's configuration may name a checkout that is not there; this one is."""
+    return ("--git-dir", str(directory), "--work-tree", str(directory))
+
+
+def _answer(*arguments: str, where: Path, configured: Sequence[tuple[str, str]] = ()) -> str:
+    done = git.run(*arguments, where=where, configured=configured)
+    if done.returncode:
+        raise api.BadSetting(f"git {arguments[0]} refuses {where}: {git.words(done)}")
+    return done.stdout
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_bytes(os.fsencode(text))
