@@ -163,7 +163,7 @@ def gate(
     request: Request,
     run: Annotated[Path | None, argument("A finished run to judge; else one is measured.")] = None,
     base_ref: Annotated[
-        str | None, option(GATE, "Git ref whose code the base runs, in a worktree of its own.")
+        str | None, option(GATE, "Git ref whose code the base runs, from a folder of its own.")
     ] = None,
     head_ref: Annotated[
         str | None, option(GATE, "The same for the head (the code that is installed).")

@@ -21,7 +21,7 @@ from harness.common import git
 
 # Of a configuration, what is about the place of a repository, or leads to what is not here.
 OF_THE_PLACE = (
-    *("core.bare", "core.worktree", "core.sparsecheckout", "core.repositoryformatversion"),
+    *("core.bare", "core.worktree", "core.repositoryformatversion"),
     *("extensions.", "remote.", "submodule."),
 )
 # Pointers are checked out as they are, and replaced here: Git LFS would fetch what is missing, and it may not
@@ -29,7 +29,7 @@ OF_THE_PLACE = (
 NO_LFS = (("filter.lfs.smudge", ""), ("filter.lfs.process", ""), ("filter.lfs.required", "false"))
 POINTER = re.compile(rb"version https?://[^\n]+\noid sha256:([0-9a-f]{64})\nsize ([0-9]+)\n")
 POINTER_BYTES = 1024  # a pointer is smaller
-SUBMODULE = "160000 "  # how its entry of an index begins
+FOLDER, SUBMODULE = "040000", "160000"  # modes in an index
 NAMED = 3  # of the files that are missing
 
 
@@ -42,6 +42,7 @@ class Source:
     common: Path  # what its linked worktrees share
     format: str  # of its objects: "sha1", "sha256"
     shallow: bool
+    partial: bool  # a clone with a filter
     configured: tuple[tuple[str, str], ...]
 
     @property
@@ -52,7 +53,7 @@ class Source:
                 "; this clone is shallow, fetch it first: git fetch --unshallow, or fetch-depth: 0 of "
                 "actions/checkout"
             )
-        if any(name.endswith(".promisor") for name, _ in self.configured):
+        if self.partial:
             return "; this clone is partial, fetch it first: git fetch --refetch --no-filter"
         return ""
 
@@ -94,7 +95,8 @@ def take(source: Source, commit: str, place: Path, what: str) -> None:
     if done.returncode:
         raise api.BadSetting(f"can't check out {what} of {source.folder}: {git.words(done)}{source.lacking}")
     _replace_pointers(source, commit, place, what)
-    for path, its_commit in _submodules(place):
+    entries = _entries(_answer("ls-files", "--stage", "-z", where=place))
+    for path, its_commit in sorted((path, each) for path, mode, each in entries if mode == SUBMODULE):
         for inner in _of_submodule(source, path, place):
             if not ask(inner, "cat-file", "-e", f"{its_commit}^{{commit}}").returncode:
                 take(inner, its_commit, place / path, f"{path} at {its_commit[:10]}, a submodule of {what},")
@@ -128,32 +130,43 @@ def borrow(source: Source, commit: str, place: Path) -> Path:
     return made
 
 
-def changed(source: Source, folder: Path, within: str = "") -> list[str]:
+def changed(source: Source, folder: Path) -> set[str]:
     """The tracked files that differ from what a checkout's HEAD says, those of its submodules included.
-    Looked at from a private repository in `folder`: a file's filter may write into the one that asks it."""
+
+    Looked at from a private repository in `folder`: a file's filter may write into the one that asks it. And
+    an index that is sparse stays so, since git makes trees of one that it fills, and dates those anew that
+    the user's repository has.
+    """
     head = ask(source, "rev-parse", "--verify", "HEAD^{commit}")
     if head.returncode:  # nothing is committed yet
-        return []
-    borrow(source, head.stdout.strip(), folder)
-    for index in (source.directory / "index", *source.directory.glob("sharedindex.*")):
-        if index.is_file():
-            shutil.copyfile(index, folder / ".git" / index.name)
-    options = ("--git-dir", str(folder / ".git"), "--work-tree", str(source.folder))
-    asked = ("--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=dirty")
-    listed = _answer(*options, "status", *asked, where=source.folder, configured=source.configured)
-    found = [within + line[3:] for line in listed.split("\0") if line]
-    for number, (path, _) in enumerate(_submodules(source.folder, *options)):
-        if (source.folder / path / ".git").exists():
-            inner = around(source.folder / path)
-            found += changed(inner, folder / f"submodule-{number}", f"{within}{path}/")
+        return set()
+    own = borrow(source, head.stdout.strip(), folder)
+    shared = (path.name for path in source.directory.glob("sharedindex.*"))
+    for name in ("index", "info/sparse-checkout", *shared):
+        if (source.directory / name).is_file():
+            shutil.copyfile(source.directory / name, own / name)
+    asked = ["--git-dir", str(own), "--work-tree", str(source.folder), "ls-files", "-z"]
+    asked += ["--sparse"] if "index.sparse" in dict(source.configured) else []
+
+    def listed(which: str) -> str:
+        return _answer(*asked, which, where=source.folder, configured=source.configured)
+
+    committed = _entries(_answer("ls-tree", "-r", "-z", "HEAD", where=folder))
+    staged = _entries(listed("--stage"))
+    unread = tuple(path for path, mode, _ in staged if mode == FOLDER)  # folders, in a sparse index
+    found = {path for path, *_ in committed ^ staged if not path.startswith(unread)}
+    found |= set(filter(None, listed("--modified").split("\0")))
+    for number, (path, mode, _) in enumerate(staged):
+        if mode == SUBMODULE and (source.folder / path / ".git").exists():
+            inner = changed(around(source.folder / path), folder / f"submodule-{number}")
+            found |= {f"{path}/{name}" for name in inner}
     return found
 
 
-def _submodules(place: Path, *options: str) -> list[tuple[str, str]]:
-    """Path and commit of each submodule in the index of a checkout."""
-    listed = _answer(*options, "ls-files", "--stage", "-z", where=place).split("\0")
-    found = (line.partition("\t") for line in listed if line.startswith(SUBMODULE))
-    return [(path, entry.split()[1]) for entry, _, path in found]
+def _entries(listed: str) -> set[tuple[str, str, str]]:
+    """Path, mode and object of each entry of an index, or of a tree."""
+    lines = (line.partition("\t") for line in listed.split("\0") if line)
+    return {(path, entry[:6], max(entry.split(), key=len)) for entry, _, path in lines}
 
 
 def _replace_pointers(source: Source, commit: str, place: Path, what: str) -> None:
@@ -190,8 +203,8 @@ def _of_submodule(source: Source, path: str, place: Path) -> Iterator[Source]:
     found = []
     own = source.folder / path / ".git"
     if own.exists():
-        asked = ("rev-parse", "--resolve-git-dir", str(own))
-        found.append(Path(_answer(*asked, where=source.folder).removesuffix("\n")))
+        said = git.run("rev-parse", "--resolve-git-dir", str(own), where=source.folder)
+        found += [Path(said.stdout.removesuffix("\n"))] if said.returncode == 0 else []
     listed = git.run("config", "--file", ".gitmodules", "--null", "--list", where=place).stdout
     for line in listed.split("\0"):
         key, _, value = line.partition("\n")
@@ -210,9 +223,16 @@ def _source(folder: Path, directory: Path) -> Source:
     format, shallow, common = said.split("\n", 2)
     listed = _answer(*_given(directory), "config", "--null", "--list", where=directory).split("\0")
     settings = (line.partition("\n") for line in listed if line and not line.startswith(OF_THE_PLACE))
-    # A name without a value is one that is true.
-    configured = tuple((name, value if equals else "true") for name, equals, value in settings)
-    return Source(folder, directory, directory / common, format, shallow == "true", configured)
+    return Source(
+        folder=folder,
+        directory=directory,
+        common=directory / common,
+        format=format,
+        shallow=shallow == "true",
+        partial=any(re.match(r"remote\..*\.promisor\n|extensions\.partialclone\n", line) for line in listed),
+        # A name without a value is one that is true.
+        configured=tuple((name, value if equals else "true") for name, equals, value in settings),
+    )
 
 
 def _given(directory: Path) -> Sequence[str]:
@@ -223,7 +243,7 @@ def _given(directory: Path) -> Sequence[str]:
 def _answer(*arguments: str, where: Path, configured: Sequence[tuple[str, str]] = ()) -> str:
     done = git.run(*arguments, where=where, configured=configured)
     if done.returncode:
-        raise api.BadSetting(f"git {arguments[0]} refuses {where}: {git.words(done)}")
+        raise api.BadSetting(f"git refuses {where}: {git.words(done)}")
     return done.stdout
 
 

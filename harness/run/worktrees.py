@@ -40,7 +40,7 @@ def uncommitted(ref: Ref) -> list[str]:
     if source.folder == source.directory or ask(source, "rev-parse", "HEAD").stdout.strip() != ref.commit:
         return []
     with room() as folder:
-        return changed(source, folder)
+        return sorted(changed(source, folder))
 
 
 @contextmanager

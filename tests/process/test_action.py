@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.process.test_gate_refs import EXAMPLE, git
+from tests.process.test_gate_refs import EXAMPLE
 from tests.support.clockwork import installed
 from tests.support.places import ROOT
+from tests.support.repositories import git
 
 ACTION = ROOT / "action"
 ACTIONS = (ACTION / "action.yml", ACTION / "comment" / "action.yml")
@@ -241,7 +242,9 @@ def test_what_git_refuses_is_not_blamed_on_the_depth_of_the_clone(runner: Callab
     job.run("Name what")
     done = job.run("Gate")
     assert done.returncode == 1
-    assert "::error title=bench gate::git can't say which commit the base is: fatal: detected dub" in done.stdout
+    assert (
+        "::error title=bench gate::git can't say which commit the base is: fatal: detected dub" in done.stdout
+    )
     assert "safe.directory" in done.stdout
     assert "fetch-depth" not in done.stdout
 

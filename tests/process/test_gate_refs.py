@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engines import api
+from harness.common.temporary import remove_abandoned
 from harness.run import worktrees
 from harness.store.manifest import read_manifest
-from tests.support.bench_command import last_line
+from tests.support.bench_command import last_line, start
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
 from tests.support.places import ROOT
+from tests.support.processes import DEATH_LIMIT_S, ends
+from tests.support.repositories import commit, fingerprint, git
 
 EXAMPLE = ROOT / "examples" / "own_engine"
 QUICK = (
@@ -25,40 +29,32 @@ QUICK = (
     *("--interval-ms", "1", "--blocks", "3", "--rounds", "1", "--max-regression", "10%"),
 )
 SEGMENTS = ("--segments", "3")
-
-
-def git(where: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
-    command = ["git", *identity, *arguments]
-    return subprocess.run(command, cwd=where, capture_output=True, text=True, check=True).stdout
+BROKEN = "\n\ndef build(options, toggles):\n    raise RuntimeError(options)\n"
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's repository: `base`, `tidied` (as fast), checked out, and `slower` (five times). Their
-    steps are so long that a machine of which others take the half does not hide that."""
+    """The example's repository: `base`, `broken`, `slower` (five times), and `tidied` (as fast), checked out.
+    Their steps are so long that a machine of which others take the half does not hide that."""
     where = tmp_path_factory.mktemp("repository")
-    engine = where / "paced_engine.py"
-    shutil.copy(EXAMPLE / "paced_engine.py", engine)
-    git(where, "init", "--quiet")
-    text = engine.read_text().replace("STEP_US = 2000", "STEP_US = 5000")
+    text = (EXAMPLE / "paced_engine.py").read_text().replace("STEP_US = 2000", "STEP_US = 5000")
     for branch, content in (
         ("base", text),
-        ("tidied", text + "\n# tidied\n"),
+        ("broken", text + BROKEN),
         ("slower", text.replace("STEP_US = 5000", "STEP_US = 25_000")),
+        ("tidied", text + "\n# tidied\n"),
     ):
-        engine.write_text(content)
-        git(where, "add", "paced_engine.py")
-        git(where, "commit", "--quiet", "-m", branch)
-        git(where, "branch", branch)
-    git(where, "checkout", "--quiet", "--detach", "tidied")
+        commit(where, {"paced_engine.py": content}, branch)
+    git(where, "checkout", "--quiet", "--detach")
     return where
 
 
 @pytest.fixture
 def repository(made: Path) -> Iterator[Path]:
-    """As it was made, whatever the test before left in it."""
+    """As it was made, whatever the test before left in it; nothing below its .git may change."""
+    before = fingerprint(made / ".git")
     yield made
+    assert fingerprint(made / ".git") == before
     shutil.rmtree(made / "results", ignore_errors=True)
     git(made, "checkout", "--quiet", "paced_engine.py")
 
@@ -73,39 +69,62 @@ def environment(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return {**values, "PYTHONPATH": f"{values['PYTHONPATH']}{os.pathsep}{made}", "TMPDIR": str(rooms)}
 
 
-def assert_nothing_is_left(repository: Path, environment: dict[str, str]) -> None:
-    assert git(repository, "worktree", "list").count("\n") == 1
+def assert_nothing_is_left(environment: dict[str, str]) -> None:
     assert not [each for each in Path(environment["TMPDIR"]).iterdir() if each.name.startswith("bench-")]
 
 
 def test_a_regression_between_two_refs_fails_and_names_the_metric(
-    repository: Path, environment: dict[str, str]
+    repository: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, stdout, stderr = ended(
-        environment, repository, *QUICK, *SEGMENTS, "--base-ref", "base", "--head-ref", "slower"
-    )
+    """The refs alone have the engine: the repository is not on the path."""
+    monkeypatch.delitem(sys.modules, "paced_engine", raising=False)
+    alone = {**environment, "PYTHONPATH": environment["PYTHONPATH"].removesuffix(f":{repository}")}
+    asked = ("--base-ref", "base", "--head-ref", "slower")
+    code, stdout, stderr = ended(alone, repository, *QUICK, *SEGMENTS, *asked)
     assert code == 1, stderr
+    assert "can't be loaded" not in stderr
     assert "Gate: FAIL. paced: step_ms_sliced regressed by more than 10%" in " ".join(stdout.split())
     assert "ref=base" in stdout
     assert (repository / "results" / "gate.md").exists()
-    assert_nothing_is_left(repository, environment)
+    assert_nothing_is_left(environment)
 
 
 def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: dict[str, str]) -> None:
-    """The checkout in the current folder is broken: neither ref may run its code."""
+    """The checkout in the current folder is broken: neither ref may run its code. From a hook, whose index a
+    commit is made of."""
     engine = repository / "paced_engine.py"
-    engine.write_text(
-        engine.read_text() + "\n\ndef build(options, toggles):\n    raise RuntimeError(options)\n"
-    )
+    engine.write_text(engine.read_text() + BROKEN)
+    hook = {"GIT_DIR": ".git", "GIT_INDEX_FILE": str(repository / ".git" / "index"), "GIT_PREFIX": ""}
     arguments = ("--base-ref", "base", "--head-ref", "tidied", "--format", "json", "--max-regression", "90%")
-    code, stdout, stderr = ended(environment, repository, *QUICK, *SEGMENTS, *arguments)
+    code, stdout, stderr = ended({**environment, **hook}, repository, *QUICK, *SEGMENTS, *arguments)
     assert code in (0, 3), stderr
     result = json.loads(stdout)
     assert result["gate"]["verdict"] in ("pass", "undecided")
     (run,) = [each for each in (repository / "results").iterdir() if each.is_dir()]
     refs = [each.ref for each in read_manifest(run).design.arms]
     assert [each.name for each in refs if each is not None] == ["base", "tidied"]
-    assert_nothing_is_left(repository, environment)
+    assert_nothing_is_left(environment)
+
+
+def test_a_ref_that_does_not_boot(repository: Path, environment: dict[str, str]) -> None:
+    code, _, stderr = ended(environment, repository, *QUICK, "--base-ref", "base", "--head-ref", "broken")
+    assert code == 4, stderr
+    assert "the engine of after failed" in last_line(stderr)
+    assert_nothing_is_left(environment)
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_gate_that_is_ended(repository: Path, environment: dict[str, str], by: signal.Signals) -> None:
+    """After kill -9 the next run removes its folders."""
+    asked = ("--base-ref", "base", "--head-ref", "tidied", "--blocks", "30")
+    bench = start(environment, repository, *QUICK, *asked)
+    bench.wait_for("first boots (discarded) done")
+    bench.popen.send_signal(by)
+    code, _, stderr = bench.end(DEATH_LIMIT_S)
+    assert code == (-by if by == signal.SIGKILL else 128 + by), stderr
+    assert all(ends(each.pid) for each in bench.left())
+    remove_abandoned(Path(environment["TMPDIR"]))
+    assert_nothing_is_left(environment)
 
 
 @pytest.mark.parametrize("name", ["^HEAD", "--all", "-v", "HEAD^{tree}", ""])
@@ -144,15 +163,15 @@ def test_a_ref_that_a_shallow_clone_lacks_is_told_of_from_every_kind_of_checkout
 def test_names_that_are_no_text_are_in_nobodys_way(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "x")
-    subprocess.run([b"git", b"branch", b"caf\xe9"], cwd=tmp_path, check=True)
+    git(tmp_path, "branch", os.fsdecode(b"caf\xe9"))
     with pytest.raises(api.BadSetting, match=r"unknown ref in .* .mian.; did you mean main"):
         worktrees.resolve("mian", tmp_path)
 
 
-def test_a_branch_may_be_called_like_an_option(repository: Path) -> None:
-    head = worktrees.resolve("HEAD", repository)
-    subprocess.run(["git", "update-ref", "refs/heads/-evil", "HEAD"], cwd=repository, check=True)
-    assert worktrees.resolve("-evil", repository).commit == head.commit
+def test_a_branch_may_be_called_like_an_option(tmp_path: Path) -> None:
+    head = commit(tmp_path, {}, "one")
+    git(tmp_path, "update-ref", "refs/heads/-evil", "HEAD")
+    assert worktrees.resolve("-evil", tmp_path).commit == head
 
 
 def test_a_ref_that_stands_in_the_folder_is_told_of_changes_that_are_not_committed(repository: Path) -> None:
@@ -186,7 +205,7 @@ def test_a_wrong_gate_is_one_line_and_leaves_nothing(
     assert message in last_line(stderr)
     assert last_line(stderr).startswith("bench: ")
     assert not list((repository / "results").glob("*"))
-    assert_nothing_is_left(repository, environment)
+    assert_nothing_is_left(environment)
 
 
 def test_outside_of_a_repository_there_are_no_refs(environment: dict[str, str], tmp_path: Path) -> None:
@@ -210,7 +229,7 @@ def test_a_tree_that_cannot_be_made(repository: Path, environment: dict[str, str
     code, _, stderr = ended(broken, repository, *QUICK, "--base-ref", "base")
     assert code == 2, stderr
     assert "can't check out base of " in last_line(stderr)
-    assert_nothing_is_left(repository, environment)
+    assert_nothing_is_left(environment)
 
 
 def test_the_base_against_itself_says_what_can_be_gated_here(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from harness.common import machine
+from tests.support.repositories import commit, fingerprint
 
 
 @pytest.fixture
@@ -64,3 +66,20 @@ def test_what_an_experiment_is_made_by_counts_for_its_result_alone(checkout: Pat
     (checkout / "experiments" / "an_experiment.py").write_text("second\n")
     assert not found.code().dirty
     assert found.code(besides=("experiments",)).dirty
+
+
+def test_looking_at_the_code_writes_nothing(checkout: Path) -> None:
+    """As `git diff` does where a file was touched: it refreshes the index."""
+    found = of(checkout)
+    os.utime(checkout / "harness" / "other.py", ns=(1, 1))
+    before = fingerprint(checkout / ".git")
+    assert not found.code().dirty
+    assert fingerprint(checkout / ".git") == before
+
+
+def test_what_is_installed_into_somebodys_repository_is_no_part_of_it(tmp_path: Path) -> None:
+    commit(tmp_path, {".gitignore": ".venv\n", "harness/theirs.py": ""}, "theirs")
+    installed = tmp_path / ".venv" / "site-packages"
+    (installed / "harness" / "common").mkdir(parents=True)
+    shutil.copy(machine.__file__, installed / "harness" / "common" / "machine.py")
+    assert of(installed).code().commit == ""
