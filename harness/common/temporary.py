@@ -1,5 +1,5 @@
-"""Folders of a run outside of its results: sockets, worktrees. Each is locked by whoever made it, so that the
-next run can tell those whose maker was killed, and removes them."""
+"""Folders of a run outside of its results: sockets, trees of refs. Each is locked by whoever made it, so that
+the next run can tell those whose maker was killed, and removes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def room(where: str | None = None) -> Iterator[Path]:
             yield made
     finally:
         with undisturbed():
-            shutil.rmtree(made, ignore_errors=True)
+            _remove(made)
 
 
 def for_sockets() -> AbstractContextManager[Path]:
@@ -49,6 +49,18 @@ def remove_abandoned(where: Path) -> None:
                 continue
             with lock.open() as held:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
+                _remove(lock.parent)
         except OSError:  # held, or gone meanwhile
             continue
+
+
+def _remove(made: Path) -> None:
+    """The lock goes last, once all else is gone: by it what a kill leaves of this is found again."""
+    with suppress(OSError):
+        for each in made.iterdir():
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each, ignore_errors=True)
+            elif each.name != LOCK:
+                each.unlink()
+        if not [each for each in made.iterdir() if each.name != LOCK]:
+            shutil.rmtree(made, ignore_errors=True)

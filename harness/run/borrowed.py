@@ -78,7 +78,7 @@ def around(where: Path) -> Source:
 
 def ask(source: Source, *arguments: str) -> subprocess.CompletedProcess[str]:
     """What git answers about a repository."""
-    return git.run(*_given(source.directory), *arguments, where=source.directory)
+    return git.run(*_given(source.directory, source.directory), *arguments, where=source.directory)
 
 
 def take(source: Source, commit: str, place: Path, what: str) -> None:
@@ -90,12 +90,13 @@ def take(source: Source, commit: str, place: Path, what: str) -> None:
         for name, value in source.configured
         if name.startswith("filter.") and name.endswith((".smudge", ".process")) and value
     ]  # one that fails would leave its file as it is stored, and git would go on
-    asked = ("read-tree", "-m", "-u", "--no-sparse-checkout", commit)
+    own = _given(place / ".git", place)
+    asked = (*own, "read-tree", "-m", "-u", "--no-sparse-checkout", "--", commit)
     done = git.run(*asked, where=place, configured=(*source.configured, *filters, *NO_LFS))
     if done.returncode:
         raise api.BadSetting(f"can't check out {what} of {source.folder}: {git.words(done)}{source.lacking}")
     _replace_pointers(source, commit, place, what)
-    entries = _entries(_answer("ls-files", "--stage", "-z", where=place))
+    entries = _entries(_answer(*own, "ls-files", "--stage", "-z", where=place))
     for path, its_commit in sorted((path, each) for path, mode, each in entries if mode == SUBMODULE):
         for inner in _of_submodule(source, path, place):
             if not ask(inner, "cat-file", "-e", f"{its_commit}^{{commit}}").returncode:
@@ -144,18 +145,18 @@ def changed(source: Source, folder: Path) -> set[str]:
     shared = (path.name for path in source.directory.glob("sharedindex.*"))
     for name in ("index", "info/sparse-checkout", *shared):
         if (source.directory / name).is_file():
-            shutil.copyfile(source.directory / name, own / name)
-    asked = ["--git-dir", str(own), "--work-tree", str(source.folder), "ls-files", "-z"]
-    asked += ["--sparse"] if "index.sparse" in dict(source.configured) else []
+            # With its time: what changed within the second in which an index was written is looked into.
+            shutil.copy2(source.directory / name, own / name)
+    sparse = ["--sparse"] if "index.sparse" in dict(source.configured) else []
 
-    def listed(which: str) -> str:
-        return _answer(*asked, which, where=source.folder, configured=source.configured)
+    def listed(*asked: str) -> str:
+        given = _given(own, source.folder)
+        return _answer(*given, *asked, "-z", where=source.folder, configured=source.configured)
 
-    committed = _entries(_answer("ls-tree", "-r", "-z", "HEAD", where=folder))
-    staged = _entries(listed("--stage"))
+    committed, staged = _entries(listed("ls-tree", "-r", "HEAD")), _entries(listed("ls-files", "-s", *sparse))
     unread = tuple(path for path, mode, _ in staged if mode == FOLDER)  # folders, in a sparse index
     found = {path for path, *_ in committed ^ staged if not path.startswith(unread)}
-    found |= set(filter(None, listed("--modified").split("\0")))
+    found |= set(filter(None, listed("ls-files", "--modified", *sparse).split("\0")))
     for number, (path, mode, _) in enumerate(staged):
         if mode == SUBMODULE and (source.folder / path / ".git").exists():
             inner = changed(around(source.folder / path), folder / f"submodule-{number}")
@@ -172,8 +173,8 @@ def _entries(listed: str) -> set[tuple[str, str, str]]:
 def _replace_pointers(source: Source, commit: str, place: Path, what: str) -> None:
     """Put the content of files of Git LFS, which the clone has fetched, where its pointers are. Raises
     BadSetting for those that it has not."""
-    pattern = ":(top,attr:filter=lfs)"
-    listed = _answer("ls-files", "-z", "--", pattern, where=place, configured=source.configured)
+    asked = (*_given(place / ".git", place), "ls-files", "-z", "--", ":(top,attr:filter=lfs)")
+    listed = _answer(*asked, where=place, configured=source.configured)
     storage = source.common / dict(source.configured).get("lfs.storage", "lfs") / "objects"
     missing = []
     for name in filter(None, listed.split("\0")):
@@ -209,8 +210,8 @@ def _of_submodule(source: Source, path: str, place: Path) -> Iterator[Source]:
     for line in listed.split("\0"):
         key, _, value = line.partition("\n")
         name = key.removeprefix("submodule.").removesuffix(".path")
-        if (key, value) == (f"submodule.{name}.path", path) and ".." not in Path(name).parts:
-            found += [each / "modules" / name for each in (source.directory, source.common)]
+        if (key, value) == (f"submodule.{name}.path", path) and ".." not in name.split("/"):
+            found += [Path(f"{each}/modules/{name}") for each in (source.directory, source.common)]
     for directory in dict.fromkeys(found):
         if directory.is_dir():
             yield _source(source.folder / path, directory)
@@ -218,10 +219,10 @@ def _of_submodule(source: Source, path: str, place: Path) -> Iterator[Source]:
 
 def _source(folder: Path, directory: Path) -> Source:
     """A repository by its git directory."""
+    given = _given(directory, directory)  # its configuration may name a checkout that is not there
     asked = ("rev-parse", "--show-object-format", "--is-shallow-repository", "--git-common-dir")
-    said = _answer(*_given(directory), *asked, where=directory).removesuffix("\n")
-    format, shallow, common = said.split("\n", 2)
-    listed = _answer(*_given(directory), "config", "--null", "--list", where=directory).split("\0")
+    format, shallow, common = _answer(*given, *asked, where=directory).removesuffix("\n").split("\n", 2)
+    listed = _answer(*given, "config", "--null", "--list", where=directory).split("\0")
     settings = (line.partition("\n") for line in listed if line and not line.startswith(OF_THE_PLACE))
     return Source(
         folder=folder,
@@ -235,9 +236,9 @@ def _source(folder: Path, directory: Path) -> Source:
     )
 
 
-def _given(directory: Path) -> Sequence[str]:
-    """A repository's configuration may name a checkout that is not there; this one is."""
-    return ("--git-dir", str(directory), "--work-tree", str(directory))
+def _given(directory: Path, checkout: Path) -> Sequence[str]:
+    """What has git take this repository, or none: looking for one, it may find another around the place."""
+    return ("--git-dir", str(directory), "--work-tree", str(checkout))
 
 
 def _answer(*arguments: str, where: Path, configured: Sequence[tuple[str, str]] = ()) -> str:

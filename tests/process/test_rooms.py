@@ -58,3 +58,16 @@ def test_where_locks_fail_a_folder_is_nobody_elses_to_remove(
                 assert made.is_dir()
                 assert other.is_dir()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_removal_that_was_killed_half_way_is_finished_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        with room(str(tmp_path)) as made:
+            (made / "a").write_text("")
+            (made / "tree").mkdir()
+            killed.setattr(temporary.shutil, "rmtree", lambda *_, **__: None)
+        assert made.is_dir()
+    with room(str(tmp_path)) as other:
+        assert set(tmp_path.iterdir()) == {other}
