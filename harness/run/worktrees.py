@@ -76,7 +76,7 @@ def engines_of(refs: Iterable[Ref | None]) -> dict[str, api.EngineSpec]:
 
 def ignored(repository: Path, path: Path) -> bool:
     """Whether git ignores a file, as it should one that a build made."""
-    return _git(repository, "check-ignore", "--quiet", "--", str(path)).returncode == 0
+    return git.run("check-ignore", "--quiet", "--", str(path), where=repository).returncode == 0
 
 
 def search_path(worktree: Path) -> list[str]:
