@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from harness.common.git import environment
+
 # A test that fails for being slow says nothing on a shared machine.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
@@ -22,8 +24,11 @@ _state = tempfile.TemporaryDirectory(prefix="bench-tests-")
 
 
 def pytest_configure() -> None:
-    """Runs are signed here with a secret of the tests' own. Modules copy the environment as they are read."""
+    """Runs are signed here with a secret of the tests' own, and what a git hook exports leads no test's git
+    elsewhere. Modules copy the environment as they are read."""
     os.environ["XDG_STATE_HOME"] = _state.name
+    for name in os.environ.keys() - environment().keys():
+        del os.environ[name]
 
 
 def pytest_unconfigure() -> None:

@@ -75,8 +75,9 @@ def engines_of(refs: Iterable[Ref | None]) -> dict[str, api.EngineSpec]:
 
 
 def ignored(repository: Path, path: Path) -> bool:
-    """Whether git ignores a file, as it should one that a build made."""
-    return git.run("check-ignore", "--quiet", "--", str(path), where=repository).returncode == 0
+    """Whether git ignores a file, as it should one that a build made. The index is not asked: git dates anew
+    what it reads of one that is sparse or split."""
+    return git.run("check-ignore", "--no-index", "--quiet", "--", str(path), where=repository).returncode == 0
 
 
 def search_path(worktree: Path) -> list[str]:

@@ -178,6 +178,7 @@ def test_a_tree_is_whole_and_its_repository_stays_as_it_was(
     before = fingerprint(where), fingerprint(two)
     ref = worktrees.resolve("head", repository)
     assert worktrees.uncommitted(ref) == []
+    assert not worktrees.ignored(Path(ref.repository), Path("src/part.py"))
     assert taken(repository) == {name: (False, text.encode()) for name, text in BASE.items()}
     assert (fingerprint(where), fingerprint(two)) == before
 

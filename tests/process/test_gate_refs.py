@@ -20,7 +20,7 @@ from tests.support.bench_command import last_line, start
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
 from tests.support.places import ROOT
-from tests.support.processes import DEATH_LIMIT_S, ends
+from tests.support.processes import ends
 from tests.support.repositories import commit, fingerprint, git
 
 EXAMPLE = ROOT / "examples" / "own_engine"
@@ -120,7 +120,7 @@ def test_a_gate_that_is_ended(repository: Path, environment: dict[str, str], by:
     bench = start(environment, repository, *QUICK, *asked)
     bench.wait_for("first boots (discarded) done")
     bench.popen.send_signal(by)
-    code, _, stderr = bench.end(DEATH_LIMIT_S)
+    code, _, stderr = bench.end()
     assert code == (-by if by == signal.SIGKILL else 128 + by), stderr
     assert all(ends(each.pid) for each in bench.left())
     remove_abandoned(Path(environment["TMPDIR"]))
