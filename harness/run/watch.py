@@ -27,8 +27,8 @@ from harness.store.changed import ChangedCode
 
 BOOTING, SERVING, OVER = 0, 1, 2  # as in watcher/sitecustomize.py
 FOLDER = "BENCH_WATCH"  # in the environment of what is watched
-# Where torch compiles a function, with all that it calls: those then run without Python.
-TORCH_COMPILES = ("torch/_dynamo/convert_frame.py", "_compile")
+# Where torch loads graphs that it made before: which functions are in them, nobody says.
+LOADS_GRAPHS = ("torch/_dynamo/aot_compile.py", "deserialize")
 LOCATE = """
 import json, sys
 from importlib.util import find_spec
@@ -52,6 +52,7 @@ class Seen:
     compiled: set[str] = field(default_factory=set)  # files
     data: dict[str, int] = field(default_factory=dict)  # file → phase
     code: dict[tuple[str, str, int], int] = field(default_factory=dict)  # file, name, line → phase
+    traced: set[tuple[str, str, int]] = field(default_factory=set)  # the same, of what is in graphs
 
     @classmethod
     def read(cls, folder: Path) -> Seen:
@@ -76,6 +77,8 @@ class Seen:
                 self.compiled.add(file)
             case ["data", int(phase), str(file)]:
                 self.data[file] = max(phase, self.data.get(file, 0))
+            case ["traced", str(file), int(begins), str(name)]:
+                self.traced.add((file, name, begins))
             case ["code", int(phase), str(file), int(begins), str(name)]:
                 self.code[file, name, begins] = max(phase, self.code.get((file, name, begins), 0))
 
@@ -103,11 +106,13 @@ class Seen:
         file = os.path.realpath(path)
         return file in self.data or file in self.compiled or any(there == file for there, _, _ in self.code)
 
-    @property
-    def compiles(self) -> bool:
-        """Whether torch compiled something."""
-        file, function = TORCH_COMPILES
-        return any(there.endswith(file) and name == function for there, name, _ in self.code)
+    def compiled_by_torch(self, path: Path | None, unit: Unit) -> bool:
+        """Whether a unit of that file may run in a graph, which nobody can see."""
+        file, function = LOADS_GRAPHS
+        if any(there.endswith(file) and name == function for there, name, _ in self.code):
+            return True
+        real = "" if path is None else os.path.realpath(path)
+        return any((real, unit.code_name, line) in self.traced for line in unit.lines)
 
 
 class Watch:
@@ -115,7 +120,6 @@ class Watch:
     are in `room`."""
 
     def __init__(self, design: Design, trees: Mapping[str, Path], room: Path) -> None:
-        self._arms = design.arms
         self._folders = {arm.name: room / f"watched-{number}" for number, arm in enumerate(design.arms)}
         roots = roots_of(design.arms, trees)
         self._packages = [name for name in roots[0] if name] if roots is not None else []
@@ -131,7 +135,7 @@ class Watch:
             asked = {
                 "code": [path for is_code, path in paths if is_code],
                 "data": [path for is_code, path in paths if not is_code],
-                "endings": [TORCH_COMPILES[0]],
+                "endings": [LOADS_GRAPHS[0]],
             }
             (folder / "asked.json").write_bytes(msgspec.json.encode(asked))
 
@@ -159,7 +163,8 @@ class Watch:
             for role, pid in roles.items()
             if pid not in seen[arm].pids
         ]
-        return changed_code(self._files, *seen.values(), self._packages, blind)
+        before, after = seen.values()
+        return changed_code(self._files, before, after, self._packages, blind)
 
 
 def changed_code(
@@ -173,7 +178,6 @@ def changed_code(
     lists: dict[str, list[str]] = {each: [] for each in ("in_rounds", "at_boot", "never", "unseen")}
     other, used = [], []
     functions, counts = 0, False
-    compiles = any(each.compiles for each in both)
     for file in files:
         is_used = any(seen.used(path) for seen, path in zip(both, file.paths, strict=True))
         if file.of_tests and not is_used:
@@ -189,7 +193,7 @@ def changed_code(
                 key = (unit.kind, unit.told)
                 ran = seen.ran(path, unit)
                 when[key] = max((each for each in (ran, when.get(key)) if each is not None), default=None)
-                if unit.compiled or compiles:
+                if unit.compiled or seen.compiled_by_torch(path, unit):
                     unseen.add(key)
         functions += sum(kind == "function" for kind, _ in when)
         found = {
@@ -219,7 +223,7 @@ def changed_code(
 def _other_packages(before: Seen, after: Seen, packages: Sequence[str]) -> list[str]:
     """The other top-level packages that both arms loaded, in two versions."""
     there = {name: file for file, name in after.modules.items()}
-    found = set()
+    found: set[str] = set()
     for file, name in before.modules.items():
         package = name.partition(".")[0]
         if name not in there or package in (*packages, *found) or name.startswith("__"):

@@ -36,6 +36,7 @@ class Map:
 WATCHED = """
 import asyncio, multiprocessing, os, subprocess, sys, threading, time
 import work
+from torch._dynamo import symbolic_convert
 
 def phase(now):
     with open(os.path.join(os.environ["BENCH_WATCH"], "phase"), "r+b") as file:
@@ -51,6 +52,8 @@ if __name__ == "__main__":
         time.sleep(0.01)
     phase(1)
     work.both(), work.decorated(), work.Class().value
+    symbolic_convert.Translator(work.inlined.__code__)
+    symbolic_convert.Translator(work.inlined_too.__code__)
     with open(sys.argv[1]):
         pass
     for how in ("fork", "spawn"):
@@ -98,6 +101,12 @@ class Class:
 def fork(): pass
 def spawn(): pass
 def run_by_another(): pass
+def inlined(): pass
+def inlined_too(): pass
+"""
+TRACER = """
+class Translator:
+    def __init__(self, f_code): pass
 """
 
 
@@ -105,6 +114,8 @@ def test_every_process_tells_what_it_loads_and_which_functions_run_when(tmp_path
     """Also a loop that began as the engine booted, and goes on while requests are served."""
     for name, text in (("work.py", WORK), ("main.py", WATCHED), ("data.json", "{}")):
         (tmp_path / name).write_text(text)
+    (tmp_path / "torch" / "_dynamo").mkdir(parents=True)  # as in a process that compiles by torch
+    (tmp_path / "torch" / "_dynamo" / "symbolic_convert.py").write_text(TRACER)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import colorsys; print('the hidden one')")
     folder = tmp_path / "watched"
@@ -133,6 +144,7 @@ def test_every_process_tells_what_it_loads_and_which_functions_run_when(tmp_path
     lines = WORK.splitlines()
     assert ("decorated", lines.index("@decorate") + 1) in {(name, line) for _, name, line in seen.code}
     assert len(seen.pids) == 5  # the forked one too, and the one that multiprocessing starts for itself
+    assert {name for _, name, _ in seen.traced} == {"inlined", "inlined_too"}
     assert seen.data == {str(tmp_path / "data.json"): SERVING}
     assert seen.modules[str(tmp_path / "work.py")] == "work"
     assert any(name == "colorsys" for name in seen.modules.values())

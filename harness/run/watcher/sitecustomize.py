@@ -9,6 +9,7 @@ own in the folder $BENCH_WATCH, a line of JSON each:
     ["compiled", file]               a compiled file is loaded
     ["data", phase, file]            a file that was asked about is opened
     ["code", phase, file, line, name]  code that begins in that line of a file that was asked about runs
+    ["traced", file, line, name]     torch makes such code, or what calls it, into a graph, which runs unseen
 
 Standard library alone, of any Python from 3.8: an arm may have another interpreter than the harness.
 """
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
     from typing import Any
 
+TRACER = os.path.join("torch", "_dynamo", "symbolic_convert.py")  # an instance for each function in a graph
 BOOTING, SERVING, OVER = 0, 1, 2  # the phases, as harness.run.watch writes them into the file `phase`
 
 
@@ -74,6 +76,11 @@ class Watcher:
             spec = frame.f_globals.get("__spec__")
             name = getattr(spec, "name", None) or frame.f_globals.get("__name__", "")
             self.note("module", str(name), os.path.realpath(code.co_filename))
+        if code.co_name == "__init__" and code.co_filename.endswith(TRACER):
+            traced = frame.f_locals.get("f_code")
+            if traced is not None and (path := self.path(traced.co_filename)) is not None:
+                self.note("traced", path, traced.co_firstlineno, traced.co_name)
+            return True
         return self.runs(code)
 
     def runs(self, code: CodeType) -> bool:

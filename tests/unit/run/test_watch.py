@@ -85,9 +85,12 @@ def test_a_change_of_tests_or_of_no_python_is_not_said_to_have_never_run(sides: 
 
 def test_what_is_compiled_is_not_said_to_have_never_run(sides: tuple[Path, Path]) -> None:
     assert not found(sides).counts
-    graph = found(sides, (SERVING, "torch/_dynamo/convert_frame.py", "_compile"))
-    assert graph.counts
-    assert len(graph.unseen) == 3
+    graphs = found(sides, (BOOTING, "torch/_dynamo/aot_compile.py", "deserialize"))
+    assert (graphs.counts, len(graphs.unseen)) == (True, 3)
+    files = differing(*(files_in({"": each}) for each in sides))
+    traced = Seen(traced={(str(sides[1] / "map.py"), "get", LINES["get"])})
+    inlined = changed_code(files, Seen(), traced)
+    assert (inlined.counts, inlined.unseen) == (True, ["map.py: Map.get"])
     for side in sides:
         (side / "map.py").write_text(f"@triton.jit\ndef kernel(): return {side.name}")
     assert found(sides).unseen == ["map.py: kernel"]
