@@ -175,7 +175,7 @@ def comparison(
         failures=outputs.failures(design, blocks),
         mechanism=did | planted(design, did, values),
         limit=limits(design, values),
-        prediction=prediction.predict(manifest, blocks, rows.get(prediction.METRIC)) if after else None,
+        prediction=prediction.predict(manifest, blocks, rows) if after else None,
         sliced=turns.sliced(design, blocks) if after else None,
         nodes=by_node,
         changed_code=manifest.changed_code if after else None,

@@ -5,21 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 
 from engines import api
-from harness.analysis import comparison, stored, tail
-from harness.analysis.result import NoPrediction, Prediction, Settings, Warning
-from harness.analysis.values import block_values
-from harness.metrics import attribution, ranks
-from harness.plan.design import Arm
-from harness.stats import paired
+from harness.analysis import comparison, stored, tail, words
+from harness.analysis.result import NoPrediction, Prediction, Settings, Warning, ranked
+from harness.metrics import attribution, definitions, ranks, slices
+from harness.plan.design import Arm, Design
+from harness.stats import paired, verdicts
 from harness.store.block import Block
 from harness.store.files import SCHEMA_VERSION
-from harness.store.manifest import Manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +34,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     delta: float | None = None
     ci_low: float | None = None
     ci_high: float | None = None
+    p: float | None = None  # of no change
     share_before: float
     share_after: float | None = None
 
@@ -56,17 +55,22 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """What the records of a finished run say of its time. One arm alone has no `after`."""
+    """What the records of a finished run say of its time. One arm alone has no `after`. `headline`: what the
+    run says first; `largest`: as of largest_change."""
 
     schema_version: int
     run: str
     device: str
     variant: str
+    headline: str
     before: Settings
     after: Settings | None
     blocks: int
     confidence: float
-    intervals: dict[str, int]  # decode intervals by arm
+    measured_in: Literal["turns", "rounds"]
+    why_rounds: str  # although there were turns, or may have been; "" else
+    intervals: dict[str, int]  # decode intervals by arm; of turns, their pairs
+    largest: str | None
     device_holds: str  # besides the device's own work (EngineSpec.device_holds)
     step_us: dict[str, Part]  # "interval", then attribution.PARTS
     ranks: list[RankTimes]  # none where each model has one device
@@ -83,32 +87,97 @@ def explain(folder: Path) -> Explained:
     """
     manifest = stored.readable(folder)
     stored.check_two(folder, manifest)
-    blocks, _ = stored.finished(folder, manifest)
+    blocks, per_block = stored.finished(folder, manifest)
     design = manifest.design
-    arms = [[of_boot(block, arm, folder) for block in blocks] for arm in design.arms]
+    found = comparison.comparison(manifest, blocks, per_block)
     alpha = design.alpha(len(blocks))
-    means = [attribution.matched_means([boots[number] for boots in arms]) for number in range(len(blocks))]
-    named = {"interval": "interval_ns", **{part: part for part in attribution.PARTS}}
-    values = {name: [[each[part] for each in block] for block in means] for name, part in named.items()}
+    in_turns = of_turns(design, blocks)
+    means, intervals = of_rounds(design, blocks, folder) if in_turns is None else in_turns
+    values = {
+        name: [[arm[name] for arm in block] for block in means] for name in ("interval", *attribution.PARTS)
+    }
     step = {name: _part(each, values["interval"], alpha) for name, each in values.items()}
-    before, *after = design.arms_with_plant(manifest.plant_ns)
+    device = manifest.descriptions[design.arms[0].name].device["kind"]
     return Explained(
         schema_version=SCHEMA_VERSION,
         run=manifest.run,
-        device=manifest.descriptions[design.arms[0].name].device["kind"],
+        device=device,
         variant=design.name,
-        before=comparison.settings(before),
-        after=comparison.settings(after[0]) if after else None,
+        headline=words.conclusion(device, found),
+        before=found.before,
+        after=found.after,
         blocks=len(blocks),
         confidence=1 - alpha,
-        intervals={arm.name: sum(map(len, boots)) for arm, boots in zip(design.arms, arms, strict=True)},
+        measured_in="rounds" if in_turns is None else "turns",
+        why_rounds=why_rounds(design) if in_turns is None else "",
+        intervals=intervals,
+        largest=largest_change(step, alpha),
         device_holds=" and ".join(dict.fromkeys(filter(None, (arm.device_holds for arm in design.arms)))),
         step_us=step,
         ranks=[times for arm in design.arms for times in rank_times(arm, blocks)],
         tail=tails(design.arms, blocks),
-        prediction=predicted(manifest, blocks) if after else None,
-        warnings=warnings(step),
+        prediction=found.prediction,
+        warnings=ranked([*(each for each in found.warnings if each.leads), *warnings(step)]),
     )
+
+
+# Of each block, of each arm: us of a step in "interval" and in each of attribution.PARTS. And how many
+# intervals that are, by arm.
+Means = tuple[list[list[dict[str, float]]], dict[str, int]]
+
+
+def of_turns(design: Design, blocks: Sequence[Block]) -> Means | None:
+    """From the turns of two arms; None where some block's hold no parts of steps, or too few pairs."""
+    if len(design.arms) != 2:
+        return None
+    every, means, pairs = design.primary == definitions.SLICED_MEAN, [], 0
+    for block in blocks:
+        sides = [block.of(arm.name, "slices") for arm in design.arms]
+        found = slices.parts_of_step(sides[0], sides[1], every) if all(map(len, sides)) else None
+        if found is None:
+            return None
+        means.append(
+            [
+                {"interval": sum(parts.values()) / 1e3, **{name: each / 1e3 for name, each in parts.items()}}
+                for parts in found
+            ]
+        )
+        pairs += len(slices.pair(*map(slices.decode_slices, sides)))
+    return means, dict.fromkeys((arm.name for arm in design.arms), pairs)
+
+
+def of_rounds(design: Design, blocks: Sequence[Block], folder: Path) -> Means:
+    """From the records of rounds, at the before arm's batches. Raises BadSetting where there are none."""
+    arms = [[of_boot(block, arm, folder) for block in blocks] for arm in design.arms]
+    means = [attribution.matched_means([boots[number] for boots in arms]) for number in range(len(blocks))]
+    named = [
+        [{"interval": each["interval_ns"], **{part: each[part] for part in attribution.PARTS}} for each in of]
+        for of in means
+    ]
+    return named, {arm.name: sum(map(len, boots)) for arm, boots in zip(design.arms, arms, strict=True)}
+
+
+def why_rounds(design: Design) -> str:
+    """Why turns do not tell where a step goes; "" of one arm, which takes none."""
+    if len(design.arms) < 2:
+        return ""
+    if not design.segments:
+        return "this run took no turns"
+    return (
+        "turns do not tell it here (an earlier version measured them, or too few have a partner), and with "
+        "arrivals, and one arm at a time, the step may change by another share"
+    )
+
+
+def largest_change(step: Mapping[str, Part], alpha: float) -> str | None:
+    """The part that changed most, of those whose interval leaves out 0; None of none, and where there are no
+    more of them than chance makes among so many parts (Holm)."""
+    parts = {name: part for name, part in step.items() if name != "interval" and (part.before or part.after)}
+    changed = {name: part.p for name, part in parts.items() if part.p is not None}
+    if min(verdicts.holm(changed).values(), default=1.0) >= alpha:
+        return None
+    told = [name for name, p in changed.items() if p < alpha]
+    return max(told, key=lambda name: abs(parts[name].delta or 0.0))
 
 
 def of_boot(block: Block, arm: Arm, folder: Path) -> pd.DataFrame:
@@ -142,6 +211,7 @@ def _part(per_block: Sequence[Sequence[float]], whole: Sequence[Sequence[float]]
         delta=effect.delta,
         ci_low=effect.low,
         ci_high=effect.high,
+        p=effect.p,
         share_before=share,
         share_after=effect.after / float(steps[1].mean()),
     )
@@ -173,12 +243,6 @@ def tails(arms: Sequence[Arm], blocks: Sequence[Block]) -> list[tail.Tail]:
                 late = tail.late(arm.name, metric, [boot[metric] for boot in boots], level)
                 found += [] if late is None else [late]
     return found
-
-
-def predicted(manifest: Manifest, blocks: Sequence[Block]) -> Prediction | NoPrediction | None:
-    """The prediction as `bench run` prints it."""
-    per_block = [block_values(manifest.design, block) for block in blocks]
-    return comparison.comparison(manifest, blocks, per_block).prediction
 
 
 def warnings(step: Mapping[str, Part]) -> list[Warning]:

@@ -19,7 +19,7 @@ the message's aftermath, and goes where the message goes. Where every step sends
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from statistics import NormalDist
@@ -30,8 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.analysis.result import MetricRow, NoPrediction, Prediction
+from harness.common.formatting import percent
 from harness.common.machine import Machine
 from harness.metrics.attribution import attribute
+from harness.metrics.definitions import OF_PAIRS
 from harness.plan.design import Arm
 from harness.stats import paired
 
@@ -199,9 +201,10 @@ def model_of(before: Arm, after: Arm) -> Model | str:
 
 
 def predict(
-    manifest: Manifest, blocks: Sequence[Block], measured: MetricRow | None
+    manifest: Manifest, blocks: Sequence[Block], rows: Mapping[str, MetricRow]
 ) -> Prediction | NoPrediction:
-    """The prediction of a run with two arms, as it stands in a result; `measured` is the row of METRIC."""
+    """The prediction of a run with two arms, as it stands in a result; `rows`: its metrics by name."""
+    measured, decided = rows.get(METRIC), rows.get(manifest.design.primary)
     design = manifest.design
     model = model_of(*design.arms)
     if isinstance(model, str):
@@ -235,7 +238,19 @@ def predict(
         measured=change,
         error=None if change is None else effect.change - change,
         calibration=calibrated(calibration, manifest) if fits else "nothing was calibrated for this device",
+        remark=not_of(design.primary, None if decided is None else decided.change),
     )
+
+
+def not_of(primary: str, change: float | None) -> str:
+    """Why a prediction is of another metric than the run's first line; "" where it is not."""
+    if primary == METRIC or change is None:
+        return ""
+    if primary in OF_PAIRS:
+        why = "is of turns, without arrivals and messages to predict from"
+    else:
+        why = f"is of {primary}, which is more than a decode step"
+    return f"The first line's {percent(change)} {why}"
 
 
 def calibrated(calibration: Calibration, manifest: Manifest) -> str:

@@ -139,7 +139,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, tag_field=TAG):
-    """What the toggle should have given, by the before arm's records. `error`: predicted - measured."""
+    """What the toggle should have given, by the before arm's records. `error`: predicted - measured;
+    `remark`: why that is not what the run's first line says."""
 
     metric: str
     model: str
@@ -149,6 +150,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, tag_field=TAG):
     measured: float | None
     error: float | None
     calibration: str
+    remark: str = ""
 
 
 class NoPrediction(msgspec.Struct, frozen=True, kw_only=True, tag_field=TAG):

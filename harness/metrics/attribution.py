@@ -115,6 +115,25 @@ def attribute(steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool) -> 
     chosen = steps.loc[intervals.index]
     ends = chosen["device_end_ns"].to_numpy()
     starts = ends - intervals["interval_ns"].to_numpy()
+    parts = _parts(steps, work, forward_thread, chosen, starts)
+    return pd.DataFrame(
+        {"batch": chosen["batch"].to_numpy(), "interval_ns": ends - starts, **parts}, index=intervals.index
+    )
+
+
+def of_each_step(steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool) -> pd.DataFrame:
+    """One row per step that the device ended, by its number, but the first: ns in each of PARTS since the
+    device's end of the step before it, whatever that was. Arguments as of `attribute`."""
+    ended = steps[steps["device_end_ns"] >= 0].sort_values("step")
+    chosen, starts = ended.iloc[1:], ended["device_end_ns"].to_numpy()[:-1]
+    return pd.DataFrame(_parts(steps, work, forward_thread, chosen, starts), index=chosen["step"])
+
+
+def _parts(
+    steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool, chosen: pd.DataFrame, starts: Int64s
+) -> dict[str, Int64s]:
+    """ns in each of PARTS from `starts` to the device's end of each of the chosen steps."""
+    ends = chosen["device_end_ns"].to_numpy()
     launched = chosen["launch.end"].to_numpy()
     recorded, queued = launched >= 0, launched <= starts
     programs = work[work["kind"] == "program"] if len(work) else work
@@ -148,14 +167,7 @@ def attribute(steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool) -> 
     }
     painted = paint([claims[part] for part in PARTS])  # where two claim a nanosecond, the first has it
     found = painted.within(starts, ends)
-    return pd.DataFrame(
-        {
-            "batch": chosen["batch"].to_numpy(),
-            "interval_ns": ends - starts,
-            **{part: found[:, number] for number, part in enumerate(PARTS)},
-        },
-        index=intervals.index,
-    )
+    return {part: found[:, number] for number, part in enumerate(PARTS)}
 
 
 def spans(steps: pd.DataFrame, phase: str) -> Spans:

@@ -11,22 +11,29 @@ import numpy as np
 import pandas as pd
 
 from harness.metrics.arrays import Floats
+from harness.metrics.attribution import PARTS
 from harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS, SLICED_MEAN
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
 KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased choice
 SAME = ["round", "turn", "first_step", "steps", "batch", "tokens"]
+PART = "part."  # begins the columns of where the interval goes
 
 
-def of_turns(steps: pd.DataFrame, turns: pd.DataFrame, lead: int) -> pd.DataFrame:
-    """One row per turn of a segment, from records.steps_frame and records.turns_frame.
+def of_turns(
+    steps: pd.DataFrame, turns: pd.DataFrame, lead: int, parts: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """One row per turn of a segment, from records.steps_frame and records.turns_frame. `parts`:
+    attribution.of_each_step of the same steps.
 
     turn; first_step (from the segment's first); steps; batch (of the first; -1 where not all are decode
     steps); tokens (of all); interval_ns (mean time from device end to device end, behind the
     first `lead` steps, which fill the pipeline; -1 where there is none); device_ns (mean, of the steps that
     these intervals end with; -1 where it is not known); turn_ns (from taking the baton until all was
     finished, by the number of steps); parked_ns and parked_cpu_ns (before it, all processes of the engine
-    together). An engine that records no device work ends a step when its tokens are on the host.
+    together); with `parts`, one column behind PART for each, a mean over the steps of interval_ns, to which
+    they add up. An engine that records no device work ends a step when its tokens are on the host; its steps
+    have no parts.
     """
     ordered = steps.sort_values("step")
     ends, device = ordered["device_end_ns"].to_numpy(), ordered["device_ns"].to_numpy()
@@ -34,6 +41,8 @@ def of_turns(steps: pd.DataFrame, turns: pd.DataFrame, lead: int) -> pd.DataFram
         ends = ordered["append.start"].to_numpy()
     numbers, batches, tokens = (ordered[name].to_numpy() for name in ("step", "batch", "tokens"))
     decode = (ordered["kind"] == "decode").to_numpy()
+    known = parts is not None and len(parts) > 0
+    shares = parts.reindex(numbers)[list(PARTS)].to_numpy() if parts is not None and known else None
     rows = []
     for turn, (taken, drained, parked, parked_cpu) in enumerate(
         turns[["taken_ns", "drained_ns", "parked_ns", "parked_cpu_ns"]].itertuples(index=False)
@@ -57,13 +66,17 @@ def of_turns(steps: pd.DataFrame, turns: pd.DataFrame, lead: int) -> pd.DataFram
                 "parked_cpu_ns": parked_cpu,
             }
         )
-    return pd.DataFrame(rows, columns=COLUMNS)
+        if shares is not None:
+            means = shares[inner].mean(axis=0) if len(inner) else [-1.0] * len(PARTS)
+            rows[-1] |= dict(zip(PART_COLUMNS, means, strict=True))
+    return pd.DataFrame(rows, columns=[*COLUMNS, *(PART_COLUMNS if shares is not None else ())])
 
 
 COLUMNS = (
     "turn", "first_step", "steps", "batch", "tokens", "interval_ns", "device_ns", "turn_ns", "parked_ns",
     "parked_cpu_ns",
 )  # fmt: skip
+PART_COLUMNS = tuple(f"{PART}{name}" for name in PARTS)
 
 
 def decode_slices(slices: pd.DataFrame) -> pd.DataFrame:
@@ -121,6 +134,25 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
     for whole, values in zip((own, *theirs), found, strict=True):
         values[DRAINED] = drained(whole)
     return tuple(found)
+
+
+def parts_of_step(
+    before: pd.DataFrame, after: pd.DataFrame, every: bool
+) -> tuple[dict[str, float], dict[str, float]] | None:
+    """Where a decode step goes in turns, ns: each of PARTS in both arms, means over the same pairs, so that
+    they add up to the step. Over every pair, as step_ms_sliced_mean, or without TRIMMED of them at each end
+    of the change, much as step_ms_sliced. None where too few pairs are left, or nothing is known of parts."""
+    whole = [decode_slices(each) for each in (before, after)]
+    pairs = pair(*whole)
+    columns = [[f"{name}_{side}" for name in PART_COLUMNS] for side in ("before", "after")]
+    if not kept(pairs, *whole) >= KEPT or not set(columns[0] + columns[1]) <= set(pairs):
+        return None
+    if not every:
+        order = np.argsort(pairs["interval_ns_after"] / pairs["interval_ns_before"])
+        cut = int(TRIMMED * len(pairs))
+        pairs = pairs.iloc[order[cut : len(pairs) - cut]]
+    first, second = (dict(zip(PARTS, pairs[names].mean(skipna=False), strict=True)) for names in columns)
+    return None if np.isnan([*first.values(), *second.values()]).any() else (first, second)
 
 
 def error_of_pairs(pairs: pd.DataFrame) -> float:

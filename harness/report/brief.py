@@ -16,7 +16,7 @@ from harness.report.page import Page, Table
 ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a verdict
 MOST_COUNTERS, MOST_WARNINGS = 4, 3
 NO_CLAIM = "none"  # how the claim of a variant begins whose source has none
-NOTE = "{confidence}% intervals over blocks; change = after/before − 1; --all shows more."
+NOTE = "{confidence}% intervals over blocks; change = after/before − 1; --all shows more.{rounds}"
 
 
 def pages(result: Result) -> Iterator[Page]:
@@ -62,13 +62,14 @@ def claimed(comparison: Comparison) -> str | None:
     ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
     # Else a number like the source's would be read as its confirmation.
     open_still = "" if any(row.excludes_zero for row in rows.values()) else ": not settled"
-    return f"The source: {variant.claim}; ours: {ours}{open_still}."
+    where = "" if comparison.sliced is None else " in rounds"
+    return f"The source: {variant.claim}; ours{where}: {ours}{open_still}."
 
 
 def _parts(comparison: Comparison) -> Iterator[Table]:
     """The metrics; what the toggle did, and the limit, in one table."""
     shown = {name: row for name, row in comparison.metrics.items() if name in _chosen(comparison)}
-    note = NOTE.format(confidence=confidence(comparison.confidence))
+    note = NOTE.format(confidence=confidence(comparison.confidence), rounds=tables.of_rounds(comparison))
     yield _without_note(tables.metric_table(replace(comparison, metrics=shown)), note)
     if any(side.failed for side in comparison.failures.values()):
         yield tables.failures_table(comparison.failures)
@@ -90,7 +91,7 @@ def _chosen(comparison: Comparison) -> list[str]:
 
 def _warnings(comparison: Comparison) -> list[str]:
     """None is left out that may do something to the verdict."""
-    found = findings.following(comparison)
+    found = findings.following(comparison.warnings)
     known = [each for each in found[MOST_WARNINGS:] if each.severity == Severity.DESCRIBES]
     shown = [each.text for each in found if each not in known]
     return [*shown, *([f"and {len(known)} more: --all"] if known else [])]

@@ -7,44 +7,52 @@ from collections.abc import Callable
 import msgspec
 
 from harness.analysis.explain import SHOWN_CAUSES, Explained, Part, RankTimes
-from harness.analysis.result import texts
 from harness.analysis.tail import Tail
 from harness.analysis.words import confidence, interval
-from harness.common.formatting import blocks_of, number
+from harness.common.formatting import number
+from harness.report import findings
 from harness.report.page import Page, Table, csv_text, tabulated
 from harness.report.tables import changed_settings, prediction_line
 
 DEVICE = "device and more"  # what the device's line is called where it holds more
 STEP_NOTE = (
-    "Means over blocks, decode steps that follow a decode step, at the before arm's batch mix; from the "
-    "device's end of a step to its end of the next. A host phase counts only while the device stands still. "
-    "Interval: {confidence}%, t over blocks. harness/metrics/attribution.py defines each line."
+    "Means over blocks, from the device's end of a step to its end of the next; {of}. A host phase counts "
+    "only while the device stands still. Interval: {confidence}%, t over blocks. "
+    "harness/metrics/attribution.py defines each line."
 )
+OF = {
+    "turns": "of turns, so of the same steps in both arms; plain means, which add up, and so may differ in "
+    "the last digit from step_ms_sliced, a mean of logarithms",
+    "rounds": "of decode steps that follow a decode step, at the before arm's batch mix",
+}
 RANKS_NOTE = (
-    "Means over blocks of decode steps, each arm at its own batches. Waiting: from the rank's own start of a "
-    "step's program until the last rank's, which no all-reduce in it ends before; it is within the device's "
-    "time and its busy share, and under a pace within the pace. harness/metrics/ranks.py."
+    "Means over blocks of decode steps in rounds, each arm at its own batches. Waiting: from the rank's own "
+    "start of a step's program until the last rank's, which no all-reduce in it ends before; it is within "
+    "the device's time and its busy share, and under a pace within the pace. harness/metrics/ranks.py."
 )
 TAIL_NOTE = (
     "Late: the mean of the samples at the percentile and above; typical: of those between the quartiles. "
     "What made them late: what the scheduler's thread did more of than in a typical one, the largest "
-    "first; the whole list is in --format json. Pooled over blocks, so described and not judged. "
+    "first; the whole list is in --format json. Of rounds, pooled over blocks, so described and not judged. "
     "harness/analysis/tail.py."
 )
 
 
-def conclusion(found: Explained) -> str:
-    """One sentence: the change of the step, and the part with most of it."""
-    whole = found.step_us["interval"]
-    parts = {name: row for name, row in found.step_us.items() if name != "interval"}
-    start = f"{found.variant}: a decode step takes {number(whole.before)} us"
-    where = f"over {blocks_of(found.blocks)} on the {found.device} device"
+def step_line(found: Explained) -> str:
+    """The change of the step, in which of the run's measurements, and the part that changed most."""
+    whole, device = found.step_us["interval"], found.step_us["device"]
+    why = f", as {found.why_rounds}" if found.why_rounds else ""
+    start = f"In {found.measured_in}{why}: a decode step takes {number(whole.before)} us"
     if found.after is None:
-        return f"{start} {where}, {_share(parts['device'].share_before)} of it the device's."
-    name = max(parts, key=lambda part: abs(parts[part].delta or 0))
+        return f"{start}, {_share(device.share_before)} of it the device's."
+    change = f"{start} before and {number(whole.after)} after ({_change(whole)})"
+    if found.blocks == 1:
+        return f"{change}; one block can't tell which part changed."
+    if found.largest is None:
+        return f"{change}; no part of it changed by more than chance explains."
+    largest = _change(found.step_us[found.largest])
     return (
-        f"{start} before and {number(whole.after)} after ({_delta(whole)} us) {where}; the largest change is "
-        f"in {name}, {_delta(parts[name])} us."
+        f"{change}; of its parts' changes that are told from 0, the largest is in {found.largest}: {largest}."
     )
 
 
@@ -52,10 +60,12 @@ def page(found: Explained) -> Page:
     tables = [step_table(found), *([rank_table(found)] if found.ranks else []), tail_table(found)]
     if found.prediction is not None:
         tables.append(Table("Prediction", (), (), prediction_line(found.prediction)))
-    lines = [changed_settings(found.before, found.after)]
+    changed = changed_settings(found.before, found.after)
+    lines = (*findings.below_verdict(found.warnings), step_line(found), changed)
     if found.device_holds:
-        lines.append(f"The line `{DEVICE}` is the device's time and that of {found.device_holds}.")
-    return Page(conclusion(found), tuple(lines), tuple(tables), texts(found.warnings))
+        lines += (f"The line `{DEVICE}` is the device's time and that of {found.device_holds}.",)
+    others = [each.text for each in findings.following(found.warnings)]
+    return Page(found.headline, lines, tuple(tables), others)
 
 
 def step_table(found: Explained) -> Table:
@@ -79,7 +89,7 @@ def step_table(found: Explained) -> Table:
             "interval": lambda row: interval(row[1]),
         }
         numbers = ("before", "share", "after", "of it", "change")
-    note = STEP_NOTE.format(confidence=confidence(found.confidence))
+    note = STEP_NOTE.format(confidence=confidence(found.confidence), of=OF[found.measured_in])
     return tabulated("Where a decode step goes", rows, columns, note, numbers)
 
 
@@ -126,6 +136,10 @@ def _share(value: float | None) -> str:
 
 def _delta(row: Part) -> str:
     return "–" if row.delta is None else f"{row.delta:+,.1f}".replace("-", "−")
+
+
+def _change(row: Part) -> str:
+    return f"{_delta(row)} us {interval(row)}".rstrip()
 
 
 def to_csv(found: Explained) -> str:

@@ -3,7 +3,7 @@ nothing is decided, the mechanism that tells the arms apart, and the host phases
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from harness.analysis.result import UNDECIDED, Comparison, Counter, MetricRow, Warning, ranked
 from harness.analysis.words import difference, interval
@@ -18,11 +18,7 @@ NS, PHASE = "_ns", "phase_"
 def leading(comparison: Comparison) -> Iterator[str]:
     """Lines right below the verdict: warnings that overrule or qualify it, and, where nothing is decided, the
     way out, and what was found all the same."""
-    for each in ranked(comparison.warnings):
-        if each.kind == UNDECIDED:
-            yield each.text[:1].upper() + each.text[1:]
-        elif each.leads:
-            yield f"Warning: {each.text}"
+    yield from below_verdict(comparison.warnings)
     row = comparison.decided
     if row is None or row.verdict != "undecided":
         return
@@ -34,12 +30,22 @@ def leading(comparison: Comparison) -> Iterator[str]:
         ),
     ]
     if found:
-        yield f"Descriptive, no verdict: {'; '.join(found)}."
+        where = "" if comparison.sliced is None else ", in rounds"
+        yield f"Descriptive{where}, no verdict: {'; '.join(found)}."
 
 
-def following(comparison: Comparison) -> list[Warning]:
-    """All other warnings, which stand below the tables."""
-    return [each for each in ranked(comparison.warnings) if each.kind != UNDECIDED and not each.leads]
+def below_verdict(warnings: Iterable[Warning]) -> Iterator[str]:
+    """Those that overrule or qualify it."""
+    for each in ranked(warnings):
+        if each.kind == UNDECIDED:
+            yield each.text[:1].upper() + each.text[1:]
+        elif each.leads:
+            yield f"Warning: {each.text}"
+
+
+def following(warnings: Iterable[Warning]) -> list[Warning]:
+    """All others, which stand below the tables."""
+    return [each for each in ranked(warnings) if each.kind != UNDECIDED and not each.leads]
 
 
 def _phases(comparison: Comparison) -> dict[str, MetricRow]:

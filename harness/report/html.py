@@ -93,7 +93,7 @@ def to_html(run: Run) -> str:
         changed=tables.changed_settings(comparison.before, comparison.after),
         qualified=list(findings.leading(comparison)),
         said=[*outputs, tables.stopped(result), *tables.remarks(comparison)],
-        warnings=[each.text for each in findings.following(comparison)],
+        warnings=[each.text for each in findings.following(comparison.warnings)],
         first=first,
         others=[table for table in others if table.title != "Outputs"],
         everything=tables.metric_table(comparison, every=True),

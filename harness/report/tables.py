@@ -306,14 +306,17 @@ def prediction_line(predicted: Prediction | NoPrediction) -> str:
     """What the toggle should have given by the before arm's records, beside what it gave."""
     if isinstance(predicted, NoPrediction):
         return f"No prediction: {predicted.none}."
-    said = f"Predicted from the before arm alone: {predicted.metric} {percent(predicted.change)}"
+    said = f"Predicted from the before arm's rounds: {predicted.metric} {percent(predicted.change)}"
     if predicted.ci_low is not None:
         said += f" [{percent(predicted.ci_low)}, {percent(predicted.ci_high)}]"
     if predicted.measured is not None:
         points = percent(predicted.error).removesuffix("%")
-        said += f"; measured {percent(predicted.measured)}, so the prediction is off by {points} points"
+        said += (
+            f"; measured there: {percent(predicted.measured)}, so the prediction is off by {points} points"
+        )
+    remark = f" {predicted.remark}." if predicted.remark else ""
     return (
-        f"{said}. Model: {predicted.model}, harness/analysis/prediction.py; "
+        f"{said}.{remark} Model: {predicted.model}, harness/analysis/prediction.py; "
         f"calibrated: {predicted.calibration}."
     )
 
@@ -336,7 +339,7 @@ def metric_table(comparison: Comparison, every: bool = False) -> Table:
     if any(definitions.of_a_step(name) for name, _ in rows):
         columns[PER_STEP] = lambda row: per_step(row[0], row[1].before, row[1].after)
     columns["interval"] = lambda row: interval(row[1])
-    note = CONVENTIONS.format(confidence=confidence(comparison.confidence))
+    note = CONVENTIONS.format(confidence=confidence(comparison.confidence)) + of_rounds(comparison)
     if any(row.floor is not None for _, row in rows):
         columns["floor"] = lambda row: floor(row[1])
         note += FLOOR
@@ -346,6 +349,16 @@ def metric_table(comparison: Comparison, every: bool = False) -> Table:
     elif any(row.verdict is not None for name, row in rows if name != comparison.primary):
         note += BOTH
     return tabulated("Every metric" if every else "Before and after", rows, columns, note, NUMBERS)
+
+
+def of_rounds(comparison: Comparison) -> str:
+    """Why other metrics change by another share than the step in turns; "" where there were none."""
+    if comparison.sliced is None:
+        return ""
+    return (
+        " TTFT, TPOT and throughput are of rounds: arrivals, prefills and the client are in them, so they "
+        "change by another share than the step."
+    )
 
 
 def chosen(comparison: Comparison) -> list[str]:
@@ -382,7 +395,7 @@ def pages(result: Result) -> Iterator[Page]:
             stopped(result),
             *said,
         )
-        warned = [following.text for following in findings.following(each)]
+        warned = [following.text for following in findings.following(each.warnings)]
         yield Page(conclusion(result.device, each), lines, tuple(parts(each)), warned)
 
 

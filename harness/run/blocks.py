@@ -30,6 +30,7 @@ import pandas as pd
 from engines import api
 from harness.common import differences, processes
 from harness.metrics import divergences
+from harness.metrics.attribution import of_each_step
 from harness.metrics.requests import mean_decoding
 from harness.metrics.slices import of_turns
 from harness.metrics.steps import decode_intervals
@@ -345,7 +346,9 @@ def _segment(
     slices = []
     for each in turning:
         record, turns = session.collect_turns(each)
-        frame = of_turns(records.steps_frame(record), records.turns_frame(turns), design.turn_lead)
+        steps = records.steps_frame(record)
+        parts = of_each_step(steps, records.device_frame(record), each.arm.toggles.get("launch") == "thread")
+        frame = of_turns(steps, records.turns_frame(turns), design.turn_lead, parts)
         frame.insert(0, "arm", each.arm.name)
         frame.insert(1, "round", segment)
         slices.append(frame)

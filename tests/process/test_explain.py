@@ -5,29 +5,35 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from engines import api
 from harness.analysis import explain
 from harness.analysis.result import NoPrediction, to_plain
-from harness.metrics import ranks
+from harness.metrics import ranks, slices
 from harness.metrics.attribution import PARTS
+from harness.metrics.definitions import SLICED, SLICED_MEAN
 from harness.report import explain_tables
 from harness.report import page as pages
 from harness.store import tables
-from harness.store.manifest import write_manifest
+from harness.store.block import Block
+from harness.store.manifest import read_manifest, write_manifest
 from tests.support.bench_command import last_line
 from tests.support.in_process import bench
-from tests.support.made_blocks import blocks, manifest, warned
+from tests.support.made_blocks import MS, blocks, manifest, warned
 from tests.support.made_runs import stored
 
 TOP = {
-    "schema_version", "run", "device", "variant", "before", "after", "blocks", "confidence", "intervals",
-    "step_us", "ranks", "tail", "prediction", "warnings",
+    "schema_version", "run", "device", "variant", "headline", "before", "after", "blocks", "confidence",
+    "measured_in", "why_rounds", "intervals", "largest", "step_us", "ranks", "tail", "prediction", "warnings",
 }  # fmt: skip
 
 
@@ -51,6 +57,99 @@ def test_parts_add_up_to_the_interval_in_both_arms_and_in_the_change(found: expl
     assert whole.ci_low < whole.delta < whole.ci_high
     assert found.step_us["device"].before == pytest.approx(1000)
     assert found.prediction == NoPrediction(none="the models know the steps of the engine `overlap` only")
+
+
+SHARES = {"device": 0.5, "h2d": 0.3, "unattributed": 0.2}  # of the before arm's 4 ms
+
+
+def with_turns(block: Block, after: dict[str, float], noise: float = 0.0) -> dict[str, pd.DataFrame]:
+    """The tables of a block with 20 turns of each arm, whose parts of a step are these, ms. In rounds the
+    after arm changes by another share. Every fifth of its turns has a stall."""
+    rows = []
+    parts = {"before": {name: 4 * share for name, share in SHARES.items()}, "after": after}
+    for arm, turn in product(parts, range(20)):
+        spent = {f"{slices.PART}{name}": 0.0 for name in PARTS}
+        spent |= {f"{slices.PART}{name}": ms * MS for name, ms in parts[arm].items()}
+        spent[f"{slices.PART}device"] += noise * MS * (arm == "after")
+        spent[f"{slices.PART}output"] += 9 * MS * (turn % 5 == 0 and arm == "after")
+        row = {
+            "arm": arm,
+            "round": 0,
+            "turn": turn,
+            "first_step": 4 * turn,
+            "steps": 4,
+            "batch": 4,
+            "tokens": 16,
+        }
+        row |= {"interval_ns": round(sum(spent.values())), "device_ns": 2 * MS, "turn_ns": 5 * MS}
+        rows.append({**row, "parked_ns": MS, "parked_cpu_ns": 0, **spent})
+    return {**block.tables, "slices": pd.DataFrame(rows)}
+
+
+def run_in_turns(folder: Path, after: dict[str, float], noises: Sequence[float], **design: Any) -> Path:
+    plan = manifest(len(noises), segments=1, primary=SLICED, **design)
+    write_manifest(folder, plan)
+    for each, noise in zip(blocks(0.95, len(noises)), noises, strict=True):
+        tables.write_block(folder, each.number, with_turns(each, after, noise))
+    return folder
+
+
+def test_phases_are_of_turns_where_there_were_turns_and_agree_with_the_first_line(tmp_path: Path) -> None:
+    noises = [0.01, -0.01, 0.012, -0.012, 0.008, -0.008]
+    found = explain.explain(run_in_turns(tmp_path, {"device": 2.0, "h2d": 0.8, "unattributed": 0.8}, noises))
+    assert found.measured_in == "turns"
+    assert "step_ms_sliced changed by −10.0%" in found.headline
+    whole = found.step_us["interval"]
+    assert (whole.before, whole.after) == pytest.approx((4000, 3600))  # in rounds it is another share
+    assert found.step_us["h2d"].delta == pytest.approx(-400)
+    assert found.step_us["output"].after == 0  # rare stalls, which the first line leaves out too
+    assert found.largest == "h2d"
+    line = explain_tables.step_line(found)
+    assert line.startswith("In turns: a decode step takes 4,000 us before and 3,600 after (−400.0 us [")
+    assert "the largest is in h2d: −400.0 us [−400, −400]." in line
+    assert found.intervals == {"before": 120, "after": 120}
+
+
+def test_no_part_is_named_whose_change_holds_0(tmp_path: Path) -> None:
+    same = {name: 4 * share for name, share in SHARES.items()}
+    wide = [0.3, -0.5, 0.4, -0.6, 0.5, -0.4]
+    found = explain.explain(run_in_turns(tmp_path / "wide", same, wide))
+    assert found.largest is None
+    assert "no part of it changed by more than chance explains" in explain_tables.step_line(found)
+    told = explain.explain(run_in_turns(tmp_path / "h2d", {**same, "h2d": 1.1}, wide))
+    assert abs(told.step_us["device"].delta) < abs(told.step_us["h2d"].delta)
+    more = explain.explain(run_in_turns(tmp_path / "more", {**same, "h2d": 1.19, "device": 1.8}, wide))
+    assert abs(more.step_us["device"].delta) > abs(more.step_us["h2d"].delta)
+    assert more.largest == told.largest == "h2d"
+    one = explain.explain(run_in_turns(tmp_path / "one", {**same, "h2d": 0.1}, [0.0]))
+    assert one.largest is None
+    assert "one block can't tell which part changed" in explain_tables.step_line(one)
+
+
+def test_where_turns_do_not_tell_it_phases_are_of_rounds_and_say_so(
+    tmp_path: Path, found: explain.Explained
+) -> None:
+    assert (found.measured_in, found.why_rounds) == ("rounds", "this run took no turns")
+    run = run_in_turns(tmp_path, {"device": 2.0}, [0.0, 0.0])
+    for number in range(2):  # as an earlier version left them
+        old = tables.read_table(run, number, "slices")
+        kept = [name for name in old if not name.startswith(slices.PART)]
+        tables.write_table(tables.table_path(run, number, "slices"), old[kept])
+    fallen_back = explain.explain(run)
+    assert fallen_back.measured_in == "rounds"
+    assert fallen_back.step_us["interval"].delta == pytest.approx(-200, rel=0.05)
+    line = explain_tables.step_line(fallen_back)
+    assert line.startswith("In rounds, as turns do not tell it here")
+    assert "the step may change by another share" in line
+
+
+def test_the_mean_of_all_turns_is_explained_where_that_decides(tmp_path: Path) -> None:
+    after = {name: 4 * share for name, share in SHARES.items()}
+    run = run_in_turns(tmp_path, after, [0.0, 0.0])
+    plan = read_manifest(run)
+    by_mean = msgspec.structs.replace(plan.design, primary=SLICED_MEAN)
+    write_manifest(run, msgspec.structs.replace(plan, design=by_mean))
+    assert explain.explain(run).step_us["output"].after == pytest.approx(9000 / 5)
 
 
 def test_a_step_that_is_mostly_unattributed_is_warned_of(found: explain.Explained) -> None:
@@ -107,9 +206,9 @@ def test_every_form_says_the_same(
     rows = {row["part"]: row for row in csv.DictReader(io.StringIO(shown["csv"]))}
     assert list(rows) == ["interval", *PARTS]
     assert float(rows["device"]["delta"]) == told["step_us"]["device"]["delta"]
-    conclusion = explain_tables.conclusion(found)
     for form in ("table", "markdown"):
-        assert conclusion.split(";")[0] in " ".join(shown[form].split())
+        for line in (found.headline, explain_tables.step_line(found)):
+            assert line in " ".join(shown[form].split())
         for words in ("unattributed", "ttft p99 (few)", "No prediction", "interval"):
             assert words in shown[form], (form, words)
 

@@ -166,6 +166,25 @@ def test_how_far_a_prediction_is_off_is_told_in_decimals(error: float, points: s
     assert f"is off by {points} points" in line
 
 
+@pytest.mark.parametrize(
+    ("primary", "said"),
+    [
+        ("step_ms_matched", ""),
+        ("step_ms_sliced", "The first line's −12.7% is of turns"),
+        ("tpot_ms_p50", "The first line's −12.7% is of tpot_ms_p50"),
+    ],
+)
+def test_a_prediction_says_why_it_is_not_of_what_the_first_line_says(primary: str, said: str) -> None:
+    found = Prediction(
+        metric="step_ms_matched", model="overlap", change=-0.14, ci_low=None, ci_high=None, measured=-0.094,
+        error=-0.046, calibration="a test", remark=prediction.not_of(primary, -0.127),
+    )  # fmt: skip
+    line = tables.prediction_line(found)
+    assert "step_ms_matched −14.0%; measured there: −9.4%" in line
+    assert ("first line" in line) == bool(said)
+    assert said in line
+
+
 @pytest.mark.parametrize("variant", ["overlap", "deferred-output", "async-output"])
 def test_these_variants_have_a_model(variant: str) -> None:
     model = model_of(*arms(variant))
@@ -200,6 +219,6 @@ def test_steps_that_take_no_time_predict_nothing(monkeypatch: pytest.MonkeyPatch
     made = manifest(blocks=2)
     made = msgspec.structs.replace(made, design=msgspec.structs.replace(made.design, arms=arms("overlap")))
     block = Block(0, {})
-    found = prediction.predict(made, [block, block], None)
+    found = prediction.predict(made, [block, block], {})
     assert isinstance(found, NoPrediction)
     assert found.none == "the before arm has steps that take no time, or none that can be"

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.api import STEP_COLUMNS
-from harness.metrics.attribution import PARTS, attribute, matched_means, paint
+from harness.metrics.attribution import PARTS, attribute, matched_means, of_each_step, paint
+from harness.metrics.slices import PART_COLUMNS, of_turns
 from harness.metrics.steps import decode_intervals, exposed_host_us, matched_share
 
 Phases = Mapping[str, tuple[int, int]]
@@ -178,6 +179,30 @@ def test_holes_of_an_eager_step_belong_to_the_launch_that_is_under_way() -> None
 def test_an_engine_without_phases_has_nothing_attributed_but_the_device() -> None:
     steps = frame(one_step(0, (50, 100), {}), one_step(1, (140, 200), {}))
     assert parts_us(steps) == [{"device": 60, "unattributed": 40}]
+
+
+def test_a_slice_of_steps_has_their_mean_parts_and_they_add_up_to_its_interval() -> None:
+    """A turn of three steps behind another one: its first step, which waited for its turn, is left out."""
+    ends = (100, 200, 1000, 1100, 1240)
+    steps = frame(
+        *(
+            one_step(step, (end - 50, end), {"h2d": (end - 80, end - 60), "launch": (end - 60, end - 50)})
+            for step, end in enumerate(ends)
+        )
+    ).assign(tokens=1)
+    turns = pd.DataFrame(
+        {"taken_ns": [0, 900_000], "drained_ns": [250_000, 1_300_000], "parked_ns": 0, "parked_cpu_ns": 0}
+    )
+    parts = of_each_step(steps, pd.DataFrame(), forward_thread=False)
+    found = of_turns(steps, turns, lead=1, parts=parts)
+    assert found["interval_ns"].tolist() == [100_000, 120_000]
+    assert (found[list(PART_COLUMNS)].sum(axis=1) == found["interval_ns"]).all()
+    assert found["part.device"].tolist() == [50_000, 50_000]
+    assert found["part.h2d"].tolist() == [20_000, 20_000]
+    assert found["part.unattributed"].tolist() == [20_000, 40_000]
+    unknown = steps.assign(device_end_ns=-1, **{"append.start": steps["device_end_ns"]})
+    none = of_each_step(unknown, pd.DataFrame(), forward_thread=False)
+    assert not set(PART_COLUMNS) & set(of_turns(unknown, turns, lead=1, parts=none))
 
 
 def test_a_step_behind_a_prefill_has_no_interval() -> None:
