@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from harness.cli.exit_codes import OUTPUTS_DIFFER
-from harness.common.formatting import visible
+from harness.common.formatting import visible, visible_json
 
 if TYPE_CHECKING:
     from harness.report.formats import Found
@@ -48,7 +48,7 @@ def show(found: Found, format: Format, whole: bool = True) -> None:
             Format.MARKDOWN: formats.to_markdown,
         }[format]
         with readable():
-            sys.stdout.write(visible(write(found)))
+            sys.stdout.write((visible_json if format is Format.JSON else visible)(write(found)))
         return
     screen = Console()
     if not screen.is_terminal and "COLUMNS" not in os.environ:

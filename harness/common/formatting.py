@@ -7,11 +7,23 @@ import re
 # What moves a terminal's cursor or turns text around: control characters besides tab and newline, and
 # Unicode's directional overrides.
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+NO_LINE = re.compile(r"[\t\n\u2028\u2029\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
     """The text with each such character as its escape: names come from files of others."""
     return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def visible_line(text: str) -> str:
+    """Text of others as one line that any file can hold: with what ends a line, and halves of a pair of
+    surrogates, as escapes too."""
+    return NO_LINE.sub(lambda found: found[0].encode("unicode_escape").decode(), visible(text))
+
+
+def visible_json(text: str) -> str:
+    """JSON text with such characters as JSON's own escapes."""
+    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def number(value: float | None) -> str:

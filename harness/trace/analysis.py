@@ -133,7 +133,8 @@ def devices(trace: Trace) -> Part:
         programs = here[np.isin(work.kind[here], events.PROGRAMS)]
         busy = intervals.length(work.start[programs], work.end[programs])
         active = intervals.length(work.start[here], work.end[here])
-        idle = idle_split(trace, here, window, in_sync)
+        told = device not in trace.untold
+        idle = idle_split(trace, here, window, in_sync) if told else (None,) * 4
         span = window[1] - window[0]
         rows.append(
             Row(
@@ -144,7 +145,7 @@ def devices(trace: Trace) -> Part:
                     _share(busy, span),
                     (active - busy) / MS,
                     (span - active) / MS,
-                    *(part / MS for part in idle),
+                    *(None if part is None else part / MS for part in idle),
                 ),
             )
         )

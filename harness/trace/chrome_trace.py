@@ -2,330 +2,302 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from msgspec import Meta
-from numpy.typing import NDArray
 
 from engines.api import BadFile
 from harness.common import intervals
-from harness.trace import chrome_events, events
-from harness.trace.chrome_events import Event
-from harness.trace.events import NONE, Calls, Coder, Copies, Ranges, Synchronizations, Trace, Work
+from harness.trace import chrome_events, chrome_rows, events, pairs, rows
+from harness.trace.chrome_rows import WAIT, Tables
+from harness.trace.events import NONE, Calls, Coder, Codes, Ranges, Synchronizations, Times, Trace, Work
+from harness.trace.rows import Columns
+from harness.trace.waits import synchronizing
 
-RANGES = ("phase", "cpu_op", "user_annotation")
-CALLS = ("cuda_runtime", "cuda_driver")
-WORK = {
-    "kernel": events.KERNEL,
-    "gpu_memcpy": events.COPY,
-    "gpu_memset": events.MEMSET,
-    "device": events.PROGRAM,
-}
-FLOWS = "flows"
-CATEGORIES = {
-    **dict.fromkeys(WORK, "work"),
-    **dict.fromkeys(RANGES, "ranges"),
-    **dict.fromkeys(CALLS, "called"),
-    "cuda_sync": "waits",
-}
 SAID_EVERY = 500_000  # events between two lines of progress
-WAIT = "wait."  # in front of the name of a phase that waits
-DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH"}
-SYNCHRONIZATIONS = {"Event Sync": events.EVENT, "Stream Wait Event": events.STREAM_WAITS,
-                    "Stream Sync": events.STREAM, "Context Sync": events.CONTEXT}  # fmt: skip
-
-Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+# How those who merge traces tell whose an event is, in the name or in the id of its process.
+WHOSE = re.compile(r"(?i)(?<![a-z])(rank|node|host|worker|tp|dp|pp|ep)[\s_:#=-]*(\d+)")
+IN_FRONT = re.compile(r"(.*?\D)\d+\s*", re.DOTALL)
 
 Progress = Callable[[str], None]
 
 
-class Args(msgspec.Struct, gc=False):
-    """What is read of an event's own arguments."""
-
-    correlation: Whole = NONE
-    device: int | str | None = None
-    stream: int | str | None = None
-    bytes: Whole = NONE
-    memory: str = "unknown"
-
-
-read_args = msgspec.json.Decoder(Args).decode
-
-
 def read(path: Path, progress: Progress) -> Trace:
-    """The whole trace. Raises BadFile, one line, where it is cut short, is no Chrome trace, or holds
-    nothing that a device did."""
-    columns, count, said = _Columns(path), 0, 0
+    """The whole trace. Raises BadFile, one line, where it is no Chrome trace, or holds nothing that a device
+    did."""
+    tables, said = Tables(), 0
     try:
-        for found in chrome_events.batches(path):
-            columns.add(found)
-            count += len(found)
-            if count >= said + SAID_EVERY:
-                said = count
-                progress(f"{path.name}: {count:,} events")
-        return columns.trace()
+        for batch in chrome_events.batches(path):
+            tables.add(batch)
+            if tables.seen >= said + SAID_EVERY:
+                said = tables.seen
+                progress(f"{path.name}: {tables.seen:,} events")
+        tables.close()
     except msgspec.ValidationError as error:
         raise BadFile(f"{path} is JSON, but not a Chrome trace: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = "is cut short" if "truncated" in str(error) else "is not JSON"
         raise BadFile(f"{path} {what}: {error}") from None
+    if not tables.work.count:
+        raise BadFile(f"{path} {_lacks(tables)}")
+    return _trace(path, tables)
 
 
-class _Rows:
-    """Columns that grow by some rows at a time; each is taken once, as one array."""
-
-    def __init__(self, **kinds: type) -> None:
-        self._kinds = kinds
-        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in kinds}
-        self.count = 0
-
-    def add(self, count: int, **columns: Iterable[Any]) -> None:
-        for name, values in columns.items():
-            self._parts[name].append(np.fromiter(values, self._kinds[name], count))
-        self.count += count
-
-    def take(self, name: str) -> NDArray[Any]:
-        return np.concatenate([np.empty(0, self._kinds[name]), *self._parts.pop(name)])
+def _lacks(tables: Tables) -> str:
+    if tables.odd and not tables.seen:
+        first = f"the first: {tables.first_odd}"
+        return f"is no Chrome trace: none of its {tables.odd:,} entries is an event, {first}"
+    cut = "is cut short, and what there is of it " if tables.cut else ""
+    *most, last = chrome_rows.WORK
+    return (
+        f"{cut}has no GPU rows: none of its {tables.complete:,} complete events has the category "
+        f"{', '.join(most)} or {last}"
+    )
 
 
-Times, Code, Id, Flag = np.float64, np.int32, np.int64, np.bool_  # us as the file has them
+def _trace(path: Path, tables: Tables) -> Trace:
+    placed = _placed(tables)
+    found, left_out = rows.sound(placed.tables)
+    calls, work, ranges = found["calls"], found["work"], found["ranges"]
+    if not len(work["start"]):
+        raise BadFile(f"{path} has no GPU rows with times; {'; '.join(left_out.warnings())}")
+    launched = rows.launched(calls, work, tables.names.values, placed.devices)
+    left_out.untaken.update(rows.of_kinds(work["kind"][launched.untaken]))
+    timed = ~launched.untaken
+    work, call, process = rows.only(work, timed), launched.call[timed], launched.process[timed]
+    phases = Ranges(
+        ranges["start"], ranges["end"], ranges["name"], ranges["thread"], np.ones(len(ranges["start"]), bool)
+    )
+    known = Calls(calls["start"], calls["end"], calls["thread"], calls["name"])
+    waits = {**found["waits"], "process": _owners(found["waits"], work["device"], process)}
+    of_calls, unknown = _waits(known, calls, waits, tables.names)
+    launches, arrows = _arrows(work, placed.flows)
+    call[launches] = len(known.start) + np.arange(len(launches))
+    return Trace(
+        file=str(path),
+        format="Chrome trace" if work["ours"].any() else "Chrome trace of torch.profiler",
+        ranges=phases,
+        calls=known.joined(_as_calls(arrows, phases)),
+        work=Work(
+            start=work["start"],
+            end=work["end"],
+            device=work["device"],
+            stream=_apart(work["thread"], process),
+            kind=work["kind"],
+            name=work["name"],
+            call=call,
+        ),
+        copies=rows.copies(work, tables.copies.taken()),
+        synchronizations=_own_waits(ranges, phases, tables.names).joined(of_calls),
+        names=tuple(tables.names.values),
+        devices=placed.devices,
+        untold=launched.untold,
+        warnings=(
+            *_of_file(tables),
+            *left_out.warnings(),
+            *_shared(placed, work["device"], process),
+            *launched.warnings,
+            *unknown,
+        ),
+    )
 
 
-class _Columns:
-    """The events of one file on their way into arrays."""
+def _of_file(tables: Tables) -> Iterator[str]:
+    if tables.cut:
+        yield "the file is cut short: it was read as far as it goes, and the trace may have gone on"
+    if tables.odd:
+        entries = "entry that is" if tables.odd == 1 else "entries that are"
+        yield f"left out: {tables.odd:,} {entries} no event, the first: {tables.first_odd}"
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.complete = 0
-        # us; times count from here, for an epoch's digits would leave none for nanoseconds
-        self.base = np.inf
-        self.names, self.tracks, self.devices = Coder(), Coder(), Coder()
-        times = {"start": Times, "end": Times}
-        self.flows = _Rows(at=Times, track=Code, name=Code, key=Id, starts=Flag)
-        self.work = _Rows(**times, track=Code, name=Code, kind=Code, device=Code, correlation=Id, ours=Flag)
-        self.copies = _Rows(**times, direction=Code, memory=Code, bytes=Id)
-        self.ranges = _Rows(**times, track=Code, name=Code, waits=Flag, kind=Code)
-        self.called = _Rows(**times, track=Code, name=Code, correlation=Id)
-        self.waits = _Rows(**times, kind=Code, blocks=Flag, correlation=Id)
 
-    def add(self, found: Sequence[Event]) -> None:
-        """Take in the next events of the file."""
-        chosen: dict[str, list[Event]] = {name: [] for name in (*set(CATEGORIES.values()), FLOWS)}
-        for each in found:
-            if each.ph == "X":
-                self.complete += 1
-                if each.ts < self.base:
-                    self.base = each.ts
-                kind = CATEGORIES.get(each.cat)
-                if kind is not None:
-                    chosen[kind].append(each)
-            elif each.ph in ("s", "f"):
-                chosen[FLOWS].append(each)
-        self._add_flows(chosen[FLOWS])
-        self._add_work(chosen["work"])
-        self._add_ranges(chosen["ranges"])
-        self._add_calls(chosen["called"])
-        self._add_waits(chosen["waits"])
+# ---------------------------------------------------------------------------------------------------------
+# Whose each track and device is
 
-    def trace(self) -> Trace:
-        """What the file said, once all of it is taken in. Raises BadFile where no device did anything."""
-        if not self.work.count:
-            raise BadFile(
-                f"{self.path} has no GPU rows: none of its {self.complete:,} complete events has the "
-                f"category {', '.join(list(WORK)[:-1])} or {list(WORK)[-1]}"
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """The tables with threads, processes and devices that are equal where the thing is the same one.
+    `devices`: names by code. `twice`: what several of them are called in the file."""
+
+    tables: dict[str, Columns]
+    flows: Columns
+    devices: tuple[str, ...]
+    twice: tuple[str, ...]
+
+
+def _placed(tables: Tables) -> _Placed:
+    found = {name: getattr(tables, name).taken() for name in ("work", "calls", "waits", "ranges", "flows")}
+    found["work"]["copy"] = rows.numbered(found["work"]["kind"] == events.COPY)
+    tracks = tables.tracks.values
+    joined = {name: np.unique(found[name]["track"]).tolist() for name in ("calls", "work", "waits")}
+    used = {*joined["calls"], *joined["work"], *joined["waits"]}
+    ranked = all(tracks[each][2] is not None for each in used)
+
+    def key(pid: object, last: object, rank: object) -> tuple[str, str, str]:
+        return str(pid), str(last), str(rank) if ranked else ""
+
+    threads, processes = Coder(), Coder()
+    thread = np.array([threads.code(key(*each)) for each in tracks], np.int32)
+    whose = _whose(tables, [key(*each) for each in tracks], joined)
+    process = np.array(
+        [
+            processes.code(whose[code] if whose else key(pid, "", rank))
+            for code, (pid, _, rank) in enumerate(tracks)
+        ],
+        np.int32,
+    )
+    devices = Coder()
+    device = np.full(len(tables.devices.values), NONE, np.int32)
+    for name in ("work", "waits"):  # in this order: what only waits have is no device
+        for code in dict.fromkeys(found[name]["device"].tolist()):
+            pid, rank, own = tables.devices.values[code]
+            device[code] = devices.code(key(pid, own, rank))
+        if name == "work":
+            known = list(devices.values)
+    for name, each in found.items():
+        of_track = each.pop("track")
+        each["thread"] = thread[of_track]
+        if name in ("work", "calls", "waits"):
+            told = name == "calls" or whose is not None
+            each["process"] = process[of_track] if told else np.full(len(of_track), NONE, np.int32)
+        if "device" in each:
+            each["device"] = device[each["device"]]
+    flows = found.pop("flows")
+    return _Placed(found, flows, *_device_names(known, tables.processes))
+
+
+def _device_names(
+    devices: Sequence[tuple[str, str, str]], processes: Mapping[int | str, set[str]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What each is called, and what several are: "0", or "0 (rank 1)" where there are two of that name."""
+    counts = Counter(own for _, own, _ in devices)
+    names = []
+    for pid, own, rank in devices:
+        said = {str(each): names for each, names in processes.items()}.get(pid, set())
+        of = f"rank {rank}" if rank else " ".join(sorted(said)) or pid
+        names.append(own if counts[own] == 1 else f"{own} ({of})")
+    while len(set(names)) < len(names):
+        names = [f"{name} #{place}" for place, name in enumerate(names)]
+    return tuple(names), tuple(own for own, count in counts.items() if count > 1)
+
+
+def _whose(
+    tables: Tables, tracks: Sequence[tuple[str, str, str]], joined: Mapping[str, Sequence[int]]
+) -> list[str] | None:
+    """Whose each track is, where the file says so of every call and of all work: by rank, by a name like
+    "rank 1" of the process, or by what stands in front of its number, as in "[TP1] 0"."""
+    said = {str(pid): " ".join(sorted(names)) for pid, names in tables.processes.items()}
+    for way in (
+        [rank for _, _, rank in tracks],
+        [_marks(f"{pid} {said.get(pid, '')}") for pid, _, _ in tracks],
+        [found[1] if (found := IN_FRONT.fullmatch(pid)) else "" for pid, _, _ in tracks],
+    ):
+        callers = {way[each] for each in joined["calls"]}
+        workers = {way[each] for name in ("work", "waits") for each in joined[name]}
+        if len(callers) > 1 and "" not in callers and workers <= callers:
+            return way
+    return None
+
+
+def _marks(text: str) -> str:
+    """ "node 0, rank 1" of all that is said; nothing where it is of two ranks."""
+    found = {(kind.lower(), int(number)) for kind, number in WHOSE.findall(text)}
+    alone = len({kind for kind, _ in found}) == len(found)
+    return ", ".join(f"{kind} {number}" for kind, number in sorted(found)) if alone else ""
+
+
+def _shared(placed: _Placed, device: Codes, process: Codes) -> Iterator[str]:
+    for name in placed.twice:
+        yield f"several processes have a device {name}; each is taken for a GPU of its own"
+    for code, name in enumerate(placed.devices):
+        here = process[device == code]
+        if len(np.unique(here[here != NONE])) > 1:
+            yield (
+                f"several processes use a device {name}, and the trace does not tell whether it is one GPU; "
+                "it is taken for one"
             )
-        phases = Ranges(
-            *self._times(self.ranges),
-            self.ranges.take("name"),
-            self.ranges.take("track"),
-            np.ones(self.ranges.count, bool),
-        )
-        correlation = self.called.take("correlation")
-        known = Calls(*self._times(self.called), self.called.take("track"), self.called.take("name"))
-        synchronizations = self._synchronizations(known, correlation, phases)
-        ours = self.work.take("ours")
-        work, arrows = self._work(correlation, ours)
-        return Trace(
-            file=str(self.path),
-            format="Chrome trace" if ours.any() else "Chrome trace of torch.profiler",
-            ranges=phases,
-            calls=known.joined(_as_calls(arrows, phases)),
-            work=work,
-            copies=Copies(
-                *self._times(self.copies),
-                self.copies.take("direction"),
-                self.copies.take("memory"),
-                self.copies.take("bytes"),
-            ),
-            synchronizations=synchronizations,
-            names=tuple(self.names.values),
-            devices=tuple(str(each) for each in self.devices.values),
-            warnings=(),
-        )
-
-    # -----------------------------------------------------------------------------------------------------
-    # Events into rows
-
-    def _placed(self, chosen: Sequence[Event]) -> dict[str, Iterable[Any]]:
-        """Times, track and name."""
-        return {**_timed(chosen), "track": self._tracks(chosen), "name": self._named(chosen)}
-
-    def _named(self, chosen: Sequence[Event]) -> Iterable[int]:
-        return (self.names.code(each.name or "") for each in chosen)
-
-    def _tracks(self, chosen: Sequence[Event]) -> Iterable[int]:
-        return (self.tracks.code(each.track) for each in chosen)
-
-    def _add_flows(self, chosen: Sequence[Event]) -> None:
-        self.flows.add(
-            len(chosen),
-            at=(each.ts for each in chosen),
-            track=self._tracks(chosen),
-            name=self._named(chosen),
-            key=(hash((each.cat, each.name, each.id)) for each in chosen),
-            starts=(each.ph == "s" for each in chosen),
-        )
-
-    def _add_work(self, chosen: Sequence[Event]) -> None:
-        args = [read_args(each.args) for each in chosen]
-        directions = [_direction(each) for each in chosen]
-        places = (
-            each.pid if own.device is None else own.device for each, own in zip(chosen, args, strict=True)
-        )
-        kinds = (
-            events.COPY if found else WORK[each.cat] for each, found in zip(chosen, directions, strict=True)
-        )
-        self.work.add(
-            len(chosen),
-            **self._placed(chosen),
-            kind=kinds,
-            device=(self.devices.code(each) for each in places),
-            correlation=(each.correlation for each in args),
-            ours=(each.cat == "device" for each in chosen),
-        )
-        copies = [
-            (each, own, found) for each, own, found in zip(chosen, args, directions, strict=True) if found
-        ]
-        memories = (
-            _memory(each.name or "", found) if each.cat == "gpu_memcpy" else own.memory
-            for each, own, found in copies
-        )
-        self.copies.add(
-            len(copies),
-            **_timed([each for each, _, _ in copies]),
-            direction=(self.names.code(found) for _, _, found in copies),
-            memory=(self.names.code(each) for each in memories),
-            bytes=(own.bytes for _, own, _ in copies),
-        )
-
-    def _add_ranges(self, chosen: Sequence[Event]) -> None:
-        waits = [each.cat == "phase" and (each.name or "").startswith(WAIT) for each in chosen]
-        self.ranges.add(
-            len(chosen),
-            **self._placed(chosen),
-            waits=waits,
-            kind=(
-                self.names.code((each.name or "").removeprefix(WAIT)) if wait else NONE
-                for each, wait in zip(chosen, waits, strict=True)
-            ),
-        )
-
-    def _add_calls(self, chosen: Sequence[Event]) -> None:
-        correlations = (read_args(each.args).correlation for each in chosen)
-        self.called.add(len(chosen), **self._placed(chosen), correlation=correlations)
-
-    def _add_waits(self, chosen: Sequence[Event]) -> None:
-        kinds = [SYNCHRONIZATIONS.get(each.name or "", each.name or "unknown") for each in chosen]
-        self.waits.add(
-            len(chosen),
-            **_timed(chosen),
-            kind=(self.names.code(each) for each in kinds),
-            blocks=(each != events.STREAM_WAITS for each in kinds),
-            correlation=(read_args(each.args).correlation for each in chosen),
-        )
-
-    # -----------------------------------------------------------------------------------------------------
-    # Rows into tables
-
-    def _ns(self, times: NDArray[np.float64]) -> events.Times:
-        """us of the file as ns."""
-        times -= self.base
-        times *= 1e3
-        return np.rint(times, out=times).astype(np.int64)
-
-    def _times(self, rows: _Rows) -> tuple[events.Times, events.Times]:
-        return self._ns(rows.take("start")), self._ns(rows.take("end"))
-
-    def _work(self, correlation: events.Times, ours: events.Flags) -> tuple[Work, Calls]:
-        """What devices did, and the launches among it that arrows tell of; these come after all calls."""
-        start, end = self._times(self.work)
-        track = self.work.take("track")
-        call = _called_by(self.work.take("correlation"), correlation)
-        rows, arrows = self._launches(start, end, track, ours)
-        call[rows] = len(correlation) + np.arange(len(rows))
-        columns = {name: self.work.take(name) for name in ("device", "kind", "name")}
-        return Work(start=start, end=end, stream=track, call=call, **columns), arrows
-
-    def _launches(
-        self, start: events.Times, end: events.Times, track: events.Codes, ours: events.Flags
-    ) -> tuple[events.Times, Calls]:
-        """The rows of device work without a correlation id that arrows end on, and where those begin."""
-        at, key, starts = self._ns(self.flows.take("at")), self.flows.take("key"), self.flows.take("starts")
-        tracks, names = self.flows.take("track"), self.flows.take("name")
-        begins = np.flatnonzero(starts)[::-1]  # of several the last
-        found_rows, found_begins = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for each in np.unique(track[ours]):
-            rows = np.flatnonzero(ours & (track == each))
-            rows = rows[np.argsort(start[rows], kind="stable")]
-            ends = np.flatnonzero(~starts & (tracks == each))
-            begin = events.take(begins, events.match(key[ends], key[begins]), NONE)
-            place = np.searchsorted(start[rows], at[ends], side="right") - 1
-            on_work = (place >= 0) & (begin != NONE) & (at[ends] <= end[rows[place]])
-            found_rows.append(rows[place[on_work]])
-            found_begins.append(begin[on_work])
-        chosen = np.concatenate(found_begins)
-        return np.concatenate(found_rows), Calls(at[chosen], at[chosen], tracks[chosen], names[chosen])
-
-    def _synchronizations(self, calls: Calls, correlation: events.Times, phases: Ranges) -> Synchronizations:
-        own = np.flatnonzero(self.ranges.take("waits"))
-        own_waits = Synchronizations(
-            start=phases.start[own],
-            end=phases.end[own],
-            kind=self.ranges.take("kind")[own],
-            blocks=np.ones(len(own), bool),
-            called=phases.start[own],
-            thread=phases.thread[own],
-            own=own,
-        )
-        return own_waits.joined(self._of_calls(calls, correlation))
-
-    def _of_calls(self, calls: Calls, correlation: events.Times) -> Synchronizations:
-        if not self.waits.count:
-            return events.synchronizing(calls, self.names)
-        start, end = self._times(self.waits)
-        call = _called_by(self.waits.take("correlation"), correlation)
-        return Synchronizations(
-            start=start,
-            end=end,
-            kind=self.waits.take("kind"),
-            blocks=self.waits.take("blocks"),
-            called=np.where(call == NONE, start, events.take(calls.start, call, NONE)),
-            thread=events.take(calls.thread, call, NONE),
-            own=np.full(len(start), NONE, np.int64),
-        )
 
 
-def _timed(chosen: Sequence[Event]) -> dict[str, Iterable[Any]]:
-    return {"start": (each.ts for each in chosen), "end": (each.ts + each.dur for each in chosen)}
+def _apart(thread: Codes, process: Codes) -> Codes:
+    """Streams: those of two processes are two, though they have one number."""
+    told = process != NONE
+    used = np.unique(thread[told].astype(np.int64) << 32 | process[told]) >> 32
+    of_two = np.isin(thread, used[1:][used[1:] == used[:-1]])
+    keys = thread.astype(np.int64) << 32 | np.where(of_two, process + 1, 0)
+    return np.unique(keys, return_inverse=True)[1].astype(np.int32)
 
 
-def _called_by(wanted: events.Times, known: events.Times) -> events.Times:
-    """The call that each of them came from, by its correlation id; NONE without one."""
-    return np.where(wanted == NONE, NONE, events.match(wanted, known))
+# ---------------------------------------------------------------------------------------------------------
+# Waits and arrows
+
+
+def _owners(waits: Columns, device: Codes, process: Codes) -> Codes:
+    """The process of each wait: as the file says, else that of its device."""
+    if not len(device):
+        return waits["process"]
+    of_device = rows.of_owner(device, waits["device"], process)
+    owner: Codes = np.where(waits["process"] == NONE, of_device, waits["process"]).astype(np.int32)
+    return owner
+
+
+def _own_waits(ranges: Columns, phases: Ranges, names: Coder) -> Synchronizations:
+    """Phases that wait: what for is in their name."""
+    own = np.flatnonzero(ranges["waits"])
+    kinds = [names.code(name.removeprefix(WAIT)) for name in list(names.values)]
+    return Synchronizations(
+        start=phases.start[own],
+        end=phases.end[own],
+        kind=np.array(kinds, np.int32)[phases.name[own]],
+        blocks=np.ones(len(own), bool),
+        called=phases.start[own],
+        thread=phases.thread[own],
+        own=own,
+    )
+
+
+def _waits(known: Calls, calls: Columns, waits: Columns, names: Coder) -> tuple[Synchronizations, list[str]]:
+    start = waits["start"]
+    if not len(start):
+        return synchronizing(known, names)
+    call = pairs.of_waits(rows.ids(calls), rows.ids(waits))
+    found = Synchronizations(
+        start=start,
+        end=waits["end"],
+        kind=waits["kind"],
+        blocks=waits["blocks"],
+        called=np.where(call == NONE, start, events.take(known.start, call, NONE)),
+        thread=events.take(known.thread, call, NONE),
+        own=np.full(len(start), NONE, np.int64),
+    )
+    return found, []
+
+
+def _arrows(work: Columns, flows: Columns) -> tuple[Times, Calls]:
+    """The rows of device work of ours that arrows end on, and where those begin."""
+    at, thread, begin = flows["start"], flows["thread"], _begins(work, flows)
+    found_rows, found_begins = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for each in np.unique(work["thread"][work["ours"]]):
+        here = np.flatnonzero(work["ours"] & (work["thread"] == each))
+        here = here[np.argsort(work["start"][here], kind="stable")]
+        ends = np.flatnonzero((begin != NONE) & (thread == each))
+        place = np.searchsorted(work["start"][here], at[ends], side="right") - 1
+        on_work = (place >= 0) & (at[ends] <= work["end"][here[place]])
+        found_rows.append(here[place[on_work]])
+        found_begins.append(begin[ends[on_work]])
+    chosen = np.concatenate(found_begins)
+    return np.concatenate(found_rows), Calls(at[chosen], at[chosen], thread[chosen], flows["name"][chosen])
+
+
+def _begins(work: Columns, flows: Columns) -> Times:
+    """Where each arrow begins that ends; torch.profiler has arrows too, and none that is needed."""
+    if not work["ours"].any():
+        return np.full(len(flows["start"]), NONE, np.int64)
+    return pairs.of_flows(flows["key"], flows["thread"], flows["start"], flows["starts"])
 
 
 def _as_calls(arrows: Calls, phases: Ranges) -> Calls:
@@ -333,23 +305,9 @@ def _as_calls(arrows: Calls, phases: Ranges) -> Calls:
     thread is at the launch until then; of length 0 where no range is."""
     ends = arrows.start.copy()
     for thread in np.unique(arrows.thread):
-        own, rows = np.flatnonzero(arrows.thread == thread), np.flatnonzero(phases.thread == thread)
-        around = intervals.innermost(phases.start[rows], phases.end[rows], arrows.start[own])
-        ends[own] = np.where(around == NONE, arrows.start[own], events.take(phases.end[rows], around, NONE))
+        own, own_phases = np.flatnonzero(arrows.thread == thread), np.flatnonzero(phases.thread == thread)
+        around = intervals.innermost(phases.start[own_phases], phases.end[own_phases], arrows.start[own])
+        ends[own] = np.where(
+            around == NONE, arrows.start[own], events.take(phases.end[own_phases], around, NONE)
+        )
     return Calls(arrows.start, ends, arrows.thread, arrows.name)
-
-
-def _direction(event: Event) -> str:
-    """Of a copy, "HtoD"; nothing for other work. torch.profiler says it in a name like "Memcpy HtoD
-    (Pageable -> Device)"."""
-    name = event.name or ""
-    if event.cat == "gpu_memcpy":
-        return next(iter(name.split()[1:2]), "unknown")
-    return DIRECTIONS.get(name.partition(".")[0], "") if event.cat == "device" else ""
-
-
-def _memory(name: str, direction: str) -> str:
-    """The host's side of "Memcpy HtoD (Pageable -> Device)": "pageable"."""
-    source, _, target = name.partition("(")[2].rstrip(")").partition(" -> ")
-    side = target if direction == "DtoH" else source
-    return side.strip().lower() or "unknown"

@@ -7,12 +7,14 @@ that are equal where the thing is the same one, across processes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from harness.common.formatting import visible_line
 
 Times = NDArray[np.int64]
 Codes = NDArray[np.int32]
@@ -95,8 +97,8 @@ class Synchronizations(Table):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One file. `format` says who wrote it. `devices`: names, by the codes in Work. `warnings`: what a reader
-    of its numbers must know."""
+    """One file. `format` says who wrote it. `devices`: names, by the codes in Work. `untold`: those of which
+    the file does not tell what launched their work. `warnings`: what a reader of its numbers must know."""
 
     file: str
     format: str
@@ -107,6 +109,7 @@ class Trace:
     work: Work
     copies: Copies
     synchronizations: Synchronizations
+    untold: frozenset[int]
     warnings: tuple[str, ...]
 
     def rows(self) -> dict[str, int]:
@@ -133,12 +136,12 @@ class Coder:
             self.values.append(value)
         return found
 
-    def encode(self, values: NDArray[Any]) -> Codes:
-        """The code of each; values are hashed once each, in C."""
+    def encode(self, values: NDArray[Any], read: Callable[[Any], Hashable] = lambda value: value) -> Codes:
+        """The code of what `read` makes of each; values are hashed once each, in C."""
         import pandas as pd
 
         positions, distinct = pd.factorize(values, use_na_sentinel=False)
-        codes = np.fromiter((self.code(each) for each in distinct.tolist()), np.int32, len(distinct))
+        codes = np.fromiter((self.code(read(each)) for each in distinct.tolist()), np.int32, len(distinct))
         encoded: Codes = codes[positions]
         return encoded
 
@@ -160,34 +163,27 @@ def take(column: NDArray[Any], rows: Times, otherwise: int) -> NDArray[Any]:
     return np.where(rows == NONE, otherwise, column[rows])
 
 
-def synchronizing(calls: Calls, names: Coder) -> Synchronizations:
-    """Waits as the names of the calls tell of them, where a trace has no rows for waits."""
-    kinds = [kind_of_call(name) for name in names.values]
-    kind_of = np.array([NONE if kind is None else names.code(kind) for kind in kinds], np.int32)
-    kind = take(kind_of, calls.name.astype(np.int64), NONE)
-    rows = np.flatnonzero(kind != NONE)
-    return Synchronizations(
-        start=calls.start[rows],
-        end=calls.end[rows],
-        kind=kind[rows],
-        blocks=kind[rows] != names.code(STREAM_WAITS),
-        called=calls.start[rows],
-        thread=calls.thread[rows],
-        own=np.full(len(rows), NONE, np.int64),
+def readable(trace: Trace) -> Trace:
+    """The trace without characters in its texts that move a terminal's cursor, or are none: each is written
+    as its escape. Names that become equal become one."""
+    trace = replace(
+        trace,
+        file=visible_line(trace.file),
+        devices=tuple(map(visible_line, trace.devices)),
+        warnings=tuple(map(visible_line, trace.warnings)),
     )
-
-
-def kind_of_call(name: str) -> str | None:
-    """What a CUDA call of that name waits for: "cudaStreamSynchronize_v3020" is "stream"."""
-    if not name.startswith("cu"):
-        return None
-    for part, kind in (
-        ("StreamWaitEvent", STREAM_WAITS),
-        ("EventSynchronize", EVENT),
-        ("StreamSynchronize", STREAM),
-        ("DeviceSynchronize", CONTEXT),
-        ("CtxSynchronize", CONTEXT),
-    ):
-        if part in name:
-            return kind
-    return None
+    names = Coder()
+    code = np.array([names.code(visible_line(name)) for name in trace.names], np.int32)
+    if tuple(names.values) == trace.names:
+        return trace
+    return replace(
+        trace,
+        names=tuple(names.values),
+        ranges=replace(trace.ranges, name=code[trace.ranges.name]),
+        calls=replace(trace.calls, name=code[trace.calls.name]),
+        work=replace(trace.work, name=code[trace.work.name]),
+        copies=replace(
+            trace.copies, direction=code[trace.copies.direction], memory=code[trace.copies.memory]
+        ),
+        synchronizations=replace(trace.synchronizations, kind=code[trace.synchronizations.kind]),
+    )

@@ -13,6 +13,7 @@ from harness.trace.events import NONE, Flags, Table, Times, Trace
 
 MOST = 5  # of each device
 NOTHING = "nothing that the trace has"
+UNTOLD = "which thread launched what followed cannot be told"
 # What marks a step, behind its NVTX domain: torch.profiler's, what people call it in NVTX, and our phase that
 # each step has once.
 STEPS = tuple(map(re.compile, (r"ProfilerStep#\d+", r"(?i:step|iteration|iter)\W*\d*", r"launch")))
@@ -56,7 +57,11 @@ def _of_device(trace: Trace, device: int) -> Iterator[Gap]:
                 device=trace.devices[device],
                 at_ms=(begin - first) / 1e6,
                 length_us=(until - begin) / 1e3,
-                host=_host(trace, begin, until, int(work.call[rows[place + 1]])),
+                host=(
+                    UNTOLD
+                    if device in trace.untold
+                    else _host(trace, begin, until, int(work.call[rows[place + 1]]))
+                ),
             )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,16 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.api import BadFile
-from harness.trace import events
-from harness.trace.events import NONE, Calls, Coder, Copies, Ranges, Synchronizations, Trace, Work
+from harness.trace import events, pairs, rows
+from harness.trace.events import NONE, Calls, Coder, Ranges, Synchronizations, Trace, Work
+from harness.trace.nsys_tables import Tables
+from harness.trace.rows import Columns
+from harness.trace.waits import synchronizing
 
 META_DATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")  # the second until 2022
 MAGIC = b"SQLite format 3\0"
-CHUNK = 1_000_000  # rows between two lines of progress; bounds the memory that names take while they are read
 PREFIX = "CUPTI_ACTIVITY_KIND_"
+GPU = ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET")
+TABLES = (
+    *("StringIds", *META_DATA, "NVTX_EVENTS", "TARGET_INFO_CUDA_DEVICE", "DIAGNOSTIC_EVENT"),
+    *("ENUM_NSYS_EVENT_TYPE", *(PREFIX + kind for kind in (*GPU, "RUNTIME", "SYNCHRONIZATION"))),
+)
+# What may hold the same under a name that is not known.
+LIKE_THESE = re.compile("KERNEL|GRAPH_TRACE|MEMCPY|MEMSET|RUNTIME|DRIVER|SYNCHRONIZATION|NVTX_EVENTS")
+KERNEL_NAMES = ("demangledName", "shortName", "mangledName")
 PUSH_POP, START_END, DOMAIN = 59, 60, 75  # event types, where the export has no table of them
 PROCESS_BITS = 24  # of a global id, below the process
-CORRELATION_BITS = 32  # CUPTI's type for the id
+MACHINE_BITS = 24  # of what is above those, below the machine
 DIRECTIONS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
               9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD"}  # fmt: skip
 MEMORIES = {0: "pageable", 1: "pinned", 2: "device", 3: "array", 4: "managed", 5: "device", 6: "managed"}
@@ -32,7 +42,6 @@ FROM_HOST, TO_HOST = ("HtoD", "HtoA", "HtoH", "UVM HtoD"), ("DtoH", "AtoH", "UVM
 SYNCHRONIZATIONS = {1: events.EVENT, 2: events.STREAM_WAITS, 3: events.STREAM, 4: events.CONTEXT}
 
 Progress = Callable[[str], None]
-Columns = dict[str, NDArray[Any]]
 
 
 def read(path: Path, progress: Progress) -> Trace:
@@ -41,7 +50,7 @@ def read(path: Path, progress: Progress) -> Trace:
     check_whole(path)
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database:
-            return _Export(path, database, progress).read()
+            return _Export(path, Tables(path, database, progress)).read()
     except sqlite3.Error as error:
         raise BadFile(f"cannot read {path}, it is damaged or not an export of nsys: {error}") from None
 
@@ -64,184 +73,115 @@ def check_whole(path: Path) -> None:
         raise BadFile(f"{path} is cut short: it has {size:,}{of} bytes; copy or export it again")
 
 
-@dataclass(slots=True)
 class _Export:
     """One open export, and the codes handed out while it is read."""
 
-    path: Path
-    database: sqlite3.Connection
-    progress: Progress
-    tables: dict[str, frozenset[str]] = field(default_factory=dict)  # columns of each
-    names: Coder = field(default_factory=Coder)
-    threads: Coder = field(default_factory=Coder)
-    processes: Coder = field(default_factory=Coder)
-    devices: Coder = field(default_factory=Coder)
-    warnings: list[str] = field(default_factory=list)
+    def __init__(self, path: Path, tables: Tables) -> None:
+        self.path, self.tables = path, tables
+        self.threads, self.processes, self.devices = Coder(), Coder(), Coder()
 
     def read(self) -> Trace:
-        for (table,) in self.database.execute("SELECT name FROM sqlite_master WHERE type = 'table'"):
-            found = self.database.execute(f'SELECT name FROM pragma_table_info("{table}")')
-            self.tables[table] = frozenset(name for (name,) in found)
+        self.tables.find(TABLES, LIKE_THESE)
         self._check_gpu()
-        calls, call_keys = self._calls()
-        work, copies = self._work(call_keys)
-        synchronizations = self._synchronizations(calls, call_keys)
-        ranges = self._ranges()
+        if not self.tables.has("StringIds", "id", "value"):
+            self.tables.warnings.append(
+                "the export has no table StringIds: calls, kernels and most ranges are named by their number"
+            )
+        calls, waits, ranges = self._calls(), self._waits(), self._ranges()
+        work, of_copies = self._work()
+        found, left_out = rows.sound({"calls": calls, "work": work, "waits": waits, "ranges": ranges})
+        calls, work, waits, ranges = (found[name] for name in ("calls", "work", "waits", "ranges"))
+        del found
+        if not (len(work["start"]) or len(ranges["start"])):
+            raise BadFile(f"{self.path} has no rows with times; {'; '.join(left_out.warnings())}")
+        work["device"] = self._gpus(work)
+        devices = tuple(self.devices.values)
+        for each in (work, waits):
+            self._own(each, calls)
+        launched = rows.launched(calls, work, self.tables.names.values, devices)
+        left_out.untaken.update(rows.of_kinds(work["kind"][launched.untaken]))
+        call = launched.call
+        if launched.untaken.any():
+            work, call = rows.only(work, ~launched.untaken), call[~launched.untaken]
+        known = Calls(calls["start"], calls["end"], calls["thread"], calls["name"])
+        synchronizations, unknown = self._synchronizations(known, calls, waits)
         self._warn_of_lost_rows()
         return Trace(
             file=str(self.path),
             format=self._format(),
-            names=tuple(self.names.values),
-            devices=tuple(str(each) for each in self.devices.values),
-            ranges=ranges,
-            calls=calls,
-            work=work,
-            copies=copies,
+            names=tuple(self.tables.names.values),
+            devices=devices,
+            ranges=Ranges(
+                ranges["start"], ranges["end"], ranges["name"], ranges["thread"], ranges["nests"].astype(bool)
+            ),
+            calls=known,
+            work=Work(
+                start=work["start"],
+                end=work["end"],
+                device=work["device"],
+                stream=work["thread"],
+                kind=work["kind"],
+                name=work["name"],
+                call=call,
+            ),
+            copies=rows.copies(work, of_copies),
             synchronizations=synchronizations,
-            warnings=tuple(self.warnings),
+            untold=launched.untold,
+            warnings=(*left_out.warnings(), *launched.warnings, *self.tables.warnings, *unknown),
         )
 
     def _check_gpu(self) -> None:
-        if not {"StringIds", *META_DATA, "NVTX_EVENTS"} & self.tables.keys() and not any(
-            table.startswith(PREFIX) for table in self.tables
+        tables = self.tables
+        if not {"StringIds", *META_DATA, "NVTX_EVENTS"} & tables.columns.keys() and not any(
+            table.startswith(PREFIX) for table in tables.columns
         ):
             raise BadFile(
                 f"{self.path} is an SQLite file, but not an export of nsys: none of its tables is known"
             )
-        if not any(self._has_rows(PREFIX + kind) for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET")):
+        if not any(tables.has_rows(PREFIX + kind) for kind in GPU):
             lacks = (
                 "no GPU rows, neither kernels nor copies: profile with --trace=cuda,nvtx, and see that the "
                 "capture range holds GPU work"
             )
             # A domain alone has a row in the table of ranges too.
-            if not self._has_rows("NVTX_EVENTS", f"end IS NOT NULL AND {self._is_range()}"):
-                raise BadFile(f"{self.path} has {lacks}")
-            self.warnings.append(f"the export has {lacks}; all it has are the host's ranges")
-
-    def _value(self, query: str) -> Any:
-        """The one cell that a query finds, None where it finds no row."""
-        found = self.database.execute(query).fetchone()
-        return None if found is None else found[0]
-
-    def _has_rows(self, table: str, where: str = "1") -> bool:
-        return table in self.tables and bool(
-            self._value(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE {where})")
-        )
+            ended = f"{tables.column('NVTX_EVENTS', 'end', 'NULL')} IS NOT NULL"
+            if not tables.has_rows("NVTX_EVENTS", f"{ended} AND {self._is_range()}"):
+                more = "".join(f"; {each}" for each in tables.warnings)
+                raise BadFile(f"{self.path} has {lacks}{more}")
+            tables.warnings.append(f"the export has {lacks}; all it has are the host's ranges")
 
     def _format(self) -> str:
         known: dict[str, str] = {}
-        for table in self.tables.keys() & set(META_DATA):
-            known = dict(self.database.execute(f"SELECT name, value FROM {table}"))
+        for table in META_DATA:
+            if self.tables.has(table, "name", "value"):
+                known |= dict(self.tables.database.execute(f"SELECT name, value FROM {table}"))
         version, schema = (known.get(f"EXPORT_{each}_VERSION") for each in ("PRODUCT", "SCHEMA"))
         return "nsys export" + (f", {version}" if version else "") + (f", schema {schema}" if schema else "")
 
     # -----------------------------------------------------------------------------------------------------
-    # Rows into columns
+    # Ranges
 
-    def _select(
-        self,
-        table: str,
-        columns: Mapping[str, str],
-        *,
-        names: str = "",
-        source: str = "",
-        where: str = "1",
-    ) -> Columns:
-        """Columns of `table` by SQL expressions of whole numbers, int64, empty where there is no such table.
-        `names`: one more column, `name`, by an expression of text; it comes as codes, int32."""
-        kinds: list[Any] = [(name, np.int64) for name in columns]
-        expressions = list(columns.values())
-        if names:
-            kinds.append(("name", object))
-            expressions.append(names)
-        chunks: list[Columns] = []
-        for chunk in self._chunks(table, ", ".join(expressions), source or table, where, np.dtype(kinds)):
-            found: Columns = {name: np.ascontiguousarray(chunk[name]) for name in columns}
-            if names:
-                found["name"] = self.names.encode(chunk["name"])
-            chunks.append(found)
-        empty: Columns = {name: np.empty(0, np.int64) for name in columns}
-        if names:
-            empty["name"] = np.empty(0, np.int32)
-        return {name: np.concatenate([empty[name], *(each.pop(name) for each in chunks)]) for name in empty}
-
-    def _chunks(
-        self, table: str, expressions: str, source: str, where: str, kinds: np.dtype[Any]
-    ) -> Iterator[NDArray[Any]]:
-        if not self._has_rows(table):
-            return
-        rows = self._value(f"SELECT max(rowid) FROM {table}")
-        cursor = self.database.execute(f"SELECT {expressions} FROM {source} WHERE {where}")
-        read = 0
-        self.progress(f"{table}: {rows:,} rows")
-        while len(chunk := self._chunk(table, cursor, kinds)):
-            read += len(chunk)
-            yield chunk
-            self.progress(f"{table}: {read:,} of {rows:,} rows")
-
-    def _chunk(self, table: str, cursor: sqlite3.Cursor, kinds: np.dtype[Any]) -> NDArray[Any]:
-        """The next rows. SQLite keeps whatever was put into a column: a text, 1e300, nothing."""
-        try:
-            return np.fromiter(islice(cursor, CHUNK), kinds)
-        except (OverflowError, TypeError, ValueError) as error:
-            raise BadFile(
-                f"cannot read {self.path}, it is damaged or was edited: {table} has something other than a "
-                f"whole number of 64 bits: {error}"
-            ) from None
-
-    def _column(self, table: str, name: str, otherwise: str = "0") -> str:
-        """An expression for the column; for NULL, and where the table has none, `otherwise`."""
-        return f"COALESCE({name}, {otherwise})" if name in self.tables.get(table, ()) else otherwise
-
-    def _string(self, table: str, *candidates: str) -> str:
-        """An expression for the text of the first of these columns of string ids that the table has."""
-        for name in candidates:
-            if name in self.tables.get(table, ()):
-                known = (
-                    f"(SELECT value FROM StringIds WHERE id = {name})"
-                    if "StringIds" in self.tables
-                    else "NULL"
-                )
-                return f"COALESCE({known}, 'unknown ' || {name})"
-        return "'unknown'"
-
-    def _keys(self, processes: NDArray[Any], correlations: NDArray[Any]) -> events.Times:
-        """What joins a call to its work: process and correlation id; NONE without an id."""
-        keys = (self.processes.encode(processes).astype(np.int64) << CORRELATION_BITS) | correlations
-        return np.where(correlations < 0, np.int64(NONE), keys)
-
-    # -----------------------------------------------------------------------------------------------------
-    # The tables
-
-    def _ranges(self) -> Ranges:
+    def _ranges(self) -> Columns:
         table = "NVTX_EVENTS"
-        push_pop, kind, is_range = self._push_pop(), self._range_kind(), self._is_range()
-        if self._has_rows(table):
-            still_open = f"SELECT count(*) FROM {table} WHERE end IS NULL AND {is_range}"
-            if left := self._value(still_open):
-                self.warnings.append(
-                    f"{left:,} NVTX ranges were open when the trace ended; they are left out"
-                )
-        rows = self._select(
+        found = self.tables.select(
             table,
             {
-                "start": "start",
-                "end": "end",
-                "thread": self._column(table, "globalTid"),
-                "nests": f"{kind} = {push_pop}",
+                "thread": self.tables.column(table, "globalTid"),
+                "nests": f"{self._range_kind()} = {self._push_pop()}",
             },
             names="domain || " + _without_tail("label"),
             source=self._labelled(table),
-            where=f"end IS NOT NULL AND {is_range}",
+            where=self._is_range(),
+            end="COALESCE(end, start - 1)",  # it was open when the trace ended
         )
-        threads = self.threads.encode(rows["thread"])
-        return Ranges(rows["start"], rows["end"], rows["name"], threads, rows["nests"].astype(bool))
+        found["thread"] = self.threads.encode(found["thread"])
+        return found
 
     def _push_pop(self) -> int:
         return self._event_type("NvtxPushPopRange", PUSH_POP)
 
     def _range_kind(self) -> str:
-        return self._column("NVTX_EVENTS", "eventType", str(PUSH_POP))
+        return self.tables.column("NVTX_EVENTS", "eventType", str(PUSH_POP))
 
     def _is_range(self) -> str:
         start_end = self._event_type("NvtxStartEndRange", START_END)
@@ -250,13 +190,13 @@ class _Export:
     def _labelled(self, table: str) -> str:
         """NVTX_EVENTS with two more columns: `label`, the whole name, and `domain`, "name/" or nothing for
         the default one. A domain's id is unique within its process."""
-        columns = self.tables.get(table, frozenset())
+        columns = self.tables.columns.get(table, frozenset())
         texts = ["text"] if "text" in columns else []
-        if "textId" in columns and "StringIds" in self.tables:
-            texts.append("(SELECT value FROM StringIds WHERE id = textId)")
+        if "textId" in columns:
+            texts.append(self.tables.string_of("textId"))
         label = f"COALESCE({', '.join([*texts, chr(39) * 2, chr(39) * 2])})"
         domains = f"eventType = {self._event_type('NvtxDomainCreate', DOMAIN)}"
-        if not {"eventType", "domainId", "globalTid"} <= columns or not self._has_rows(table, domains):
+        if not {"eventType", "domainId", "globalTid"} <= columns or not self.tables.has_rows(table, domains):
             return f"(SELECT *, {label} AS label, '' AS domain FROM {table})"
         created = (
             f"SELECT globalTid >> {PROCESS_BITS} AS process, domainId AS id, max({label}) || '/' AS domain "
@@ -269,155 +209,169 @@ class _Export:
         )
 
     def _event_type(self, name: str, otherwise: int) -> int:
-        if "ENUM_NSYS_EVENT_TYPE" not in self.tables:
+        table = "ENUM_NSYS_EVENT_TYPE"
+        if not self.tables.has(table, "id", "name"):
             return otherwise
-        found = self._value(f"SELECT CAST(id AS INTEGER) FROM ENUM_NSYS_EVENT_TYPE WHERE name = '{name}'")
+        found = self.tables.value(f"SELECT CAST(id AS INTEGER) FROM {table} WHERE name = '{name}'")
         return otherwise if found is None else int(found)
 
-    def _calls(self) -> tuple[Calls, events.Times]:
-        """The calls, and what joins each to its work."""
+    # -----------------------------------------------------------------------------------------------------
+    # Calls, work and waits
+
+    def _calls(self) -> Columns:
         table = PREFIX + "RUNTIME"
-        rows = self._select(
+        found = self.tables.select(
             table,
             {
-                "start": "start",
-                "end": "end",
-                "thread": self._column(table, "globalTid"),
-                "correlation": self._column(table, "correlationId", "-1"),
+                "thread": self.tables.column(table, "globalTid"),
+                "correlation": self.tables.column(table, "correlationId", "-1"),
             },
-            names=self._string(table, "nameId"),
+            names=self.tables.string(table, "nameId"),
         )
-        keys = self._keys(rows["thread"] >> PROCESS_BITS, rows["correlation"])
-        threads = self.threads.encode(rows["thread"])
-        return Calls(rows["start"], rows["end"], threads, rows["name"]), keys
+        found["process"] = self.processes.encode(found["thread"] >> PROCESS_BITS)
+        found["thread"] = self.threads.encode(found["thread"])
+        return found
 
-    def _work(self, call_keys: events.Times) -> tuple[Work, Copies]:
+    def _work(self) -> tuple[Columns, Columns]:
+        """All of it, and what only copies have."""
         parts = [
             self._work_of(kind, PREFIX + table, names)
             for kind, table, names in (
-                (events.KERNEL, "KERNEL", self._string(PREFIX + "KERNEL", "demangledName", "shortName")),
+                (events.KERNEL, "KERNEL", self.tables.string(PREFIX + "KERNEL", *KERNEL_NAMES)),
                 (events.GRAPH, "GRAPH_TRACE", self._graph_name()),
                 (events.COPY, "MEMCPY", "'copy'"),
                 (events.MEMSET, "MEMSET", "'memset'"),
             )
         ]
-        copies = parts[2]
-        rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        process, local = rows["process"], rows["device"]
-        keys = self._keys(process, rows["correlation"])
-        contexts = self.processes.encode(process).astype(np.int64) << 32 | rows["context"]
-        streams = Coder().encode(contexts).astype(np.int64) << 32 | rows["stream"]
-        work = Work(
-            start=rows["start"],
-            end=rows["end"],
-            device=self.devices.encode(self._gpus(process, local)),
-            stream=Coder().encode(streams),
-            kind=rows["kind"].astype(np.int32),
-            name=rows["name"],
-            call=events.match(keys, call_keys),
+        of_copies = self._of_copies(parts[2])
+        found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        found["process"] >>= PROCESS_BITS
+        found["kind"] = found["kind"].astype(np.int32)
+        found["copy"] = rows.numbered(found["kind"] == events.COPY)
+        contexts = self.processes.encode(found["process"]).astype(np.int64) << 32 | found.pop("context")
+        found["thread"] = Coder().encode(
+            Coder().encode(contexts).astype(np.int64) << 32 | found.pop("stream")
         )
-        return work, self._copies(copies)
+        return found, of_copies
 
     def _work_of(self, kind: int, table: str, names: str) -> Columns:
         columns = {
-            "start": "start",
-            "end": "end",
-            "device": self._column(table, "deviceId"),
-            "context": self._column(table, "contextId"),
-            "stream": self._column(table, "streamId"),
-            "process": f"{self._column(table, 'globalPid')} >> {PROCESS_BITS}",
-            "correlation": self._column(table, "correlationId", "-1"),
+            "device": self.tables.column(table, "deviceId"),
+            "context": self.tables.column(table, "contextId"),
+            "stream": self.tables.column(table, "streamId"),
+            "process": self.tables.column(table, "globalPid"),
+            "correlation": self.tables.column(table, "correlationId", "-1"),
             "kind": str(kind),
         }
         copies = ("bytes", "copyKind", "srcKind", "dstKind") if kind == events.COPY else ()
-        rows = self._select(
+        return self.tables.select(
             table,
-            {**columns, **{name: self._column(table, name, "-1") for name in copies}},
+            {**columns, **{name: self.tables.column(table, name, "-1") for name in copies}},
             names=names,
-            where="end > 0",  # CUPTI gives 0 for a graph whose times it could not take
         )
-        untimed = f"SELECT count(*) FROM {table} WHERE end <= 0"
-        if kind == events.GRAPH and self._has_rows(table) and (count := self._value(untimed)):
-            self.warnings.append(f"{count:,} graph launches have no times; the device was busier than shown")
-        return rows
 
     def _graph_name(self) -> str:
-        return f"'CUDA graph ' || {self._column(PREFIX + 'GRAPH_TRACE', 'graphId', chr(39) * 2)}"
+        return f"'CUDA graph ' || {self.tables.column(PREFIX + 'GRAPH_TRACE', 'graphId', chr(39) * 2)}"
 
-    def _copies(self, rows: Columns) -> Copies:
+    def _of_copies(self, found: Columns) -> Columns:
         """Names for what the export has as numbers. The memory is that of the host's side, if it has one."""
+        kind, source, target = found.pop("copyKind"), found.pop("srcKind"), found.pop("dstKind")
         from_host, to_host = (
-            np.isin(rows["copyKind"], [kind for kind, name in DIRECTIONS.items() if name in side])
+            np.isin(kind, [number for number, name in DIRECTIONS.items() if name in side])
             for side in (FROM_HOST, TO_HOST)
         )
-        side = np.where(from_host, rows["srcKind"], np.where(to_host, rows["dstKind"], rows["srcKind"]))
-        directions, memories = self._named(rows["copyKind"], DIRECTIONS), self._named(side, MEMORIES)
-        return Copies(rows["start"], rows["end"], directions, memories, rows["bytes"])
+        side = np.where(from_host, source, np.where(to_host, target, source))
+        return {
+            "direction": self._named(kind, DIRECTIONS),
+            "memory": self._named(side, MEMORIES),
+            "bytes": found.pop("bytes"),
+        }
 
     def _named(self, numbers: NDArray[Any], known: Mapping[int, str]) -> events.Codes:
         distinct, places = np.unique(numbers, return_inverse=True)
-        codes = [self.names.code(known.get(int(each), "unknown")) for each in distinct]
+        codes = [self.tables.names.code(known.get(int(each), "unknown")) for each in distinct]
         return np.array(codes, np.int32)[places] if codes else np.empty(0, np.int32)
 
-    def _gpus(self, processes: NDArray[Any], devices: NDArray[Any]) -> NDArray[Any]:
-        """The GPU that each process means by its device. Under CUDA_VISIBLE_DEVICES every process may call
-        its own one device 0."""
-        table = "TARGET_INFO_CUDA_DEVICE"
-        pairs = np.unique(np.stack((processes, devices)), axis=1)
-        if {"gpuId", "cudaId", "pid"} <= self.tables.get(table, frozenset()):
-            known = {
-                (pid, cuda): gpu
-                for gpu, cuda, pid in self.database.execute(f"SELECT gpuId, cudaId, pid FROM {table}")
-            }
-            found = {
-                (process, device): known.get((process & (1 << PROCESS_BITS) - 1, device))
-                for process, device in pairs.T.tolist()
-            }
-            if None not in found.values():
-                gpus = np.empty_like(devices)
-                for (process, device), gpu in found.items():
-                    gpus[(processes == process) & (devices == device)] = gpu
-                return gpus
-        shared, users = np.unique(pairs[1], return_counts=True)
-        for device in shared[users > 1]:
-            self.warnings.append(
+    def _gpus(self, work: Columns) -> NDArray[np.int32]:
+        """The GPU that each process means by its device, as code. Under CUDA_VISIBLE_DEVICES every process
+        may call its own one device 0, and so does every machine."""
+        processes, ids = self.processes.encode(work["process"]).astype(np.int64), Coder()
+        devices = ids.encode(work["device"])
+        distinct, place = np.unique(processes << 32 | devices, return_inverse=True)
+        used = [
+            (self.processes.values[each >> 32], ids.values[each & 0xFFFFFFFF]) for each in distinct.tolist()
+        ]
+        known = self._listed_gpus()
+        found = [known.get((process & (1 << PROCESS_BITS) - 1, device)) for process, device in used]
+        machines = {process >> MACHINE_BITS for process, _ in used if process}
+        if None in found:
+            found = [device for _, device in used]
+            shared = Counter((process >> MACHINE_BITS, device) for process, device in used if process)
+            self.tables.warnings += [
                 f"several processes use a device {device}, and the export does not tell whether it is one "
                 "GPU; it is taken for one"
-            )
-        return devices
+                for (_, device), count in shared.items()
+                if count > 1
+            ]
+        names = [
+            f"{gpu} (machine {process >> MACHINE_BITS})" if len(machines) > 1 else str(gpu)
+            for gpu, (process, _) in zip(found, used, strict=True)
+        ]
+        return np.array([self.devices.code(name) for name in names], np.int32)[place]
 
-    def _synchronizations(self, calls: Calls, call_keys: events.Times) -> Synchronizations:
+    def _listed_gpus(self) -> dict[tuple[int, int], int]:
+        table = "TARGET_INFO_CUDA_DEVICE"
+        if not self.tables.has(table, "gpuId", "cudaId", "pid"):
+            return {}
+        listed = self.tables.database.execute(f"SELECT gpuId, cudaId, pid FROM {table}")
+        return {(pid, cuda): gpu for gpu, cuda, pid in listed}
+
+    def _own(self, found: Columns, calls: Columns) -> None:
+        """Codes for the processes of work or of waits; NONE where the export does not have them."""
+        raw = found["process"]
+        found["process"] = np.where(raw <= 0, NONE, self.processes.encode(raw)).astype(np.int32)
+        if not np.isin(np.unique(found["process"]), np.unique(calls["process"])).any():
+            found["process"][:] = NONE
+
+    def _waits(self) -> Columns:
         table = PREFIX + "SYNCHRONIZATION"
-        if not self._has_rows(table):
-            return events.synchronizing(calls, self.names)
-        rows = self._select(
+        found = self.tables.select(
             table,
             {
-                "start": "start",
-                "end": "end",
-                "kind": self._column(table, "syncType", "0"),
-                "process": f"{self._column(table, 'globalPid')} >> {PROCESS_BITS}",
-                "correlation": self._column(table, "correlationId", "-1"),
+                "kind": self.tables.column(table, "syncType", "0"),
+                "process": self.tables.column(table, "globalPid"),
+                "correlation": self.tables.column(table, "correlationId", "-1"),
             },
         )
-        call = events.match(self._keys(rows["process"], rows["correlation"]), call_keys)
-        return Synchronizations(
-            start=rows["start"],
-            end=rows["end"],
-            kind=self._named(rows["kind"], SYNCHRONIZATIONS),
-            blocks=rows["kind"] != 2,
-            called=np.where(call == NONE, rows["start"], events.take(calls.start, call, NONE)),
-            thread=events.take(calls.thread, call, NONE),
-            own=np.full(len(call), NONE, np.int64),
+        found["process"] >>= PROCESS_BITS
+        found["thread"] = np.full(len(found["start"]), NONE, np.int32)
+        return found
+
+    def _synchronizations(
+        self, known: Calls, calls: Columns, waits: Columns
+    ) -> tuple[Synchronizations, list[str]]:
+        start = waits["start"]
+        if not len(start):
+            return synchronizing(known, self.tables.names)
+        call = pairs.of_waits(rows.ids(calls), rows.ids(waits))
+        found = Synchronizations(
+            start=start,
+            end=waits["end"],
+            kind=self._named(waits["kind"], SYNCHRONIZATIONS),
+            blocks=waits["kind"] != 2,
+            called=np.where(call == NONE, start, events.take(known.start, call, NONE)),
+            thread=events.take(known.thread, call, NONE),
+            own=np.full(len(start), NONE, np.int64),
         )
+        return found, []
 
     def _warn_of_lost_rows(self) -> None:
         """What nsys itself reports as a warning or an error: events that were dropped, above all."""
-        if not {"severity", "text"} <= self.tables.get("DIAGNOSTIC_EVENT", frozenset()):
+        if not self.tables.has("DIAGNOSTIC_EVENT", "severity", "text"):
             return
         said = "SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3) LIMIT 5"
-        self.warnings += [
-            f"nsys: {' '.join(str(text).split())}" for (text,) in self.database.execute(said) if text
+        self.tables.warnings += [
+            f"nsys: {' '.join(str(text).split())}" for (text,) in self.tables.database.execute(said) if text
         ]
 
 

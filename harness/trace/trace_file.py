@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from engines.api import BadFile
-from harness.trace import chrome_events, chrome_trace, nsys_export
+from harness.trace import chrome_events, chrome_trace, events, nsys_export, times
 from harness.trace.events import Trace
 
 REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
@@ -25,10 +25,9 @@ def read(path: Path, progress: Progress = lambda line: None) -> Trace:
         if not start:
             raise BadFile(f"{path} is empty")
         if nsys_export.MAGIC.startswith(start[: len(nsys_export.MAGIC)]):
-            return nsys_export.read(path, progress)
-        text = start.removeprefix(codecs.BOM_UTF8).lstrip()
-        if start.startswith(chrome_events.GZIP) or text[:1] in (b"{", b"["):
-            return chrome_trace.read(path, progress)
+            return _checked(nsys_export.read(path, progress))
+        if chrome_events.begins(start):
+            return _checked(chrome_trace.read(path, progress))
     except OSError as error:
         raise BadFile(f"cannot read the trace {path}: {error.strerror}") from None
     if path.suffix in REPORTS:
@@ -40,3 +39,15 @@ def read(path: Path, progress: Progress = lambda line: None) -> Trace:
         f"{path} is neither an SQLite export of nsys (nsys export --type sqlite) nor a Chrome trace (JSON, "
         "plain or gzipped)"
     )
+
+
+def _checked(trace: Trace) -> Trace:
+    """The trace with names that can be shown, and a warning where its times are of clocks that differ."""
+    first, last = trace.span()
+    if last - first > times.DAY:
+        apart = (
+            f"the trace spans {(last - first) / times.DAY:,.1f} days: some of its processes have another "
+            "clock. Windows, idle time and gaps are wrong, the length of each event is not"
+        )
+        trace = replace(trace, warnings=(*trace.warnings, apart))
+    return events.readable(trace)

@@ -1,0 +1,379 @@
+"""The events of a Chrome trace as rows: of ranges, calls, a device's work, waits, and arrows between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from harness.trace import chrome_repair, events
+from harness.trace.chrome_events import ANYTHING, Batch, Event
+from harness.trace.events import NONE, Coder, Times
+from harness.trace.rows import Columns
+from harness.trace.times import DAY, FARTHEST, UNTAKEN
+
+WORK = {
+    "kernel": events.KERNEL,
+    "gpu_memcpy": events.COPY,
+    "gpu_memset": events.MEMSET,
+    "device": events.PROGRAM,
+}
+TABLES = {**dict.fromkeys(WORK, "work"), **dict.fromkeys(("phase", "cpu_op", "user_annotation"), "ranges")}
+# Of all makers of devices: cuda_runtime, xpu_driver, privateuse1_runtime, cuda_sync.
+ENDINGS = {"_runtime": "calls", "_driver": "calls", "_sync": "waits"}
+EARLIER = {"memcpy": "gpu_memcpy", "memset": "gpu_memset", "operator": "cpu_op", "runtime": "cuda_runtime"}
+FLOWS = "flows"
+WAIT = "wait."  # in front of the name of a phase that waits
+DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH"}
+SYNCHRONIZATIONS = {"Event Sync": events.EVENT, "Stream Wait Event": events.STREAM_WAITS,
+                    "Stream Sync": events.STREAM, "Context Sync": events.CONTEXT}  # fmt: skip
+SHOWN = 80  # bytes of an odd event
+LONGEST_US = FARTHEST / 1000
+LARGEST = Decimal(10) ** 24  # us: what is larger has no time of a clock in it
+
+Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class Args(msgspec.Struct, gc=False):
+    """What is read of an event's own arguments."""
+
+    correlation: Whole = NONE
+    device: int | str | None = None
+    bytes: Whole = NONE
+    memory: str = "unknown"
+
+
+class Rows:
+    """Columns that grow by some rows at a time."""
+
+    def __init__(self, **kinds: type) -> None:
+        self._kinds = kinds
+        self._parts: dict[str, list[NDArray[Any]]] = {name: [] for name in kinds}
+        self.count = 0
+
+    def add(self, count: int, **columns: Iterable[Any]) -> None:
+        for name, values in columns.items():
+            self._parts[name].append(np.fromiter(values, self._kinds[name], count))
+        self.count += count
+
+    def taken(self) -> Columns:
+        """All columns, once."""
+        found = {}
+        for name, kind in self._kinds.items():
+            found[name] = np.concatenate([np.empty(0, kind), *self._parts[name]])
+            self._parts[name] = []
+        return found
+
+
+Code, Id, Flag = np.int32, np.int64, np.bool_
+
+
+class Tables:
+    """The events of one file on their way into arrays."""
+
+    def __init__(self) -> None:
+        self.complete = self.seen = 0
+        self.odd = 0
+        self.first_odd = ""
+        self.cut = False
+        self.processes: dict[int | str, set[str]] = {}  # what the file calls each
+        self._base: int | None = None  # us from which times count that 64 bits do not hold as ns
+        # Tracks are (pid, tid, rank), devices (pid, rank, device).
+        self.names, self.tracks, self.devices = Coder(), Coder(), Coder()
+        times = {"start": Id, "end": Id}
+        joined = {"track": Code, "correlation": Id, "place": Id}
+        self.flows = Rows(start=Id, track=Code, name=Code, key=Id, starts=Flag)
+        self.work = Rows(**times, **joined, name=Code, kind=Code, device=Code, ours=Flag)
+        self.copies = Rows(direction=Code, memory=Code, bytes=Id)
+        self.ranges = Rows(**times, track=Code, name=Code, waits=Flag)
+        self.calls = Rows(**times, **joined, name=Code)
+        self.waits = Rows(**times, **joined, device=Code, kind=Code, blocks=Flag)
+        self._halves = Rows(at=Id, track=Code, event=Id)
+        self._begun: list[Event[Any]] = []
+        self._known: dict[str, str | None] = {**TABLES}
+
+    def add(self, batch: Batch) -> None:
+        """Take in the next events of the file."""
+        self.odd += len(batch.odd)
+        self.first_odd = self.first_odd or next(
+            (each[:SHOWN].decode("utf-8", "backslashreplace") for each in batch.odd), ""
+        )
+        self.cut |= batch.cut
+        chosen: dict[str, list[Event[Any]]] = {
+            name: [] for name in ("work", "ranges", "calls", "waits", FLOWS)
+        }
+        places: dict[str, list[int]] = {name: [] for name in chosen}
+        halves: list[Event[Any]] = []
+        if batch.exact and self._base is None:
+            self._base = _base(batch.events)
+        known = self._known
+        for place, each in enumerate(batch.events, self.seen):
+            if each.ph == "X":
+                self.complete += 1
+                table = known[each.cat] if each.cat in known else self._table(each)
+                if table is not None:
+                    chosen[table].append(each)
+                    places[table].append(place)
+            elif each.ph in ("s", "f"):
+                chosen[FLOWS].append(each)
+            elif each.ph in ("B", "E"):
+                halves.append(each)
+            elif each.ph == "M" and each.name in ("process_name", "process_labels"):
+                self._name_process(each)
+        self.seen += len(batch.events)
+        self._add_halves(halves, batch.exact)
+        self._add_flows(chosen[FLOWS], batch.exact)
+        self._add_work(chosen["work"], batch.exact, places["work"])
+        self._add_ranges(chosen["ranges"], batch.exact)
+        self._add_calls(chosen["calls"], batch.exact, places["calls"])
+        self._add_waits(chosen["waits"], batch.exact, places["waits"])
+
+    def _table(self, event: Event[Any]) -> str | None:
+        """Where an event of this category belongs; one that has an earlier name gets today's."""
+        name = event.cat.lower()
+        name = EARLIER.get(name, name)
+        if name != event.cat and name in TABLES:
+            event.cat = name
+            return TABLES[name]
+        found = next((table for ending, table in ENDINGS.items() if name.endswith(ending)), None)
+        self._known[event.cat] = found
+        return found
+
+    def _name_process(self, event: Event[Any]) -> None:
+        try:
+            said = ANYTHING.decode(event.args)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        if isinstance(said, dict):
+            self.processes.setdefault(event.pid, set()).update(
+                str(said[key]) for key in ("name", "labels") if key in said
+            )
+
+    # -----------------------------------------------------------------------------------------------------
+    # Events into rows
+
+    def _placed(self, chosen: Sequence[Event[Any]], exact: bool) -> dict[str, Iterable[Any]]:
+        """Times, track and name."""
+        return {**self._timed(chosen, exact), "track": self._tracks(chosen), "name": self._named(chosen)}
+
+    def _ns(self, chosen: Sequence[Event[Any]], exact: bool) -> Times:
+        """When each begins; UNTAKEN for what is no number, or too large for one."""
+        if not exact:
+            return _rounded(np.fromiter((each.ts for each in chosen), np.float64, len(chosen)), FARTHEST)
+        base = self._base or 0
+        try:
+            ns = np.fromiter((round((each.ts - base) * 1000) for each in chosen), np.int64, len(chosen))
+        except (ArithmeticError, TypeError, ValueError):  # one of them is none, or too large
+            return np.array([_exact(each.ts, base) for each in chosen], np.int64)
+        return np.where(np.abs(ns) <= FARTHEST, ns, UNTAKEN)
+
+    def _timed(self, chosen: Sequence[Event[Any]], exact: bool) -> dict[str, Iterable[Any]]:
+        """Starts and ends. What lasts for longer than time is counted ends behind all time."""
+        lasts = np.fromiter((each.dur for each in chosen), np.float64, len(chosen))
+        lasts = np.clip(lasts, -LONGEST_US, LONGEST_US)
+        if exact:
+            start = self._ns(chosen, exact)
+            ns = np.rint(np.nan_to_num(lasts) * 1e3).astype(np.int64)
+            end = np.where(np.isnan(lasts), UNTAKEN, start + ns)
+        else:
+            us = np.fromiter((each.ts for each in chosen), np.float64, len(chosen))
+            start, end = _rounded(us, FARTHEST), _rounded(us + lasts, 2 * FARTHEST)
+        return {"start": start, "end": np.where(start == UNTAKEN, UNTAKEN, end)}
+
+    def _named(self, chosen: Sequence[Event[Any]]) -> Iterable[int]:
+        return (self.names.code(each.name or "") for each in chosen)
+
+    def _tracks(self, chosen: Sequence[Event[Any]]) -> Iterable[int]:
+        return (self.tracks.code(each.track) for each in chosen)
+
+    def _on_devices(self, chosen: Sequence[Event[Any]], args: Sequence[Args]) -> Iterable[int]:
+        for each, own in zip(chosen, args, strict=True):
+            yield self.devices.code((each.pid, each.rank, each.pid if own.device is None else own.device))
+
+    def _add_flows(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
+        self.flows.add(
+            len(chosen),
+            start=self._ns(chosen, exact),
+            track=self._tracks(chosen),
+            name=self._named(chosen),
+            key=(hash((each.cat, each.name, each.id)) for each in chosen),
+            starts=(each.ph == "s" for each in chosen),
+        )
+
+    def _add_work(self, chosen: Sequence[Event[Any]], exact: bool, places: Sequence[int]) -> None:
+        args = [_args(each) for each in chosen]
+        directions = [_direction(each) for each in chosen]
+        self.work.add(
+            len(chosen),
+            **self._placed(chosen, exact),
+            kind=(
+                events.COPY if found else WORK[each.cat]
+                for each, found in zip(chosen, directions, strict=True)
+            ),
+            device=self._on_devices(chosen, args),
+            correlation=(each.correlation for each in args),
+            ours=(each.cat == "device" for each in chosen),
+            place=places,
+        )
+        copies = [
+            (each, own, found) for each, own, found in zip(chosen, args, directions, strict=True) if found
+        ]
+        memories = (
+            _memory(each.name or "", found) if each.cat == "gpu_memcpy" else own.memory
+            for each, own, found in copies
+        )
+        self.copies.add(
+            len(copies),
+            direction=(self.names.code(found) for _, _, found in copies),
+            memory=(self.names.code(each) for each in memories),
+            bytes=(own.bytes for _, own, _ in copies),
+        )
+
+    def _add_ranges(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
+        waits = (each.cat == "phase" and (each.name or "").startswith(WAIT) for each in chosen)
+        self.ranges.add(len(chosen), **self._placed(chosen, exact), waits=waits)
+
+    def _add_calls(self, chosen: Sequence[Event[Any]], exact: bool, places: Sequence[int]) -> None:
+        correlations = (_args(each).correlation for each in chosen)
+        self.calls.add(len(chosen), **self._placed(chosen, exact), correlation=correlations, place=places)
+
+    def _add_waits(self, chosen: Sequence[Event[Any]], exact: bool, places: Sequence[int]) -> None:
+        kinds = [SYNCHRONIZATIONS.get(each.name or "", each.name or "unknown") for each in chosen]
+        args = [_args(each) for each in chosen]
+        self.waits.add(
+            len(chosen),
+            **self._timed(chosen, exact),
+            track=self._tracks(chosen),
+            device=self._on_devices(chosen, args),
+            kind=(self.names.code(each) for each in kinds),
+            blocks=(each != events.STREAM_WAITS for each in kinds),
+            correlation=(each.correlation for each in args),
+            place=places,
+        )
+
+    # -----------------------------------------------------------------------------------------------------
+    # Events in two halves
+
+    def _add_halves(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
+        """Keep what begins; where it ends shows once all of the file is read."""
+        wanted = [each.ph == "B" and (self._known.get(each.cat) or self._table(each)) for each in chosen]
+        numbers = iter(range(len(self._begun), len(self._begun) + len(chosen)))
+        self._halves.add(
+            len(chosen),
+            at=self._ns(chosen, exact),
+            track=self._tracks(chosen),
+            event=[
+                ENDS if each.ph == "E" else next(numbers) if kept else NONE
+                for each, kept in zip(chosen, wanted, strict=True)
+            ],
+        )
+        self._begun += [each for each, kept in zip(chosen, wanted, strict=True) if kept]
+
+    def close(self) -> None:
+        """Put the halves together, once all of the file is taken in. On a track they nest."""
+        halves = self._halves.taken()
+        order = np.lexsort((halves["at"], halves["track"]))
+        ends = dict.fromkeys(range(len(self._begun)), (0, UNTAKEN))
+        track = NONE
+        open_: list[tuple[int, int]] = []
+        for here, at, event in zip(
+            *(halves[name][order].tolist() for name in ("track", "at", "event")), strict=True
+        ):
+            if here != track:
+                track, open_ = here, []
+            if event != ENDS:
+                open_.append((event, at))
+            elif open_:
+                begun, since = open_.pop()
+                ends[begun] = since, at
+        whole = [
+            msgspec.structs.replace(each, ph="X", dur=(end - since) / 1e3 if end != UNTAKEN else np.nan)
+            for each, (since, end) in zip(self._begun, ends.values(), strict=False)
+        ]
+        for exact in (True, False):
+            self.add(Batch([each for each in whole if isinstance(each.ts, float) is not exact], exact))
+
+
+ENDS = -2  # in place of the number of an event that begins
+
+
+def _base(events: Sequence[Event[Any]]) -> int:
+    """A number to count from where most times are too large: one so far below them that 0 stays far away."""
+    known = sorted(int(each.ts) for each in events if each.ph == "X" and _finite(each.ts))
+    middle = known[len(known) // 2] if known else 0
+    return middle - 30 * DAY // 1000 if abs(middle) > FARTHEST // 1000 else 0
+
+
+def _finite(us: int | float | Decimal) -> bool:
+    return isinstance(us, int) or (isinstance(us, Decimal) and us.is_finite() and abs(us) < LARGEST)
+
+
+def _exact(us: int | float | Decimal, base: int) -> int:
+    if not _finite(us):
+        return UNTAKEN
+    ns = round((us - base) * 1000)
+    return ns if abs(ns) <= FARTHEST else UNTAKEN
+
+
+def _rounded(us: NDArray[np.float64], most: int) -> Times:
+    ns = us * 1e3
+    taken = np.abs(ns) <= most
+    return np.where(taken, np.rint(np.where(taken, ns, 0)), UNTAKEN).astype(np.int64)
+
+
+def _args(event: Event[Any]) -> Args:
+    try:
+        return read_args(event.args)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        found = ANYTHING.decode(chrome_repair.repaired(bytes(event.args)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Args()
+    if not isinstance(found, dict):
+        return Args()
+    of_each = {}
+    for name, read in READ_ARG.items():
+        try:
+            of_each[name] = read(found[name])
+        except (KeyError, msgspec.ValidationError):
+            continue
+    return Args(**of_each)
+
+
+read_args = msgspec.json.Decoder(Args, strict=False).decode
+
+
+def _as(kind: Any) -> Callable[[object], Any]:
+    return lambda value: msgspec.convert(
+        float(value) if isinstance(value, Decimal) else value, kind, strict=False
+    )
+
+
+READ_ARG = {
+    "correlation": _as(Whole),
+    "device": _as(int | str | None),
+    "bytes": _as(Whole),
+    "memory": _as(str),
+}
+
+
+def _direction(event: Event[Any]) -> str:
+    """Of a copy, "HtoD"; nothing for other work. torch.profiler says it in a name like "Memcpy HtoD
+    (Pageable -> Device)"."""
+    name = event.name or ""
+    if event.cat == "gpu_memcpy":
+        return next(iter(name.split()[1:2]), "unknown")
+    return DIRECTIONS.get(name.partition(".")[0], "") if event.cat == "device" else ""
+
+
+def _memory(name: str, direction: str) -> str:
+    """The host's side of "Memcpy HtoD (Pageable -> Device)": "pageable"."""
+    source, _, target = name.partition("(")[2].rstrip(")").partition(" -> ")
+    side = target if direction == "DtoH" else source
+    return side.strip().lower() or "unknown"

@@ -1,0 +1,109 @@
+"""Times that were never taken, and events that never ended: found, counted, and left out.
+
+A profiler that could not take a time writes 0, or nothing, and one that ends before an event does writes a
+duration of -1 or an end of 0. Taken at its word, one such event makes a trace of a second last 50 years.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.trace.events import Flags, Times
+
+UNTAKEN = int(np.iinfo(np.int64).min)  # in place of a time that is missing or no number
+FARTHEST = int(2.5e18)  # ns from 0, in the year 2049: sums of three still fit into 64 bits
+SECOND = 10**9
+ZERO = 1000  # ns from 0 that are one with it: -1 us is no better a time
+DAY = 24 * 3600 * SECOND
+# So many times the length of all else must lie between it and a time that is taken for none.
+APART = 10
+FEW, FEWEST = 0.1, 3  # of all events: where more are that far away, they have another clock
+# The clock's 0 may be a trace's first time. A range may be followed by a long silence; a call or work is not.
+SILENCE = {"ranges": 3600 * SECOND}
+SHORT_SILENCE = SECOND // 10
+
+Span = tuple[Times, Times]  # starts and ends
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Rows of one table that are to be left out."""
+
+    untaken: Flags
+    unfinished: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Between which all times lie, and how far from 0 the first other one is, if that is far: else 0."""
+
+    low: int
+    high: int
+    from_zero: int = 0
+
+
+def faults(tables: Mapping[str, Span]) -> dict[str, Faults]:
+    """What is to be left out of each table that has something of it. What is odd shows among all."""
+    filled = {name: span for name, span in tables.items() if len(span[0])}
+    bounds = _bounds(list(filled.values()))
+    found = {
+        name: _of_table(*span, bounds, SILENCE.get(name, SHORT_SILENCE)) for name, span in filled.items()
+    }
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def near_zero(times: Times) -> Flags:
+    return (times >= -ZERO) & (times <= ZERO)
+
+
+def _of_table(start: Times, end: Times, bounds: _Bounds, silence: int) -> Faults | None:
+    unended = end < start
+    if start.min() > ZERO and start.min() >= bounds.low and end.max() <= bounds.high and not unended.any():
+        return None  # as all of a sound trace: nothing is copied
+    untaken = (start < bounds.low) | (start > bounds.high) | (end > bounds.high)
+    # What took no time at 0 is none either: whatever a device or a call does takes some.
+    untaken |= (start == 0) & (end == 0)
+    if bounds.from_zero > silence:
+        untaken |= near_zero(start)
+    unfinished = unended & ~untaken
+    return Faults(untaken, unfinished) if (untaken | unfinished).any() else None
+
+
+def _bounds(spans: Sequence[Span]) -> _Bounds:
+    bounds = _Bounds(-FARTHEST, FARTHEST)
+    first, last = _first_and_last(spans, bounds)
+    if last - first > DAY:
+        bounds = _without_the_far(spans) or bounds
+        first, last = _first_and_last(spans, bounds)
+    if last - first <= DAY:
+        bounds = _Bounds(bounds.low, min(bounds.high, last + DAY))
+    length = max((int(_within(end, bounds).max(initial=first)) for _, end in spans), default=first) - first
+    return _Bounds(bounds.low, bounds.high, first if first > APART * length else 0)
+
+
+def _without_the_far(spans: Sequence[Span]) -> _Bounds | None:
+    """Bounds that leave out what few events have and all others lack; None where they are many."""
+    starts = np.concatenate([_within(start, _Bounds(-FARTHEST, FARTHEST)) for start, _ in spans])
+    quartiles = np.percentile(starts, 25, method="higher"), np.percentile(starts, 75, method="lower")
+    low, high = sorted(map(int, quartiles))
+    margin = max(DAY, APART * (high - low))
+    far = np.count_nonzero((starts < low - margin) | (starts > high + margin))
+    few = far <= max(FEW * len(starts), FEWEST) and 2 * far < len(starts)
+    return _Bounds(low - margin, high + margin) if few else None
+
+
+def _first_and_last(spans: Sequence[Span], bounds: _Bounds) -> tuple[int, int]:
+    """Of the starts within bounds that are not 0; 0 and 0 where there are none."""
+    found = [each for start, _ in spans if len(each := _within(start, bounds))]
+    if not found:
+        return 0, 0
+    return min(int(each.min()) for each in found), max(int(each.max()) for each in found)
+
+
+def _within(times: Times, bounds: _Bounds) -> Times:
+    if not len(times) or (times.min() > max(ZERO, bounds.low) and times.max() <= bounds.high):
+        return times
+    return times[(times >= bounds.low) & (times <= bounds.high) & ~near_zero(times)]
