@@ -11,22 +11,7 @@ import pytest
 
 from harness.analysis.result import to_plain
 from harness.trace import analysis, chrome_events, trace_file
-from tests.support.traces import part, refused, values
-
-
-def complete(
-    name: str, category: str, start: float, end: float, track: tuple[int, int], **args: object
-) -> dict[str, object]:
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "ts": start,
-        "dur": end - start,
-        "pid": track[0],
-        "tid": track[1],
-        "args": args,
-    }
+from tests.support.traces import complete, part, refused, values, written
 
 
 def arrow(
@@ -74,12 +59,6 @@ TORCH = [
         "dur": 80,
     },
 ]
-
-
-def written(path: Path, content: object) -> Path:
-    text = json.dumps(content).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    return path
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,46 @@ def refused(path: Path) -> str:
         trace_file.read(path)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def complete(
+    name: str,
+    category: str,
+    start: float,
+    end: float,
+    track: tuple[int | str, int | str],
+    **args: object,
+) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "ts": start,
+        "dur": end - start,
+        "pid": track[0],
+        "tid": track[1],
+        "args": args,
+    }
+
+
+def written(path: Path, content: object) -> Path:
+    text = json.dumps(content).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def launched(
+    start: float,
+    correlation: int,
+    *,
+    host: int | str = 9,
+    gpu: int | str = 0,
+    device: int = 0,
+    **args: object,
+) -> list[dict[str, object]]:
+    """A call, and the kernel that it launches 30 us later on stream 7."""
+    ids = {"correlation": correlation, **args}
+    return [
+        complete("cudaLaunchKernel", "cuda_runtime", start, start + 10, (host, host), **ids),
+        complete("gemm", "kernel", start + 30, start + 80, (gpu, 7), device=device, stream=7, **ids),
+    ]
