@@ -229,7 +229,8 @@ def _apart(thread: Codes, process: Codes) -> Codes:
     used = np.unique(thread[told].astype(np.int64) << 32 | process[told]) >> 32
     of_two = np.isin(thread, used[1:][used[1:] == used[:-1]])
     keys = thread.astype(np.int64) << 32 | np.where(of_two, process + 1, 0)
-    return np.unique(keys, return_inverse=True)[1].astype(np.int32)
+    streams: Codes = np.unique(keys, return_inverse=True)[1].astype(np.int32)
+    return streams
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from tests.support.traces import complete, launched, part, values, written
 NAMES = {
     STREAM: """cudaStreamSynchronize_v3020 cudaStreamSynchronize_ptsz_v7000 cuStreamSynchronize
         hipStreamSynchronize zeCommandQueueSynchronize zeCommandListHostSynchronize urQueueFinish
-        piQueueFinish clFinish aclrtSynchronizeStream aclrtSynchronizeStreamWithTimeout AscendCL@aclrtSynchronizeStream
+        piQueueFinish clFinish aclrtSynchronizeStream aclrtSynchronizeStreamWithTimeout
+        AscendCL@aclrtSynchronizeStream
         rtStreamSynchronize musaStreamSynchronize muStreamSynchronize mcStreamSynchronize
         topsStreamSynchronize synStreamSynchronize cnrtQueueSync sycl::_V1::queue::wait_and_throw""",
     EVENT: """cudaEventSynchronize cuEventSynchronize hipEventSynchronize zeEventHostSynchronize
