@@ -50,7 +50,7 @@ UNITS = ("(%)", "(ms)", "(ms, log scale)", "us, mean", "block")
 
 @pytest.fixture(scope="module")
 def real() -> Run:
-    return harness.load(REFERENCE / "runs" / "copy-done")
+    return harness.load(REFERENCE / "runs" / "overlap")
 
 
 def found_by(result: Result) -> Run:
@@ -83,7 +83,7 @@ def test_axes_have_names_and_units(real: Run, name: str) -> None:
 def test_log_axes_say_so(real: Run) -> None:
     for axes in figures.latency_cdfs(real).axes:
         assert (axes.get_xscale() == "log") == ("log scale" in axes.get_xlabel())
-    gaps = figures.latency_cdfs(harness.load(REFERENCE / "runs" / "pinned-h2d")).axes[2]
+    gaps = figures.latency_cdfs(harness.load(REFERENCE / "runs" / "overlap")).axes[2]
     assert gaps.get_xscale() == "log"
 
 

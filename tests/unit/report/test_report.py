@@ -31,7 +31,7 @@ from tests.support.made_blocks import manifest
 from tests.support.made_runs import stored
 from tests.support.places import REFERENCE
 
-RUN = REFERENCE / "runs" / "copy-done"
+RUN = REFERENCE / "runs" / "overlap"
 NO_END_TAG = {"meta", "link"}
 FETCHED = {"src", "srcset", "href", "xlink:href", "data", "action", "poster", "background"}
 HOSTILE = '</h1><script>alert("x")</script><img src=http://example.org/x> [x](http://example.org) | $x$'
