@@ -46,7 +46,7 @@ def skip_teardown() -> None:
 def state(pid: int) -> str:
     """As the kernel names it (proc(5)): "T" stopped, "Z" and "X" ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     except OSError:
         return "X"
 

@@ -123,4 +123,4 @@ def name_thread(name: str) -> None:
     """Name the calling thread for whoever looks from outside: profilers, top. At most 15 bytes are kept. Some
     sandboxes allow no name, and nothing depends on it."""
     with suppress(OSError):
-        Path(f"/proc/self/task/{get_native_id()}/comm").write_text(name)
+        Path(f"/proc/self/task/{get_native_id()}/comm").write_bytes(name.encode())

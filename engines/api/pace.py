@@ -97,7 +97,7 @@ def profiles() -> dict[str, PaceProfile]:
     import tomllib
 
     try:
-        return msgspec.convert(tomllib.loads(PROFILES.read_text()), dict[str, PaceProfile])
+        return msgspec.convert(tomllib.loads(PROFILES.read_text("utf-8")), dict[str, PaceProfile])
     # msgspec's ValidationError and TOMLDecodeError are ValueErrors.
     except (OSError, ValueError, RecursionError) as error:
         raise BadFile(f"{PROFILES}: {error}") from error

@@ -285,7 +285,7 @@ def _noise(rounds: pd.DataFrame) -> Iterator[str]:
             f"noise: processes that are not the run's used up to {others:.1%} of the CPU time; load average "
             f"up to {_largest(rounds, 'load_1m'):.1f}"
         )
-    if "loop_us" in rounds:
+    if "loop_us" in rounds and rounds["loop_us"].notna().any():
         fast, slow = core_speed.spread(rounds["loop_us"].dropna().tolist())
         if slow >= core_speed.STEADY * fast:
             yield (

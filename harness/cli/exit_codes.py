@@ -8,7 +8,6 @@ SIGTERM, 129 SIGHUP.
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -19,6 +18,7 @@ from engines import api
 from engines.shortages import shortage
 from harness.common.formatting import visible
 from harness.common.signals import Interrupted, notes
+from harness.common.streams import open_to_all
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED = 1, 3
@@ -29,7 +29,7 @@ CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever 
 def run(command: Any) -> NoReturn:
     """Run what typer made of the command line, and exit."""
     # A stream that was closed before the process began is None, and writing to it would raise.
-    sys.stdout, sys.stderr = (each or open(os.devnull, "w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
+    sys.stdout, sys.stderr = map(open_to_all, (sys.stdout, sys.stderr))
     try:
         code = command.main(prog_name="bench", standalone_mode=False)
     except Interrupted as error:

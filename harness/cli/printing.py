@@ -12,6 +12,7 @@ import typer
 
 from harness.cli.exit_codes import OUTPUTS_DIFFER
 from harness.common.formatting import visible, visible_json
+from harness.common.streams import json_for
 
 if TYPE_CHECKING:
     from harness.report.formats import Found
@@ -47,8 +48,10 @@ def show(found: Found, format: Format, whole: bool = True) -> None:
             Format.CSV: formats.to_csv,
             Format.MARKDOWN: formats.to_markdown,
         }[format]
+        text = write(found)
+        text = json_for(sys.stdout, visible_json(text)) if format is Format.JSON else visible(text)
         with readable():
-            sys.stdout.write((visible_json if format is Format.JSON else visible)(write(found)))
+            sys.stdout.write(text)
         return
     screen = Console()
     if not screen.is_terminal and "COLUMNS" not in os.environ:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from harness.common.formatting import visible
 
+WIDTH = 80
 TRAILING = re.compile(" +$", re.MULTILINE)
 
 
@@ -25,6 +26,8 @@ class Console(rich.console.Console):
 
     def __init__(self, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, highlight=False)
+        if not self.width:  # COLUMNS=0: not known
+            self.width = WIDTH
 
     def print(self, *objects: Any, **options: Any) -> None:
         """A line of a file or a pipe ends where its text does, and not where its table's last column does."""

@@ -6,20 +6,21 @@ import hashlib
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 import psutil
 
 from engines import api
-from engines.machine import cpu_model
+from engines.machine import cpu_model, known
 from harness.common import git
 
 PACKAGES = (
     "overlap-bench", "torch", "transformers", "tokenizers", "numpy", "pandas", "pyarrow", "scipy", "pyzmq",
     "msgspec",
 )  # fmt: skip
+UNNAMED = "NVIDIA, name not readable"
 MEASURED_BY = ("engines", "harness", "pyproject.toml")  # what a run is made by
 
 
@@ -51,26 +52,31 @@ def fingerprint() -> Machine:
         cpu=cpu_model(),
         cores=len(os.sched_getaffinity(0)),
         kernel=platform.release(),
-        memory_gib=round(psutil.virtual_memory().total / 2**30),
+        memory_gib=round(known(_memory_bytes, 0) / 2**30),
         gpus=gpu_names(),
     )
 
 
 def gpu_names() -> list[str]:
     """Every NVIDIA card by name, without importing torch; empty where there is no driver."""
+    return known(_cards, [])
+
+
+def _cards() -> list[str]:
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
+    pynvml.nvmlInit()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    except pynvml.NVMLError:
-        return []
+        names = [known(pynvml.nvmlDeviceGetName, UNNAMED, handle) for handle in handles]
     finally:
-        pynvml.nvmlShutdown()
+        known(pynvml.nvmlShutdown, None)
+    # An older binding gives bytes.
+    return [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in names]
+
+
+def _memory_bytes() -> int:
+    return int(psutil.virtual_memory().total)
 
 
 def guess_device() -> str:
@@ -97,10 +103,8 @@ def versions() -> dict[str, str]:
     """Of Python and of every package a number here may depend on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+        if told := known(version, None, package):
+            found[package] = told
     return found
 
 

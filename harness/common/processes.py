@@ -70,7 +70,7 @@ class Child:
 
     def output(self) -> str:
         """All it printed."""
-        return self.log.read_text(errors="replace") if self.log is not None and self.log.exists() else ""
+        return self.log.read_text("utf-8", "replace") if self.log is not None and self.log.exists() else ""
 
 
 def start(role: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
@@ -211,10 +211,10 @@ def _signal(children: Sequence[Child], which: signal.Signals) -> None:
 def _zombie_code(pid: int) -> int | None:
     """Exit status of an ended process that its parent has not reaped yet, negative for a signal."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()  # a name may be no text
     except OSError:
         return None
-    if fields[0] != "Z":
+    if fields[0] != b"Z":
         return None
     status = int(fields[-1])
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

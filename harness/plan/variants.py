@@ -84,7 +84,7 @@ def load_unmeasured() -> dict[str, Unmeasured]:
 
 def _tables() -> dict[str, Any]:
     try:
-        return tomllib.loads(files("engines").joinpath("variants.toml").read_text())
+        return tomllib.loads(files("engines").joinpath("variants.toml").read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise api.BadFile(f"{FILE} can't be read: {error}") from error
 

@@ -115,7 +115,8 @@ def check_interpreter(arm: Arm) -> None:
             env=environment(arm.env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=IMPORT_S,
         )
     except OSError as error:

@@ -6,19 +6,21 @@ two of them into columns of the round's row.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import psutil
 
+from engines.machine import known
 from harness.common import core_speed
 
 OWN = "own"  # names the CPU time of each process of the run, in ms
+STAT = Path("/proc/stat")
 CPUFREQ = Path("/sys/devices/system/cpu")
 
 
@@ -26,23 +28,31 @@ def read(pids: Mapping[str, int]) -> dict[str, float]:
     """Counters that only grow, by name: CPU time of the machine in ms (all of it, stolen, busy) and of each
     process that is the run's (this one, and what descends from it or from `pids`: parked arms and the workers
     of a server too); and for each of `pids`, by its role, context switches and CPU time. A process that is
-    gone is left out. Besides, how long a loop takes now (core_speed)."""
-    ms = [1e3 * ticks / os.sysconf("SC_CLK_TCK") for ticks in cpu_ticks()]
-    user, nice, system, _, _, irq, softirq, steal = ms  # left out: idle and iowait
-    values = {"all": sum(ms), "steal": steal, "busy": user + nice + system + irq + softirq}
-    for pid in _descendants({os.getpid(), *pids.values()}):
+    gone is left out, and so is what this machine does not tell. Besides, how long a loop takes now
+    (core_speed)."""
+    values: dict[str, float] = {}
+    if ticks := known(cpu_ticks, []):
+        ms = [1e3 * each / os.sysconf("SC_CLK_TCK") for each in ticks]
+        user, nice, system, _, _, irq, softirq, steal = ms  # left out: idle and iowait
+        values |= {"all": sum(ms), "steal": steal, "busy": user + nice + system + irq + softirq}
+    here = {os.getpid(), *pids.values()}
+    for pid in known(_descendants, here, here):
         with suppress(OSError):
             values[f"{OWN} {pid}"] = cpu_ns(pid) / 1e6
     for role, pid in pids.items():
-        try:
-            switches, spent_ns = psutil.Process(pid).num_ctx_switches(), cpu_ns(pid)
-        except (psutil.Error, OSError):
-            continue
-        values[f"switches_voluntary.{role}"] = float(switches.voluntary)
-        values[f"switches_forced.{role}"] = float(switches.involuntary)
-        values[f"cpu_ms.{role}"] = spent_ns / 1e6
-    values["loop_us"] = core_speed.mean_loop_us()
+        values |= known(_of_process, {}, role, pid)
+    if (loop_us := known(core_speed.mean_loop_us, None)) is not None:
+        values["loop_us"] = loop_us
     return values
+
+
+def _of_process(role: str, pid: int) -> dict[str, float]:
+    switches, spent_ns = psutil.Process(pid).num_ctx_switches(), cpu_ns(pid)
+    return {
+        f"switches_voluntary.{role}": float(switches.voluntary),
+        f"switches_forced.{role}": float(switches.involuntary),
+        f"cpu_ms.{role}": spent_ns / 1e6,
+    }
 
 
 def between(start: Mapping[str, float], end: Mapping[str, float]) -> dict[str, float]:
@@ -52,12 +62,13 @@ def between(start: Mapping[str, float], end: Mapping[str, float]) -> dict[str, f
     row = {name: value for name, value in spent.items() if "." in name}
     # A process that began in between has spent all of its time since.
     own = sum(value - start.get(name, 0) for name, value in end.items() if name.startswith(OWN))
-    if spent["all"] > 0:
+    if spent.get("all", 0) > 0:
         row["steal_share"] = spent["steal"] / spent["all"]
         row["others_share"] = max(0.0, spent["busy"] - own) / spent["all"]
-    row["loop_us"] = (start["loop_us"] + end["loop_us"]) / 2
-    row["load_1m"] = os.getloadavg()[0]
-    frequency = frequency_mhz()
+    if "loop_us" in spent:
+        row["loop_us"] = (start["loop_us"] + end["loop_us"]) / 2
+    row["load_1m"] = known(os.getloadavg, (math.nan,))[0]
+    frequency = known(frequency_mhz, None)
     if frequency is not None:
         row["frequency_mhz"] = frequency
     return row
@@ -83,9 +94,12 @@ def cpu_ns(pid: int) -> int:
 
 
 def cpu_ticks() -> list[int]:
-    """The first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
-    line = Path("/proc/stat").read_text().split("\n", 1)[0]
-    return [int(each) for each in line.split()[1:9]]
+    """The first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal. An old kernel ends
+    before the last. Raises OSError or ValueError where it is hidden, as in some containers."""
+    name, *ticks = STAT.read_text("utf-8").split("\n", 1)[0].split()
+    if name != "cpu" or len(ticks) < 4:
+        raise ValueError(f"no times in {STAT}")
+    return [*map(int, ticks[:8]), *[0] * (8 - len(ticks))]
 
 
 def frequency_mhz() -> float | None:
@@ -93,7 +107,7 @@ def frequency_mhz() -> float | None:
     values = []
     for path in CPUFREQ.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
         try:
-            values.append(int(path.read_text()) / 1e3)
+            values.append(int(path.read_bytes()) / 1e3)
         except (OSError, ValueError):
             continue
     return sum(values) / len(values) if values else None
@@ -112,8 +126,8 @@ class Gpu:
         find = pynvml.nvmlDeviceGetHandleByUUID if by_name else pynvml.nvmlDeviceGetHandleByIndex
         try:
             self._handle = find(card)
-        except pynvml.NVMLError:
-            pynvml.nvmlShutdown()
+        except Exception:
+            known(pynvml.nvmlShutdown, None)
             raise
 
     def __enter__(self) -> Gpu:
@@ -122,14 +136,14 @@ class Gpu:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._nvml.nvmlShutdown()
+        known(self._nvml.nvmlShutdown, None)
 
     def read(self, own: set[int]) -> dict[str, float]:
         """Clocks (MHz), temperature (C), power (W), throttle reasons (NVML's bit mask) and the number of
         processes on the card that are not in `own`. What the card does not tell is left out, and so are its
         processes where it knows them by other ids than this machine does, as in a container."""
         nvml, handle = self._nvml, self._handle
-        asked: dict[str, Callable[[], Any]] = {
+        asked: dict[str, Callable[[], float]] = {
             "gpu_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
             "gpu_memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
             "gpu_temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
@@ -138,26 +152,18 @@ class Gpu:
         }
         values: dict[str, float] = {}
         for name, ask in asked.items():
-            try:
-                values[name] = float(ask())
-            except nvml.NVMLError:
-                continue
-        with suppress(nvml.NVMLError):
-            running = {each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-            if running & own:
-                values["gpu_other_processes"] = float(len(running - own))
+            if (told := known(ask, None)) is not None:
+                values[name] = float(told)
+        running = {each.pid for each in known(nvml.nvmlDeviceGetComputeRunningProcesses, [], handle)}
+        if running & own:
+            values["gpu_other_processes"] = float(len(running - own))
         return values
 
 
 def open_gpu(environment: Mapping[str, str]) -> Gpu | None:
     """None where NVML can't be had, or does not know the card, as in some sandboxes. A run measures without
     it, and a caution says what is missing (analysis/warnings.py)."""
-    import pynvml
-
-    try:
-        return Gpu(environment)
-    except pynvml.NVMLError:
-        return None
+    return known(Gpu, None, environment)
 
 
 def visible_gpu(environment: Mapping[str, str]) -> int | str:

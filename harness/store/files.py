@@ -157,7 +157,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 def append_text(path: Path, text: str) -> None:
     """Add to a text file. Raises WriteFailed."""
     try:
-        with path.open("a") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise WriteFailed(f"can't write {path}: {reason_of(error)}") from error

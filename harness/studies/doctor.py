@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from engines.machine import cpu_model
+from engines.machine import cpu_model, known
 from engines.timers import ask_for_exact_timers, ask_for_short_slice
 from harness.analysis import noise_floor
 from harness.analysis.warnings import FEASIBLE_S
@@ -57,10 +58,18 @@ class Busy:
 def examine(results: Path) -> list[Finding]:
     """Every check, in the order in which to read them; `results`: where `bench aa` left what it found. Takes
     four seconds."""
-    at_rest = [each() for each in (device, versions, nsys, cores, governor, turbo, load, other_processes)]
-    busy = keep_busy()
-    settings = [each() for each in (huge_pages, swap, memory, scheduler_slice, bytecode)]
-    return [*at_rest, steal(busy), speed(busy), wake_ups(), *settings, decides(results / noise_floor.FOLDER)]
+    at_rest = [
+        told(each) for each in (device, versions, nsys, cores, governor, turbo, load_average, other_processes)
+    ]
+    busy = known(keep_busy, None)
+    while_busy = [told(each, busy) for each in (steal, speed)]
+    after = [told(each) for each in (wake_ups, huge_pages, swap, memory, scheduler_slice, bytecode)]
+    return [*at_rest, *while_busy, *after, decides(results / noise_floor.FOLDER)]
+
+
+def told(check: Callable[..., Finding], *given: object) -> Finding:
+    """What a check finds, or that this machine hides it."""
+    return known(check, Finding(check.__name__.replace("_", " "), True, UNREADABLE), *given)
 
 
 def finding(what: str, fine: bool, found: str, remedy: str) -> Finding:
@@ -109,7 +118,7 @@ def turbo() -> Finding:
     return finding("turbo", not on, "on" if on else "off", "switch it off for steady clocks")
 
 
-def load() -> Finding:
+def load_average() -> Finding:
     now = os.getloadavg()[0]
     return finding("load average", now < 0.5, f"{now:.2f}", "wait until the machine is quiet")
 
@@ -246,6 +255,6 @@ def _cpu_seconds(process: psutil.Process) -> float | None:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(errors="replace").strip()
+        return path.read_text("utf-8", "replace").strip()
     except OSError:
         return None

@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import select
 from mmap import mmap
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
@@ -43,7 +45,7 @@ from engines.devices.emulated.commands import (
 )
 from engines.devices.emulated.memory import SLOT_BYTES, SLOTS, Arena, BounceRing, CachingAllocator
 from engines.devices.emulated.streams import EmulatedEvent, EmulatedStream, Waiting
-from engines.machine import cpu_model, move_threads
+from engines.machine import cpu_model, known, move_threads
 
 _PINNED_BYTES = 1 << 30  # sparse: only what is touched exists
 _PADDING = tuple((0,) * (4 - count) for count in range(MAX_ARGUMENTS + 1))  # of the words of a record
@@ -323,12 +325,9 @@ class EmulatedDevice:
         """Device: what the device process grew by at most since it booted. Pinned: staging ring included."""
         resident = self._resident_at_boot
         if not self._closed:
-            try:
-                with open(f"/proc/{self.pid}/status") as status:
-                    lines = dict(line.split(":", 1) for line in status)
-                resident = int(lines["VmHWM"].split()[0]) << 10
-            except (FileNotFoundError, KeyError) as error:  # gone, or a zombie, which has no memory
-                raise self._child.lost() from error
+            if select.select([self._child.pidfd], [], [], 0)[0]:
+                raise self._child.lost()
+            resident = known(_most_resident_bytes, resident, self.pid)
         return MemoryUse(max(0, resident - self._resident_at_boot), self._arena.used)
 
     def close(self) -> None:
@@ -375,6 +374,12 @@ _COUNTERS = (
     "work_rows_lost",
 )
 _PACED = ("paced_programs", "paced_overruns", "paced_late_ns")  # in the order of the control page's cells
+
+
+def _most_resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
+    (most,) = (each for each in lines if each.startswith(b"VmHWM:"))
+    return int(most.split()[1]) << 10
 
 
 def _device_cores(cores: set[int], devices: int) -> list[int]:

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from mmap import mmap
+from pathlib import Path
 
 import msgspec
 import torch
@@ -31,7 +32,7 @@ from engines.devices.emulated.commands import (
 from engines.devices.emulated.executor import HostGone, make_executor, unpaced
 from engines.devices.emulated.memory import bytes_of
 from engines.devices.loading import build, one_line, settle_garbage
-from engines.machine import move_threads
+from engines.machine import known, move_threads
 from engines.timers import ask_for_short_slice
 
 
@@ -64,7 +65,7 @@ class Service:
             ask_for_short_slice()  # who sleeps through a pace must run again at its end
         settle_garbage()
         try:
-            self._send(Booted(resident=_resident_bytes()))
+            self._send(Booted(resident=known(_resident_bytes, 0)))
             with torch.inference_mode():
                 self._executor.serve(self._answer)
         except (HostGone, BrokenPipeError, ConnectionResetError):
@@ -147,5 +148,4 @@ class Service:
 
 
 def _resident_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -154,7 +154,7 @@ def widened(vocabulary: int) -> Tokenizer:
     """The presets' tokenizer, with a text for each id of a vocabulary."""
     from tokenizers import Tokenizer
 
-    content = json.loads(TOKENIZER_FILE.read_text())
+    content = json.loads(TOKENIZER_FILE.read_text("utf-8"))
     known = content["model"]["vocab"]
     known.update({f"Ġ{token}": token for token in range(len(known), vocabulary)})
     return Tokenizer.from_str(json.dumps(content))

@@ -115,7 +115,7 @@ def _connected(address: str) -> Iterator[Any]:
         for each, handler in handlers.items():
             signal.signal(each, handler)
     # Ray prints to stdout, where the result goes, that a node died: which is told here too.
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         try:
             yield ray
         finally:
