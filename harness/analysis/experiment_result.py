@@ -263,7 +263,7 @@ def sum_of(parts: Sequence[Outputs]) -> Outputs:
         compared=sum(each.compared for each in parts),
         identical=sum(each.identical for each in parts),
         near_ties=sum(judged) if judged and len(judged) == len(ties) else None,
-        weak=next((each.weak for each in parts), "") if all(each.weak for each in parts) else "",
+        weak="those of each workload are few texts" if parts and all(each.weak for each in parts) else "",
     )
 
 

@@ -49,7 +49,7 @@ def step_line(found: Explained) -> str:
     if found.blocks == 1:
         return f"{change}; one block can't tell which part changed."
     if found.largest is None:
-        return f"{change}; no part of it changed by more than chance explains."
+        return f"{change}; no single part's change can be told from chance."
     largest = _change(found.step_us[found.largest])
     return (
         f"{change}; of its parts' changes that are told from 0, the largest is in {found.largest}: {largest}."

@@ -148,7 +148,8 @@ def _tone(comparison: Comparison) -> str:
 def _leading(run: Run, comparison: Comparison) -> list[Picture]:
     """What belongs on the first screen, below the verdict: the pairs, and the step before and after."""
     pairs: dict[str, Draw] = {"Block by block": partial(figures.block_changes, run, None)}
-    step: dict[str, Draw] = {"Host phases": partial(figures.phases, run)}
+    where = "" if comparison.sliced is None else ", in rounds"
+    step: dict[str, Draw] = {f"Host phases{where}": partial(figures.phases, run)}
     chosen = step if comparison.after is None else {**pairs, **step}
     return [_picture(title, draw, leads=True) for title, draw in chosen.items()]
 

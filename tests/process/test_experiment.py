@@ -138,6 +138,7 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     result = json.loads(stdout)
     assert {(each["workload"], each["blocks"]) for each in result["runs"]} == {("few", 4), ("many", 4)}
     requests = 2 * 4 * 2 * 12  # arms but the first, blocks, rounds, requests
+    assert result["outputs"].pop("weak") == "those of each workload are few texts"
     assert result["outputs"] == {"compared": requests, "identical": requests, "near_ties": None}
     assert "The source says: TPOT halves" in result["conclusion"]
     (table,) = result["tables"]
@@ -280,7 +281,7 @@ def test_a_position_effect_is_told_of_every_claim() -> None:
 
 def test_a_share_of_few_blocks_is_said_to_be_one() -> None:
     share = {"before": "", "share": "phase_output_us", "of": "decode_step_ms_mean"}
-    few = "too few blocks: 4; the interval is wide, 6 is the default"
+    few = "too few blocks: 4; the interval is wide, and --blocks 6 gives a narrower one"
     assert few in warned(found_by([share], {"w": blocks(0.9, 4)}))
     assert few not in warned(found_by([share], {"w": blocks(0.9, 6)}))
     assert few in warned(found_by([{}], {"w": blocks(0.9, 4)}))
@@ -288,7 +289,7 @@ def test_a_share_of_few_blocks_is_said_to_be_one() -> None:
 
 def test_a_warning_of_one_run_names_it_where_other_boots_have_a_workload_of_that_name() -> None:
     found = warned(found_by([{}], {"w": blocks(0.9, 4)}, {"w": blocks(0.9)}))
-    assert "b w: too few blocks: 4; the interval is wide, 6 is the default" in found
+    assert "b w: too few blocks: 4; the interval is wide, and --blocks 6 gives a narrower one" in found
 
 
 def test_a_high_percentile_of_few_requests_is_said_to_be_one() -> None:
