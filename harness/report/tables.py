@@ -356,8 +356,8 @@ def of_rounds(comparison: Comparison) -> str:
     if comparison.sliced is None:
         return ""
     return (
-        " step_ms_sliced is of turns. All else is of rounds: arrivals, prefills and the client are in it, so it "
-        "changes by another share."
+        " step_ms_sliced is of turns. All else is of rounds: arrivals, prefills and the client are in it, so "
+        "it changes by another share."
     )
 
 
