@@ -100,9 +100,8 @@ class Tables:
     def add(self, batch: Batch) -> None:
         """Take in the next events of the file."""
         self.odd += len(batch.odd)
-        self.first_odd = self.first_odd or next(
-            (each[:SHOWN].decode("utf-8", "backslashreplace") for each in batch.odd), ""
-        )
+        if batch.odd and not self.first_odd:
+            self.first_odd = " ".join(batch.odd[0][:SHOWN].decode("utf-8", "backslashreplace").split())
         self.cut |= batch.cut
         chosen: dict[str, list[Event[Any]]] = {
             name: [] for name in ("work", "ranges", "calls", "waits", FLOWS)

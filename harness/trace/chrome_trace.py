@@ -154,7 +154,7 @@ def _placed(tables: Tables) -> _Placed:
     devices = Coder()
     device = np.full(len(tables.devices.values), NONE, np.int32)
     for name in ("work", "waits"):  # in this order: what only waits have is no device
-        for code in dict.fromkeys(found[name]["device"].tolist()):
+        for code in np.unique(found[name]["device"]).tolist():
             pid, rank, own = tables.devices.values[code]
             device[code] = devices.code(key(pid, own, rank))
         if name == "work":
@@ -205,7 +205,7 @@ def _whose(
 
 
 def _marks(text: str) -> str:
-    """ "node 0, rank 1" of all that is said; nothing where it is of two ranks."""
+    """What a text says of whose it is, as "node 0, rank 1"; nothing where it is of two ranks."""
     found = {(kind.lower(), int(number)) for kind, number in WHOSE.findall(text)}
     alone = len({kind for kind, _ in found}) == len(found)
     return ", ".join(f"{kind} {number}" for kind, number in sorted(found)) if alone else ""
@@ -239,8 +239,6 @@ def _apart(thread: Codes, process: Codes) -> Codes:
 
 def _owners(waits: Columns, device: Codes, process: Codes) -> Codes:
     """The process of each wait: as the file says, else that of its device."""
-    if not len(device):
-        return waits["process"]
     of_device = rows.of_owner(device, waits["device"], process)
     owner: Codes = np.where(waits["process"] == NONE, of_device, waits["process"]).astype(np.int32)
     return owner

@@ -164,9 +164,9 @@ def counted(count: int, name: str) -> str:
 
 
 def of_owner(group: Codes, wanted: Codes, process: Codes) -> Codes:
-    """For each wanted group the process that all its work is of; NONE where it is of several, or of none."""
-    owners = np.full(max(int(wanted.max(initial=0)), int(group.max(initial=0))) + 1, NONE, np.int32)
-    pairs_of = np.unique((group.astype(np.int64) << 32) + process + 1)
-    groups, firsts, counts = np.unique(pairs_of >> 32, return_index=True, return_counts=True)
-    owners[groups] = np.where(counts == 1, (pairs_of[firsts] & 0xFFFFFFFF) - 1, NONE)
-    return owners[wanted]
+    """For each wanted group the only process that its work is of; NONE where it is of several, or of none."""
+    told = process != NONE
+    used = np.unique(group[told].astype(np.int64) << 32 | process[told])
+    groups, firsts, counts = np.unique(used >> 32, return_index=True, return_counts=True)
+    only_one = np.where(counts == 1, used[firsts] & 0xFFFFFFFF, NONE)
+    return events.take(only_one, events.match(wanted.astype(np.int64), groups), NONE).astype(np.int32)

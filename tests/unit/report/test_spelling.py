@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from harness.analysis import words
@@ -52,3 +54,8 @@ def test_percents(fraction: float, text: str) -> None:
 )
 def test_what_would_move_a_terminal_s_cursor_is_seen(name: str, text: str) -> None:
     assert formatting.visible(name) == text
+    assert json.loads(formatting.visible_json(json.dumps(name, ensure_ascii=False))) == name
+
+
+def test_a_name_in_one_line_has_no_ends_of_lines_and_no_half_characters() -> None:
+    assert formatting.visible_line("a\tb\nc\x1b\u2028\ud800é") == "a\\tb\\nc\\x1b\\u2028\\ud800é"
