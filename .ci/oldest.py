@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-for requirement in (*project["dependencies"], *project["optional-dependencies"]["serve"]):
+for requirement in project["dependencies"]:
     name, least = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()
     if name != "torch":
         print(f"{name}=={least}.*")
