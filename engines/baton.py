@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from time import perf_counter_ns
 
-from engines.api import TURN_COLUMNS, BeginTurns, Engine, TurnTable
+from overlap_bench.engines.api import TURN_COLUMNS, BeginTurns, Engine, TurnTable
 
 PATIENCE_S = 10.0  # how long a turn may take, at least
 FIRST = 6  # times as long while this engine has had none: a first turn takes all prompts in

@@ -1,4 +1,4 @@
-"""The process an engine runs in: `python -m engines.host CONFIG` (a HostConfig as JSON).
+"""The process an engine runs in: `python -m overlap_bench.engines.host CONFIG` (a HostConfig as JSON).
 
 Light imports: the heavy ones come with the engine's own `build`. The host owns the engine's main thread,
 reads its inbox inside `pump`, and dies with the harness that started it.
@@ -18,10 +18,11 @@ from importlib import import_module
 import msgspec
 import zmq
 
-from engines import api
-from engines.baton import Turns
-from engines.processes import die_with_parent, end_session
-from engines.shortages import shortage
+from overlap_bench.engines import api
+from overlap_bench.engines.baton import Turns
+from overlap_bench.engines.processes import die_with_parent, end_session
+from overlap_bench.engines.shortages import shortage
+from overlap_bench.old_names import hint
 
 NOTICE_S = 0.2  # how much later than the engine the kernel may report that a process has ended
 
@@ -207,7 +208,11 @@ class Host:
 def build_engine(config: api.HostConfig) -> api.Engine:
     """The engine, built but not started."""
     module, function = config.build.split(":")
-    engine: api.Engine = getattr(import_module(module), function)(config.options, config.toggles)
+    try:
+        engine: api.Engine = getattr(import_module(module), function)(config.options, config.toggles)
+    except ImportError as error:
+        error.msg += hint(error)
+        raise
     return engine
 
 

@@ -1,6 +1,6 @@
-"""What can't work, told before any arm of a run boots: `python -m engines.preflight CONFIG` (a HostConfig as
-JSON), in the arm's interpreter. An engine that boots for minutes would else refuse the second arm after the
-first has booted.
+"""What can't work, told before any arm of a run boots: `python -m overlap_bench.engines.preflight CONFIG` (a
+HostConfig as JSON), in the arm's interpreter. An engine that boots for minutes would else refuse the second
+arm after the first has booted.
 
 The last line of stdout is the kind of its device, or the reason, where the status is REFUSED.
 """
@@ -12,9 +12,9 @@ import sys
 
 import msgspec
 
-from engines import api
-from engines.host import build_engine
-from engines.processes import die_with_parent
+from overlap_bench.engines import api
+from overlap_bench.engines.host import build_engine
+from overlap_bench.engines.processes import die_with_parent
 
 REFUSED = 2
 

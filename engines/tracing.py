@@ -22,7 +22,7 @@ from threading import get_ident, get_native_id
 from time import perf_counter_ns
 from typing import Any
 
-from engines.api import HostRanges
+from overlap_bench.engines.api import HostRanges
 
 # A tool is loaded by the NVTX library of the process itself, which looks for it here.
 INJECTIONS = ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH")

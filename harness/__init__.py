@@ -1,17 +1,17 @@
-"""The harness from Python: what the notebooks use, and all of it public.
+"""Results from Python, which programs and notebooks import from `overlap_bench`; all of it is public.
 
-    import harness
+    import overlap_bench
 
-    run = harness.load("results/reference/runs/overlap")  # frames: run.requests, run.steps, run.rounds
-    run.result                                             # what `bench run --format json` printed
-    harness.compare("results/a:before", "results/b:before")  # what `bench compare --format json` prints
-    harness.plots.latency_cdfs(run)                          # a matplotlib figure, as all of harness.plots
+    run = overlap_bench.load("results/reference/runs/overlap")  # frames: run.requests, run.steps, run.rounds
+    run.result                                              # what `bench run --format json` printed
+    overlap_bench.compare("results/a:before", "results/b:before")  # what `bench compare --format json` prints
+    overlap_bench.plots.latency_cdfs(run)                   # a matplotlib figure, as all of plots
 
-    run = harness.load("results/a-factorial")              # run.effects: a frame of every effect
-    sweep = harness.load_sweep("results/a-sweep")          # sweep.changes, sweep.values, sweep.runs
+    run = overlap_bench.load("results/a-factorial")         # run.effects: a frame of every effect
+    sweep = overlap_bench.load_sweep("results/a-sweep")     # sweep.changes, sweep.values, sweep.runs
 
-Columns with their types and units: harness.analysis.frames.COLUMNS. Metrics:
-harness.metrics.definitions. The method: harness/stats/stats.md. Importing this is light; pandas and
+Columns with their types and units: harness/analysis/frames.py, COLUMNS. Metrics:
+harness/metrics/definitions.py. The method: harness/stats/stats.md. Importing this is light; pandas and
 matplotlib are loaded by what needs them.
 """
 
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harness.analysis.frames import Run
-    from harness.analysis.result import Result
-    from harness.analysis.sweep import Sweep
-    from harness.report import figures as plots
+    from overlap_bench.harness.analysis.frames import Run
+    from overlap_bench.harness.analysis.result import Result
+    from overlap_bench.harness.analysis.sweep import Sweep
+    from overlap_bench.harness.report import figures as plots
 
 __all__ = ["compare", "load", "load_sweep", "plots"]
 
@@ -33,7 +33,7 @@ __all__ = ["compare", "load", "load_sweep", "plots"]
 def load(run: str | Path) -> Run:
     """A stored run, finished or not, as pandas frames; see frames.Run. Raises StoreError, one line, for a
     folder that is no run, is damaged, or holds no finished block."""
-    from harness.analysis import frames
+    from overlap_bench.harness.analysis import frames
 
     return frames.load(run)
 
@@ -41,7 +41,7 @@ def load(run: str | Path) -> Run:
 def load_sweep(sweep: str | Path) -> Sweep:
     """A stored sweep, finished or not, as pandas frames; see analysis.sweep.Sweep. Raises StoreError for a
     folder that is no sweep, is damaged, or has nothing to show yet."""
-    from harness.analysis import sweep as sweeps
+    from overlap_bench.harness.analysis import sweep as sweeps
 
     return sweeps.load(sweep)
 
@@ -52,7 +52,7 @@ def compare(*runs: str | Path | Run) -> Result:
     fractions; the metrics of a comparison are a frame by
     `pandas.DataFrame(msgspec.to_builtins(comparison.metrics)).T`. Raises
     BadSetting where they can't be compared, and StoreError where a folder can't be read."""
-    from harness.analysis import across_runs
+    from overlap_bench.harness.analysis import across_runs
 
     return across_runs.compare([str(getattr(run, "folder", run)) for run in runs]).result
 
@@ -61,7 +61,19 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name == "plots":
-            from importlib import import_module
+            from overlap_bench.harness.report import figures
 
-            return import_module("harness.report.figures")
+            return figures
         raise AttributeError(f"module 'harness' has no attribute {name!r}")
+
+
+if __name__ == "harness":
+    import sys
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    if find_spec("overlap_bench") is None:  # installed in place before there was such a package
+        sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from overlap_bench.old_names import give_way
+
+    give_way(__name__)

@@ -1,5 +1,5 @@
-"""What `bench` and `python -m harness` run. Importing the command line takes a while, in which a Ctrl-C is as
-good as in any other: one line and its exit code."""
+"""What `bench` and `python -m overlap_bench` run. Importing the command line takes a while, in which a Ctrl-C
+is as good as in any other: one line and its exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     try:
-        from harness.cli.app import main as run
+        from overlap_bench.harness.cli.app import main as run
 
         run()
     except KeyboardInterrupt:

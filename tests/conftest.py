@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from harness.common.git import environment
+from overlap_bench.harness.common.git import environment
 
 # A test that fails for being slow says nothing on a shared machine.
 settings.register_profile("no clock", deadline=None)

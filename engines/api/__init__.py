@@ -1,4 +1,5 @@
-"""What an engine and whoever measures it have in common. To add an engine, read in this order:
+"""What an engine and whoever measures it have in common; `overlap_bench` has all of its names. To add an
+engine, read in this order:
 
 - contract: `Engine`, the class to derive from, with the `Request`s that it gets, the events that it sends
   (`Chunk`, `Finish`, `Error`) and its `Description`
@@ -28,7 +29,7 @@ under a foreign interpreter (another virtual environment, another vLLM), and mus
 
 from __future__ import annotations
 
-from engines.api.contract import (
+from overlap_bench.engines.api.contract import (
     DEVICE_KEYS,
     MODEL_KEYS,
     Chunk,
@@ -42,9 +43,9 @@ from engines.api.contract import (
     Request,
     Score,
 )
-from engines.api.errors import BadFile, BadSetting, EngineError, first_line
-from engines.api.pace import PaceProfile, make_pace, profiles
-from engines.api.records import (
+from overlap_bench.engines.api.errors import BadFile, BadSetting, EngineError, first_line
+from overlap_bench.engines.api.pace import PaceProfile, make_pace, profiles
+from overlap_bench.engines.api.records import (
     PHASES,
     STEP_COLUMNS,
     STEP_KINDS,
@@ -56,9 +57,9 @@ from engines.api.records import (
     StepTable,
     TurnTable,
 )
-from engines.api.registry import EngineSpec, check_preset, find_engines, pick
-from engines.api.toggles import Setting, Settings, Toggle
-from engines.api.wire import (
+from overlap_bench.engines.api.registry import EngineSpec, check_preset, find_engines, pick
+from overlap_bench.engines.api.toggles import Setting, Settings, Toggle
+from overlap_bench.engines.api.wire import (
     BeginProfile,
     BeginRound,
     BeginTurns,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from engines.api.errors import BadFile, BadSetting
+from overlap_bench.engines.api.errors import BadFile, BadSetting
 
 PROFILES = Path(__file__).parents[1] / "profiles.toml"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from engines.api.errors import BadSetting
-from engines.api.toggles import Setting, Settings, Toggle
+from overlap_bench.engines.api.errors import BadSetting
+from overlap_bench.engines.api.toggles import Setting, Settings, Toggle
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,12 @@ def find_engines() -> dict[str, EngineSpec]:
                 raise ValueError(f"{entry.value} calls itself {spec.name}; one name for both, please")
         except Exception as error:  # whatever a third party's module does when it is imported
             package = f" of {entry.dist.name}" if entry.dist is not None else ""
-            _tell_once(f"engine {entry.name}{package} can't be loaded: {type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, ImportError):
+                from overlap_bench.old_names import hint
+
+                why += hint(error)
+            _tell_once(f"engine {entry.name}{package} can't be loaded: {why}")
         else:
             found[entry.name] = spec
     return found

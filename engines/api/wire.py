@@ -7,12 +7,12 @@ import os
 
 import msgspec
 
-from engines.api.contract import Description, EngineOptions, Request
-from engines.api.records import RoundRecord, TurnTable
+from overlap_bench.engines.api.contract import Description, EngineOptions, Request
+from overlap_bench.engines.api.records import RoundRecord, TurnTable
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All a host needs; passed as one JSON argument: `python -m engines.host CONFIG`.
+    """All a host needs; passed as one JSON argument: `python -m overlap_bench.engines.host CONFIG`.
 
     Addresses are ZeroMQ endpoints. The host binds `inbox` (PULL) and connects `replies` and `events` (PUSH).
     """

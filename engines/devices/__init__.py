@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from engines.api import BadSetting, pick
-from engines.api.pace import make_pace
+from overlap_bench.engines.api import BadSetting, pick
+from overlap_bench.engines.api.pace import make_pace
 
 if TYPE_CHECKING:
-    from engines.devices.base import Device
+    from overlap_bench.engines.devices.base import Device
 
 
 def open_device(
@@ -41,7 +41,7 @@ def open_device(
                 )
             if pace:
                 raise BadSetting("pace is for the emulated device only: a card has its own; leave it out")
-            from engines.devices.cuda import CudaDevice
+            from overlap_bench.engines.devices.cuda import CudaDevice
 
             (rank, ranks), cards = place, torch.cuda.device_count()
             if ranks > cards:
@@ -52,7 +52,7 @@ def open_device(
 
     if blocking_sync:
         raise BadSetting("blocking_sync is for CUDA only: nothing spins on the emulated device; leave it out")
-    from engines.devices.emulated.device import EmulatedDevice
+    from overlap_bench.engines.devices.emulated.device import EmulatedDevice
 
     chosen = make_pace(pace) if pace else None
     return cast("Device", EmulatedDevice(staging=staging, pace=chosen, chaos=chaos, cores=cores, place=place))

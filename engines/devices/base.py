@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from engines.api import EngineError
-from engines.api.pace import Size
+from overlap_bench.engines.api import EngineError
+from overlap_bench.engines.api.pace import Size
 
 
 class DeviceLost(EngineError):

@@ -26,9 +26,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from engines.api import EngineError, pick
-from engines.devices.base import DeviceLost, MemoryUse, Module, ModuleSpec
-from engines.devices.loading import build, one_line
+from overlap_bench.engines.api import EngineError, pick
+from overlap_bench.engines.devices.base import DeviceLost, MemoryUse, Module, ModuleSpec
+from overlap_bench.engines.devices.loading import build, one_line
 
 _WARM_UPS = 2  # runs before a capture: lazy initialisation of libraries must not be captured
 _EAGER_PAIRS = 256  # timing event pairs for uncaptured launches in flight

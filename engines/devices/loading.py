@@ -8,8 +8,8 @@ from typing import cast
 
 import torch
 
-from engines.api import BadSetting, EngineError
-from engines.devices.base import Module, ModuleSpec
+from overlap_bench.engines.api import BadSetting, EngineError
+from overlap_bench.engines.devices.base import Module, ModuleSpec
 
 
 def build(spec: ModuleSpec, where: torch.device) -> Module:

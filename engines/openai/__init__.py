@@ -17,7 +17,7 @@ what was waiting to be read has been. No request of a round is ever sent twice, 
 
 from __future__ import annotations
 
-from engines import api
+from overlap_bench.engines import api
 
 SPEC = api.EngineSpec(
     name="openai",
@@ -46,7 +46,8 @@ SPEC = api.EngineSpec(
         api.Setting("timeout_s", "a request fails when nothing arrives for this long", "60"),
         api.Setting("start_timeout_s", "how long cmd's server may take to answer", "600"),
     ),
-    build="engines.openai.engine:build",
+    build=f"{__name__}.engine:build",
+    packages=("overlap_bench.engines",),
     samples=True,
     takes_turns=True,  # where it started the server
     turn_steps=8,

@@ -21,10 +21,10 @@ from time import CLOCK_REALTIME, clock_gettime_ns, perf_counter_ns
 
 import httptools
 
-from engines.openai import endpoint
-from engines.openai.endpoint import Endpoint
-from engines.openai.replies import Reply
-from engines.sockets import STAMP_BYTES, arrival_ns, stamp_arrivals
+from overlap_bench.engines.openai import endpoint
+from overlap_bench.engines.openai.endpoint import Endpoint
+from overlap_bench.engines.openai.replies import Reply
+from overlap_bench.engines.sockets import STAMP_BYTES, arrival_ns, stamp_arrivals
 
 READ = 64 << 10  # bytes of one read
 MANY = 512  # sockets of one look at the epoll instance

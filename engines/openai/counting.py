@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from engines.openai import lenient
+from overlap_bench.engines.openai import lenient
 
 # In the content of servers that do not tell a thought apart.
 THOUGHT_MARKS = ("think>", "THINK]", "channel|>")

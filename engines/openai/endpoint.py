@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from engines import api
-from engines.openai import lenient
+from overlap_bench.engines import api
+from overlap_bench.engines.openai import lenient
 
 KEY = "OPENAI_API_KEY"
 ASK_S = 10.0  # for what is asked before a round

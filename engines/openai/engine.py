@@ -11,15 +11,15 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter_ns
 
-from engines import api, sockets
-from engines.openai import SPEC, endpoint, server
-from engines.openai.connections import Connections
-from engines.openai.counting import Tokens
-from engines.openai.endpoint import Endpoint, Model
-from engines.openai.replies import Outcome, Reply, outcome
-from engines.openai.requests import LIMITS, Wire
-from engines.openai.server import Server
-from engines.openai.turns import Processes, Turning
+from overlap_bench.engines import api, sockets
+from overlap_bench.engines.openai import SPEC, endpoint, server
+from overlap_bench.engines.openai.connections import Connections
+from overlap_bench.engines.openai.counting import Tokens
+from overlap_bench.engines.openai.endpoint import Endpoint, Model
+from overlap_bench.engines.openai.replies import Outcome, Reply, outcome
+from overlap_bench.engines.openai.requests import LIMITS, Wire
+from overlap_bench.engines.openai.server import Server
+from overlap_bench.engines.openai.turns import Processes, Turning
 
 USED = ("model", "sampling", "recorder")  # all else is the server's own affair, and stands in its command
 ASKED_FIRST = api.Request(0, "Hi", 1, stop_on_eos=True)

@@ -11,9 +11,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
-from engines import api
-from engines.openai import events, lenient
-from engines.openai.counting import Piece, Tokens, Usage, count
+from overlap_bench.engines import api
+from overlap_bench.engines.openai import events, lenient
+from overlap_bench.engines.openai.counting import Piece, Tokens, Usage, count
 
 DONE = b"[DONE]"
 STREAM = "text/event-stream"

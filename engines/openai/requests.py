@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from engines import api
-from engines.openai.endpoint import Endpoint
+from overlap_bench.engines import api
+from overlap_bench.engines.openai.endpoint import Endpoint
 
 LIMITS = ("max_tokens", "max_completion_tokens")  # a server may know only one of these names
 PATHS = {"completions": "/completions", "chat": "/chat/completions"}

@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
-from engines import api
-from engines.openai import endpoint
-from engines.openai.endpoint import Endpoint, Unreachable
-from engines.processes import TERMINATE_S, signal_at_parents_end
+from overlap_bench.engines import api
+from overlap_bench.engines.openai import endpoint
+from overlap_bench.engines.openai.endpoint import Endpoint, Unreachable
+from overlap_bench.engines.processes import TERMINATE_S, signal_at_parents_end
 
 PORT = "{port}"
 LOOK_S = 0.1  # between two questions whether it is ready

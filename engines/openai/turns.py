@@ -19,9 +19,9 @@ from time import monotonic, perf_counter_ns, sleep
 
 import psutil
 
-from engines import api
-from engines.openai.replies import Outcome, Reply, arrival
-from engines.processes import session, state
+from overlap_bench.engines import api
+from overlap_bench.engines.openai.replies import Outcome, Reply, arrival
+from overlap_bench.engines.processes import session, state
 
 PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "decode", "mixed"))
 NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)

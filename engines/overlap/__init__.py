@@ -3,9 +3,9 @@
 Importing this package costs milliseconds, so that a command line can list and check toggles.
 """
 
-from engines.api import EngineSpec, Setting
-from engines.overlap.presets import PRESETS
-from engines.overlap.toggles import (
+from overlap_bench.engines.api import EngineSpec, Setting
+from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.engines.overlap.toggles import (
     accept,
     chunk,
     d2h,
@@ -46,7 +46,8 @@ SPEC = EngineSpec(
         share.TOGGLE,
     ),
     settings=(Setting("ranks", "devices that one model spans, each with a part of its weights (1)"),),
-    build="engines.overlap.engine:build",
+    build=f"{__name__}.engine:build",
+    packages=("overlap_bench.engines",),
     plants=("device", "host"),
     scores=True,
     samples=True,

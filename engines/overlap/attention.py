@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, cat, index_select
 from torch.nn.functional import scaled_dot_product_attention
 
-from engines.overlap.layout import DUMMY_SLOT
+from overlap_bench.engines.overlap.layout import DUMMY_SLOT
 
 
 @dataclass(slots=True)

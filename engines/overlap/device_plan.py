@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engines.api import EngineOptions
-from engines.devices.base import Buffer, Device, ModuleSpec
-from engines.overlap.layout import ITEM_BYTES, Array, families, lay_out_all, nbytes, program_name
-from engines.overlap.scheduler import Limits
-from engines.overlap.toggles import graph, h2d, spec
+from overlap_bench.engines.api import EngineOptions
+from overlap_bench.engines.devices.base import Buffer, Device, ModuleSpec
+from overlap_bench.engines.overlap.layout import (
+    ITEM_BYTES,
+    Array,
+    families,
+    lay_out_all,
+    nbytes,
+    program_name,
+)
+from overlap_bench.engines.overlap.scheduler import Limits
+from overlap_bench.engines.overlap.toggles import graph, h2d, spec
 
 
 def bucket_sizes(most: int) -> tuple[int, ...]:
@@ -137,7 +144,7 @@ class DevicePlan:
         }
         if place is not None:
             arguments["place"] = list(place)
-        return ModuleSpec("engines.overlap.model:build", arguments)
+        return ModuleSpec("overlap_bench.engines.overlap.model:build", arguments)
 
     def prepare(self, device: Device) -> None:
         """Make the decode programs of a loaded module ready, as the graph toggle says."""

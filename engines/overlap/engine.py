@@ -12,25 +12,37 @@ from typing import Any
 
 import msgspec
 
-from engines import api
-from engines.devices import open_device
-from engines.devices.base import Device
-from engines.overlap import SPEC
-from engines.overlap.device_plan import DevicePlan
-from engines.overlap.forward import Forward
-from engines.overlap.kv_cache import BlockPool
-from engines.overlap.loop import LOOPS, Loop
-from engines.overlap.output import OutputProcessor
-from engines.overlap.plant import Plant
-from engines.overlap.presets import load_tokenizer, tokenizer_file
-from engines.overlap.ranks import OtherRanks, count_ranks
-from engines.overlap.recorder import Tracer, make_recorder
-from engines.overlap.refusal import why_refused
-from engines.overlap.request import Active
-from engines.overlap.scheduler import Scheduler
-from engines.overlap.toggles import accept, chunk, d2h, gc, gil, h2d, launch, output, prefill, sync, tables
-from engines.overlap.tokenizing import Tokenized, Tokenizing
-from engines.tracing import name_thread
+from overlap_bench.engines import api
+from overlap_bench.engines.devices import open_device
+from overlap_bench.engines.devices.base import Device
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.device_plan import DevicePlan
+from overlap_bench.engines.overlap.forward import Forward
+from overlap_bench.engines.overlap.kv_cache import BlockPool
+from overlap_bench.engines.overlap.loop import LOOPS, Loop
+from overlap_bench.engines.overlap.output import OutputProcessor
+from overlap_bench.engines.overlap.plant import Plant
+from overlap_bench.engines.overlap.presets import load_tokenizer, tokenizer_file
+from overlap_bench.engines.overlap.ranks import OtherRanks, count_ranks
+from overlap_bench.engines.overlap.recorder import Tracer, make_recorder
+from overlap_bench.engines.overlap.refusal import why_refused
+from overlap_bench.engines.overlap.request import Active
+from overlap_bench.engines.overlap.scheduler import Scheduler
+from overlap_bench.engines.overlap.toggles import (
+    accept,
+    chunk,
+    d2h,
+    gc,
+    gil,
+    h2d,
+    launch,
+    output,
+    prefill,
+    sync,
+    tables,
+)
+from overlap_bench.engines.overlap.tokenizing import Tokenized, Tokenizing
+from overlap_bench.engines.tracing import name_thread
 
 WORK_ROW_BYTES = 4 * 8  # of Device.work
 

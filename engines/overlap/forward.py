@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import time
 
-from engines.devices.base import Device, Event
-from engines.overlap.plant import Plant
-from engines.overlap.recorder import H2D, LAUNCH, Recorder
-from engines.overlap.step import Step
-from engines.overlap.toggles.d2h import DeviceToHost
-from engines.overlap.toggles.h2d import HostToDevice
+from overlap_bench.engines.devices.base import Device, Event
+from overlap_bench.engines.overlap.plant import Plant
+from overlap_bench.engines.overlap.recorder import H2D, LAUNCH, Recorder
+from overlap_bench.engines.overlap.step import Step
+from overlap_bench.engines.overlap.toggles.d2h import DeviceToHost
+from overlap_bench.engines.overlap.toggles.h2d import HostToDevice
 
 CHAOS_MOST_S = (0.0, 0.002, 0.02)  # none, within a step, and far beyond one: the scheduler runs ahead
 

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engines.api import Finish
-from engines.overlap.output import Opening, Produced
-from engines.overlap.recorder import (
+from overlap_bench.engines.api import Finish
+from overlap_bench.engines.overlap.output import Opening, Produced
+from overlap_bench.engines.overlap.recorder import (
     APPEND,
     METADATA,
     OUTPUT,
@@ -37,19 +37,19 @@ from engines.overlap.recorder import (
     WAIT_LAUNCH_DONE,
     Recorder,
 )
-from engines.overlap.step import Step
+from overlap_bench.engines.overlap.step import Step
 
 if TYPE_CHECKING:
-    from engines.overlap.plant import Plant
-    from engines.overlap.ranks import OtherRanks
-    from engines.overlap.request import Active
-    from engines.overlap.scheduler import Batch, Scheduler
-    from engines.overlap.toggles.d2h import DeviceToHost
-    from engines.overlap.toggles.h2d import HostToDevice
-    from engines.overlap.toggles.launch import Launch
-    from engines.overlap.toggles.output import Output
-    from engines.overlap.toggles.prefill import BeforeLaunch
-    from engines.overlap.toggles.sync import Sync
+    from overlap_bench.engines.overlap.plant import Plant
+    from overlap_bench.engines.overlap.ranks import OtherRanks
+    from overlap_bench.engines.overlap.request import Active
+    from overlap_bench.engines.overlap.scheduler import Batch, Scheduler
+    from overlap_bench.engines.overlap.toggles.d2h import DeviceToHost
+    from overlap_bench.engines.overlap.toggles.h2d import HostToDevice
+    from overlap_bench.engines.overlap.toggles.launch import Launch
+    from overlap_bench.engines.overlap.toggles.output import Output
+    from overlap_bench.engines.overlap.toggles.prefill import BeforeLaunch
+    from overlap_bench.engines.overlap.toggles.sync import Sync
 
 Pump = Callable[[float | None], bool]
 NO_STEP = -1

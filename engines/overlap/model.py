@@ -21,19 +21,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.api import BadSetting
-from engines.api.pace import Size
-from engines.overlap.attention import Mixed, Paged, Pages, Prefill, slots_at
-from engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, lay_out_all, nbytes, program_name
-from engines.overlap.model_check import A_FEW_TOKENS, check_model
-from engines.overlap.models import open_model
-from engines.overlap.models.contract import Attend, rescaling
-from engines.overlap.models.tensor_parallel import Group, join
-from engines.overlap.plant import PROGRAM, delay_program
-from engines.overlap.sampler import sample, sample_greedy
-from engines.overlap.scoring import score
-from engines.overlap.toggles import spec
-from engines.overlap.toggles import steps as multi_step
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.api.pace import Size
+from overlap_bench.engines.overlap.attention import Mixed, Paged, Pages, Prefill, slots_at
+from overlap_bench.engines.overlap.layout import (
+    DUMMY_SLOT,
+    FAMILIES,
+    Array,
+    lay_out_all,
+    nbytes,
+    program_name,
+)
+from overlap_bench.engines.overlap.model_check import A_FEW_TOKENS, check_model
+from overlap_bench.engines.overlap.models import open_model
+from overlap_bench.engines.overlap.models.contract import Attend, rescaling
+from overlap_bench.engines.overlap.models.tensor_parallel import Group, join
+from overlap_bench.engines.overlap.plant import PROGRAM, delay_program
+from overlap_bench.engines.overlap.sampler import sample, sample_greedy
+from overlap_bench.engines.overlap.scoring import score
+from overlap_bench.engines.overlap.toggles import spec
+from overlap_bench.engines.overlap.toggles import steps as multi_step
 
 
 class OverlapModule:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.api import BadSetting
-from engines.overlap.attention import Paged, Pages, Prefill
-from engines.overlap.models.contract import Attend, Model, Shape, refusing
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.overlap.attention import Paged, Pages, Prefill
+from overlap_bench.engines.overlap.models.contract import Attend, Model, Shape, refusing
 
 A_FEW_TOKENS = range(1, 9)
 _BLOCK = 16

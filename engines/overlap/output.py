@@ -14,7 +14,7 @@ import msgspec
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from engines.api import Chunk, Event, EventSink, Finish
+from overlap_bench.engines.api import Chunk, Event, EventSink, Finish
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""The output process of `output=process`: `python -m engines.overlap.output_process CONFIG`.
+"""The output process of `output=process`: `python -m overlap_bench.engines.overlap.output_process CONFIG`.
 
 Reads what the engine hands over from its standard input, sends events straight to the harness, and tells the
 engine of stop strings on its standard output. Imports no torch.
@@ -14,13 +14,13 @@ import sys
 import msgspec
 import zmq
 
-from engines.api import PHASES, Finish, HostRanges
-from engines.host import Sink
-from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
-from engines.overlap.presets import load_tokenizer
-from engines.overlap.recorder import OUTPUT
-from engines.processes import die_with_parent
-from engines.tracing import RangeLog, name_thread
+from overlap_bench.engines.api import PHASES, Finish, HostRanges
+from overlap_bench.engines.host import Sink
+from overlap_bench.engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
+from overlap_bench.engines.overlap.presets import load_tokenizer
+from overlap_bench.engines.overlap.recorder import OUTPUT
+from overlap_bench.engines.processes import die_with_parent
+from overlap_bench.engines.tracing import RangeLog, name_thread
 
 LENGTH = struct.Struct("<I")  # in front of each message: its bytes
 NICE = 10

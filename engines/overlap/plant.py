@@ -19,7 +19,7 @@ from time import perf_counter_ns
 import numpy as np
 import torch
 
-from engines.devices.base import Device, Stream
+from overlap_bench.engines.devices.base import Device, Stream
 
 PROGRAM = "delay"
 TAG = 1 << 40  # added to the step of a delay's device work, which tells it from the step's own

@@ -1,4 +1,4 @@
-"""The host of one rank other than the first: `python -m engines.overlap.rank_process CONFIG`.
+"""The host of one rank other than the first: `python -m overlap_bench.engines.overlap.rank_process CONFIG`.
 
 It has a device of its own and the same programs on it. The first rank schedules; this one is told of each
 step (toggle share) and launches it, as the first one does with its own. Its device reads back nothing: all
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engines.api import BadSetting, EngineError, EngineOptions
-from engines.overlap.toggles.share import RECEIVERS, Ends, Receiver
-from engines.processes import die_with_parent
+from overlap_bench.engines.api import BadSetting, EngineError, EngineOptions
+from overlap_bench.engines.overlap.toggles.share import RECEIVERS, Ends, Receiver
+from overlap_bench.engines.processes import die_with_parent
 
 if TYPE_CHECKING:
-    from engines.devices.base import Device
-    from engines.overlap.step import Step
+    from overlap_bench.engines.devices.base import Device
+    from overlap_bench.engines.overlap.step import Step
 
 DRAIN, BEGIN, COLLECT, STOP = "drain", "begin", "collect", "stop"  # orders
 PROGRAM = 0  # a kind of device work (engines.devices.base)
@@ -93,14 +93,14 @@ def main() -> None:
 
 def serve(config: RankConfig, receiver: Receiver, answer: Callable[[FromRank], None]) -> None:
     """Boot, then do what comes, until told to stop."""
-    from engines.devices import open_device
-    from engines.overlap.device_plan import DevicePlan
-    from engines.overlap.forward import Forward
-    from engines.overlap.plant import Plant
-    from engines.overlap.recorder import make_recorder
-    from engines.overlap.step import Step
-    from engines.overlap.toggles import gc, h2d
-    from engines.tracing import listening, name_thread
+    from overlap_bench.engines.devices import open_device
+    from overlap_bench.engines.overlap.device_plan import DevicePlan
+    from overlap_bench.engines.overlap.forward import Forward
+    from overlap_bench.engines.overlap.plant import Plant
+    from overlap_bench.engines.overlap.recorder import make_recorder
+    from overlap_bench.engines.overlap.step import Step
+    from overlap_bench.engines.overlap.toggles import gc, h2d
+    from overlap_bench.engines.tracing import listening, name_thread
 
     name_thread(f"rank {config.rank}")
     options, plan = config.options, DevicePlan(config.options, config.toggles)

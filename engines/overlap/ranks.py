@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engines.api import BadSetting, EngineError, EngineOptions
-from engines.devices.base import RANK_LOST
-from engines.overlap.rank_process import (
+from overlap_bench.engines.api import BadSetting, EngineError, EngineOptions
+from overlap_bench.engines.devices.base import RANK_LOST
+from overlap_bench.engines.overlap.rank_process import (
     BEGIN,
     COLLECT,
     DRAIN,
@@ -34,9 +34,9 @@ from engines.overlap.rank_process import (
     Up,
     Worked,
 )
-from engines.overlap.scheduler import Batch
-from engines.overlap.toggles import share
-from engines.processes import is_stopped
+from overlap_bench.engines.overlap.scheduler import Batch
+from overlap_bench.engines.overlap.toggles import share
+from overlap_bench.engines.processes import is_stopped
 
 BOOT_S = 180.0
 ANSWER_S = 30.0  # longer than a device waits for another one
@@ -245,7 +245,7 @@ def _start(config: RankConfig) -> subprocess.Popen[bytes]:
         [
             sys.executable,
             "-m",
-            "engines.overlap.rank_process",
+            "overlap_bench.engines.overlap.rank_process",
             msgspec.json.encode(config).decode(),
         ],
         stdin=subprocess.DEVNULL,

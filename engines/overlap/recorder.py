@@ -10,8 +10,8 @@ from __future__ import annotations
 from array import array
 from time import perf_counter_ns
 
-from engines.api import PHASES, STEP_COLUMNS, STEP_KINDS, HostRanges, StepTable
-from engines.tracing import WINDOW, WINDOW_DOMAIN, RangeLog, listening, open_ranges
+from overlap_bench.engines.api import PHASES, STEP_COLUMNS, STEP_KINDS, HostRanges, StepTable
+from overlap_bench.engines.tracing import WINDOW, WINDOW_DOMAIN, RangeLog, listening, open_ranges
 
 (RECV, SCHEDULE, METADATA, H2D, LAUNCH, WAIT_LAUNCH_DONE, WAIT_COPY_DONE, APPEND, OUTPUT) = range(len(PHASES))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from engines.api import EngineOptions, Request
-from engines.overlap.kv_cache import BlockPool
-from engines.overlap.request import Active
+from overlap_bench.engines.api import EngineOptions, Request
+from overlap_bench.engines.overlap.kv_cache import BlockPool
+from overlap_bench.engines.overlap.request import Active
 
 
 def why_refused(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engines.api import Request, Score
-from engines.overlap.layout import NO_TARGET
+from overlap_bench.engines.api import Request, Score
+from overlap_bench.engines.overlap.layout import NO_TARGET
 
 NO_SLOT = -1
 

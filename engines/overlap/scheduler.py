@@ -22,12 +22,12 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from engines.overlap.kv_cache import NO_KEY, BlockPool, block_key
-from engines.overlap.layout import DUMMY_SLOT, FAMILIES, NO_TARGET, program_name
-from engines.overlap.request import NO_SLOT, Active
-from engines.overlap.scoring import scores
-from engines.overlap.toggles import accept, chunk
-from engines.overlap.toggles.tables import Tables
+from overlap_bench.engines.overlap.kv_cache import NO_KEY, BlockPool, block_key
+from overlap_bench.engines.overlap.layout import DUMMY_SLOT, FAMILIES, NO_TARGET, program_name
+from overlap_bench.engines.overlap.request import NO_SLOT, Active
+from overlap_bench.engines.overlap.scoring import scores
+from overlap_bench.engines.overlap.toggles import accept, chunk
+from overlap_bench.engines.overlap.toggles.tables import Tables
 
 Values = Sequence[int] | Sequence[float] | np.ndarray
 

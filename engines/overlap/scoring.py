@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.api import Score
+from overlap_bench.engines.api import Score
 
 _HALF = 1 << 32
 

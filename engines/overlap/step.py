@@ -6,8 +6,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.devices.base import Event
-from engines.overlap.scheduler import Batch
+from overlap_bench.engines.devices.base import Event
+from overlap_bench.engines.overlap.scheduler import Batch
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from time import perf_counter_ns
 
 from tokenizers import Tokenizer
 
-from engines.api import Request
+from overlap_bench.engines.api import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ leave between two steps. Both decode greedily. Importing this package costs mill
 
 from __future__ import annotations
 
-from engines.api import EngineSpec, Toggle
-from engines.overlap.presets import PRESETS
+from overlap_bench.engines.api import EngineSpec, Toggle
+from overlap_bench.engines.overlap.presets import PRESETS
 
 SPEC = EngineSpec(
     name="transformers",
@@ -36,7 +36,7 @@ SPEC = EngineSpec(
             requires={"*": {"batching": ("continuous",)}},
         ),
     ),
-    build="engines.transformers.engine:build",
+    build=f"{__name__}.engine:build",
     presets=tuple(PRESETS),
     packages=("transformers",),
     device_holds=None,

@@ -14,13 +14,13 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from engines import api
-from engines.machine import cpu_model
-from engines.overlap.models.contract import rescaling
-from engines.overlap.models.published import load_model, rescaled_after
-from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
-from engines.overlap.presets import load_tokenizer, tokenizer_file
-from engines.transformers import SPEC
+from overlap_bench.engines import api
+from overlap_bench.engines.machine import cpu_model
+from overlap_bench.engines.overlap.models.contract import rescaling
+from overlap_bench.engines.overlap.models.published import load_model, rescaled_after
+from overlap_bench.engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
+from overlap_bench.engines.overlap.presets import load_tokenizer, tokenizer_file
+from overlap_bench.engines.transformers import SPEC
 
 USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",

@@ -19,10 +19,10 @@ from transformers import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
-from engines import api
-from engines.devices.loading import one_line
-from engines.overlap.output import Produced
-from engines.transformers.base import USED, Active, TransformersEngine
+from overlap_bench.engines import api
+from overlap_bench.engines.devices.loading import one_line
+from overlap_bench.engines.overlap.output import Produced
+from overlap_bench.engines.transformers.base import USED, Active, TransformersEngine
 
 
 class Outputs(OutputRouter):  # type: ignore[misc]  # transformers is not typed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engines.api import BadSetting, Engine, EngineOptions
-from engines.transformers import SPEC
+from overlap_bench.engines.api import BadSetting, Engine, EngineOptions
+from overlap_bench.engines.transformers import SPEC
 
 
 def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
@@ -12,10 +12,10 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
         raise BadSetting("engine transformers decodes greedily: leave --temperature at 0")
     toggles = SPEC.check(toggles)
     if toggles["batching"] == "static":
-        from engines.transformers.static import StaticEngine
+        from overlap_bench.engines.transformers.static import StaticEngine
 
         return StaticEngine(options, toggles)
 
-    from engines.transformers.continuous import ContinuousEngine
+    from overlap_bench.engines.transformers.continuous import ContinuousEngine
 
     return ContinuousEngine(options, toggles)

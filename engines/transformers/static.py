@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from engines.transformers.base import USED, Active, TransformersEngine
+from overlap_bench.engines.transformers.base import USED, Active, TransformersEngine
 
 # A batch begins when it is full, or this long after its first request came: those of a burst arrive within a
 # few milliseconds, and without it the first of them would run alone and let all the others wait.

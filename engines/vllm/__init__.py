@@ -14,8 +14,8 @@ Importing this package costs milliseconds, and does not need vLLM.
 
 from __future__ import annotations
 
-from engines.api import EngineSpec, Toggle
-from engines.overlap.presets import PRESETS
+from overlap_bench.engines.api import EngineSpec, Toggle
+from overlap_bench.engines.overlap.presets import PRESETS
 
 BIND = "VLLM_CPU_OMP_THREADS_BIND"  # the core that it computes on, on a CPU
 CORE = "BENCH_VLLM_CORE"  # the same, of a worker that binds itself (worker.py)
@@ -51,7 +51,7 @@ SPEC = EngineSpec(
             source="vLLM VLLM_ENABLE_V1_MULTIPROCESSING",
         ),
     ),
-    build="engines.vllm.engine:build",
+    build=f"{__name__}.engine:build",
     presets=tuple(PRESETS),
     defaults={"model": "tiny-gpt2-32"},
     samples=True,

@@ -22,12 +22,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engines import api
-from engines.processes import TERMINATE_S
-from engines.vllm import CORE
-from engines.vllm.base import Active, VllmEngine, error_of, on_cpu
-from engines.vllm.cores import leave_compute_core
-from engines.vllm.gate import FINISH, GO, LOOK, Asked, Gate
+from overlap_bench.engines import api
+from overlap_bench.engines.processes import TERMINATE_S
+from overlap_bench.engines.vllm import CORE
+from overlap_bench.engines.vllm.base import Active, VllmEngine, error_of, on_cpu
+from overlap_bench.engines.vllm.cores import leave_compute_core
+from overlap_bench.engines.vllm.gate import FINISH, GO, LOOK, Asked, Gate
 
 SHORT_S = 0.0002  # beside a step
 HOPS = 4  # of the loop, from an output in a request's queue to its event on its way
@@ -70,7 +70,7 @@ class AsyncLLMEngine(VllmEngine):
     def arguments(self) -> AsyncEngineArgs:
         arguments = super().arguments()
         if on_cpu():
-            arguments.worker_extension_cls = "engines.vllm.worker.Sleeping"
+            arguments.worker_extension_cls = "overlap_bench.engines.vllm.worker.Sleeping"
             if CORE in os.environ:
                 os.environ["OMP_NUM_THREADS"] = "1"
         else:
@@ -82,7 +82,7 @@ class AsyncLLMEngine(VllmEngine):
         if not self.options.recorder:
             return None
         kind = "GatedAsyncScheduler" if self.toggles["async_scheduling"] == "on" else "GatedScheduler"
-        return f"engines.vllm.scheduler.{kind}"
+        return f"overlap_bench.engines.vllm.scheduler.{kind}"
 
     def submit(self, request: api.Request) -> None:
         self._taken += 1

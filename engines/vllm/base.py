@@ -24,11 +24,11 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-from engines import api
-from engines.machine import cpu_model
-from engines.overlap.models.published import save, save_without_weights
-from engines.overlap.presets import PRESETS, Preset, tokenizer_file
-from engines.vllm import SPEC
+from overlap_bench.engines import api
+from overlap_bench.engines.machine import cpu_model
+from overlap_bench.engines.overlap.models.published import save, save_without_weights
+from overlap_bench.engines.overlap.presets import PRESETS, Preset, tokenizer_file
+from overlap_bench.engines.vllm import SPEC
 
 USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 
-from engines.machine import move_threads
-from engines.vllm import BIND, CORE
+from overlap_bench.engines.machine import move_threads
+from overlap_bench.engines.vllm import BIND, CORE
 
 
 def compute_on_one_core(in_process: bool) -> None:

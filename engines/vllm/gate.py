@@ -16,8 +16,8 @@ from threading import Thread
 
 import msgspec
 
-from engines.api import EngineError, RoundRecord
-from engines.vllm.steps import Steps
+from overlap_bench.engines.api import EngineError, RoundRecord
+from overlap_bench.engines.vllm.steps import Steps
 
 ADDRESS = "BENCH_VLLM_GATE"  # in the environment of the core
 BEGIN, END, GO, LOOK, FINISH = b"begin", b"end", b"go", b"look", b"finish"  # to a core that steps

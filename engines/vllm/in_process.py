@@ -11,10 +11,10 @@ from typing import Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from engines import api
-from engines.vllm import BIND
-from engines.vllm.base import Active, VllmEngine, error_of
-from engines.vllm.steps import finish_begun
+from overlap_bench.engines import api
+from overlap_bench.engines.vllm import BIND
+from overlap_bench.engines.vllm.base import Active, VllmEngine, error_of
+from overlap_bench.engines.vllm.steps import finish_begun
 
 
 class InProcessEngine(VllmEngine):
@@ -35,7 +35,7 @@ class InProcessEngine(VllmEngine):
         if not self.options.recorder:
             return None
         kind = "RecordedAsyncScheduler" if self.toggles["async_scheduling"] == "on" else "RecordedScheduler"
-        return f"engines.vllm.scheduler.{kind}"
+        return f"overlap_bench.engines.vllm.scheduler.{kind}"
 
     def submit(self, request: api.Request) -> None:
         accepted, name = perf_counter_ns(), str(next(self._names))

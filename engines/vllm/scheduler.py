@@ -9,10 +9,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from engines.processes import skip_teardown
-from engines.vllm.cores import leave_compute_core
-from engines.vllm.gate import FINISH, GO, Asked, Core
-from engines.vllm.steps import Steps
+from overlap_bench.engines.processes import skip_teardown
+from overlap_bench.engines.vllm.cores import leave_compute_core
+from overlap_bench.engines.vllm.gate import FINISH, GO, Asked, Core
+from overlap_bench.engines.vllm.steps import Steps
 
 
 class _Recorded:

@@ -13,8 +13,8 @@ from typing import Any
 
 from vllm.distributed.device_communicators import shm_broadcast as queues
 
-from engines.processes import skip_teardown
-from engines.vllm.cores import take_compute_core
+from overlap_bench.engines.processes import skip_teardown
+from overlap_bench.engines.vllm.cores import take_compute_core
 
 AWAKE_S = 0.003  # since it began to wait: longer than it does within a step, or between two
 LOOK_MS = 50

@@ -14,20 +14,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter_ns as now
 
-from engines import api
+import overlap_bench as bench
 
 STEP_US = 2000
 WRITE_US = 200
 VOCABULARY = 256
 
-OUTPUT = api.Toggle(
+OUTPUT = bench.Toggle(
     name="output",
     choices=("inline", "deferred"),
     changes="a step's tokens are written while the next step runs",
     source="examples/own_engine",
     counters=("deferred_writes",),
 )
-SPEC = api.EngineSpec(
+SPEC = bench.EngineSpec(
     name="paced",
     summary="one token a request and step, and a step takes a fixed time",
     toggles=(OUTPUT,),
@@ -39,24 +39,24 @@ SPEC = api.EngineSpec(
 
 @dataclass(slots=True)
 class Running:
-    request: api.Request
+    request: bench.Request
     accepted_ns: int
     tokens: int = 0
 
 
 @dataclass(slots=True)
-class PacedEngine(api.Engine):
-    options: api.EngineOptions
+class PacedEngine(bench.Engine):
+    options: bench.EngineOptions
     toggles: Mapping[str, str]
     running: list[Running] = field(default_factory=list)
-    unwritten: list[api.Event] = field(default_factory=list)
-    record: array[int] = field(default_factory=lambda: array("q"))  # a row of api.STEP_COLUMNS per step
-    programs: array[int] = field(default_factory=lambda: array("q"))  # a row of api.DeviceWork per step
+    unwritten: list[bench.Event] = field(default_factory=list)
+    record: array[int] = field(default_factory=lambda: array("q"))  # a row of bench.STEP_COLUMNS per step
+    programs: array[int] = field(default_factory=lambda: array("q"))  # a row of bench.DeviceWork per step
     deferred_writes: int = 0
 
-    def start(self, events: api.EventSink) -> api.Description:
+    def start(self, events: bench.EventSink) -> bench.Description:
         self.events = events
-        return api.Description(
+        return bench.Description(
             engine=SPEC.name,
             versions={},
             device={"kind": "cpu", "name": "the host"},
@@ -66,7 +66,7 @@ class PacedEngine(api.Engine):
             pids={"engine": os.getpid()},
         )
 
-    def submit(self, request: api.Request) -> None:
+    def submit(self, request: bench.Request) -> None:
         self.running.append(Running(request, now()))
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
@@ -78,8 +78,8 @@ class PacedEngine(api.Engine):
 
     def step(self) -> None:
         batch = len(self.running)
-        facts = dict.fromkeys(api.STEP_COLUMNS, -1)  # -1: what it does not have
-        facts |= {"step": self.steps, "kind": api.STEP_KINDS.index("decode"), "batch": batch}
+        facts = dict.fromkeys(bench.STEP_COLUMNS, -1)  # -1: what it does not have
+        facts |= {"step": self.steps, "kind": bench.STEP_KINDS.index("decode"), "batch": batch}
         facts |= {"tokens": batch, "dropped": 0, "preempted": 0}
         launched = now()
         if self.toggles["output"] == "deferred" and self.unwritten:
@@ -100,10 +100,10 @@ class PacedEngine(api.Engine):
             request = each.request
             token = (request.id + each.tokens) % VOCABULARY
             each.tokens += 1
-            self.unwritten.append(api.Chunk(request.id, [token], chr(token), [at]))
+            self.unwritten.append(bench.Chunk(request.id, [token], chr(token), [at]))
             if each.tokens == request.max_new_tokens:
                 stamps = (each.accepted_ns,) * 3
-                end = api.Finish(request.id, "length", len(request.prompt), each.tokens, *stamps)
+                end = bench.Finish(request.id, "length", len(request.prompt), each.tokens, *stamps)
                 self.unwritten.append(end)
         self.running = [each for each in self.running if each.tokens < each.request.max_new_tokens]
         return now()
@@ -123,16 +123,16 @@ class PacedEngine(api.Engine):
 
     @property
     def steps(self) -> int:
-        return len(self.record) // len(api.STEP_COLUMNS)
+        return len(self.record) // len(bench.STEP_COLUMNS)
 
     def begin_round(self) -> None:
         self.record, self.programs = array("q"), array("q")
         self.deferred_writes = 0
 
-    def collect(self) -> api.RoundRecord:
-        return api.RoundRecord(
-            steps=api.StepTable(list(api.STEP_COLUMNS), self.steps, self.record.tobytes()),
-            device_work=api.DeviceWork(self.steps, self.programs.tobytes()),
+    def collect(self) -> bench.RoundRecord:
+        return bench.RoundRecord(
+            steps=bench.StepTable(list(bench.STEP_COLUMNS), self.steps, self.record.tobytes()),
+            device_work=bench.DeviceWork(self.steps, self.programs.tobytes()),
             counters={"deferred_writes": self.deferred_writes},
         )
 
@@ -144,5 +144,5 @@ def spin(since: int, for_us: int) -> int:
     return now()
 
 
-def build(options: api.EngineOptions, toggles: Mapping[str, str]) -> PacedEngine:
+def build(options: bench.EngineOptions, toggles: Mapping[str, str]) -> PacedEngine:
     return PacedEngine(options, toggles)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from experiments.common.command_line import ROOT, command
-from harness.common.machine import code, fingerprint
+from overlap_bench.harness.common.machine import code, fingerprint
 
 FOLDER = ROOT / "results" / "reference"
 Rows = list[list[str]]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from experiments.common.record import FOLDER
-from harness.common import core_speed
-from harness.common.machine import code
+from overlap_bench.harness.common import core_speed
+from overlap_bench.harness.common.machine import code
 
 
 def bench(*arguments: str, where: Path | None = None, out: Path | None = None) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def bench(*arguments: str, where: Path | None = None, out: Path | None = None) -
     stay; without, they are thrown away."""
     loop = loop_sd()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "harness", *arguments, "--out", str(out or folder)]
+        command = [sys.executable, "-m", "overlap_bench", *arguments, "--out", str(out or folder)]
         command += ["--format", "json"]
         began = perf_counter()
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=where)

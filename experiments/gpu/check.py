@@ -68,7 +68,7 @@ def commands(out: Path) -> dict[str, list[str]]:
         "tokens": [*tests, "-k", TOKENS, "-n", WORKERS],
     }
     for variant in VARIANTS:
-        command = [sys.executable, "-m", "harness", "run", "--variant", variant, "--device", "cuda"]
+        command = [sys.executable, "-m", "overlap_bench", "run", "--variant", variant, "--device", "cuda"]
         command += ["--model", "gpt2", "--blocks", "2", "--out", str(out), "--format", "markdown"]
         parts[variant] = command
     return parts

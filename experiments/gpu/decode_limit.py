@@ -31,13 +31,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from engines import api
-from engines.devices.base import Device
-from engines.overlap import SPEC
-from engines.overlap.engine import OverlapEngine
 from experiments.common import command_line
 from experiments.common.record import FOLDER, write_result
-from harness.stats import paired
+from overlap_bench.engines import api
+from overlap_bench.engines.devices.base import Device
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.engine import OverlapEngine
+from overlap_bench.harness.stats import paired
 from tests.support.in_process_engine import Collected
 
 AFTERS = {
@@ -139,7 +139,7 @@ def weight_bytes(model: dict[str, Any], name: str, item: int) -> int:
     """What a step reads of the weights."""
     from transformers import AutoConfig
 
-    from engines.overlap.presets import PRESETS
+    from overlap_bench.engines.overlap.presets import PRESETS
 
     preset = PRESETS.get(name)
     config = (

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from engines.overlap.plant import SpinKernel
 from experiments.common import command_line
 from experiments.common.record import FOLDER, write_result
+from overlap_bench.engines.overlap.plant import SpinKernel
 
 SIZES = (64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, (64 << 10) + 64, 256 << 10, 1 << 20, 16 << 20)
 REPEATS = 200

@@ -27,17 +27,17 @@ from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic
 
-from engines.overlap.models.published import save
-from engines.overlap.presets import PRESETS
 from experiments.common import command_line
 from experiments.common.record import FOLDER as RECORDS
-from harness.plan import experiment_file
+from overlap_bench.engines.overlap.models.published import save
+from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.harness.plan import experiment_file
 
 EXPERIMENTS = ("roseinfer-pinned-h2d", "sglang-launch-done", "vllm-output-processor")
 PARTS = ("facts", *EXPERIMENTS, "factorial", "aa")
 LARGE = ("llama-1b",)
 MODELS = Path(gettempdir()) / "overlap-bench-models"
-BENCH = (sys.executable, "-m", "harness")
+BENCH = (sys.executable, "-m", "overlap_bench")
 BLOCKS = ("--blocks", "4")  # the fewest an experiment takes: a boot captures a hundred programs
 ROUNDS = {"roseinfer-pinned-h2d": "2", "sglang-launch-done": "2", "vllm-output-processor": "2"}
 LEAST_S = 60  # a part is not begun with less

@@ -50,8 +50,8 @@ CHECKS = (
 
 def decode(device_kind: str, graph: str) -> None:
     """What is looked at: six requests over all afters; AssertionError where a token is wrong."""
-    from engines.devices import open_device
-    from engines.overlap import SPEC
+    from overlap_bench.engines.devices import open_device
+    from overlap_bench.engines.overlap import SPEC
     from tests.support.in_process_engine import near_ties, serve, some_requests
 
     settings = SPEC.check({"schedule": "overlap", "sync": "copy-done", "h2d": "packed", "graph": graph})

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from engines import api
 from experiments.common import command_line
 from experiments.common.record import FOLDER, write_result
-from harness.metrics.slices import decode_slices, of_turns
-from harness.metrics.steps import decode_intervals
-from harness.plan.design import Design
-from harness.plan.request import Request
-from harness.plan.settings import make_design
-from harness.plan.variants import load_variants
-from harness.run import blocks, records
-from harness.run.session import Booted, Session
-from harness.stats import paired
+from overlap_bench.engines import api
+from overlap_bench.harness.metrics.slices import decode_slices, of_turns
+from overlap_bench.harness.metrics.steps import decode_intervals
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import make_design
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.run import blocks, records
+from overlap_bench.harness.run.session import Booted, Session
+from overlap_bench.harness.stats import paired
 
 BATCH = 16
 # Everything on, the device never waits: what is seen is the device's.

@@ -17,13 +17,13 @@ import msgspec
 from msgspec.structs import replace
 
 from experiments.common import command_line
-from harness.analysis import comparison, noise_floor, stored
-from harness.analysis.result import Result
-from harness.cli import printing
-from harness.cli.printing import Format
-from harness.store import tables
-from harness.store.block import Block
-from harness.store.manifest import read_manifest
+from overlap_bench.harness.analysis import comparison, noise_floor, stored
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.cli import printing
+from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.manifest import read_manifest
 
 
 def described(folder: Path) -> Result | None:

@@ -21,7 +21,7 @@ from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
 from experiments.validation.main_command import change
-from harness.metrics import definitions
+from overlap_bench.harness.metrics import definitions
 from tests.support.vllm_builds import interpreter
 
 BLOCKS, OF_VLLM = 16, 8  # vLLM's take half a minute each

@@ -29,11 +29,11 @@ import msgspec
 from experiments.common import command_line
 from experiments.common.record import FOLDER, write_result
 from experiments.validation.predictions import bench
-from harness import analysis
-from harness.analysis import explain, prediction, stored
-from harness.analysis.prediction import Calibration, Measured
-from harness.common.machine import code, fingerprint
-from harness.metrics import attribution
+from overlap_bench.harness import analysis
+from overlap_bench.harness.analysis import explain, prediction, stored
+from overlap_bench.harness.analysis.prediction import Calibration, Measured
+from overlap_bench.harness.common.machine import code, fingerprint
+from overlap_bench.harness.metrics import attribution
 
 OPTIONS: dict[str, tuple[str, ...]] = {"overlap": (), "async-output": ("--stream-interval", "2")}
 REQUESTS = {2: 16, 16: 32, 48: 96}  # of a round, by batch

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from experiments.common import command_line
 from experiments.common.record import write_result
-from harness.stats.change_points import (
+from overlap_bench.harness.stats.change_points import (
     FEWEST,
     LEVEL,
     ORDERS,

@@ -13,11 +13,11 @@ from statistics import median
 
 import numpy as np
 
-from engines import api
-from engines.overlap import SPEC
-from engines.overlap.engine import OverlapEngine
 from experiments.common import command_line
 from experiments.common.record import write_result
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.engine import OverlapEngine
 from tests.support.in_process_engine import Collected
 
 SETTINGS = {

@@ -23,13 +23,13 @@ from typing import Any
 import msgspec
 import torch
 
-from engines import api
-from engines.devices import open_device
-from engines.devices.base import Device
-from engines.overlap import SPEC
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier
+from overlap_bench.engines import api
+from overlap_bench.engines.devices import open_device
+from overlap_bench.engines.devices.base import Device
+from overlap_bench.engines.overlap import SPEC
 from tests.support.in_process_engine import column, near_ties, sampled, serve, some_requests
 
 MODELS = ("tiny-gpt2", "tiny-llama")

@@ -15,8 +15,8 @@ from scipy import stats as distributions
 
 from experiments.common import command_line
 from experiments.common.record import write_result
-from harness.stats import checks, planning, stopping
-from harness.stats.stopping import ALPHA, Until
+from overlap_bench.harness.stats import checks, planning, stopping
+from overlap_bench.harness.stats.stopping import ALPHA, Until
 from tests.support.simulated_runs import (
     MOST,
     NEVER_SAME,

@@ -18,7 +18,7 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import CELLS, bench, cells, earlier, kept
-from harness.common.git import environment
+from overlap_bench.harness.common.git import environment
 
 EXAMPLE = command_line.ROOT / "examples" / "own_engine"
 RUN = ("gate", "--engine", "paced", "--no-pretok", "--max-regression", "2%", "--base-ref", "base")

@@ -14,7 +14,7 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
-from harness.metrics import definitions
+from overlap_bench.harness.metrics import definitions
 
 HEADER = [
     "step in turns, ms",

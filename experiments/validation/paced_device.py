@@ -21,15 +21,15 @@ import numpy as np
 import psutil
 import torch
 
-from engines import api
-from engines.api.pace import Size
-from engines.devices import open_device
-from engines.devices.base import ModuleSpec
-from engines.overlap import SPEC
-from engines.overlap.engine import OverlapEngine
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.validation.device_busy import EDGE, busy, serve
+from overlap_bench.engines import api
+from overlap_bench.engines.api.pace import Size
+from overlap_bench.engines.devices import open_device
+from overlap_bench.engines.devices.base import ModuleSpec
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.engine import OverlapEngine
 from tests.support.in_process_engine import Collected
 
 PACE_MS = 10.0

@@ -15,8 +15,8 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import CELLS, bench, cells, earlier, kept
-from harness.analysis import mechanism
-from harness.analysis.result import Comparison, from_plain
+from overlap_bench.harness.analysis import mechanism
+from overlap_bench.harness.analysis.result import Comparison, from_plain
 
 RUN = (
     *("aa", "--variant", "overlap", "--set", "schedule=overlap", "--blocks", "8"),

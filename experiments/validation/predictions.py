@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.common import command_line
 from experiments.common.record import FOLDER, write_result
-from harness.common.machine import code
+from overlap_bench.harness.common.machine import code
 
 VARIANTS = ("overlap", "deferred-output", "async-output")
 REQUESTS = {1: 8, 8: 32, 32: 64}  # of a round, by batch
@@ -29,7 +29,7 @@ STEP, TPOT = "step_ms_matched", "tpot_ms_p50"
 
 
 def bench(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "harness", *arguments, "--format", "json"]
+    command = [sys.executable, "-m", "overlap_bench", *arguments, "--format", "json"]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return found
 

@@ -18,9 +18,9 @@ from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
 from experiments.validation.main_command import change
 from experiments.validation.sliced_aa import LOOPS
-from harness.metrics import slices
-from harness.metrics.definitions import SLICED
-from harness.store import tables
+from overlap_bench.harness.metrics import slices
+from overlap_bench.harness.metrics.definitions import SLICED
+from overlap_bench.harness.store import tables
 
 LISTED = [*LOOPS] * 2
 MINUTES = 3

@@ -23,10 +23,10 @@ from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier
 from experiments.validation import recorded_turns
 from experiments.validation.sliced_aa import LOOPS
-from harness.metrics import slices
-from harness.metrics.arrays import Floats
-from harness.plan.design import MARGIN
-from harness.stats import paired, verdicts
+from overlap_bench.harness.metrics import slices
+from overlap_bench.harness.metrics.arrays import Floats
+from overlap_bench.harness.plan.design import MARGIN
+from overlap_bench.harness.stats import paired, verdicts
 
 DWELLS_S = (None, 0.1, 1.0, 10.0, 60.0)  # of a neighbour; None: there is none
 SLOWER = 2.0

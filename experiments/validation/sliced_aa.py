@@ -33,9 +33,9 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
-from harness.analysis import mechanism
-from harness.analysis.result import Comparison, from_plain
-from harness.metrics import definitions
+from overlap_bench.harness.analysis import mechanism
+from overlap_bench.harness.analysis.result import Comparison, from_plain
+from overlap_bench.harness.metrics import definitions
 
 LOOPS = {
     "serial": ("--variant", "pinned-h2d"),

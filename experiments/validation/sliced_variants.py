@@ -14,8 +14,8 @@ from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
 from experiments.validation.main_command import change, half_width, scatter
-from harness.metrics import definitions
-from harness.plan.variants import Variant, load_variants
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.variants import Variant, load_variants
 
 DEVICES: dict[str, tuple[str, ...]] = {"paced, 10 ms": ("--pace", "10ms"), "unpaced": ()}
 OF_ROUNDS, HOST = "step_ms_matched", definitions.SLICED_SAME_DEVICE

@@ -28,16 +28,25 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from experiments.common import command_line
 from experiments.common.record import FOLDER, write_result
 from experiments.common.repeated_runs import earlier, loop_sd
-from harness.analysis.experiment_result import Change, ExperimentResult, Level
-from harness.common.machine import code
-from harness.metrics.definitions import SLICED
-from harness.plan.design import Design
-from harness.plan.experiment_file import ArmSettings, Boots, Claim, Column, Experiment, Layout, Plan, Row
-from harness.plan.settings import PACED_MODEL
-from harness.plan.variants import Variant, load_variants
-from harness.report.figures import style
-from harness.run.events import Event, Observer, Said
-from harness.studies import experiment
+from overlap_bench.harness.analysis.experiment_result import Change, ExperimentResult, Level
+from overlap_bench.harness.common.machine import code
+from overlap_bench.harness.metrics.definitions import SLICED
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.experiment_file import (
+    ArmSettings,
+    Boots,
+    Claim,
+    Column,
+    Experiment,
+    Layout,
+    Plan,
+    Row,
+)
+from overlap_bench.harness.plan.settings import PACED_MODEL
+from overlap_bench.harness.plan.variants import Variant, load_variants
+from overlap_bench.harness.report.figures import style
+from overlap_bench.harness.run.events import Event, Observer, Said
+from overlap_bench.harness.studies import experiment
 
 # Pace of a decode step: segments of each workload. A long step needs fewer for the same share of itself.
 PACES = {"2ms": 3, "5ms": 3, "10ms": 2, "20ms": 1, "50ms": 1}

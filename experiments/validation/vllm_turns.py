@@ -24,7 +24,7 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
-from harness.metrics import definitions
+from overlap_bench.harness.metrics import definitions
 from tests.support.vllm_builds import PLANTED_US, build, interpreter
 
 PLACES = {"off": "in process", "on": "engine core"}  # by vLLM's switch multiprocessing

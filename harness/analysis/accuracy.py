@@ -15,10 +15,10 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 
-from engines import api
-from harness.analysis.result import Settings, Warning
-from harness.stats import paired
-from harness.stats.stopping import ALPHA
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.result import Settings, Warning
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.stats.stopping import ALPHA
 
 # How far log-likelihoods of one arm may be from the other's, in natural logarithms per token: in fp32 another
 # order of summation (another batch) makes 1e-5.

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from engines import api
-from harness.analysis import comparison, outputs, warnings
-from harness.analysis.mechanism import mechanism
-from harness.analysis.result import (
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison, outputs, warnings
+from overlap_bench.harness.analysis.mechanism import mechanism
+from overlap_bench.harness.analysis.result import (
     Comparison,
     MetricRow,
     NoPrediction,
@@ -28,18 +28,18 @@ from harness.analysis.result import (
     Warning,
     ranked,
 )
-from harness.analysis.stored import check_two, finished, read_block, readable, result
-from harness.analysis.values import scale_of, series
-from harness.common import differences
-from harness.metrics import boot, definitions
-from harness.plan.design import Arm
-from harness.stats import paired
-from harness.stats.stopping import ALPHA
-from harness.store.block import Block
-from harness.store.files import SCHEMA_VERSION, StoreError
-from harness.store.manifest import NOT_RECORDED, Manifest, check_whole
-from harness.store.tables import TABLES, finished_blocks
-from harness.workload.prompts import ENGLISH
+from overlap_bench.harness.analysis.stored import check_two, finished, read_block, readable, result
+from overlap_bench.harness.analysis.values import scale_of, series
+from overlap_bench.harness.common import differences
+from overlap_bench.harness.metrics import boot, definitions
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.stats.stopping import ALPHA
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import SCHEMA_VERSION, StoreError
+from overlap_bench.harness.store.manifest import NOT_RECORDED, Manifest, check_whole
+from overlap_bench.harness.store.tables import TABLES, finished_blocks
+from overlap_bench.harness.workload.prompts import ENGLISH
 
 SIDES = ("before", "after")
 OF_BOTH_ARMS = ("divergences", "slices")  # tables whose rows mean something beside the other arm's alone

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from harness.analysis.experiment_result import Change, ClaimResult
-from harness.analysis.result import Comparison, MetricRow, Result
-from harness.metrics.definitions import SLICED
-from harness.plan.variants import Unmeasured, Variant
+from overlap_bench.harness.analysis.experiment_result import Change, ClaimResult
+from overlap_bench.harness.analysis.result import Comparison, MetricRow, Result
+from overlap_bench.harness.metrics.definitions import SLICED
+from overlap_bench.harness.plan.variants import Unmeasured, Variant
 
 NOT_MEASURED, DESCRIPTIVE = "not measured", "descriptive"
 STEPS = (SLICED, "step_ms_matched")  # what says how long a step is, the best first

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from harness.analysis import factorial, nodes, outputs, prediction, turns, warnings, words
-from harness.analysis.mechanism import mechanism, planted
-from harness.analysis.result import (
+from overlap_bench.harness.analysis import factorial, nodes, outputs, prediction, turns, warnings, words
+from overlap_bench.harness.analysis.mechanism import mechanism, planted
+from overlap_bench.harness.analysis.result import (
     UNDECIDED,
     Comparison,
     FactorialResult,
@@ -21,8 +21,8 @@ from harness.analysis.result import (
     Warning,
     ranked,
 )
-from harness.analysis.rule import reason_to_stop
-from harness.analysis.values import (
+from overlap_bench.harness.analysis.rule import reason_to_stop
+from overlap_bench.harness.analysis.values import (
     THROUGHPUTS,
     block_values,
     check_values,
@@ -33,15 +33,15 @@ from harness.analysis.values import (
     offered_load,
     sides,
 )
-from harness.common.formatting import blocks_of, minutes_of
-from harness.metrics import definitions
-from harness.metrics.block import Values, values_between
-from harness.plan.design import Arm, Design, Factorial
-from harness.stats import contrasts, paired, verdicts
-from harness.stats.stopping import ALPHA
-from harness.store.block import Block
-from harness.store.files import SCHEMA_VERSION
-from harness.store.manifest import Manifest
+from overlap_bench.harness.common.formatting import blocks_of, minutes_of
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.block import Values, values_between
+from overlap_bench.harness.plan.design import Arm, Design, Factorial
+from overlap_bench.harness.stats import contrasts, paired, verdicts
+from overlap_bench.harness.stats.stopping import ALPHA
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import SCHEMA_VERSION
+from overlap_bench.harness.store.manifest import Manifest
 
 LIMITS = ("device_busy", "exposed_host_us")
 ONE_BOOT = "undecided: one boot per side"  # boots differ: from one per side, nothing can be said

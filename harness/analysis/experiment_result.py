@@ -10,14 +10,14 @@ from functools import cached_property
 
 import msgspec
 
-from harness.analysis import comparison, outputs, tail, warnings, words
-from harness.analysis.mechanism import COUNTER
-from harness.analysis.result import Comparison, Outputs, Severity, Warning
-from harness.analysis.values import scale_of, series
-from harness.metrics import definitions
-from harness.metrics.block import Values, values_between
-from harness.metrics.steps import decode_step_ms_mean
-from harness.plan.experiment_file import (
+from overlap_bench.harness.analysis import comparison, outputs, tail, warnings, words
+from overlap_bench.harness.analysis.mechanism import COUNTER
+from overlap_bench.harness.analysis.result import Comparison, Outputs, Severity, Warning
+from overlap_bench.harness.analysis.values import scale_of, series
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.block import Values, values_between
+from overlap_bench.harness.metrics.steps import decode_step_ms_mean
+from overlap_bench.harness.plan.experiment_file import (
     DECODE_STEP,
     SUBMIT_WALL,
     US,
@@ -31,10 +31,10 @@ from harness.plan.experiment_file import (
     counter_as_shown,
     unit_of,
 )
-from harness.stats import paired, planning
-from harness.store.block import Block
-from harness.store.files import SCHEMA_VERSION
-from harness.store.manifest import Manifest
+from overlap_bench.harness.stats import paired, planning
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import SCHEMA_VERSION
+from overlap_bench.harness.store.manifest import Manifest
 
 OF_THE_CHANGE = {"blocks", "decision", "order", "drift"}  # kinds of warnings; others are of the run
 

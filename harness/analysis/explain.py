@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from engines import api
-from harness.analysis import comparison, stored, tail, words
-from harness.analysis.result import NoPrediction, Prediction, Settings, Warning, ranked
-from harness.metrics import attribution, definitions, ranks, slices
-from harness.plan.design import Arm, Design
-from harness.stats import paired, verdicts
-from harness.store.block import Block
-from harness.store.files import SCHEMA_VERSION
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison, stored, tail, words
+from overlap_bench.harness.analysis.result import NoPrediction, Prediction, Settings, Warning, ranked
+from overlap_bench.harness.metrics import attribution, definitions, ranks, slices
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.stats import paired, verdicts
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pandas as pd

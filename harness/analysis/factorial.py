@@ -8,12 +8,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness.analysis.result import Aliased, Effect, Effects, FactorialResult, Severity, Warning, ranked
-from harness.metrics import definitions
-from harness.plan.design import Arm, Design, Factor, Factorial
-from harness.plan.factors import levels
-from harness.stats import paired, verdicts
-from harness.stats.contrasts import (
+from overlap_bench.harness.analysis.result import (
+    Aliased,
+    Effect,
+    Effects,
+    FactorialResult,
+    Severity,
+    Warning,
+    ranked,
+)
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.design import Arm, Design, Factor, Factorial
+from overlap_bench.harness.plan.factors import levels
+from overlap_bench.harness.stats import paired, verdicts
+from overlap_bench.harness.stats.contrasts import (
     Contrast,
     Floats,
     Plan,
@@ -24,7 +32,7 @@ from harness.stats.contrasts import (
     together,
     with_others,
 )
-from harness.stats.nodes import agreement, of_nodes
+from overlap_bench.harness.stats.nodes import agreement, of_nodes
 
 JUDGED_ORDER = 2  # up to here an effect of the primary carries a verdict
 TOGETHER = {"better": "stronger together", "worse": "weaker together", "same": "same together"}

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from engines import api
-from harness.analysis import factorial
-from harness.analysis.result import Result
-from harness.analysis.stored import read_block, read_blocks, readable, result
-from harness.metrics import definitions, ranks
-from harness.metrics.block import Values
-from harness.metrics.requests import gaps_ms, request_times
-from harness.metrics.steps import decode_intervals, phase_times
-from harness.plan.design import Design
-from harness.store import tables
-from harness.store.block import Block
-from harness.store.manifest import Manifest, check_whole
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import factorial
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.analysis.stored import read_block, read_blocks, readable, result
+from overlap_bench.harness.metrics import definitions, ranks
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.metrics.requests import gaps_ms, request_times
+from overlap_bench.harness.metrics.steps import decode_intervals, phase_times
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.manifest import Manifest, check_whole
 
 KEYS = ("block", "arm", "round")
 VALUES = ["block", "arm", *definitions.METRICS]

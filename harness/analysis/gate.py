@@ -15,15 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from engines import api
-from harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
-from harness.analysis.words import outputs_that_differ
-from harness.common.formatting import share
-from harness.metrics import definitions
-from harness.plan import checks
-from harness.plan.design import Design
-from harness.stats import paired, planning, verdicts
-from harness.stats.distributions import t_quantile, t_tail
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
+from overlap_bench.harness.analysis.words import outputs_that_differ
+from overlap_bench.harness.common.formatting import share
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan import checks
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.stats import paired, planning, verdicts
+from overlap_bench.harness.stats.distributions import t_quantile, t_tail
 
 MOST = 100  # blocks that anybody would wait for
 CHOSEN_LATE = (

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from harness.analysis.gate import MOST
-from harness.analysis.result import Result
-from harness.metrics import definitions
-from harness.plan.checks import ONE_SIDED
-from harness.plan.request import Request
-from harness.stats import planning
+from overlap_bench.harness.analysis.gate import MOST
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.checks import ONE_SIDED
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.stats import planning
 
 METRICS = (definitions.SLICED, "tpot_ms_p50", "itl_token_ms_p99", "ttft_ms_p50", "throughput_tok_s")
 LIMITS = (0.005, 0.01, 0.02, 0.05, 0.1)

@@ -13,13 +13,13 @@ from hashlib import blake2b
 import msgspec
 import numpy as np
 
-from engines import api
-from harness.analysis import noise_floor
-from harness.analysis.result import GateVerdict, History, Moved, Result
-from harness.metrics import definitions
-from harness.stats.change_points import ChangePoint, change_points, scatter
-from harness.store.files import SCHEMA_VERSION
-from harness.store.manifest import Manifest
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import noise_floor
+from overlap_bench.harness.analysis.result import GateVerdict, History, Moved, Result
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.stats.change_points import ChangePoint, change_points, scatter
+from overlap_bench.harness.store.files import SCHEMA_VERSION
+from overlap_bench.harness.store.manifest import Manifest
 
 NEEDS_REFS = "--history is of gates of git refs: give --base-ref, the same each time, and --head-ref"
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engines import api
-from harness.analysis.result import Comparison, Counter
-from harness.analysis.values import sides
-from harness.metrics import definitions
-from harness.metrics.steps import decode_intervals, matched_share
-from harness.plan.design import Design
-from harness.store.block import Block
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.result import Comparison, Counter
+from overlap_bench.harness.analysis.values import sides
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.steps import decode_intervals, matched_share
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.store.block import Block
 
 if TYPE_CHECKING:
     import pandas as pd

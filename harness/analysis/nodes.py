@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from harness.analysis.result import UNDECIDED, NodeRow, Nodes, Severity, Warning
-from harness.analysis.values import effect_of, measured, scale_of
-from harness.common.differences import difference
-from harness.metrics import definitions
-from harness.metrics.block import Values
-from harness.plan.design import Design
-from harness.stats import paired
-from harness.stats.nodes import Agreement, agreement, of_nodes
-from harness.store.manifest import Manifest
+from overlap_bench.harness.analysis.result import UNDECIDED, NodeRow, Nodes, Severity, Warning
+from overlap_bench.harness.analysis.values import effect_of, measured, scale_of
+from overlap_bench.harness.common.differences import difference
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.stats.nodes import Agreement, agreement, of_nodes
+from overlap_bench.harness.store.manifest import Manifest
 
 TOLD = 3  # blocks that were measured once more, by name
 

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import msgspec
 
-from engines import api
-from harness.analysis.outputs import NONE_COMPARED
-from harness.analysis.result import Comparison, Outputs, Result, Severity, Warning, ranked
-from harness.common import differences as differences_
-from harness.common.machine import Machine
-from harness.metrics import definitions
-from harness.plan.design import Arm
-from harness.stats import paired, planning, verdicts
-from harness.store.files import SCHEMA_VERSION, SWEEP_FILE, write_json
-from harness.store.manifest import Manifest, is_moment
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.outputs import NONE_COMPARED
+from overlap_bench.harness.analysis.result import Comparison, Outputs, Result, Severity, Warning, ranked
+from overlap_bench.harness.common import differences as differences_
+from overlap_bench.harness.common.machine import Machine
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.stats import paired, planning, verdicts
+from overlap_bench.harness.store.files import SCHEMA_VERSION, SWEEP_FILE, write_json
+from overlap_bench.harness.store.manifest import Manifest, is_moment
+from overlap_bench.harness.workload.workload import Workload
 
 FOLDER = "floors"  # beside the run folders
 STALE_DAYS = 30

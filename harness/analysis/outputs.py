@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from harness.analysis.result import Failures, Outputs, Result
-from harness.metrics import divergences
-from harness.plan.design import Design
-from harness.store.block import Block
-from harness.store.manifest import Manifest
-from harness.workload.plan import different
-from harness.workload.workload import Workload
+from overlap_bench.harness.analysis.result import Failures, Outputs, Result
+from overlap_bench.harness.metrics import divergences
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.workload.plan import different
+from overlap_bench.harness.workload.workload import Workload
 
 KEY = ["round", "request"]
 FEW, OFTEN = 32, 4  # distinct outputs, and requests for each of them: so many requests show little more

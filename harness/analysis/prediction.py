@@ -29,19 +29,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.result import MetricRow, NoPrediction, Prediction
-from harness.common.formatting import percent
-from harness.common.machine import Machine
-from harness.metrics.attribution import attribute
-from harness.metrics.definitions import OF_PAIRS
-from harness.plan.design import Arm
-from harness.stats import paired
+from overlap_bench.harness.analysis.result import MetricRow, NoPrediction, Prediction
+from overlap_bench.harness.common.formatting import percent
+from overlap_bench.harness.common.machine import Machine
+from overlap_bench.harness.metrics.attribution import attribute
+from overlap_bench.harness.metrics.definitions import OF_PAIRS
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.stats import paired
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from harness.store.block import Block
-    from harness.store.manifest import Manifest
+    from overlap_bench.harness.store.block import Block
+    from overlap_bench.harness.store.manifest import Manifest
 
 Floats = NDArray[np.float64]
 METRIC = "step_ms_matched"
@@ -82,7 +82,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_calibration() -> Calibration:
     """calibration.json, made by experiments/validation/calibration.py."""
-    text = files("harness.analysis").joinpath("calibration.json").read_bytes()
+    text = files("overlap_bench.harness.analysis").joinpath("calibration.json").read_bytes()
     return msgspec.json.decode(text, type=Calibration)
 
 

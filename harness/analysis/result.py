@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from harness.plan.design import Factor, LeftOut, Ref
-from harness.store.changed import ChangedCode, Overlaid
+from overlap_bench.harness.plan.design import Factor, LeftOut, Ref
+from overlap_bench.harness.store.changed import ChangedCode, Overlaid
 
 Found = TypeVar("Found", bound=msgspec.Struct)
 GateVerdict = Literal["pass", "fail", "undecided"]

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis import gate
-from harness.analysis.result import Judged
-from harness.analysis.values import THROUGHPUTS, check_values, effect_of, kind_of, measured, offered_load
-from harness.metrics.block import Values
-from harness.plan import checks
-from harness.plan.design import Design
-from harness.stats import verdicts
-from harness.stats.stopping import Until
+from overlap_bench.harness.analysis import gate
+from overlap_bench.harness.analysis.result import Judged
+from overlap_bench.harness.analysis.values import (
+    THROUGHPUTS,
+    check_values,
+    effect_of,
+    kind_of,
+    measured,
+    offered_load,
+)
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.plan import checks
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.stats import verdicts
+from overlap_bench.harness.stats.stopping import Until
 
 
 def enough(design: Design, per_block: Sequence[Values]) -> bool:

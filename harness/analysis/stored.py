@@ -8,18 +8,26 @@ from pathlib import Path
 
 import msgspec
 
-from engines import api
-from harness.analysis import comparison, noise_floor
-from harness.analysis import values as values_
-from harness.analysis.result import UNDECIDED, Comparison, Found, Result, Severity, Warning, from_plain
-from harness.analysis.rule import reason_to_stop
-from harness.metrics import definitions
-from harness.metrics.block import Values
-from harness.plan.design import Design
-from harness.store import tables
-from harness.store.block import Block
-from harness.store.files import SUMMARY_FILE, StoreError, read_summary
-from harness.store.manifest import Manifest, check_whole, read_manifest
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison, noise_floor
+from overlap_bench.harness.analysis import values as values_
+from overlap_bench.harness.analysis.result import (
+    UNDECIDED,
+    Comparison,
+    Found,
+    Result,
+    Severity,
+    Warning,
+    from_plain,
+)
+from overlap_bench.harness.analysis.rule import reason_to_stop
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import SUMMARY_FILE, StoreError, read_summary
+from overlap_bench.harness.store.manifest import Manifest, check_whole, read_manifest
 
 
 def readable(folder: Path) -> Manifest:

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
-from harness.analysis import frames
-from harness.analysis.frames import Run
-from harness.analysis.outputs import outputs_differ
-from harness.analysis.result import Axis, MetricRow, PointResult, SweepResult
-from harness.analysis.stored import result as result_of
-from harness.analysis.stored import so_far
-from harness.store import sweep
-from harness.store.files import SCHEMA_VERSION, StoreError
+from overlap_bench.harness.analysis import frames
+from overlap_bench.harness.analysis.frames import Run
+from overlap_bench.harness.analysis.outputs import outputs_differ
+from overlap_bench.harness.analysis.result import Axis, MetricRow, PointResult, SweepResult
+from overlap_bench.harness.analysis.stored import result as result_of
+from overlap_bench.harness.analysis.stored import so_far
+from overlap_bench.harness.store import sweep
+from overlap_bench.harness.store.files import SCHEMA_VERSION, StoreError
 
 
 def result(folder: Path) -> tuple[SweepResult, bool]:

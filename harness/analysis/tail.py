@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from engines.api import PHASES, STEP_KINDS
-from harness.metrics.arrays import Int64s
-from harness.metrics.attribution import Painted, paint, spans
+from overlap_bench.engines.api import PHASES, STEP_KINDS
+from overlap_bench.harness.metrics.arrays import Int64s
+from overlap_bench.harness.metrics.attribution import Painted, paint, spans
 
 TAILS = ("submit_lag_ms", "queue_wait_ms", "ttft_ms", "itl_token_ms")
 LEVELS = (95, 99)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.result import Severity, Sliced, Warning
-from harness.common.formatting import percent
-from harness.metrics import slices
-from harness.metrics.block import Values
-from harness.metrics.definitions import DRAINED, SLICED
-from harness.plan.design import Design
-from harness.stats import paired
-from harness.store.block import Block
+from overlap_bench.harness.analysis.result import Severity, Sliced, Warning
+from overlap_bench.harness.common.formatting import percent
+from overlap_bench.harness.metrics import slices
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.metrics.definitions import DRAINED, SLICED
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.store.block import Block
 
 if TYPE_CHECKING:
     import pandas as pd

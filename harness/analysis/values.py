@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from engines import api
-from harness.analysis.result import Sides
-from harness.metrics import definitions
-from harness.metrics.block import OFFERED, Values, of_block
-from harness.plan.design import Design
-from harness.stats import paired
-from harness.store.block import Block
-from harness.workload.arrivals import ARRIVALS
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.result import Sides
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.block import OFFERED, Values, of_block
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.workload.arrivals import ARRIVALS
 
 TURNS = ": too few turns of both arms ran the same steps; --segments 0 compares by rounds"
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")

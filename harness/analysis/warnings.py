@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis import nodes
-from harness.analysis.result import UNDECIDED, Severity, Warning, ranked
-from harness.analysis.values import block_seconds
-from harness.common import core_speed
-from harness.common.formatting import between, duration, percent
-from harness.metrics import definitions, divergences
-from harness.plan.design import Arm
-from harness.plan.settings import PACED_MODEL
-from harness.stats import checks, paired, planning
-from harness.stats.stopping import ALPHA
-from harness.store.manifest import Imported, Manifest
-from harness.workload.arrivals import ARRIVALS
+from overlap_bench.harness.analysis import nodes
+from overlap_bench.harness.analysis.result import UNDECIDED, Severity, Warning, ranked
+from overlap_bench.harness.analysis.values import block_seconds
+from overlap_bench.harness.common import core_speed
+from overlap_bench.harness.common.formatting import between, duration, percent
+from overlap_bench.harness.metrics import definitions, divergences
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.plan.settings import PACED_MODEL
+from overlap_bench.harness.stats import checks, paired, planning
+from overlap_bench.harness.stats.stopping import ALPHA
+from overlap_bench.harness.store.manifest import Imported, Manifest
+from overlap_bench.harness.workload.arrivals import ARRIVALS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from harness.store.block import Block
+    from overlap_bench.harness.store.block import Block
 
 Floats = NDArray[np.float64]
 BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
@@ -468,7 +468,7 @@ def _overran(manifest: Manifest, blocks: Sequence[Block], rounds: pd.DataFrame) 
 
 def _to_keep_pace(manifest: Manifest, arm: Arm, blocks: Sequence[Block]) -> str:
     """What to try. No model is small enough for devices that wait for each other's core."""
-    from harness.metrics import ranks
+    from overlap_bench.harness.metrics import ranks
 
     steps = [block.of(arm.name, "steps") for block in blocks]
     devices = max(map(ranks.count, steps))

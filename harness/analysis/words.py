@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from harness.analysis.result import Comparison, MetricRow, Moved, NodeRow, Outputs
-from harness.common.formatting import blocks_of, number, percent, signed
-from harness.metrics import definitions
+from overlap_bench.harness.analysis.result import Comparison, MetricRow, Moved, NodeRow, Outputs
+from overlap_bench.harness.common.formatting import blocks_of, number, percent, signed
+from overlap_bench.harness.metrics import definitions
 
 
 class Ranged(Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from harness.cli import exit_codes
+from overlap_bench.harness.cli import exit_codes
 
 HELP = "Does this overlap optimization really help, by how much, and how sure are we?"
 # By name: where it is ("MODULE:FUNCTION" of harness.cli), and a line that fits 80 columns.
@@ -47,7 +47,7 @@ OLD_NAMES = ("serve",)  # which go on working
 def built(name: str) -> Any:
     """The command of that name, with all its options."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    found = getattr(import_module(f"harness.cli.{module}"), attribute)
+    found = getattr(import_module(f"overlap_bench.harness.cli.{module}"), attribute)
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
     alone = typer.Typer(add_completion=False)

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from engines import api
-from harness.cli.options import OUTPUT, argument, option
-from harness.cli.printing import Format
+from overlap_bench.engines import api
+from overlap_bench.harness.cli.options import OUTPUT, argument, option
+from overlap_bench.harness.cli.printing import Format
 
 CLAIMS = "With --claims"
 
@@ -30,7 +30,7 @@ def variants(
     ] = None,
 ) -> None:
     """The named before/after pairs: what each changes and its source; of one, also what to expect where."""
-    from harness.plan.variants import load_variants
+    from overlap_bench.harness.plan.variants import load_variants
 
     found = load_variants()
     if name is not None:
@@ -42,8 +42,8 @@ def variants(
         return
     if (results, format, out) != (None, None, None):
         raise api.BadSetting("--results, --format and -o apply only with --claims")
-    from harness.cli import listings
-    from harness.common.consoles import Console
+    from overlap_bench.harness.cli import listings
+    from overlap_bench.harness.common.consoles import Console
 
     screen = Console()
     if name is None:
@@ -55,9 +55,9 @@ def variants(
 
 def _show_claims(name: str | None, results: Path | None, format: Format | None, out: Path | None) -> None:
     """Print the catalogue, or write its page."""
-    from harness.cli import printing
-    from harness.report import catalogue_tables
-    from harness.studies import catalogue
+    from overlap_bench.harness.cli import printing
+    from overlap_bench.harness.report import catalogue_tables
+    from overlap_bench.harness.studies import catalogue
 
     if out is not None and (format is not None or out.suffix.lower() != ".html"):
         raise api.BadSetting("-o takes a web page: end it in .html, and leave --format out")
@@ -73,8 +73,8 @@ def _show_claims(name: str | None, results: Path | None, format: Format | None, 
 
 def engines(name: Annotated[str | None, argument("One engine instead of all.")] = None) -> None:
     """Every installed engine, or one, and its toggles."""
-    from harness.cli import listings
-    from harness.common.consoles import Console
+    from overlap_bench.harness.cli import listings
+    from overlap_bench.harness.common.consoles import Console
 
     found, screen = api.find_engines(), Console()
     chosen = found if name is None else {name: api.pick(name, found, "engine")}
@@ -83,18 +83,18 @@ def engines(name: Annotated[str | None, argument("One engine instead of all.")] 
 
 def devices() -> None:
     """What an engine can run on, and the profiles that --pace knows."""
-    from harness.cli import listings
-    from harness.common.consoles import Console
+    from overlap_bench.harness.cli import listings
+    from overlap_bench.harness.common.consoles import Console
 
     Console().print(*listings.devices(api.profiles()), sep="\n")
 
 
 def doctor() -> None:
     """What would be measured here, and what would spoil it."""
-    from harness.cli import listings
-    from harness.cli.options import RESULTS
-    from harness.common.consoles import Console
-    from harness.studies import doctor as checks
+    from overlap_bench.harness.cli import listings
+    from overlap_bench.harness.cli.options import RESULTS
+    from overlap_bench.harness.common.consoles import Console
+    from overlap_bench.harness.studies import doctor as checks
 
     screen = Console()
     screen.print(listings.checkup(checks.examine(RESULTS), screen.width))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from engines import api
-from harness.cli import printing
-from harness.cli.exit_codes import say
-from harness.cli.options import (
+from overlap_bench.engines import api
+from overlap_bench.harness.cli import printing
+from overlap_bench.harness.cli.exit_codes import say
+from overlap_bench.harness.cli.options import (
     DESIGN,
     ENGINE,
     OF_A_MEASUREMENT,
@@ -22,10 +22,10 @@ from harness.cli.options import (
     measuring,
     option,
 )
-from harness.cli.printing import Format
-from harness.common.signals import interruptible
-from harness.plan.request import Request
-from harness.plan.settings import make_design, parse_goodput
+from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import make_design, parse_goodput
 
 
 def import_(
@@ -51,7 +51,7 @@ def import_(
     debug: Debug = False,
 ) -> None:
     """Turn another tool's result file into a run, for compare and report; what it lacks is named."""
-    from harness.studies.imports import run as importing
+    from overlap_bench.harness.studies.imports import run as importing
 
     folder, result = importing.bring(
         files,
@@ -84,7 +84,7 @@ def mock(
     """Answer as OpenAI's API does, with tokens at known times, to check what a client measures.
 
     GET /lateness says how late the mock itself was, in microseconds, since the last DELETE /lateness."""
-    from harness.serve import mock
+    from overlap_bench.harness.serve import mock
 
     with interruptible():
         mock.run(mock.make_timing(ttft_ms, itl_ms, max_tokens_per_chunk), host, port)
@@ -124,13 +124,13 @@ def eval_(
     debug: Debug = False,
 ) -> None:
     """Accuracy before and after: the same items of lm-eval's tasks through both arms, and what differs."""
-    from harness.common.machine import guess_device
-    from harness.plan.variants import load_variants
+    from overlap_bench.harness.common.machine import guess_device
+    from overlap_bench.harness.plan.variants import load_variants
 
     engines = api.find_engines()
     design = make_design(request, engines, load_variants(), guess_device)
 
-    from harness.studies.evaluation import evaluate
+    from overlap_bench.harness.studies.evaluation import evaluate
 
     names = tuple(tasks.split(","))
     evaluate.check(names, limit, num_fewshot)

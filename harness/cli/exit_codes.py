@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 import typer
 
-from engines import api
-from engines.shortages import shortage
-from harness.common.formatting import visible
-from harness.common.signals import Interrupted, notes
-from harness.common.streams import open_to_all
+from overlap_bench.engines import api
+from overlap_bench.engines.shortages import shortage
+from overlap_bench.harness.common.formatting import visible
+from overlap_bench.harness.common.signals import Interrupted, notes
+from overlap_bench.harness.common.streams import open_to_all
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED = 1, 3
@@ -69,7 +69,7 @@ def _flush() -> None:
         try:
             stream.flush()
         except OSError:
-            from harness.common.consoles import discard
+            from overlap_bench.harness.common.consoles import discard
 
             discard(stream)
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from engines import api
-from harness.cli import printing
-from harness.cli.options import (
+from overlap_bench.engines import api
+from overlap_bench.harness.cli import printing
+from overlap_bench.harness.cli.options import (
     DESIGN,
     ENGINE,
     OUTPUT,
@@ -25,9 +25,9 @@ from harness.cli.options import (
     option,
     source_of,
 )
-from harness.cli.printing import Format
-from harness.common.signals import interruptible
-from harness.plan.experiment_file import Adjusted
+from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.plan.experiment_file import Adjusted
 
 experiment = typer.Typer(
     help="What the sources claim, each as an experiment: what they reported beside what is measured here.",
@@ -39,8 +39,8 @@ experiment = typer.Typer(
 @experiment.command("list")
 def list_experiments() -> None:
     """Every experiment, its question and its source."""
-    from harness.plan import experiment_file
-    from harness.report import experiment_tables
+    from overlap_bench.harness.plan import experiment_file
+    from overlap_bench.harness.report import experiment_tables
 
     found = [experiment_file.read(experiment_file.find(name)) for name in experiment_file.names()]
     printing.show_tables([experiment_tables.listing(found)])
@@ -54,8 +54,8 @@ def show_experiment(
     debug: Debug = False,
 ) -> None:
     """What an experiment will do and what its source reported; of a folder, what it found."""
-    from harness.report import experiment_tables
-    from harness.studies import experiment as experiments
+    from overlap_bench.harness.report import experiment_tables
+    from overlap_bench.harness.studies import experiment as experiments
 
     if Path(what).is_dir():
         outcome = experiments.show(Path(what))
@@ -84,9 +84,9 @@ def run_experiment(
     debug: Debug = False,
 ) -> None:
     """Run an experiment, and lay what its source reported beside what is measured here."""
-    from harness.cli.progress import on_stderr
-    from harness.plan import experiment_file
-    from harness.studies import experiment as experiments
+    from overlap_bench.harness.cli.progress import on_stderr
+    from overlap_bench.harness.plan import experiment_file
+    from overlap_bench.harness.studies import experiment as experiments
 
     asked = [name, blocks, rounds, seed, device]
     if resume is not None and any(each is not None for each in asked):

@@ -10,13 +10,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from engines import api
-from harness.plan.settings import spelled
-from harness.plan.variants import Variant
-from harness.report.page import room_for
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.settings import spelled
+from overlap_bench.harness.plan.variants import Variant
+from overlap_bench.harness.report.page import room_for
 
 if TYPE_CHECKING:
-    from harness.studies.doctor import Finding
+    from overlap_bench.harness.studies.doctor import Finding
 
 
 def variants(found: Mapping[str, Variant], engine: str) -> RenderableType:

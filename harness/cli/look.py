@@ -12,17 +12,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from engines import api
-from harness.cli import printing
-from harness.cli.exit_codes import say
-from harness.cli.options import OF_A_VERDICT, OUTPUT, RESULTS, Debug, Form, Out, argument, measuring, option
-from harness.cli.printing import Format
-from harness.common.signals import interruptible
-from harness.plan.request import Request
-from harness.plan.settings import make_design
+from overlap_bench.engines import api
+from overlap_bench.harness.cli import printing
+from overlap_bench.harness.cli.exit_codes import say
+from overlap_bench.harness.cli.options import (
+    OF_A_VERDICT,
+    OUTPUT,
+    RESULTS,
+    Debug,
+    Form,
+    Out,
+    argument,
+    measuring,
+    option,
+)
+from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import make_design
 
 if TYPE_CHECKING:
-    from harness.trace.result import TraceResult
+    from overlap_bench.harness.trace.result import TraceResult
 
 PROFILE = "Profile"
 AllTables = Annotated[
@@ -56,12 +66,12 @@ def profile(
 ) -> None:
     """Look closely at a short window of steady decode: a timeline of each arm, a picture, and with nsys its
     reports. Where time goes, not how much: profiled times are never compared."""
-    from harness.common.machine import guess_device
-    from harness.plan.variants import load_variants
+    from overlap_bench.harness.common.machine import guess_device
+    from overlap_bench.harness.plan.variants import load_variants
 
     design = make_design(request, api.find_engines(), load_variants(), guess_device)
 
-    from harness.studies import profile as profiling
+    from overlap_bench.harness.studies import profile as profiling
 
     profiling.check(steps)
     wanted = profiling.STEPS if steps is None else steps
@@ -100,7 +110,7 @@ def trace(
 
 def _show(found: TraceResult, all_tables: bool, format: Format) -> None:
     """Print it: for people its summary, unless all tables are asked for."""
-    from harness.trace.result import Brief
+    from overlap_bench.harness.trace.result import Brief
 
     brief = not all_tables and format in (Format.TABLE, Format.MARKDOWN)
     printing.show(Brief(found) if brief else found, format)
@@ -108,9 +118,9 @@ def _show(found: TraceResult, all_tables: bool, format: Format) -> None:
 
 def _read(files: Sequence[Path], of_profile: bool = False) -> TraceResult:
     """What is in the trace of one arm, or of a before and an after."""
-    from harness.cli.progress import of_reading
-    from harness.trace import analysis, trace_file
-    from harness.trace.result import Analysed, result
+    from overlap_bench.harness.cli.progress import of_reading
+    from overlap_bench.harness.trace import analysis, trace_file
+    from overlap_bench.harness.trace.result import Analysed, result
 
     analysed: list[Analysed] = []
     with interruptible(), of_reading() as progress:
@@ -126,7 +136,7 @@ def explain(
     debug: Debug = False,
 ) -> None:
     """Where each decode step's interval goes, what made late requests late, and what was to be expected."""
-    from harness.analysis.explain import explain as explain_run
+    from overlap_bench.harness.analysis.explain import explain as explain_run
 
     printing.show(explain_run(run), format)
 
@@ -142,7 +152,7 @@ def report(
 ) -> None:
     """Write what a run found as one file: a web page that needs nothing else, or markdown."""
     with uncollected():
-        from harness.report import html as reports
+        from overlap_bench.harness.report import html as reports
 
         written = reports.write(run, out)
     sys.stdout.write(f"{written}\n")

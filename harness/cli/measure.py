@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from engines import api
-from harness.cli import printing
-from harness.cli.exit_codes import GATE_FAILED, GATE_UNDECIDED, OUTPUTS_DIFFER, say
-from harness.cli.options import (
+from overlap_bench.engines import api
+from overlap_bench.harness.cli import printing
+from overlap_bench.harness.cli.exit_codes import GATE_FAILED, GATE_UNDECIDED, OUTPUTS_DIFFER, say
+from overlap_bench.harness.cli.options import (
     DESIGN,
     OF_TWO_ARMS,
     OUTPUT,
@@ -33,15 +33,15 @@ from harness.cli.options import (
     option,
     source_of,
 )
-from harness.cli.printing import Format
-from harness.common.signals import interruptible
-from harness.plan.request import Request
-from harness.plan.settings import make_design, parse_fraction
+from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import make_design, parse_fraction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.studies.measure import Source
+    from overlap_bench.harness.studies.measure import Source
 
 GATE = "Gate"
 
@@ -91,8 +91,8 @@ def _measure(
     format: Format,
     whole: bool,
 ) -> None:
-    from harness.common.machine import guess_device
-    from harness.plan.variants import load_variants
+    from overlap_bench.harness.common.machine import guess_device
+    from overlap_bench.harness.plan.variants import load_variants
 
     admitted = admitting(trusted, resume)
     design = None
@@ -101,8 +101,8 @@ def _measure(
     if resume is None or not request.nothing:
         design = make_design(request, api.find_engines(), load_variants(), guess_device)
 
-    from harness.cli.progress import on_stderr
-    from harness.studies import measure
+    from overlap_bench.harness.cli.progress import on_stderr
+    from overlap_bench.harness.studies import measure
 
     outcome = measure.measure_or_resume(design, resume, out, on_stderr, admitted, source)
     printing.show(outcome.result, format, whole)
@@ -122,10 +122,10 @@ def rerun(
     debug: Debug = False,
 ) -> None:
     """Measure a stored run again, as its manifest says."""
-    from harness.cli.progress import on_stderr
-    from harness.run.worktrees import engines_of
-    from harness.store.manifest import check_same_data, read_manifest
-    from harness.studies import measure
+    from overlap_bench.harness.cli.progress import on_stderr
+    from overlap_bench.harness.run.worktrees import engines_of
+    from overlap_bench.harness.store.manifest import check_same_data, read_manifest
+    from overlap_bench.harness.studies import measure
 
     source = source_of(ray, nodes_at_once, trust)
     manifest = read_manifest(run)
@@ -152,7 +152,7 @@ def compare(
     debug: Debug = False,
 ) -> None:
     """Print a stored run again, or compare several; what was not interleaved gets no verdict."""
-    from harness.analysis import across_runs
+    from overlap_bench.harness.analysis import across_runs
 
     compared = across_runs.compare(runs)
     printing.end_with(compared.result, format, compared.outputs_differ, whole)
@@ -213,19 +213,19 @@ def gate(
     if ray is not None and (calibrate or run is not None):
         raise api.BadSetting("--ray is for a gate that measures blocks: --calibrate is about this machine")
 
-    from harness.cli.progress import on_stderr
-    from harness.report import gate_tables
-    from harness.studies import gate as gate_
+    from overlap_bench.harness.cli.progress import on_stderr
+    from overlap_bench.harness.report import gate_tables
+    from overlap_bench.harness.studies import gate as gate_
 
     if calibrate:
-        from harness.report import gate_plan_tables
+        from overlap_bench.harness.report import gate_plan_tables
 
         plans = gate_.calibrate(request, names, limit, out, on_stderr)
         gate_plan_tables.write(out, plans)
         printing.show(plans, format)
         return
     if history is not None and run is None and not (base_ref and head_ref):
-        from harness.analysis.history import NEEDS_REFS
+        from overlap_bench.harness.analysis.history import NEEDS_REFS
 
         raise api.BadSetting(NEEDS_REFS)
     if plan is not None:
@@ -264,8 +264,8 @@ def factorial(
 ) -> None:
     """What each of several toggles gives, alone and with the others: all their settings in one run, of the
     engine overlap unless you say otherwise."""
-    from harness.cli.progress import on_stderr
-    from harness.studies import factorial as factorial_run
+    from overlap_bench.harness.cli.progress import on_stderr
+    from overlap_bench.harness.studies import factorial as factorial_run
 
     if run is None:
         admit = admitting(trust, resume)
@@ -297,10 +297,10 @@ def sweep(
     debug: Debug = False,
 ) -> None:
     """Measure a grid of runs: a workload option, a variant, a toggle, at each value."""
-    from harness.analysis.sweep import result as found_in
-    from harness.cli.progress import among_others, on_stderr
-    from harness.run.cluster import driver
-    from harness.studies import sweep as sweep_
+    from overlap_bench.harness.analysis.sweep import result as found_in
+    from overlap_bench.harness.cli.progress import among_others, on_stderr
+    from overlap_bench.harness.run.cluster import driver
+    from overlap_bench.harness.studies import sweep as sweep_
 
     check_cluster(ray, nodes_at_once, trust)
 

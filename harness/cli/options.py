@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import msgspec
 import typer
 
-from engines import api
-from harness.cli.exit_codes import say
-from harness.cli.printing import Format
-from harness.common.signals import interruptible
-from harness.plan.design import Design
-from harness.plan.request import Request
-from harness.plan.settings import parse_fraction, parse_goodput
-from harness.store.trust import Admit, admit
-from harness.workload.workload import LENGTHS, Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.cli.exit_codes import say
+from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import parse_fraction, parse_goodput
+from overlap_bench.harness.store.trust import Admit, admit
+from overlap_bench.harness.workload.workload import LENGTHS, Workload
 
 if TYPE_CHECKING:
-    from harness.studies.measure import Source
+    from overlap_bench.harness.studies.measure import Source
 
 WORKLOAD, ENGINE, DESIGN, OUTPUT = "Workload", "Engine, both arms", "Design", "Output"
 CLUSTER = "Cluster"
@@ -195,12 +195,12 @@ def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Ca
 
 def source_of(cluster: str | None, nodes_at_once: int | None, trusted: bool = False) -> Source:
     """What measures the blocks: this machine, or the nodes of a cluster."""
-    from harness.run import blocks
+    from overlap_bench.harness.run import blocks
 
     check_cluster(cluster, nodes_at_once, trusted)
     if cluster is None:
         return blocks.measure
-    from harness.run.cluster import driver
+    from overlap_bench.harness.run.cluster import driver
 
     return partial(driver.measure, address=cluster, nodes_at_once=nodes_at_once)
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from harness.cli.exit_codes import OUTPUTS_DIFFER
-from harness.common.formatting import visible, visible_json
-from harness.common.streams import json_for
+from overlap_bench.harness.cli.exit_codes import OUTPUTS_DIFFER
+from overlap_bench.harness.common.formatting import visible, visible_json
+from overlap_bench.harness.common.streams import json_for
 
 if TYPE_CHECKING:
-    from harness.report.formats import Found
-    from harness.report.page import Table
+    from overlap_bench.harness.report.formats import Found
+    from overlap_bench.harness.report.page import Table
 
 PIPE_WIDTH = 120  # columns of a table that goes to no terminal
 
@@ -39,8 +39,8 @@ def show(found: Found, format: Format, whole: bool = True) -> None:
     `whole`."""
     from rich.text import Text
 
-    from harness.common.consoles import Console, readable
-    from harness.report import formats
+    from overlap_bench.harness.common.consoles import Console, readable
+    from overlap_bench.harness.report import formats
 
     if format is not Format.TABLE:
         write = {
@@ -63,8 +63,8 @@ def show(found: Found, format: Format, whole: bool = True) -> None:
 
 def show_tables(tables: Sequence[Table]) -> None:
     """Print what is for a person alone."""
-    from harness.common.consoles import Console
-    from harness.report.page import terminal_table
+    from overlap_bench.harness.common.consoles import Console
+    from overlap_bench.harness.report.page import terminal_table
 
     screen = Console()
     for table in tables:

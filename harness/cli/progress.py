@@ -13,11 +13,11 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
-from harness.common.consoles import Console
-from harness.common.formatting import blocks_of
-from harness.plan.design import Design
-from harness.plan.variants import load_variants
-from harness.run.events import (
+from overlap_bench.harness.common.consoles import Console
+from overlap_bench.harness.common.formatting import blocks_of
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.run.events import (
     BlockBegun,
     BlockDone,
     Booting,
@@ -29,7 +29,7 @@ from harness.run.events import (
     SegmentBegun,
     SoFar,
 )
-from harness.run.messages import Progress
+from overlap_bench.harness.run.messages import Progress
 
 Write = Callable[[str], object]
 QUIET_S = 2.0  # between two lines of reading where there is no terminal; a small file says nothing

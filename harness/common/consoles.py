@@ -14,7 +14,7 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from harness.common.formatting import visible
+from overlap_bench.harness.common.formatting import visible
 
 WIDTH = 80
 TRAILING = re.compile(" +$", re.MULTILINE)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from engines import api
+from overlap_bench.engines import api
 
 GIT = (
     "git",

@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from engines import api
-from engines.machine import cpu_model, known
-from harness.common import git
+from overlap_bench.engines import api
+from overlap_bench.engines.machine import cpu_model, known
+from overlap_bench.harness.common import git
 
 PACKAGES = (
     "overlap-bench", "torch", "transformers", "tokenizers", "numpy", "pandas", "pyarrow", "scipy", "pyzmq",
     "msgspec",
 )  # fmt: skip
 UNNAMED = "NVIDIA, name not readable"
-MEASURED_BY = ("engines", "harness", "pyproject.toml")  # what a run is made by
+MEASURED_BY = ("engines", "harness", "overlap_bench", "pyproject.toml")  # what a run is made by
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

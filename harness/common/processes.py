@@ -19,8 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from engines.processes import TERMINATE_S
-from harness.common.signals import undisturbed
+from overlap_bench.engines.processes import TERMINATE_S
+from overlap_bench.harness.common.signals import undisturbed
 
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 ROUNDS = 10  # of ending orphans: more than a tree of processes has levels

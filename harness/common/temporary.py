@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from harness.common.signals import undisturbed
+from overlap_bench.harness.common.signals import undisturbed
 
 PREFIX = "bench-"
 LOCK = "lock"

@@ -10,7 +10,7 @@ from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from engines.api import BadFile
+from overlap_bench.engines.api import BadFile
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 

@@ -36,11 +36,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from engines.api import PHASES
-from harness.metrics import ranks
-from harness.metrics import steps as steps_
-from harness.metrics.arrays import Int64s
-from harness.metrics.steps import decode_intervals
+from overlap_bench.engines.api import PHASES
+from overlap_bench.harness.metrics import ranks
+from overlap_bench.harness.metrics import steps as steps_
+from overlap_bench.harness.metrics.arrays import Int64s
+from overlap_bench.harness.metrics.steps import decode_intervals
 
 Spans = tuple[Int64s, Int64s]  # starts and ends, ns
 

@@ -8,9 +8,9 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from harness.metrics.boot import of_boot
-from harness.metrics.slices import step_sliced
-from harness.metrics.steps import steps_matched
+from overlap_bench.harness.metrics.boot import of_boot
+from overlap_bench.harness.metrics.slices import step_sliced
+from overlap_bench.harness.metrics.steps import steps_matched
 
 OFFERED = "offered_req_s"  # kept beside the metrics: the rate of the arrivals
 Rows = Callable[[str, str], pd.DataFrame]  # of an arm, from a table of the block

@@ -11,10 +11,22 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from engines.api import PHASES
-from harness.metrics.definitions import TOLD, phase_metric
-from harness.metrics.requests import distributions, goodput, peak_concurrency, summary, throughput
-from harness.metrics.steps import decode_intervals, device_busy, exposed_host_us, phases_us, step_ms
+from overlap_bench.engines.api import PHASES
+from overlap_bench.harness.metrics.definitions import TOLD, phase_metric
+from overlap_bench.harness.metrics.requests import (
+    distributions,
+    goodput,
+    peak_concurrency,
+    summary,
+    throughput,
+)
+from overlap_bench.harness.metrics.steps import (
+    decode_intervals,
+    device_busy,
+    exposed_host_us,
+    phases_us,
+    step_ms,
+)
 
 
 def of_boot(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engines.api import PHASES
+from overlap_bench.engines.api import PHASES
 
 NS_PER_MS = 1e6
 NS_PER_US = 1e3

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness.metrics.arrays import Int64s
-from harness.metrics.definitions import NS_PER_US
-from harness.metrics.steps import decode_intervals, device_busy, exposed_host_us
+from overlap_bench.harness.metrics.arrays import Int64s
+from overlap_bench.harness.metrics.definitions import NS_PER_US
+from overlap_bench.harness.metrics.steps import decode_intervals, device_busy, exposed_host_us
 
 DEVICE = ("device_start_ns", "device_end_ns", "device_ns")
 TIMES = ("exposed_host_us", "device_busy", "waiting_us")

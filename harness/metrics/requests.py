@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from harness.metrics.arrays import Floats, Int64s
-from harness.metrics.definitions import DISTRIBUTIONS, NS_PER_MS, NS_PER_S, STATISTICS
+from overlap_bench.harness.metrics.arrays import Floats, Int64s
+from overlap_bench.harness.metrics.definitions import DISTRIBUTIONS, NS_PER_MS, NS_PER_S, STATISTICS
 
 
 def distributions(served: pd.DataFrame) -> dict[str, Floats]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness.metrics.arrays import Floats
-from harness.metrics.attribution import PARTS
-from harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS, SLICED_MEAN
+from overlap_bench.harness.metrics.arrays import Floats
+from overlap_bench.harness.metrics.attribution import PARTS
+from overlap_bench.harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS, SLICED_MEAN
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
 KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased choice

@@ -12,10 +12,16 @@ from functools import reduce
 import numpy as np
 import pandas as pd
 
-from engines.api import PHASES
-from harness.common import intervals
-from harness.metrics.arrays import Floats, Int64s
-from harness.metrics.definitions import NS_PER_MS, NS_PER_US, SAME_DEVICE, SAME_HOST, phase_metric
+from overlap_bench.engines.api import PHASES
+from overlap_bench.harness.common import intervals
+from overlap_bench.harness.metrics.arrays import Floats, Int64s
+from overlap_bench.harness.metrics.definitions import (
+    NS_PER_MS,
+    NS_PER_US,
+    SAME_DEVICE,
+    SAME_HOST,
+    phase_metric,
+)
 
 
 def tokens_each(steps: pd.DataFrame) -> np.ndarray:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engines import api
-from harness.metrics import definitions
-from harness.plan.design import MAX_SECONDARIES, Design
+from overlap_bench.engines import api
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.design import MAX_SECONDARIES, Design
 
 DEFAULT_LIMIT = 0.02
 MOST_METRICS = MAX_SECONDARIES

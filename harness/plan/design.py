@@ -13,9 +13,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from engines import api
-from harness.stats.stopping import ALPHA, Until
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.stats.stopping import ALPHA, Until
+from overlap_bench.harness.workload.workload import Workload
 
 MAX_SECONDARIES = 5
 MARGIN = 0.01  # unless another is asked for

@@ -1,4 +1,4 @@
-"""The sources' claims, experiments/claims/*.toml: what a source reported, what is run for it, what is shown.
+"""The sources' claims, plan/claims/*.toml: what a source reported, what is run for it, what is shown.
 
 Data, not code, and strict: an unknown key, an arm that does not exist or a metric that is not measured gives
 a one-line error that offers the nearest name.
@@ -14,14 +14,14 @@ from typing import ClassVar
 
 import msgspec
 
-from engines import api
-from harness.common.text_files import read_text
-from harness.metrics import definitions
-from harness.plan.design import MARGIN, Arm, Design
-from harness.plan.settings import DEVICES, convert_workload, make_arm, turns_of
-from harness.plan.variants import Variant, load_variants
-from harness.workload.check import check as check_workload
-from harness.workload.workload import DEFAULT, Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.common.text_files import read_text
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.design import MARGIN, Arm, Design
+from overlap_bench.harness.plan.settings import DEVICES, convert_workload, make_arm, turns_of
+from overlap_bench.harness.plan.variants import Variant, load_variants
+from overlap_bench.harness.workload.check import check as check_workload
+from overlap_bench.harness.workload.workload import DEFAULT, Workload
 
 FEWEST_BLOCKS = 4  # under which an interval is too wide to lay beside any claim
 DEVICE_KINDS = tuple(each for each in DEVICES if each != "auto")
@@ -308,7 +308,7 @@ def _workload(values: Values) -> Workload:
 
 def folder() -> Path:
     """Where the committed ones lie: beside the package, in a checkout and where it is installed."""
-    return Path(__file__).resolve().parents[2] / "experiments" / "claims"
+    return Path(__file__).with_name("claims")
 
 
 def names() -> list[str]:

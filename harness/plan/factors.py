@@ -7,12 +7,12 @@ from itertools import product
 
 import numpy as np
 
-from engines import api
-from harness.plan.design import Arm, Design, Factor, Factorial, LeftOut
-from harness.plan.request import Request
-from harness.plan.settings import complete, make_arm, parse_changes
-from harness.stats import contrasts
-from harness.stats.contrasts import Floats
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.design import Arm, Design, Factor, Factorial, LeftOut
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import complete, make_arm, parse_changes
+from overlap_bench.harness.stats import contrasts
+from overlap_bench.harness.stats.contrasts import Floats
 
 DEFAULT_ENGINE = "overlap"
 FEWEST, MOST = 2, 5  # toggles: 2^5 are 32 arms, each with a boot in every block

@@ -7,13 +7,13 @@ from itertools import product
 
 import msgspec
 
-from engines import api
-from harness.plan.design import Design
-from harness.plan.request import Request
-from harness.plan.settings import PLANTED, make_design, parse_typed, spelled
-from harness.plan.variants import Variant
-from harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import PLANTED, make_design, parse_typed, spelled
+from overlap_bench.harness.plan.variants import Variant
+from overlap_bench.harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
+from overlap_bench.harness.workload.workload import Workload
 
 MOST_POINTS = 200
 NOT_SWEPT = (*PLANTED, "seed")  # an engine's seed makes its weights: whoever sweeps `seed` means the run's

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from harness.plan.design import SHARE, Ref
+from overlap_bench.harness.plan.design import SHARE, Ref
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

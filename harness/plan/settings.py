@@ -10,17 +10,17 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-from engines import api
-from harness.metrics.definitions import IN_TURNS, MATCHED, OF_PAIRS, SLICED
-from harness.plan import checks
-from harness.plan.design import Arm, Design, Factorial, Gate
-from harness.plan.request import Request
-from harness.plan.variants import Variant
-from harness.workload import lengths
-from harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
-from harness.workload.check import check as check_workload
-from harness.workload.prompts import ENGLISH, OPENINGS, are_conversations
-from harness.workload.workload import LENGTHS, Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.metrics.definitions import IN_TURNS, MATCHED, OF_PAIRS, SLICED
+from overlap_bench.harness.plan import checks
+from overlap_bench.harness.plan.design import Arm, Design, Factorial, Gate
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.variants import Variant
+from overlap_bench.harness.workload import lengths
+from overlap_bench.harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
+from overlap_bench.harness.workload.check import check as check_workload
+from overlap_bench.harness.workload.prompts import ENGLISH, OPENINGS, are_conversations
+from overlap_bench.harness.workload.workload import LENGTHS, Workload
 
 T = TypeVar("T", bound=msgspec.Struct)
 DEVICES = ("auto", "cuda", "emulated")
@@ -464,7 +464,7 @@ def with_stopping(design: Design, request: Request) -> Design:
     if "blocks" in request.design:
         raise api.BadSetting(f"--blocks is for a fixed run; with {flag} give --max-blocks")
 
-    from harness.stats import stopping
+    from overlap_bench.harness.stats import stopping
 
     most = stopping.DEFAULT_MOST if request.max_blocks is None else request.max_blocks
     if request.until_precision is None:
@@ -480,7 +480,7 @@ def _with_usual_stop(design: Design, request: Request) -> Design:
     if "blocks" in request.design or any(arm.is_remote for arm in design.arms):
         return design
     if request.max_regression is not None and len(design.arms) == 2:
-        from harness.stats import stopping
+        from overlap_bench.harness.stats import stopping
 
         return msgspec.structs.replace(design, until=stopping.until_clear())
     if design.max_minutes is not None:
@@ -507,7 +507,7 @@ def make_gate(max_regression: float, design: Design) -> Gate:
     if design.until is None:
         return Gate(max_regression=max_regression, levels=(checks.ONE_SIDED,))
 
-    from harness.stats import stopping
+    from overlap_bench.harness.stats import stopping
 
     two_sided = stopping.levels(design.until.looks, 2 * checks.ONE_SIDED)
     return Gate(max_regression=max_regression, levels=tuple(each / 2 for each in two_sided))

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engines import api
+from overlap_bench.engines import api
 
 FILE = "engines/variants.toml"
 BASE, UNMEASURED = "base", "unmeasured"  # its tables that are no variants
@@ -84,7 +84,7 @@ def load_unmeasured() -> dict[str, Unmeasured]:
 
 def _tables() -> dict[str, Any]:
     try:
-        return tomllib.loads(files("engines").joinpath("variants.toml").read_text("utf-8"))
+        return tomllib.loads(files("overlap_bench.engines").joinpath("variants.toml").read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise api.BadFile(f"{FILE} can't be read: {error}") from error
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from harness.analysis import catalogue
-from harness.analysis.result import Comparison, Counter, Result, Severity
-from harness.analysis.words import conclusion, confidence, difference, interval
-from harness.plan.variants import load_variants
-from harness.report import findings, gate_tables, tables
-from harness.report.page import Page, Table
+from overlap_bench.harness.analysis import catalogue
+from overlap_bench.harness.analysis.result import Comparison, Counter, Result, Severity
+from overlap_bench.harness.analysis.words import conclusion, confidence, difference, interval
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.report import findings, gate_tables, tables
+from overlap_bench.harness.report.page import Page, Table
 
 ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a verdict
 MOST_COUNTERS, MOST_WARNINGS = 4, 3

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from engines import api
-from harness.analysis.catalogue import Catalogue, Entry
-from harness.analysis.words import interval
-from harness.common.formatting import number, percent
-from harness.report.page import Page, Table, csv_text, markdown_page
-from harness.store.files import WriteFailed, write_text
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.catalogue import Catalogue, Entry
+from overlap_bench.harness.analysis.words import interval
+from overlap_bench.harness.common.formatting import number, percent
+from overlap_bench.harness.report.page import Page, Table, csv_text, markdown_page
+from overlap_bench.harness.store.files import WriteFailed, write_text
 
 NOTE = (
     "measured: change = after/before − 1 with its 95% interval; for times, negative is faster. verdict: that "
@@ -102,7 +102,7 @@ def to_html(found: Catalogue) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness.report", "."),
+        loader=jinja2.PackageLoader("overlap_bench.harness.report", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

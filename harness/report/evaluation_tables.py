@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from harness.analysis.accuracy import APART, Agreement, Evaluation, Row
-from harness.analysis.result import texts
-from harness.common import formatting
-from harness.report import tables
-from harness.report.page import Page, Table, csv_text, tabulated
+from overlap_bench.harness.analysis.accuracy import APART, Agreement, Evaluation, Row
+from overlap_bench.harness.analysis.result import texts
+from overlap_bench.harness.common import formatting
+from overlap_bench.harness.report import tables
+from overlap_bench.harness.report.page import Page, Table, csv_text, tabulated
 
 MOST_ROWS = 24
 NUMBERS = ("items", "before", "after", "difference", "differ")

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 import msgspec
 
-from harness.analysis.experiment_result import (
+from overlap_bench.harness.analysis.experiment_result import (
     Cell,
     Change,
     ClaimResult,
@@ -18,15 +18,15 @@ from harness.analysis.experiment_result import (
     Percentiles,
     Share,
 )
-from harness.analysis.result import MetricRow, texts
-from harness.analysis.words import difference, interval, outputs_that_differ
-from harness.common.formatting import number
-from harness.plan.design import Design
-from harness.plan.experiment_file import Experiment, Plan
-from harness.plan.settings import spelled
-from harness.report.page import Page, Table, csv_text
-from harness.report.tables import weak_check
-from harness.workload.workload import DEFAULT
+from overlap_bench.harness.analysis.result import MetricRow, texts
+from overlap_bench.harness.analysis.words import difference, interval, outputs_that_differ
+from overlap_bench.harness.common.formatting import number
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.experiment_file import Experiment, Plan
+from overlap_bench.harness.plan.settings import spelled
+from overlap_bench.harness.report.page import Page, Table, csv_text
+from overlap_bench.harness.report.tables import weak_check
+from overlap_bench.harness.workload.workload import DEFAULT
 
 CLAIMS_NOTE = (
     "change = after/before − 1: for times, negative is faster. Interval: 95%, t over blocks of fresh boots. "

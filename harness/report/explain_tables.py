@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from harness.analysis.explain import SHOWN_CAUSES, Explained, Part, RankTimes
-from harness.analysis.tail import Tail
-from harness.analysis.words import confidence, interval
-from harness.common.formatting import number
-from harness.report import findings
-from harness.report.page import Page, Table, csv_text, tabulated
-from harness.report.tables import changed_settings, prediction_line
+from overlap_bench.harness.analysis.explain import SHOWN_CAUSES, Explained, Part, RankTimes
+from overlap_bench.harness.analysis.tail import Tail
+from overlap_bench.harness.analysis.words import confidence, interval
+from overlap_bench.harness.common.formatting import number
+from overlap_bench.harness.report import findings
+from overlap_bench.harness.report.page import Page, Table, csv_text, tabulated
+from overlap_bench.harness.report.tables import changed_settings, prediction_line
 
 DEVICE = "device and more"  # what the device's line is called where it holds more
 STEP_NOTE = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.analysis.factorial import CSV_COLUMNS, rows
-from harness.analysis.result import Comparison, Effect, Effects, FactorialResult, Result, texts
-from harness.analysis.words import confidence, difference, interval
-from harness.common.formatting import blocks_of, percent, with_unit
-from harness.report.page import Page, Table, csv_text
-from harness.report.tables import stopped, weak_check
-from harness.stats.contrasts import label
+from overlap_bench.harness.analysis.factorial import CSV_COLUMNS, rows
+from overlap_bench.harness.analysis.result import Comparison, Effect, Effects, FactorialResult, Result, texts
+from overlap_bench.harness.analysis.words import confidence, difference, interval
+from overlap_bench.harness.common.formatting import blocks_of, percent, with_unit
+from overlap_bench.harness.report.page import Page, Table, csv_text
+from overlap_bench.harness.report.tables import stopped, weak_check
+from overlap_bench.harness.stats.contrasts import label
 
 NOTE = (
     "Alone: the others at their before. With the others: the others at their after. On average: over all "

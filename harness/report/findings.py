@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from harness.analysis.result import UNDECIDED, Comparison, Counter, MetricRow, Warning, ranked
-from harness.analysis.words import difference, interval
-from harness.common.formatting import number
+from overlap_bench.harness.analysis.result import UNDECIDED, Comparison, Counter, MetricRow, Warning, ranked
+from overlap_bench.harness.analysis.words import difference, interval
+from overlap_bench.harness.common.formatting import number
 
 MOST_PHASES, MOST_COUNTERS = 4, 2  # in the line of what an undecided run found all the same
 DIFFERS = 0.1  # of the larger: a counter that changed by less is no mechanism

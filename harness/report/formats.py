@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from harness.analysis.accuracy import Evaluation
-from harness.analysis.catalogue import Catalogue
-from harness.analysis.experiment_result import ExperimentResult
-from harness.analysis.explain import Explained
-from harness.analysis.gate_plans import GatePlans
-from harness.analysis.result import Result, SweepResult, to_plain
-from harness.report import (
+from overlap_bench.harness.analysis.accuracy import Evaluation
+from overlap_bench.harness.analysis.catalogue import Catalogue
+from overlap_bench.harness.analysis.experiment_result import ExperimentResult
+from overlap_bench.harness.analysis.explain import Explained
+from overlap_bench.harness.analysis.gate_plans import GatePlans
+from overlap_bench.harness.analysis.result import Result, SweepResult, to_plain
+from overlap_bench.harness.report import (
     brief,
     catalogue_tables,
     evaluation_tables,
@@ -26,8 +26,8 @@ from harness.report import (
     tables,
     trace_tables,
 )
-from harness.report.page import Page, markdown_page, terminal_page
-from harness.trace.result import Brief, ProfileResult, TraceResult
+from overlap_bench.harness.report.page import Page, markdown_page, terminal_page
+from overlap_bench.harness.trace.result import Brief, ProfileResult, TraceResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from msgspec.structs import astuple
 
-from harness.analysis.gate import MOST
-from harness.analysis.gate_plans import GatePlan, GatePlans
-from harness.common.formatting import blocks_of, minutes_of, share
-from harness.report.page import Page, Table, csv_text, markdown_page, tabulated
-from harness.store.files import append_step_summary, prepare, write_json, write_text
+from overlap_bench.harness.analysis.gate import MOST
+from overlap_bench.harness.analysis.gate_plans import GatePlan, GatePlans
+from overlap_bench.harness.common.formatting import blocks_of, minutes_of, share
+from overlap_bench.harness.report.page import Page, Table, csv_text, markdown_page, tabulated
+from overlap_bench.harness.store.files import append_step_summary, prepare, write_json, write_text
 
 
 def conclusion(found: GatePlans) -> str:

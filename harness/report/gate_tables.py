@@ -12,16 +12,24 @@ from pathlib import Path
 
 from msgspec.structs import astuple
 
-from harness.analysis import gate
-from harness.analysis.result import GateResult, History, Judged, Moved, Result
-from harness.analysis.warnings import FEASIBLE_S
-from harness.analysis.words import in_step, interval, outputs_that_differ, per_step
-from harness.common.formatting import blocks_of, duration, number, percent, share
-from harness.metrics import definitions
-from harness.report import tables
-from harness.report.page import PER_STEP, Page, Table, csv_text, markdown_page, markdown_table, tabulated
-from harness.stats.change_points import LEVEL, SHORTEST
-from harness.store.files import append_step_summary, prepare, write_json, write_text
+from overlap_bench.harness.analysis import gate
+from overlap_bench.harness.analysis.result import GateResult, History, Judged, Moved, Result
+from overlap_bench.harness.analysis.warnings import FEASIBLE_S
+from overlap_bench.harness.analysis.words import in_step, interval, outputs_that_differ, per_step
+from overlap_bench.harness.common.formatting import blocks_of, duration, number, percent, share
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.report import tables
+from overlap_bench.harness.report.page import (
+    PER_STEP,
+    Page,
+    Table,
+    csv_text,
+    markdown_page,
+    markdown_table,
+    tabulated,
+)
+from overlap_bench.harness.stats.change_points import LEVEL, SHORTEST
+from overlap_bench.harness.store.files import append_step_summary, prepare, write_json, write_text
 
 NEAR = 0.25  # of the limit: a change that is no farther from it is at it
 

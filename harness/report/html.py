@@ -1,7 +1,7 @@
 """A finished run as one file for people: a web page that needs nothing else, or markdown for a pull request.
 
 Every number of the run comes from its result by report/tables.py, or from
-a figure of harness.plots; nothing is computed here. What a run says of itself is text, never markup.
+a figure of overlap_bench.plots; nothing is computed here. What a run says of itself is text, never markup.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import jinja2
 import msgspec
 from matplotlib.figure import Figure
 
-from engines import api
-from harness.analysis.frames import Run, load
-from harness.analysis.result import Comparison, Result
-from harness.analysis.stored import check_two
-from harness.analysis.words import conclusion
-from harness.common.formatting import blocks_of, minutes_of
-from harness.plan.design import Arm, Design
-from harness.report import figures, findings, tables
-from harness.report.figures import style
-from harness.report.figures.page import inline_svg
-from harness.report.page import Table, markdown_page, markdown_table
-from harness.store.files import WriteFailed, write_text
-from harness.store.manifest import NOT_RECORDED, Imported
-from harness.workload.arrivals import ARRIVALS
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.frames import Run, load
+from overlap_bench.harness.analysis.result import Comparison, Result
+from overlap_bench.harness.analysis.stored import check_two
+from overlap_bench.harness.analysis.words import conclusion
+from overlap_bench.harness.common.formatting import blocks_of, minutes_of
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.report import figures, findings, tables
+from overlap_bench.harness.report.figures import style
+from overlap_bench.harness.report.figures.page import inline_svg
+from overlap_bench.harness.report.page import Table, markdown_page, markdown_table
+from overlap_bench.harness.store.files import WriteFailed, write_text
+from overlap_bench.harness.store.manifest import NOT_RECORDED, Imported
+from overlap_bench.harness.workload.arrivals import ARRIVALS
+from overlap_bench.harness.workload.workload import Workload
 
 PAGE = "report.html"  # in the folder of its run
 TEMPLATE = "report.html.jinja"
@@ -79,7 +79,7 @@ def to_html(run: Run) -> str:
     first, *others = tables.parts(comparison)
     outputs = [] if comparison.after is None else [tables.outputs_line(comparison.outputs)]
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness.report", "."),
+        loader=jinja2.PackageLoader("overlap_bench.harness.report", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.common.formatting import visible
+from overlap_bench.harness.common.formatting import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,12 +8,20 @@ from functools import partial
 
 from msgspec.structs import astuple
 
-from harness.analysis import words
-from harness.analysis.result import UNDECIDED, Counter, MetricRow, PointResult, SweepResult, ranked, texts
-from harness.common import formatting
-from harness.plan.settings import spelled
-from harness.report.page import Page, Table, csv_text, tabulated
-from harness.report.tables import stopped
+from overlap_bench.harness.analysis import words
+from overlap_bench.harness.analysis.result import (
+    UNDECIDED,
+    Counter,
+    MetricRow,
+    PointResult,
+    SweepResult,
+    ranked,
+    texts,
+)
+from overlap_bench.harness.common import formatting
+from overlap_bench.harness.plan.settings import spelled
+from overlap_bench.harness.report.page import Page, Table, csv_text, tabulated
+from overlap_bench.harness.report.tables import stopped
 
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
 NOTE = (

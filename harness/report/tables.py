@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from harness.analysis import mechanism
-from harness.analysis.outputs import why_weak
-from harness.analysis.result import (
+from overlap_bench.harness.analysis import mechanism
+from overlap_bench.harness.analysis.outputs import why_weak
+from overlap_bench.harness.analysis.result import (
     Comparison,
     Counter,
     Failures,
@@ -26,14 +26,22 @@ from harness.analysis.result import (
     Settings,
     SweepResult,
 )
-from harness.analysis.words import conclusion, confidence, difference, floor, interval, per_step, verdict
-from harness.common.formatting import number, percent, with_unit
-from harness.metrics import definitions
-from harness.report import findings
-from harness.report.page import NUMBERS, PER_STEP, Page, Table, csv_text, tabulated
-from harness.stats import paired, planning
-from harness.stats.nodes import LEVEL
-from harness.store.changed import listed
+from overlap_bench.harness.analysis.words import (
+    conclusion,
+    confidence,
+    difference,
+    floor,
+    interval,
+    per_step,
+    verdict,
+)
+from overlap_bench.harness.common.formatting import number, percent, with_unit
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.report import findings
+from overlap_bench.harness.report.page import NUMBERS, PER_STEP, Page, Table, csv_text, tabulated
+from overlap_bench.harness.stats import paired, planning
+from overlap_bench.harness.stats.nodes import LEVEL
+from overlap_bench.harness.store.changed import listed
 
 DESCRIPTIVE = (
     *definitions.IN_TURNS,

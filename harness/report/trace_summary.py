@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.common.formatting import number, percent, signed
-from harness.report.page import Table
-from harness.trace.gaps import Gap
-from harness.trace.result import ProfileResult, Source, TraceResult
+from overlap_bench.harness.common.formatting import number, percent, signed
+from overlap_bench.harness.report.page import Table
+from overlap_bench.harness.trace.gaps import Gap
+from overlap_bench.harness.trace.result import ProfileResult, Source, TraceResult
 
 NAME_WIDTH = 70  # of a name in a table, longer ones lose their middle
 # Lines of each kind, ten in all. The ranges of a profile are the phases of a step, and few; those of another

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from harness.common.formatting import number, percent
-from harness.report.page import Page, Table, csv_text
-from harness.report.trace_summary import gap_table, shortened, summary
-from harness.trace.result import Brief, PartResult, RowResult, Source, TraceResult, Value
+from overlap_bench.harness.common.formatting import number, percent
+from overlap_bench.harness.report.page import Page, Table, csv_text
+from overlap_bench.harness.report.trace_summary import gap_table, shortened, summary
+from overlap_bench.harness.trace.result import Brief, PartResult, RowResult, Source, TraceResult, Value
 
 SHOWN = 15  # rows of a ranked table; all of them are in json and csv
 SHARES = ("share", "busy")

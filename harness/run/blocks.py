@@ -27,17 +27,17 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from engines import api
-from harness.common import differences, processes
-from harness.metrics import divergences
-from harness.metrics.attribution import of_each_step
-from harness.metrics.requests import mean_decoding
-from harness.metrics.slices import of_turns
-from harness.metrics.steps import decode_intervals
-from harness.plan.design import Arm, Design, of_one_model
-from harness.plan.orders import round_seed, segment_seed, turn_order, workload_order
-from harness.run import foreign, readings, records
-from harness.run.events import (
+from overlap_bench.engines import api
+from overlap_bench.harness.common import differences, processes
+from overlap_bench.harness.metrics import divergences
+from overlap_bench.harness.metrics.attribution import of_each_step
+from overlap_bench.harness.metrics.requests import mean_decoding
+from overlap_bench.harness.metrics.slices import of_turns
+from overlap_bench.harness.metrics.steps import decode_intervals
+from overlap_bench.harness.plan.design import Arm, Design, of_one_model
+from overlap_bench.harness.plan.orders import round_seed, segment_seed, turn_order, workload_order
+from overlap_bench.harness.run import foreign, readings, records
+from overlap_bench.harness.run.events import (
     BlockBegun,
     BlockDone,
     Event,
@@ -47,16 +47,16 @@ from harness.run.events import (
     Said,
     SegmentBegun,
 )
-from harness.run.forecast import block_seconds
-from harness.run.overlay import Trees, checked_out
-from harness.run.session import Booted, Session
-from harness.run.watch import OVER, SERVING, Watch, to_be_watched
-from harness.store.block import Block
-from harness.store.files import StoreError
-from harness.store.manifest import Manifest, without_places, write_manifest
-from harness.store.tables import TABLES, finished_blocks, read_table, whole, write_block
-from harness.workload.plan import Planned, plan, skipped
-from harness.workload.workload import Workload
+from overlap_bench.harness.run.forecast import block_seconds
+from overlap_bench.harness.run.overlay import Trees, checked_out
+from overlap_bench.harness.run.session import Booted, Session
+from overlap_bench.harness.run.watch import OVER, SERVING, Watch, to_be_watched
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import StoreError
+from overlap_bench.harness.store.manifest import Manifest, without_places, write_manifest
+from overlap_bench.harness.store.tables import TABLES, finished_blocks, read_table, whole, write_block
+from overlap_bench.harness.workload.plan import Planned, plan, skipped
+from overlap_bench.harness.workload.workload import Workload
 
 LONGER_TURNS = 3  # one segment in so many has turns of twice as many steps
 WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path

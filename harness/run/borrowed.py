@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines import api
-from harness.common import git
+from overlap_bench.engines import api
+from overlap_bench.harness.common import git
 
 # Of a configuration, what is about the place of a repository, or leads to what is not here.
 OF_THE_PLACE = (

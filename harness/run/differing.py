@@ -223,7 +223,9 @@ def files_in(roots: Mapping[str, Path]) -> dict[str, Path]:
             for each in names:
                 path = Path(folder, each)
                 if path.suffix != ".pyc" and each not in NO_SOURCE:
-                    found["/".join(filter(None, (name, path.relative_to(root).as_posix())))] = path
+                    found["/".join((*filter(None, name.split(".")), path.relative_to(root).as_posix()))] = (
+                        path
+                    )
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.run import messages
+from overlap_bench.harness.run import messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from math import ceil
 import numpy as np
 import pandas as pd
 
-from harness.plan.design import Design
-from harness.workload.arrivals import ARRIVALS, NS_PER_S
-from harness.workload.workload import Workload
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.workload.arrivals import ARRIVALS, NS_PER_S
+from overlap_bench.harness.workload.workload import Workload
 
 
 def block_seconds(

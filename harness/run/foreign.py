@@ -11,17 +11,20 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import engines
-from engines import api
-from harness.plan.design import Arm, Design
-from harness.run.overlay import Trees, digest
-from harness.run.watch import Seen
-from harness.run.worktrees import ignored, search_path
+import overlap_bench
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.run.overlay import Trees, digest
+from overlap_bench.harness.run.watch import Seen
+from overlap_bench.harness.run.worktrees import ignored, search_path
 
 SHOWN = 5
 PYTHON = (".py", ".pyc")
-OURS = Path(engines.__file__).resolve().parent.parent  # where this project is installed, or checked out
-OUR_PACKAGES = ("engines", "harness", "experiments", "overlap_bench")
+PACKAGE = Path(overlap_bench.__file__).resolve().parent
+OURS = PACKAGE.parent  # where this project is installed, or checked out
+# In a checkout the package links to two folders; where it is installed, two modules have their names.
+OUR_FILES = [PACKAGE, *((PACKAGE / each).resolve() for each in ("engines", "harness"))]
+OUR_FILES += [OURS / f"{each}.py" for each in ("engines", "harness")]
 APART = "install each ref into an interpreter of its own: --before python=... --after python=..."
 
 
@@ -81,7 +84,7 @@ def loaded_from_elsewhere(seen: Seen, tree: Path, repository: Path) -> list[Path
 
 def _is_ours(path: Path, repository: Path) -> bool:
     """Whether it belongs to this harness, and that is not what is gated."""
-    return repository != OURS and any(path.is_relative_to(OURS / each) for each in OUR_PACKAGES)
+    return repository != OURS and any(path.is_relative_to(each) for each in OUR_FILES)
 
 
 def _lies_in(path: Path, repository: Path, prefixes: Collection[str]) -> bool:

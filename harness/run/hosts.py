@@ -13,13 +13,14 @@ from pathlib import Path
 
 import psutil
 
-import engines
-from engines import api
-from harness.common import git, processes
-from harness.common.processes import Child
-from harness.plan.design import Arm
-from harness.run.worktrees import engines_of, search_path
+import overlap_bench
+from overlap_bench.engines import api
+from overlap_bench.harness.common import git, processes
+from overlap_bench.harness.common.processes import Child
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.run.worktrees import engines_of, search_path
 
+HOST = "overlap_bench.engines.host"
 ENVIRONMENT = {
     # One compute thread per process: two OpenMP threads are slowed 10-40x by another busy process.
     "OMP_NUM_THREADS": "1",
@@ -111,7 +112,7 @@ def check_interpreter(arm: Arm) -> None:
         return
     try:
         done = subprocess.run(
-            [arm.python, "-c", "import engines.host; print('ready')"],
+            [arm.python, "-c", f"import {HOST}; print('ready')"],
             env=environment(arm.env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -125,6 +126,8 @@ def check_interpreter(arm: Arm) -> None:
         raise api.BadSetting(f"can't start {arm.name} with {arm.python}: it does not answer") from None
     if done.stdout.strip() != "ready":
         why = (done.stderr.strip().splitlines() or ["it is not a Python that can run an engine"])[-1].strip()
+        if why.endswith("'overlap_bench'"):
+            why += "; install overlap-bench there too"
         raise api.BadSetting(f"can't start {arm.name} with {arm.python}: {why}")
 
 
@@ -148,17 +151,40 @@ def bytecode_in(folder: Path) -> dict[str, str]:
 def environment(
     extra: Mapping[str, str], worktree: Path | None = None, plain: bool = False
 ) -> dict[str, str]:
-    """What a process of the run starts with. A checkout's folder is put on the path, so that a foreign
-    interpreter finds `engines` too; an installed package is left to the interpreter. A worktree comes in
-    front of everything, also of the current folder, which may hold the same packages at another commit. What
-    leads git elsewhere stays out: code may ask git for its version. `plain`: without ENVIRONMENT."""
-    values = {**git.environment(), **({} if plain else ENVIRONMENT)}
-    root = Path(engines.__file__).resolve().parent.parent
-    if "site-packages" not in root.parts:
-        rest = os.environ.get("PYTHONPATH")
-        values["PYTHONPATH"] = f"{root}{os.pathsep}{rest}" if rest else str(root)
-    values |= extra
+    """What a process of the run starts with. On its path a worktree comes in front of everything, also of the
+    current folder, which may hold the same packages at another commit. The checkout that this runs from comes
+    last: a foreign interpreter finds overlap_bench there, and a project finds its own packages first. An
+    installed one is left to the interpreter. What leads git elsewhere stays out: code may ask git for its
+    version. `plain`: without ENVIRONMENT. Raises BadSetting where a project has a package overlap_bench."""
+    values = {**git.environment(), **({} if plain else ENVIRONMENT), **extra}
+    path = [*filter(None, [values.get("PYTHONPATH")])]
     if worktree is not None:
-        path = [*search_path(worktree), *filter(None, [values.get("PYTHONPATH")])]
-        values |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+        path = [*search_path(worktree), *path]
+        values["PYTHONSAFEPATH"] = "1"
+    root = Path(overlap_bench.__file__).resolve().parent.parent
+    if (root / "pyproject.toml").exists():
+        path.append(str(root))
+    if path:
+        values["PYTHONPATH"] = os.pathsep.join(path)
+        _check_first(values["PYTHONPATH"].split(os.pathsep), worktree)
     return values
+
+
+def _check_first(path: Sequence[str], worktree: Path | None) -> None:
+    """Raises BadSetting where what a path holds first under the name overlap_bench is not overlap-bench's."""
+    for folder in path:
+        package = Path(folder, "overlap_bench")
+        file = next(
+            (each for each in (package / "__init__.py", package.with_suffix(".py")) if each.exists()), None
+        )
+        if file is None:
+            continue
+        if (package / "engines" / "host.py").exists():
+            return
+        if worktree is not None and file.is_relative_to(worktree):
+            what, more = f"{file.relative_to(worktree)} of the ref", ""
+        else:
+            what, more = str(file), f", or leave {folder or os.getcwd()} out of PYTHONPATH"
+        raise api.BadSetting(
+            f"{what} takes the place of overlap-bench's own package: give it another name{more}"
+        )

@@ -1,5 +1,5 @@
 """The load generator, a process of its own:
-`python -m harness.run.load_generator CONFIG` (a LoadConfig as JSON).
+`python -m overlap_bench.harness.run.load_generator CONFIG` (a LoadConfig as JSON).
 
 It sends on time and stamps what comes back, beside an engine that would like every core. So it is one
 thread that sleeps until the next due time or the next event, asks the kernel for exact timers and a short
@@ -28,14 +28,14 @@ import msgspec
 import numpy as np
 import zmq
 
-from engines import api
-from engines.processes import die_with_parent
-from engines.shortages import shortage
-from engines.timers import ask_for_exact_timers, ask_for_short_slice
-from engines.tracing import Ranges, name_thread, open_ranges
-from harness.run import messages
-from harness.workload.arrivals import UNTIMED
-from harness.workload.plan import Planned
+from overlap_bench.engines import api
+from overlap_bench.engines.processes import die_with_parent
+from overlap_bench.engines.shortages import shortage
+from overlap_bench.engines.timers import ask_for_exact_timers, ask_for_short_slice
+from overlap_bench.engines.tracing import Ranges, name_thread, open_ranges
+from overlap_bench.harness.run import messages
+from overlap_bench.harness.workload.arrivals import UNTIMED
+from overlap_bench.harness.workload.plan import Planned
 
 LEAD_NS = 5_000_000  # from the round's set-up to its start, so that the first request is not late
 # A thread that sleeps right after it ran owes the others CPU time: woken before that is paid off, it does not

@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from harness.workload.plan import Planned
+from overlap_bench.harness.workload.plan import Planned
 
 # Columns of RequestTable.rows, all int64; stamps are perf_counter_ns, -1 where something did not happen.
 REQUEST_COLUMNS = (
@@ -27,7 +27,7 @@ REQUEST_COLUMNS = (
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All a load generator needs; passed as one JSON argument: `python -m harness.run.load_generator CONFIG`.
+    """All a load generator needs, as JSON: `python -m overlap_bench.harness.run.load_generator CONFIG`.
 
     Addresses are ZeroMQ endpoints. It binds `events` (PULL, from engines) and `inbox` (PULL, from the
     runner), and connects `replies` (PUSH, to the runner).

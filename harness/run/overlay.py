@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from engines import api
-from harness.plan.design import Arm, Design
-from harness.run import worktrees
-from harness.store.changed import Overlaid
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.run import worktrees
+from overlap_bench.harness.store.changed import Overlaid
 
 NOT_THE_PROJECTS = {"site-packages", ".git"}  # folders
 

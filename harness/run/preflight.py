@@ -9,12 +9,13 @@ from contextlib import ExitStack
 
 import msgspec
 
-from engines import api
-from engines.preflight import REFUSED
-from harness.plan.design import Arm
-from harness.run.events import Said
-from harness.run.hosts import SIDE_BY_SIDE, RunFailed, environment, spec_of
+from overlap_bench.engines import api
+from overlap_bench.engines.preflight import REFUSED
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.run.events import Said
+from overlap_bench.harness.run.hosts import SIDE_BY_SIDE, RunFailed, environment, spec_of
 
+PREFLIGHT = "overlap_bench.engines.preflight"
 PREFLIGHT_S = 600  # for an engine to say what can't work; it may import for a minute
 
 
@@ -60,7 +61,7 @@ def _asked(arm: Arm) -> subprocess.Popen[str]:
         events="",
     )
     return subprocess.Popen(
-        [arm.python or sys.executable, "-m", "engines.preflight", msgspec.json.encode(config).decode()],
+        [arm.python or sys.executable, "-m", PREFLIGHT, msgspec.json.encode(config).decode()],
         env=environment(arm.env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

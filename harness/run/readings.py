@@ -16,8 +16,8 @@ from types import TracebackType
 
 import psutil
 
-from engines.machine import known
-from harness.common import core_speed
+from overlap_bench.engines.machine import known
+from overlap_bench.harness.common import core_speed
 
 OWN = "own"  # names the CPU time of each process of the run, in ms
 STAT = Path("/proc/stat")

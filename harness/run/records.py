@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engines import api
-from harness.run.messages import REQUEST_COLUMNS, RoundDone
+from overlap_bench.engines import api
+from overlap_bench.harness.run.messages import REQUEST_COLUMNS, RoundDone
 
 Int64s = NDArray[np.int64]
 

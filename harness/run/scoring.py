@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engines import api
-from harness.plan.design import Arm
-from harness.run.session import Booted, Session
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.run.session import Booted, Session
 
 AHEAD = 4  # times a full batch: requests in flight, so that the engine's batches are full
 

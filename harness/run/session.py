@@ -18,15 +18,16 @@ import msgspec
 import psutil
 import zmq
 
-from engines import api
-from harness.common import processes, temporary
-from harness.common.processes import Child
-from harness.common.signals import postponed, undisturbed
-from harness.plan.design import Arm, Design
-from harness.run import messages, preflight, records
-from harness.run.events import Booting, Said
-from harness.run.hosts import (
+from overlap_bench.engines import api
+from overlap_bench.harness.common import processes, temporary
+from overlap_bench.harness.common.processes import Child
+from overlap_bench.harness.common.signals import postponed, undisturbed
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.run import messages, preflight, records
+from overlap_bench.harness.run.events import Booting, Said
+from overlap_bench.harness.run.hosts import (
     EXPLAIN_MS,
+    HOST,
     ROLES,
     SIDE_BY_SIDE,
     RunFailed,
@@ -41,12 +42,13 @@ from harness.run.hosts import (
     side_by_side,
     spec_of,
 )
-from harness.run.watch import Watch
-from harness.workload.plan import Planned
+from overlap_bench.harness.run.watch import Watch
+from overlap_bench.harness.workload.plan import Planned
 
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
 ANSWER_S = 60.0  # who should answer at once, and says nothing for so long, hangs; a start may take any time
 TELL_S = 5.0  # between two words on what boots
+LOAD_GENERATOR = "overlap_bench.harness.run.load_generator"
 GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
 
 BUILT = (
@@ -236,7 +238,7 @@ class Session:
         # A server is started as its command says: its threads and where it imports from are its own affair.
         plain = "cmd" in arm.toggles
         alone = ["-P"] if plain else []  # what PYTHONSAFEPATH says, to the host and not to its server
-        command = [arm.python or sys.executable, *alone, "-m", "engines.host"]
+        command = [arm.python or sys.executable, *alone, "-m", HOST]
         command.append(msgspec.json.encode(config).decode())
         extra = arm.env if plain else self._bytecode | arm.env
         values = environment(extra, worktree, plain)
@@ -276,7 +278,7 @@ class Session:
         config = messages.LoadConfig(
             events=self._endpoint("events"), inbox=self._endpoint("orders"), replies=self._endpoint("load")
         )
-        command = [sys.executable, "-m", "harness.run.load_generator", msgspec.json.encode(config).decode()]
+        command = [sys.executable, "-m", LOAD_GENERATOR, msgspec.json.encode(config).decode()]
         self._generator = self._start("load generator", command, environment({}), "generator")
         self._load_says(messages.LoadReady)
         self._to_load.connect(config.inbox)

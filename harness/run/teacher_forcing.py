@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from engines import api
-from harness.metrics import divergences
-from harness.plan.design import Arm
-from harness.plan.orders import round_seed
-from harness.run.blocks import least_context, planned
-from harness.run.overlay import checked_out
-from harness.run.scoring import Client, to_score
-from harness.run.session import Booted, Session
-from harness.run.worktrees import engines_of
-from harness.store import tables
-from harness.store.block import Block
-from harness.store.manifest import Manifest
-from harness.workload.prompts import load_tokenizer
+from overlap_bench.engines import api
+from overlap_bench.harness.metrics import divergences
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.plan.orders import round_seed
+from overlap_bench.harness.run.blocks import least_context, planned
+from overlap_bench.harness.run.overlay import checked_out
+from overlap_bench.harness.run.scoring import Client, to_score
+from overlap_bench.harness.run.session import Booted, Session
+from overlap_bench.harness.run.worktrees import engines_of
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.workload.prompts import load_tokenizer
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import msgspec
 
-from harness.plan.design import Arm, Design
-from harness.run import watcher
-from harness.run.differing import File, Unit, differing, equal, files_in
-from harness.run.hosts import IMPORT_S, ROLES, environment, spec_of
-from harness.run.worktrees import search_path
-from harness.store.changed import ChangedCode
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.run import watcher
+from overlap_bench.harness.run.differing import File, Unit, differing, equal, files_in
+from overlap_bench.harness.run.hosts import IMPORT_S, ROLES, environment, spec_of
+from overlap_bench.harness.run.worktrees import search_path
+from overlap_bench.harness.store.changed import ChangedCode
 
 BOOTING, SERVING, OVER = 0, 1, 2  # as in watcher/sitecustomize.py
 FOLDER = "BENCH_WATCH"  # in the environment of what is watched
@@ -226,7 +226,8 @@ def _other_packages(before: Seen, after: Seen, packages: Sequence[str]) -> list[
     found: set[str] = set()
     for file, name in before.modules.items():
         package = name.partition(".")[0]
-        if name not in there or package in (*packages, *found) or name.startswith("__"):
+        known = any(f"{name}.".startswith(f"{each}.") for each in (*packages, *found))
+        if name not in there or known or name.startswith("__"):
             continue
         if file != there[name] and not equal(Path(file), Path(there[name])):
             found.add(package)

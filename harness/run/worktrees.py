@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from engines import api
-from harness.common import git
-from harness.common.temporary import room
-from harness.plan.design import Arm, Ref
-from harness.run.borrowed import around, ask, changed, take
+from overlap_bench.engines import api
+from overlap_bench.harness.common import git
+from overlap_bench.harness.common.temporary import room
+from overlap_bench.harness.plan.design import Arm, Ref
+from overlap_bench.harness.run.borrowed import around, ask, changed, take
 
 
 def resolve(name: str, where: Path) -> Ref:

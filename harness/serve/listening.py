@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from engines.api import BadSetting
+from overlap_bench.engines.api import BadSetting
 
 
 def bind(host: str, port: int) -> socket.socket:

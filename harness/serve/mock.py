@@ -34,11 +34,19 @@ from typing import Any
 import httptools
 import msgspec
 
-from engines import sockets
-from engines.api import BadSetting
-from engines.timers import ask_for_exact_timers, ask_for_short_slice
-from harness.serve.listening import address_of, bind
-from harness.serve.mock_answers import MODEL, Answer, Body, StreamOptions, prompt_tokens, refusal, reply
+from overlap_bench.engines import sockets
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.timers import ask_for_exact_timers, ask_for_short_slice
+from overlap_bench.harness.serve.listening import address_of, bind
+from overlap_bench.harness.serve.mock_answers import (
+    MODEL,
+    Answer,
+    Body,
+    StreamOptions,
+    prompt_tokens,
+    refusal,
+    reply,
+)
 
 MOST_TOKENS = 1 << 20  # of an answer
 DEFAULT_TOKENS = 16  # where a request does not say, as in OpenAI's completions

@@ -21,8 +21,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from harness.stats.distributions import t_quantile
-from harness.stats.stopping import ALPHA
+from overlap_bench.harness.stats.distributions import t_quantile
+from overlap_bench.harness.stats.stopping import ALPHA
 
 LEVEL = 0.001  # of each test: a series that grows by a value a night is searched every night
 FEWEST = 3  # values of a level: two that are far off are no level

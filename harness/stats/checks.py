@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.stats.distributions import t_quantile, t_tail
-from harness.stats.paired import Differences, t_test
-from harness.stats.stopping import ALPHA
+from overlap_bench.harness.stats.distributions import t_quantile, t_tail
+from overlap_bench.harness.stats.paired import Differences, t_test
+from overlap_bench.harness.stats.stopping import ALPHA
 
 EXACT_BLOCKS = 12  # sign flips are enumerated up to here (4,096 of them), drawn beyond
 CHECK_BLOCKS = 8  # below this a sign-flip test is too coarse to disagree with anything

@@ -23,7 +23,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.stats import paired
+from overlap_bench.harness.stats import paired
 
 Floats = NDArray[np.float64]
 Term = tuple[str, ...]  # the factors of an effect, in the order of their declaration

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.stats.distributions import f_quantile, f_tail
-from harness.stats.paired import Differences, Scale
+from overlap_bench.harness.stats.distributions import f_quantile, f_tail
+from overlap_bench.harness.stats.paired import Differences, Scale
 
 LEVEL = 0.5  # of the test: at 5%, equal arms would be called a change in up to 13% of runs
 

@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from harness.stats.distributions import t_quantile, t_tail
-from harness.stats.stopping import ALPHA
+from overlap_bench.harness.stats.distributions import t_quantile, t_tail
+from overlap_bench.harness.stats.stopping import ALPHA
 
 Differences = npt.NDArray[np.float64]
 Scale = Literal["ratio", "difference"]

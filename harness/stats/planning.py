@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from harness.stats.distributions import chi2_quantile, normal_tail, t_quantile
-from harness.stats.stopping import ALPHA
+from overlap_bench.harness.stats.distributions import chi2_quantile, normal_tail, t_quantile
+from overlap_bench.harness.stats.stopping import ALPHA
 
 Floats = npt.NDArray[np.float64]
 POWER = 0.8  # of a plan: in 4 of 5 runs a change of that size is detected

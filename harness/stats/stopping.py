@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from engines.api import BadSetting
+from overlap_bench.engines.api import BadSetting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +77,7 @@ def levels(places: tuple[int, ...], alpha: float) -> tuple[float, ...]:
     """
     import numpy as np
 
-    from harness.stats.distributions import normal_tail
+    from overlap_bench.harness.stats.distributions import normal_tail
 
     if len(places) == 1:
         return (alpha,)
@@ -100,7 +100,7 @@ def as_normal(
     the two-sided p of its t statistic, up to 8 (p = 1e-15)."""
     import numpy as np
 
-    from harness.stats.distributions import normal_tail, t_quantile
+    from overlap_bench.harness.stats.distributions import normal_tail, t_quantile
 
     sums = np.cumsum(differences, axis=1)
     squares = np.cumsum(differences**2, axis=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Literal, TypeVar
 
-from harness.stats.paired import Effect
-from harness.stats.stopping import ALPHA
+from overlap_bench.harness.stats.paired import Effect
+from overlap_bench.harness.stats.stopping import ALPHA
 
 Tested = TypeVar("Tested", bound=Hashable)
 Verdict = Literal["same", "faster", "slower", "better", "worse", "undecided"]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from harness.metrics import divergences
-from harness.store.tables import TABLES
+from overlap_bench.harness.metrics import divergences
+from overlap_bench.harness.store.tables import TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from harness.metrics.block import Values
+    from overlap_bench.harness.metrics.block import Values
 
 
 @dataclass(frozen=True, slots=True, eq=False)

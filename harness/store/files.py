@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from engines import api
+from overlap_bench.engines import api
 
 if TYPE_CHECKING:
     import pandas as pd
 
 import hashlib
 
-from engines.api import BadFile
+from overlap_bench.engines.api import BadFile
 
 SCHEMA_VERSION = 1
 Read = TypeVar("Read")

@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines import api
-from harness.store.files import StoreError, WriteFailed, create_within, prepare, reason_of
-from harness.store.tables import finished_blocks
+from overlap_bench.engines import api
+from overlap_bench.harness.store.files import StoreError, WriteFailed, create_within, prepare, reason_of
+from overlap_bench.harness.store.tables import finished_blocks
 
 if TYPE_CHECKING:
     pass

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from engines import api
-from harness.common import machine
-from harness.common.differences import difference
-from harness.common.machine import Code, Machine
-from harness.plan.design import Design
-from harness.plan.orders import orders
-from harness.store import trust
-from harness.store.changed import ChangedCode, Overlaid
-from harness.store.files import (
+from overlap_bench.engines import api
+from overlap_bench.harness.common import machine
+from overlap_bench.harness.common.differences import difference
+from overlap_bench.harness.common.machine import Code, Machine
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.orders import orders
+from overlap_bench.harness.store import trust
+from overlap_bench.harness.store.changed import ChangedCode, Overlaid
+from overlap_bench.harness.store.files import (
     EVALUATION_FILE,
     EXPERIMENT_FILE,
     PROFILE_FILE,
@@ -28,10 +28,10 @@ from harness.store.files import (
     read_json,
     write_json,
 )
-from harness.store.tables import TABLES
-from harness.workload.arrivals import ARRIVALS
-from harness.workload.prompts import ENGLISH, english_digest
-from harness.workload.workload import Workload
+from overlap_bench.harness.store.tables import TABLES
+from overlap_bench.harness.workload.arrivals import ARRIVALS
+from overlap_bench.harness.workload.prompts import ENGLISH, english_digest
+from overlap_bench.harness.workload.workload import Workload
 
 NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 
@@ -152,7 +152,7 @@ def without_places(described: api.Description) -> api.Description:
     if not path.is_absolute():
         return described
     model = {name: value for name, value in described.model.items() if name != "tokenizer"}
-    if package := _package(path.parent):
+    if package := _package(path.parent).removeprefix("overlap_bench."):
         model["tokenizer"] = f"{package}/{path.name}"
     return msgspec.structs.replace(described, model=model)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from harness.common import differences
-from harness.common.machine import Code, Machine
-from harness.plan.design import Design
-from harness.plan.grid import Axis, Point
-from harness.store.files import SCHEMA_VERSION, SWEEP_FILE, StoreError, read_json
-from harness.store.manifest import Manifest, read_manifest
+from overlap_bench.harness.common import differences
+from overlap_bench.harness.common.machine import Code, Machine
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.grid import Axis, Point
+from overlap_bench.harness.store.files import SCHEMA_VERSION, SWEEP_FILE, StoreError, read_json
+from overlap_bench.harness.store.manifest import Manifest, read_manifest
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ def check_resume(stored: Sweep, now: Sweep) -> None:
 
 def described_here(axes: tuple[Axis, ...], points: tuple[Point, ...], name: str, now: datetime) -> Sweep:
     """The record of a sweep that starts here and now."""
-    from harness.common import machine
+    from overlap_bench.harness.common import machine
 
     return Sweep(
         schema_version=SCHEMA_VERSION,

@@ -10,8 +10,15 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines import api
-from harness.store.files import PARTIAL, StoreError, WriteFailed, reason_of, to_parquet, written_whole
+from overlap_bench.engines import api
+from overlap_bench.harness.store.files import (
+    PARTIAL,
+    StoreError,
+    WriteFailed,
+    reason_of,
+    to_parquet,
+    written_whole,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -34,8 +34,8 @@ from pathlib import Path
 
 import msgspec
 
-from engines import api
-from harness.plan.design import Arm, Design
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.design import Arm, Design
 
 SECRET_BYTES = 32
 SERVERS = {"cmd": "start the command", "url": "contact"}  # the settings of an engine that is a client

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from harness.analysis import catalogue
-from harness.analysis.catalogue import Catalogue, Entry
-from harness.analysis.experiment_result import ExperimentResult
-from harness.analysis.result import Result
-from harness.analysis.stored import summary
-from harness.plan.variants import Variant, load_unmeasured, load_variants
-from harness.store.files import EXPERIMENT_FILE, SCHEMA_VERSION, SUMMARY_FILE, StoreError
-from harness.store.manifest import Manifest, read_manifest
-from harness.studies import experiment
+from overlap_bench.harness.analysis import catalogue
+from overlap_bench.harness.analysis.catalogue import Catalogue, Entry
+from overlap_bench.harness.analysis.experiment_result import ExperimentResult
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.analysis.stored import summary
+from overlap_bench.harness.plan.variants import Variant, load_unmeasured, load_variants
+from overlap_bench.harness.store.files import EXPERIMENT_FILE, SCHEMA_VERSION, SUMMARY_FILE, StoreError
+from overlap_bench.harness.store.manifest import Manifest, read_manifest
+from overlap_bench.harness.studies import experiment
 
 SHIPPED = "claims.json"  # in harness.analysis: the best measurement of each claim in each regime
 Variants = Mapping[str, Variant]
@@ -29,7 +29,7 @@ def catalogue_of(folder: Path | None, name: str | None = None) -> Catalogue:
     variants = load_variants()
     measured: dict[str, list[Entry]] = {each: [] for each in variants}
     if folder is None:
-        shipped = files("harness.analysis").joinpath(SHIPPED).read_bytes()
+        shipped = files("overlap_bench.harness.analysis").joinpath(SHIPPED).read_bytes()
         found: Iterable[Entry] = msgspec.json.decode(shipped, type=Catalogue).entries
     else:
         found = chain(_claimed(folder, variants), _runs(folder, variants))

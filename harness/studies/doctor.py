@@ -15,17 +15,17 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from engines.machine import cpu_model, known
-from engines.timers import ask_for_exact_timers, ask_for_short_slice
-from harness.analysis import noise_floor
-from harness.analysis.warnings import FEASIBLE_S
-from harness.common import core_speed, machine
-from harness.common.formatting import between, duration
-from harness.metrics.definitions import SLICED
-from harness.plan.design import MARGIN
-from harness.run import readings
-from harness.run.hosts import bytecode_is_kept
-from harness.stats import planning
+from overlap_bench.engines.machine import cpu_model, known
+from overlap_bench.engines.timers import ask_for_exact_timers, ask_for_short_slice
+from overlap_bench.harness.analysis import noise_floor
+from overlap_bench.harness.analysis.warnings import FEASIBLE_S
+from overlap_bench.harness.common import core_speed, machine
+from overlap_bench.harness.common.formatting import between, duration
+from overlap_bench.harness.metrics.definitions import SLICED
+from overlap_bench.harness.plan.design import MARGIN
+from overlap_bench.harness.run import readings
+from overlap_bench.harness.run.hosts import bytecode_is_kept
+from overlap_bench.harness.stats import planning
 
 CPU = Path("/sys/devices/system/cpu")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -14,23 +14,29 @@ from pathlib import Path
 
 import msgspec
 
-from engines import api
-from harness.analysis import comparison, experiment_result, outputs
-from harness.analysis.experiment_result import ExperimentResult
-from harness.analysis.result import Result, to_plain
-from harness.analysis.stored import finished, readable, summary
-from harness.common.machine import guess_device
-from harness.plan import checks, experiment_file
-from harness.plan.design import Design
-from harness.plan.experiment_file import Adjusted, Plan
-from harness.run.blocks import measure as measure_blocks
-from harness.store import files, tables, trust
-from harness.store.block import Block
-from harness.store.files import StoreError
-from harness.store.folders import create, discard_if_empty, held
-from harness.store.manifest import check_resume, described_here, read_manifest, signed, write_manifest
-from harness.store.trust import Admit
-from harness.studies.measure import Display, Source, judge_with
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison, experiment_result, outputs
+from overlap_bench.harness.analysis.experiment_result import ExperimentResult
+from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.analysis.stored import finished, readable, summary
+from overlap_bench.harness.common.machine import guess_device
+from overlap_bench.harness.plan import checks, experiment_file
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.experiment_file import Adjusted, Plan
+from overlap_bench.harness.run.blocks import measure as measure_blocks
+from overlap_bench.harness.store import files, tables, trust
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import StoreError
+from overlap_bench.harness.store.folders import create, discard_if_empty, held
+from overlap_bench.harness.store.manifest import (
+    check_resume,
+    described_here,
+    read_manifest,
+    signed,
+    write_manifest,
+)
+from overlap_bench.harness.store.trust import Admit
+from overlap_bench.harness.studies.measure import Display, Source, judge_with
 
 
 class Kept(Plan, frozen=True, kw_only=True):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engines import api
-from harness.analysis import outputs, stored
-from harness.analysis.result import Result
-from harness.common.machine import guess_device
-from harness.plan.factors import make_factorial
-from harness.plan.request import Request
-from harness.run.blocks import measure as measure_blocks
-from harness.store.manifest import Manifest, read_manifest
-from harness.store.trust import Admit
-from harness.studies.measure import Display, Source, measure_or_resume
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import outputs, stored
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.common.machine import guess_device
+from overlap_bench.harness.plan.factors import make_factorial
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.run.blocks import measure as measure_blocks
+from overlap_bench.harness.store.manifest import Manifest, read_manifest
+from overlap_bench.harness.store.trust import Admit
+from overlap_bench.harness.studies.measure import Display, Source, measure_or_resume
 
 
 def measure(

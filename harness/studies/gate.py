@@ -10,8 +10,8 @@ from typing import cast
 
 import msgspec
 
-from engines import api
-from harness.analysis import (
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import (
     comparison,
     gate,
     gate_plans,
@@ -23,23 +23,23 @@ from harness.analysis import (
     turns,
     words,
 )
-from harness.analysis.gate_plans import GatePlans
-from harness.analysis.result import Result
-from harness.analysis.rule import judged as judged_by
-from harness.analysis.stored import finished, readable
-from harness.analysis.values import THROUGHPUTS, block_seconds, offered_load
-from harness.common.machine import guess_device
-from harness.metrics import definitions
-from harness.plan import checks
-from harness.plan.request import Request
-from harness.plan.settings import make_design
-from harness.plan.variants import load_variants
-from harness.run.blocks import measure as measure_blocks
-from harness.run.overlay import check as check_pattern
-from harness.run.worktrees import engines_of, resolve, uncommitted
-from harness.store.files import read_json, read_json_lines, write_json_lines
-from harness.studies import measure as measure_
-from harness.studies.measure import Display, Source
+from overlap_bench.harness.analysis.gate_plans import GatePlans
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.analysis.rule import judged as judged_by
+from overlap_bench.harness.analysis.stored import finished, readable
+from overlap_bench.harness.analysis.values import THROUGHPUTS, block_seconds, offered_load
+from overlap_bench.harness.common.machine import guess_device
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan import checks
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import make_design
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.run.blocks import measure as measure_blocks
+from overlap_bench.harness.run.overlay import check as check_pattern
+from overlap_bench.harness.run.worktrees import engines_of, resolve, uncommitted
+from overlap_bench.harness.store.files import read_json, read_json_lines, write_json_lines
+from overlap_bench.harness.studies import measure as measure_
+from overlap_bench.harness.studies.measure import Display, Source
 
 Say = Callable[[str], None]
 CALIBRATED_BY = 6  # blocks: of fewer, the SD is known too badly to plan with

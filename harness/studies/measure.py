@@ -13,27 +13,27 @@ from typing import Any
 
 import msgspec
 
-from engines import api
-from harness.analysis import noise_floor
-from harness.analysis.comparison import result, so_far
-from harness.analysis.noise_floor import with_floor
-from harness.analysis.outputs import outputs_differ
-from harness.analysis.result import Result, to_plain
-from harness.analysis.rule import enough
-from harness.analysis.values import block_seconds, block_values
-from harness.common.differences import difference
-from harness.common.formatting import blocks_of, duration, minutes_of
-from harness.metrics.block import Values
-from harness.plan.checks import check_metrics
-from harness.plan.design import Design
-from harness.run.blocks import measure as measure_blocks
-from harness.run.events import BlockDone, Event, Foreseen, Observer, Said, SoFar
-from harness.run.teacher_forcing import judge
-from harness.store import folders
-from harness.store.block import Block
-from harness.store.files import SUMMARY_FILE, StoreError, write_summary
-from harness.store.folders import discard_if_empty, held
-from harness.store.manifest import (
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import noise_floor
+from overlap_bench.harness.analysis.comparison import result, so_far
+from overlap_bench.harness.analysis.noise_floor import with_floor
+from overlap_bench.harness.analysis.outputs import outputs_differ
+from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.analysis.rule import enough
+from overlap_bench.harness.analysis.values import block_seconds, block_values
+from overlap_bench.harness.common.differences import difference
+from overlap_bench.harness.common.formatting import blocks_of, duration, minutes_of
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.plan.checks import check_metrics
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.run.blocks import measure as measure_blocks
+from overlap_bench.harness.run.events import BlockDone, Event, Foreseen, Observer, Said, SoFar
+from overlap_bench.harness.run.teacher_forcing import judge
+from overlap_bench.harness.store import folders
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import SUMMARY_FILE, StoreError, write_summary
+from overlap_bench.harness.store.folders import discard_if_empty, held
+from overlap_bench.harness.store.manifest import (
     Manifest,
     check_resume,
     described_here,
@@ -41,8 +41,8 @@ from harness.store.manifest import (
     signed,
     write_manifest,
 )
-from harness.store.tables import finished_blocks
-from harness.store.trust import Admit
+from overlap_bench.harness.store.tables import finished_blocks
+from overlap_bench.harness.store.trust import Admit
 
 USUAL = 6  # blocks of a run of a fixed number
 SPARE = 1.25  # of the time that is asked for instead: the next boots may be slower

@@ -16,25 +16,26 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from engines import api
-from engines.tracing import WINDOW, WINDOW_DOMAIN
-from harness.common import processes
-from harness.common.machine import Code, Machine, code, fingerprint, versions
-from harness.common.processes import Child
-from harness.common.signals import postponed, undisturbed
-from harness.plan.design import Arm, Design
-from harness.plan.orders import round_seed
-from harness.run import blocks, records
-from harness.run.blocks import least_context, planned
-from harness.run.hosts import RunFailed, environment
-from harness.run.session import Booted, Session
-from harness.store.files import PROFILE, PROFILE_FILE, SCHEMA_VERSION, write_bytes, write_json
-from harness.store.folders import create, discard
-from harness.store.manifest import without_places
-from harness.trace import picture
-from harness.trace.chrome_export import chrome_trace
-from harness.trace.timeline import Timeline, timeline
+from overlap_bench.engines import api
+from overlap_bench.engines.tracing import WINDOW, WINDOW_DOMAIN
+from overlap_bench.harness.common import processes
+from overlap_bench.harness.common.machine import Code, Machine, code, fingerprint, versions
+from overlap_bench.harness.common.processes import Child
+from overlap_bench.harness.common.signals import postponed, undisturbed
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.plan.orders import round_seed
+from overlap_bench.harness.run import blocks, records
+from overlap_bench.harness.run.blocks import least_context, planned
+from overlap_bench.harness.run.hosts import RunFailed, environment
+from overlap_bench.harness.run.session import Booted, Session
+from overlap_bench.harness.store.files import PROFILE, PROFILE_FILE, SCHEMA_VERSION, write_bytes, write_json
+from overlap_bench.harness.store.folders import create, discard
+from overlap_bench.harness.store.manifest import without_places
+from overlap_bench.harness.trace import picture
+from overlap_bench.harness.trace.chrome_export import chrome_trace
+from overlap_bench.harness.trace.timeline import Timeline, timeline
 
+PROFILED_ARM = "overlap_bench.harness.studies.profiled_arm"
 STEPS = 24  # of the window
 FEWEST_STEPS = 2  # from the start of a step on the device to the next one's: what a picture shows
 CAPTURED = ".captured"
@@ -55,7 +56,7 @@ class Captured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfiledArm(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `python -m harness.studies.profiled_arm` needs, as JSON. `design` has one arm."""
+    """All that harness.studies.profiled_arm needs, as JSON. `design` has one arm."""
 
     design: Design
     steps: int
@@ -229,7 +230,7 @@ def commands(nsys: Nsys, design: Design, steps: int, folder: Path) -> list[list[
             steps=steps,
             file=str((folder / arm.name).with_suffix(CAPTURED)),
         )
-        program = [sys.executable, "-m", "harness.studies.profiled_arm", msgspec.json.encode(config).decode()]
+        program = [sys.executable, "-m", PROFILED_ARM, msgspec.json.encode(config).decode()]
         found.append(nsys_capture(nsys.path, folder / arm.name, nsys.graph_trace, program))
     return found
 

@@ -1,6 +1,6 @@
 """One arm's profile in a process of its own, so that a profiler can be put in front of it:
-`python -m harness.studies.profiled_arm CONFIG` (a profiling.ProfiledArm as JSON). What it captured
-goes to a file.
+`python -m overlap_bench.harness.studies.profiled_arm CONFIG` (a profile.ProfiledArm as JSON). What it
+captured goes to a file.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from engines import api
-from harness.store.files import write_bytes
-from harness.studies import profile
+from overlap_bench.engines import api
+from overlap_bench.harness.store.files import write_bytes
+from overlap_bench.harness.studies import profile
 
 
 def main() -> int:

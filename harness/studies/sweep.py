@@ -10,20 +10,20 @@ from pathlib import Path
 
 import msgspec
 
-from engines import api
-from harness.common.machine import guess_device
-from harness.plan import checks, grid
-from harness.plan.grid import Axis, Point
-from harness.plan.request import Request
-from harness.plan.settings import spelled
-from harness.plan.variants import load_variants
-from harness.store import sweep, tables, trust
-from harness.store.files import SWEEP_FILE, create_within, write_json
-from harness.store.folders import create, discard
-from harness.store.sweep import Sweep
-from harness.store.trust import Admit
-from harness.studies import measure as measure_
-from harness.studies.measure import Display, Joined, NoTime, Steps
+from overlap_bench.engines import api
+from overlap_bench.harness.common.machine import guess_device
+from overlap_bench.harness.plan import checks, grid
+from overlap_bench.harness.plan.grid import Axis, Point
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import spelled
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.store import sweep, tables, trust
+from overlap_bench.harness.store.files import SWEEP_FILE, create_within, write_json
+from overlap_bench.harness.store.folders import create, discard
+from overlap_bench.harness.store.sweep import Sweep
+from overlap_bench.harness.store.trust import Admit
+from overlap_bench.harness.studies import measure as measure_
+from overlap_bench.harness.studies.measure import Display, Joined, NoTime, Steps
 
 Say = Callable[[str], None]
 

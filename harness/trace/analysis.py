@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from harness.common import intervals
-from harness.trace import events
-from harness.trace.events import NONE, Coder, Flags, Times, Trace
+from overlap_bench.harness.common import intervals
+from overlap_bench.harness.trace import events
+from overlap_bench.harness.trace.events import NONE, Coder, Flags, Times, Trace
 
 KIB, MIB = 2**10, 2**20
 # Upper bounds. Up to 64 KiB, a copy from pageable memory may return before it is done.

@@ -16,9 +16,9 @@ from typing import IO, Any, Generic, TypeVar, cast
 
 import msgspec
 
-from engines.api import BadFile
-from harness.trace import chrome_repair
-from harness.trace.chrome_repair import Place
+from overlap_bench.engines.api import BadFile
+from overlap_bench.harness.trace import chrome_repair
+from overlap_bench.harness.trace.chrome_repair import Place
 
 GZIP = b"\x1f\x8b"
 CHUNK = 4 << 20  # bytes of JSON that are read at a time

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from harness.trace.timeline import Timeline, Track
+from overlap_bench.harness.trace.timeline import Timeline, Track
 
 Event = dict[str, object]
 

@@ -11,11 +11,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from harness.trace import chrome_repair, events
-from harness.trace.chrome_events import ANYTHING, Batch, Event
-from harness.trace.events import NONE, Coder, Times
-from harness.trace.rows import Columns
-from harness.trace.times import DAY, FARTHEST, UNTAKEN
+from overlap_bench.harness.trace import chrome_repair, events
+from overlap_bench.harness.trace.chrome_events import ANYTHING, Batch, Event
+from overlap_bench.harness.trace.events import NONE, Coder, Times
+from overlap_bench.harness.trace.rows import Columns
+from overlap_bench.harness.trace.times import DAY, FARTHEST, UNTAKEN
 
 WORK = {
     "kernel": events.KERNEL,

@@ -11,13 +11,23 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from engines.api import BadFile
-from harness.common import intervals
-from harness.trace import chrome_events, chrome_rows, events, pairs, rows
-from harness.trace.chrome_rows import WAIT, Tables
-from harness.trace.events import NONE, Calls, Coder, Codes, Ranges, Synchronizations, Times, Trace, Work
-from harness.trace.rows import Columns
-from harness.trace.waits import synchronizing
+from overlap_bench.engines.api import BadFile
+from overlap_bench.harness.common import intervals
+from overlap_bench.harness.trace import chrome_events, chrome_rows, events, pairs, rows
+from overlap_bench.harness.trace.chrome_rows import WAIT, Tables
+from overlap_bench.harness.trace.events import (
+    NONE,
+    Calls,
+    Coder,
+    Codes,
+    Ranges,
+    Synchronizations,
+    Times,
+    Trace,
+    Work,
+)
+from overlap_bench.harness.trace.rows import Columns
+from overlap_bench.harness.trace.waits import synchronizing
 
 SAID_EVERY = 500_000  # events between two lines of progress
 # How those who merge traces tell whose an event is, in the name or in the id of its process.

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.common.formatting import visible_line
+from overlap_bench.harness.common.formatting import visible_line
 
 Times = NDArray[np.int64]
 Codes = NDArray[np.int32]

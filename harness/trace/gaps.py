@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from harness.trace import events
-from harness.trace.events import NONE, Flags, Table, Times, Trace
+from overlap_bench.harness.trace import events
+from overlap_bench.harness.trace.events import NONE, Flags, Table, Times, Trace
 
 MOST = 5  # of each device
 NOTHING = "nothing that the trace has"

@@ -14,12 +14,12 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.api import BadFile
-from harness.trace import events, pairs, rows
-from harness.trace.events import NONE, Calls, Coder, Ranges, Synchronizations, Trace, Work
-from harness.trace.nsys_tables import Tables
-from harness.trace.rows import Columns
-from harness.trace.waits import synchronizing
+from overlap_bench.engines.api import BadFile
+from overlap_bench.harness.trace import events, pairs, rows
+from overlap_bench.harness.trace.events import NONE, Calls, Coder, Ranges, Synchronizations, Trace, Work
+from overlap_bench.harness.trace.nsys_tables import Tables
+from overlap_bench.harness.trace.rows import Columns
+from overlap_bench.harness.trace.waits import synchronizing
 
 META_DATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")  # the second until 2022
 MAGIC = b"SQLite format 3\0"

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.trace.events import Coder
-from harness.trace.rows import Columns
-from harness.trace.times import UNTAKEN
+from overlap_bench.harness.trace.events import Coder
+from overlap_bench.harness.trace.rows import Columns
+from overlap_bench.harness.trace.times import UNTAKEN
 
 CHUNK = 1_000_000  # rows between two lines of progress; bounds the memory that names take while they are read
 LEAST = f"({UNTAKEN + 1} - 1)"  # UNTAKEN as SQL, which has no literal for it

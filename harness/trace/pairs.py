@@ -14,8 +14,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.trace import events
-from harness.trace.events import NONE, Codes, Flags, Times
+from overlap_bench.harness.trace import events
+from overlap_bench.harness.trace.events import NONE, Codes, Flags, Times
 
 ID_BITS = 32  # of CUPTI's ids
 ENOUGH = 0.5  # of the ids that two sets could share

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from harness.trace.timeline import COPIES, DEVICE, LOAD, PHASE, Range, Timeline, Track
+from overlap_bench.harness.trace.timeline import COPIES, DEVICE, LOAD, PHASE, Range, Timeline, Track
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from harness.common.formatting import number
-from harness.trace import gaps
-from harness.trace.analysis import Part
-from harness.trace.events import Trace
-from harness.trace.gaps import Gap
+from overlap_bench.harness.common.formatting import number
+from overlap_bench.harness.trace import gaps
+from overlap_bench.harness.trace.analysis import Part
+from overlap_bench.harness.trace.events import Trace
+from overlap_bench.harness.trace.gaps import Gap
 
 SCHEMA_VERSION = 2
 LENGTH_MARGIN = 0.02  # by which two traces may differ in length before totals mislead

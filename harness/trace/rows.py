@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.trace import events, pairs, times
-from harness.trace.events import NONE, Codes, Copies, Flags
-from harness.trace.pairs import Ids
-from harness.trace.times import Faults
+from overlap_bench.harness.trace import events, pairs, times
+from overlap_bench.harness.trace.events import NONE, Codes, Copies, Flags
+from overlap_bench.harness.trace.pairs import Ids
+from overlap_bench.harness.trace.times import Faults
 
 Columns = dict[str, NDArray[Any]]  # of equal length
 

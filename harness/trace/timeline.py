@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from engines import api
+from overlap_bench.engines import api
 
 PHASE, DEVICE, LOAD = "phase", "device", "load"  # categories
 COPIES = ("h2d", "d2h")  # device work that is no program

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.trace.events import Flags, Times
+from overlap_bench.harness.trace.events import Flags, Times
 
 UNTAKEN = int(np.iinfo(np.int64).min)  # in place of a time that is missing or no number
 FARTHEST = int(2.5e18)  # ns from 0, in the year 2049: sums of three still fit into 64 bits

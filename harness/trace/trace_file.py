@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from engines.api import BadFile
-from harness.trace import chrome_events, chrome_trace, events, nsys_export, times
-from harness.trace.events import Trace
+from overlap_bench.engines.api import BadFile
+from overlap_bench.harness.trace import chrome_events, chrome_trace, events, nsys_export, times
+from overlap_bench.harness.trace.events import Trace
 
 REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.trace import events
-from harness.trace.events import CONTEXT, EVENT, NONE, STREAM, STREAM_WAITS, Calls, Coder, Synchronizations
+from overlap_bench.harness.trace import events
+from overlap_bench.harness.trace.events import (
+    CONTEXT,
+    EVENT,
+    NONE,
+    STREAM,
+    STREAM_WAITS,
+    Calls,
+    Coder,
+    Synchronizations,
+)
 
 LIKE_CUDA = {
     "StreamWaitEvent": STREAM_WAITS,

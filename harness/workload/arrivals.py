@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engines.api import BadSetting
-from harness.workload import traces
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.harness.workload import traces
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from harness.workload.workload import Workload
+    from overlap_bench.harness.workload.workload import Workload
 
 UNTIMED = -1  # due after something that happens in the round: a request was sent, a place became free
 SCHEDULES = ("absolute", "relative")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from engines.api import BadSetting, pick
-from harness.workload import lengths, traces
-from harness.workload import prompts as source
-from harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp
-from harness.workload.plan import different
-from harness.workload.streams import stream
-from harness.workload.workload import DEFAULT, Workload
+from overlap_bench.engines.api import BadSetting, pick
+from overlap_bench.harness.workload import lengths, traces
+from overlap_bench.harness.workload import prompts as source
+from overlap_bench.harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp
+from overlap_bench.harness.workload.plan import different
+from overlap_bench.harness.workload.streams import stream
+from overlap_bench.harness.workload.workload import DEFAULT, Workload
 
 AT_LEAST_1 = ("num_requests", "concurrency", "prompt_repeats")
 MOST_REQUESTS = 1_000_000

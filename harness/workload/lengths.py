@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engines.api import BadSetting, pick
+from overlap_bench.engines.api import BadSetting, pick
 
 if TYPE_CHECKING:  # the command line must not wait for numpy
     import numpy as np

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engines.api import BadSetting
-from harness.workload import lengths, prompt_files, traces
-from harness.workload import prompts as source
-from harness.workload.arrivals import ARRIVALS
-from harness.workload.streams import stream
-from harness.workload.workload import Workload
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.harness.workload import lengths, prompt_files, traces
+from overlap_bench.harness.workload import prompts as source
+from overlap_bench.harness.workload.arrivals import ARRIVALS
+from overlap_bench.harness.workload.streams import stream
+from overlap_bench.harness.workload.workload import Workload
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import msgspec
 
-from engines.api import BadFile
-from harness.common.text_files import read_utf8
+from overlap_bench.engines.api import BadFile
+from overlap_bench.harness.common.text_files import read_utf8
 
 JSON_NAMES = (".json", ".jsonl", ".ndjson")  # of a file that is no plain text, whatever it holds
 TABLES = (".csv", ".tsv")

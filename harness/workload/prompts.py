@@ -11,8 +11,8 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from engines.api import BadFile, BadSetting, first_line
-from harness.workload import prompt_files
+from overlap_bench.engines.api import BadFile, BadSetting, first_line
+from overlap_bench.harness.workload import prompt_files
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import msgspec
 
-from engines.api import BadFile, BadSetting
-from harness.common.text_files import text_file
-from harness.workload.streams import stream
+from overlap_bench.engines.api import BadFile, BadSetting
+from overlap_bench.harness.common.text_files import text_file
+from overlap_bench.harness.workload.streams import stream
 
 if TYPE_CHECKING:  # the command line must not wait for numpy
     import numpy as np

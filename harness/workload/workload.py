@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from harness.workload import lengths
-from harness.workload import prompts as source
+from overlap_bench.harness.workload import lengths
+from overlap_bench.harness.workload import prompts as source
 
 LENGTHS = ("input_tokens", "max_new_tokens")  # of tokens: a number, or a distribution (lengths.py)
 

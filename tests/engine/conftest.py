@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engines.devices import open_device
-from engines.devices.base import Device
+from overlap_bench.engines.devices import open_device
+from overlap_bench.engines.devices.base import Device
 
 CHAOS_SEED = 7
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.result import to_plain
-from harness.trace import analysis, chrome_events, trace_file
+from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.trace import analysis, chrome_events, trace_file
 from tests.support.traces import complete, part, refused, values, written
 
 

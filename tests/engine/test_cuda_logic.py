@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from engines.devices import cuda
-from engines.devices.base import ModuleSpec
-from engines.devices.cuda import CudaDevice
+from overlap_bench.engines.devices import cuda
+from overlap_bench.engines.devices.base import ModuleSpec
+from overlap_bench.engines.devices.cuda import CudaDevice
 from tests.engine.test_tokens import COVER, INLINE, MODELS, name, some_sampled_requests
 from tests.support import cuda_stand_in
 from tests.support.cuda_stand_in import Event, stand_in

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 import torch
 
-from engines.api import BadSetting
-from engines.devices import open_device
-from engines.devices.base import Device, DeviceLost, ModuleSpec
-from engines.devices.emulated import streams
-from engines.devices.emulated.commands import (
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.devices import open_device
+from overlap_bench.engines.devices.base import Device, DeviceLost, ModuleSpec
+from overlap_bench.engines.devices.emulated import streams
+from overlap_bench.engines.devices.emulated.commands import (
     COMPLETED,
     KERNEL,
     LAUNCH,
@@ -33,9 +33,9 @@ from engines.devices.emulated.commands import (
     WORK_HEAD,
     WORK_ROWS,
 )
-from engines.devices.emulated.device import EmulatedDevice
-from engines.devices.emulated.memory import SLOTS
-from engines.devices.emulated.streams import EmulatedEvent, Waiting
+from overlap_bench.engines.devices.emulated.device import EmulatedDevice
+from overlap_bench.engines.devices.emulated.memory import SLOTS
+from overlap_bench.engines.devices.emulated.streams import EmulatedEvent, Waiting
 from tests.support.bench_command import PATIENCE_S
 from tests.support.device_contract import BUILD, DeviceContract, ints, value
 
@@ -458,7 +458,7 @@ def test_close_leaves_no_process_and_may_be_repeated(mortal: Device, gates: Gate
 def test_a_killed_host_leaves_no_process() -> None:
     script = (
         "import sys, time\n"
-        "from engines.devices import open_device\n"
+        "from overlap_bench.engines.devices import open_device\n"
         "print(open_device('emulated').pid, flush=True)\n"
         "time.sleep(600)\n"
     )

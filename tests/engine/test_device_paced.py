@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from engines.api import BadSetting
-from engines.devices import open_device
-from engines.devices.base import Device, ModuleSpec
-from engines.devices.emulated.commands import KERNEL, LAUNCH, RECORD
-from engines.devices.emulated.device import EmulatedDevice
-from engines.overlap import SPEC
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.devices import open_device
+from overlap_bench.engines.devices.base import Device, ModuleSpec
+from overlap_bench.engines.devices.emulated.commands import KERNEL, LAUNCH, RECORD
+from overlap_bench.engines.devices.emulated.device import EmulatedDevice
+from overlap_bench.engines.overlap import SPEC
 from tests.support.device_contract import BUILD, DeviceContract, ints, value
 from tests.support.in_process_engine import generated, serve, some_requests
 

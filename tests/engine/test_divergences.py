@@ -19,20 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-import harness
-from engines import api
-from engines.overlap.models.published import save
-from engines.overlap.presets import PRESETS
-from harness.analysis import across_runs, experiment_result, frames
-from harness.analysis.comparison import of_pair
-from harness.analysis.result import Outputs, to_plain
-from harness.metrics import divergences
-from harness.plan.design import of_one_model
-from harness.run import teacher_forcing
-from harness.run.scoring import Answer, Client
-from harness.store import tables
-from harness.store.block import Block
-from harness.store.manifest import read_manifest
+import overlap_bench
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap.models.published import save
+from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.harness.analysis import across_runs, experiment_result, frames
+from overlap_bench.harness.analysis.comparison import of_pair
+from overlap_bench.harness.analysis.result import Outputs, to_plain
+from overlap_bench.harness.metrics import divergences
+from overlap_bench.harness.plan.design import of_one_model
+from overlap_bench.harness.run import teacher_forcing
+from overlap_bench.harness.run.scoring import Answer, Client
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.manifest import read_manifest
 from tests.support.in_process import ended
 from tests.support.made_blocks import block, described, manifest, side, warned
 
@@ -310,7 +310,7 @@ def test_in_half_precision_another_batch_turns_near_ties_and_that_fails_no_run(t
     turned = across_runs.compare([f"{folder}:after", f"{folder}:before"])
     assert to_plain(turned.result.comparisons[0].outputs) == outputs
     assert not turned.outputs_differ
-    table = harness.load(folder).divergences
+    table = overlap_bench.load(folder).divergences
     assert set(table) <= set(frames.COLUMNS["divergences"])
     assert (table[divergences.GAPS].max(axis=1) < table["near_tie"]).all()
     assert (table["near_tie"] > 90 / divergences.USUAL * divergences.NEAR_TIE["bfloat16"]).all()

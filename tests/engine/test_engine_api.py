@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engines.api import BadSetting, find_engines, pick
-from engines.devices import open_device
-from engines.overlap import SPEC
-from harness.plan.variants import load_variants
+from overlap_bench.engines.api import BadSetting, find_engines, pick
+from overlap_bench.engines.devices import open_device
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.harness.plan.variants import load_variants
 
 VARIANTS = load_variants()
 

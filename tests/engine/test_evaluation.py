@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from lm_eval.tasks import manager
 from scipy import optimize
 
-from engines import api
-from engines.overlap import SPEC
-from engines.overlap.presets import TOKENIZER_FILE
-from harness.analysis import accuracy
-from harness.analysis.accuracy import Agreement, Answers, Evaluation, Likelihood
-from harness.analysis.result import Settings, from_plain
-from harness.report import evaluation_tables, page
-from harness.run.scoring import Answer
-from harness.store.files import EVALUATION_FILE, StoreError
-from harness.store.manifest import read_manifest
-from harness.studies.evaluation import evaluate, model
-from harness.studies.evaluation.tasks.made_arithmetic import questions
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.presets import TOKENIZER_FILE
+from overlap_bench.harness.analysis import accuracy
+from overlap_bench.harness.analysis.accuracy import Agreement, Answers, Evaluation, Likelihood
+from overlap_bench.harness.analysis.result import Settings, from_plain
+from overlap_bench.harness.report import evaluation_tables, page
+from overlap_bench.harness.run.scoring import Answer
+from overlap_bench.harness.store.files import EVALUATION_FILE, StoreError
+from overlap_bench.harness.store.manifest import read_manifest
+from overlap_bench.harness.studies.evaluation import evaluate, model
+from overlap_bench.harness.studies.evaluation.tasks.made_arithmetic import questions
 from tests.support.bench_command import last_line
 from tests.support.clockwork import installed
 from tests.support.in_process import bench, ended
@@ -271,7 +271,7 @@ def test_bad_input_is_one_line(monkeypatch, capsys, tmp_path, arguments, message
 def test_without_lm_eval_the_line_that_adds_it_is_named(monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "find_spec", lambda name: None)
     assert bench(monkeypatch, "eval", "--variant", "copy-done") == 2
-    assert "pip install -e '.[eval]'" in capsys.readouterr().err
+    assert "pip install 'overlap-bench[eval]'" in capsys.readouterr().err
 
 
 def test_an_engine_that_cannot_score_is_refused(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from engines import api
-from engines.overlap import SPEC, layout, scheduler
-from engines.overlap.forward import Forward
-from engines.overlap.step import Step
-from engines.overlap.toggles import h2d
-from engines.overlap.toggles.d2h import BehindEvent
-from engines.overlap.toggles.h2d import PinnedSet
-from engines.overlap.toggles.tables import DirtyRows, Full
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC, layout, scheduler
+from overlap_bench.engines.overlap.forward import Forward
+from overlap_bench.engines.overlap.step import Step
+from overlap_bench.engines.overlap.toggles import h2d
+from overlap_bench.engines.overlap.toggles.d2h import BehindEvent
+from overlap_bench.engines.overlap.toggles.h2d import PinnedSet
+from overlap_bench.engines.overlap.toggles.tables import DirtyRows, Full
 from tests.engine.conftest import CHAOS_SEED
 from tests.engine.test_device_emulated import Gates, hold, load
 from tests.support.bench_command import PATIENCE_S

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from engines import api
-from engines.overlap import SPEC, model, scheduler
-from engines.overlap.toggles.tables import Full
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC, model, scheduler
+from overlap_bench.engines.overlap.toggles.tables import Full
 from tests.support.in_process_engine import generated, reference_model, serve
 
 SERIAL = {"schedule": "serial", "h2d": "pinned", "graph": "on"}
@@ -90,7 +90,7 @@ def small_module(monkeypatch, name: str) -> tuple[model.OverlapModule, list[torc
 
 
 def api_request(prompt: list[int]):
-    from engines.overlap.request import Active
+    from overlap_bench.engines.overlap.request import Active
 
     return Active(api.Request(0, prompt, 30), prompt, 0, 0)
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from engines import api
-from engines.host import Host
-from engines.overlap import SPEC
-from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped, held_back
-from engines.overlap.presets import load_tokenizer
-from engines.overlap.toggles.output import InProcess
+from overlap_bench.engines import api
+from overlap_bench.engines.host import Host
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.output import Opening, OutputProcessor, Produced, Stopped, held_back
+from overlap_bench.engines.overlap.presets import load_tokenizer
+from overlap_bench.engines.overlap.toggles.output import InProcess
 from tests.engine.conftest import CHAOS_SEED
 from tests.support.in_process_engine import Collected, column, serve, some_requests
 

@@ -6,8 +6,8 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from harness.store.manifest import read_manifest
-from harness.store.tables import read_block
+from overlap_bench.harness.store.manifest import read_manifest
+from overlap_bench.harness.store.tables import read_block
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
 

@@ -11,19 +11,19 @@ import pandas as pd
 import pytest
 import torch
 
-from engines import api
-from engines.devices.base import Device
-from engines.overlap import SPEC
-from engines.overlap.plant import CALIBRATION_CYCLES, TAG, SpinKernel, compute_for
-from harness.analysis import mechanism
-from harness.analysis.result import Comparison, Counter, MetricRow, Settings
-from harness.plan.design import Arm, Design
-from harness.plan.request import Request
-from harness.plan.settings import make_design
-from harness.plan.variants import load_variants
-from harness.report import tables
-from harness.run.blocks import planted_ns, rounds_of
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.engines.devices.base import Device
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.plant import CALIBRATION_CYCLES, TAG, SpinKernel, compute_for
+from overlap_bench.harness.analysis import mechanism
+from overlap_bench.harness.analysis.result import Comparison, Counter, MetricRow, Settings
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import make_design
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.report import tables
+from overlap_bench.harness.run.blocks import planted_ns, rounds_of
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.in_process_engine import serve, some_requests
 from tests.support.made_blocks import manifest, result
 

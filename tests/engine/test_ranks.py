@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from engines import api
-from engines.overlap import SPEC
-from engines.overlap.engine import OverlapEngine
-from harness.run.records import steps_frame
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.engine import OverlapEngine
+from overlap_bench.harness.run.records import steps_frame
 from tests.engine.conftest import CHAOS_SEED
 from tests.engine.test_tokens import some_sampled_requests
 from tests.support.in_process_engine import Collected, near_ties, sampled, serve, some_requests
@@ -145,7 +145,7 @@ def test_a_rank_that_is_killed_is_named_and_takes_nothing_with_it_that_lives_on(
 @pytest.fixture
 def own_device():
     """A device that may be lost."""
-    from engines.devices import open_device
+    from overlap_bench.engines.devices import open_device
 
     opened = open_device("emulated", cores="shared")
     yield opened
@@ -190,7 +190,7 @@ def test_with_one_rank_nothing_is_shared_and_nothing_else_is_started(device):
 LET_GO = """
 import os
 import socket
-from engines.overlap.models.tensor_parallel import open_store
+from overlap_bench.engines.overlap.models.tensor_parallel import open_store
 
 file = os.memfd_create("ranks")
 store = open_store(f"/proc/self/fd/{file}", 1)

@@ -14,14 +14,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config
 
-from engines import api
-from engines.api import BadSetting
-from engines.overlap import SPEC
-from engines.overlap.model_check import check_model
-from engines.overlap.models import published
-from engines.overlap.models.published import load_model
-from engines.overlap.presets import PRESETS, load_tokenizer
-from engines.transformers.base import TransformersEngine
+from overlap_bench.engines import api
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.model_check import check_model
+from overlap_bench.engines.overlap.models import published
+from overlap_bench.engines.overlap.models.published import load_model
+from overlap_bench.engines.overlap.presets import PRESETS, load_tokenizer
+from overlap_bench.engines.transformers.base import TransformersEngine
 from tests.support.in_process_engine import Collected, near_ties, serve, some_requests
 
 VOCABULARY = 512

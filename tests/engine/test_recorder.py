@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines import api
-from engines.devices.base import Device
-from engines.overlap import recorder
-from engines.overlap.recorder import (
+from overlap_bench.engines import api
+from overlap_bench.engines.devices.base import Device
+from overlap_bench.engines.overlap import recorder
+from overlap_bench.engines.overlap.recorder import (
     LAUNCH,
     OUTPUT,
     RECV,
@@ -25,7 +25,7 @@ from engines.overlap.recorder import (
     Tracer,
     make_recorder,
 )
-from engines.tracing import INJECTIONS, name_thread
+from overlap_bench.engines.tracing import INJECTIONS, name_thread
 from tests.support.in_process_engine import column, serve
 
 
@@ -147,7 +147,7 @@ def test_without_a_tool_nothing_but_step_records_is_made(monkeypatch, tracer):
 # -- NVTX, as a tool sees it ---------------------------------------------------------------------------------
 
 SOME_STEPS = f"""
-from engines.overlap.recorder import APPEND, OUTPUT, SCHEDULE, Tracer
+from overlap_bench.engines.overlap.recorder import APPEND, OUTPUT, SCHEDULE, Tracer
 tracer = Tracer()
 tracer.begin_profile(0, 2)
 for step in range({SETTLED} + 3):

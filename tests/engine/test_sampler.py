@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from engines.overlap.sampler import sample, uniforms
+from overlap_bench.engines.overlap.sampler import sample, uniforms
 
 VOCABULARY = 50
 
@@ -96,7 +96,7 @@ def test_frequencies_match_the_distribution_that_transformers_filters(temperatur
 )
 def test_exactly_the_tokens_that_transformers_keeps_can_come_out(seed, temperature, top_k, top_p):
     """By uniform numbers that step through the distribution."""
-    from engines.overlap import sampler
+    from overlap_bench.engines.overlap import sampler
 
     logits, steps = some_logits(seed), 4000
     shares = filtered(logits, temperature, top_k, top_p)

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engines.api import Request
-from engines.overlap.device_plan import bucket_sizes
-from engines.overlap.kv_cache import BlockPool
-from engines.overlap.request import Active
-from engines.overlap.scheduler import Batch, Limits, Scheduler
-from engines.overlap.toggles import accept, tables
+from overlap_bench.engines.api import Request
+from overlap_bench.engines.overlap.device_plan import bucket_sizes
+from overlap_bench.engines.overlap.kv_cache import BlockPool
+from overlap_bench.engines.overlap.request import Active
+from overlap_bench.engines.overlap.scheduler import Batch, Limits, Scheduler
+from overlap_bench.engines.overlap.toggles import accept, tables
 from tests.support.simulation import EOS, VOCABULARY, Simulation, expected_tokens, soak
 
 BLOCK = 4

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import api
-from engines.overlap import SPEC, scoring
-from engines.overlap.toggles.d2h import BehindEvent
-from engines.overlap.toggles.h2d import PinnedSet
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC, scoring
+from overlap_bench.engines.overlap.toggles.d2h import BehindEvent
+from overlap_bench.engines.overlap.toggles.h2d import PinnedSet
 from tests.engine.conftest import CHAOS_SEED
 from tests.support.in_process_engine import column, generated, reference_model, serve, some_requests
 

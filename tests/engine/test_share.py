@@ -8,10 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from engines.api import EngineError
-from engines.overlap.scheduler import Batch
-from engines.overlap.toggles import share
-from engines.overlap.toggles.share import SLOTS, Ring
+from overlap_bench.engines.api import EngineError
+from overlap_bench.engines.overlap.scheduler import Batch
+from overlap_bench.engines.overlap.toggles import share
+from overlap_bench.engines.overlap.toggles.share import SLOTS, Ring
 from tests.support.bench_command import PATIENCE_S
 
 STEP_BYTES = 4096

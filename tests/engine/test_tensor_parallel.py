@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from engines.api import BadSetting
-from engines.overlap.attention import Pages, Prefill
-from engines.overlap.models import open_model
-from engines.overlap.models.contract import Model
-from engines.overlap.models.published import _plan, save
-from engines.overlap.models.tensor_parallel import AllReduce, Group, shard
-from engines.overlap.presets import PRESETS
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.overlap.attention import Pages, Prefill
+from overlap_bench.engines.overlap.models import open_model
+from overlap_bench.engines.overlap.models.contract import Model
+from overlap_bench.engines.overlap.models.published import _plan, save
+from overlap_bench.engines.overlap.models.tensor_parallel import AllReduce, Group, shard
+from overlap_bench.engines.overlap.presets import PRESETS
 from tests.support.bench_command import PATIENCE_S
 
 CPU = torch.device("cpu")

@@ -16,12 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines import api
-from engines.devices.base import DeviceLost
-from engines.overlap import SPEC, scheduler
-from engines.overlap.step import Step
-from engines.overlap.toggles import d2h, h2d, launch, output, tables
-from engines.overlap.toggles import gc as gc_toggle
+from overlap_bench.engines import api
+from overlap_bench.engines.devices.base import DeviceLost
+from overlap_bench.engines.overlap import SPEC, scheduler
+from overlap_bench.engines.overlap.step import Step
+from overlap_bench.engines.overlap.toggles import d2h, h2d, launch, output, tables
+from overlap_bench.engines.overlap.toggles import gc as gc_toggle
 from tests.support import in_process_engine
 from tests.support.bench_command import PATIENCE_S
 from tests.support.in_process_engine import serve, some_requests

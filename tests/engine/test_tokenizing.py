@@ -15,12 +15,12 @@ import pytest
 import zmq
 from tokenizers import Tokenizer
 
-from engines import api
-from engines.devices.base import Device
-from engines.host import Host
-from engines.overlap import SPEC
-from engines.overlap.presets import load_tokenizer
-from engines.overlap.tokenizing import Tokenized, Tokenizing, encode
+from overlap_bench.engines import api
+from overlap_bench.engines.devices.base import Device
+from overlap_bench.engines.host import Host
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.presets import load_tokenizer
+from overlap_bench.engines.overlap.tokenizing import Tokenized, Tokenizing, encode
 from tests.support.bench_command import PATIENCE_S
 from tests.support.in_process_engine import serve
 
@@ -102,7 +102,7 @@ def test_a_request_is_cancelled_while_its_text_is_being_tokenized(
             engine.cancel(0)
             told.set()
 
-    monkeypatch.setattr("engines.overlap.tokenizing.encode", held_up)
+    monkeypatch.setattr("overlap_bench.engines.overlap.tokenizing.encode", held_up)
     asked = [api.Request(0, TEXTS[2], 8), api.Request(1, "Hello", 8)]
     settings = SPEC.check({"schedule": "serial"})
     tokens, events, _ = serve(device, settings, asked, meanwhile=cancel, tokenize_workers=1)
@@ -121,7 +121,7 @@ def test_the_end_does_not_wait_for_a_text_and_is_not_written_to_behind_it(
         assert go_on.wait(PATIENCE_S)
         return encode(tokenizer, text)
 
-    monkeypatch.setattr("engines.overlap.tokenizing.encode", held_up)
+    monkeypatch.setattr("overlap_bench.engines.overlap.tokenizing.encode", held_up)
     workers = Tokenizing(tokenizer, 1)
     wake_fd = workers.wake_fd
     workers.submit(api.Request(0, "Hello", 3), "Hello", 7)

@@ -7,10 +7,10 @@ import itertools
 import msgspec
 import pytest
 
-from engines import api
-from engines.overlap import SPEC
-from engines.overlap.engine import OverlapEngine
-from harness.run.records import device_frame
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.engine import OverlapEngine
+from overlap_bench.harness.run.records import device_frame
 from tests.engine.conftest import CHAOS_SEED
 from tests.support.in_process_engine import (
     Collected,

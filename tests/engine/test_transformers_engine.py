@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import torch
 
-from engines import api
-from engines.overlap import SPEC as OVERLAP
-from engines.overlap.presets import load_tokenizer
-from engines.transformers import SPEC
-from engines.transformers.engine import build
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC as OVERLAP
+from overlap_bench.engines.overlap.presets import load_tokenizer
+from overlap_bench.engines.transformers import SPEC
+from overlap_bench.engines.transformers.engine import build
 from tests.engine.test_real_models import save, tokenizer  # noqa: F401
 from tests.support.bench_command import PATIENCE_S
 from tests.support.in_process import ended

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from engines import api
-from engines.vllm import SPEC
-from engines.vllm.engine import build
+from overlap_bench.engines import api
+from overlap_bench.engines.vllm import SPEC
+from overlap_bench.engines.vllm.engine import build
 
 needs_none = pytest.mark.skipif(find_spec("vllm") is not None, reason="says what happens without vLLM")
 HEAVY = "{'torch', 'transformers', 'tokenizers', 'numpy', 'vllm', 'harness', 'pandas', 'zmq'}"
@@ -36,7 +36,10 @@ def test_two_of_its_switches_are_options_that_every_engine_has() -> None:
     assert {"prefix_cache", "stream_interval"} <= options
 
 
-@pytest.mark.parametrize("module", ["engines.vllm", "engines.transformers", "engines.overlap"])
+@pytest.mark.parametrize(
+    "module",
+    ["overlap_bench.engines.vllm", "overlap_bench.engines.transformers", "overlap_bench.engines.overlap"],
+)
 def test_a_declaration_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(sorted({HEAVY} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -55,6 +58,6 @@ def test_without_vllm_one_line_says_what_to_install() -> None:
     with pytest.raises(api.BadSetting) as refusal:
         build(api.EngineOptions(), SPEC.check({}))
     message = str(refusal.value)
-    assert message.startswith(f"{sys.executable} has no vLLM: pip install -e '.[vllm]' ")
+    assert message.startswith(f"{sys.executable} has no vLLM: pip install vllm llguidance ")
     assert "--set python=PATH" in message
     assert "\n" not in message

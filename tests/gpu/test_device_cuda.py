@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engines.devices import open_device
-from engines.devices.base import Device, ModuleSpec
+from overlap_bench.engines.devices import open_device
+from overlap_bench.engines.devices.base import Device, ModuleSpec
 from tests.support.device_contract import BUILD, DeviceContract, ints
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

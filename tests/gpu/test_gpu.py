@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.api import STEP_KINDS
-from engines.devices import open_device
-from engines.overlap import SPEC
+from overlap_bench.engines.api import STEP_KINDS
+from overlap_bench.engines.devices import open_device
+from overlap_bench.engines.overlap import SPEC
 from tests.engine.test_scoring import FOUR, NEAR, errors, forced_requests
 from tests.engine.test_tokens import APART, COVER, MODELS, growing_requests, name, some_sampled_requests
 from tests.support.in_process_engine import column, near_ties, sampled, serve, some_requests

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.api import BadSetting
-from engines.devices import open_device
-from engines.overlap import SPEC
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.devices import open_device
+from overlap_bench.engines.overlap import SPEC
 from tests.support.in_process_engine import near_ties, serve, some_requests
 
 INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"}

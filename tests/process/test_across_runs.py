@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines import api
-from harness.analysis import across_runs, noise_floor
-from harness.analysis import stored as stored_
-from harness.analysis.noise_floor import with_floor
-from harness.analysis.result import Comparison, Outputs, to_plain
-from harness.common.machine import Machine
-from harness.metrics import definitions
-from harness.report import formats
-from harness.stats.stopping import until_decided
-from harness.store.files import StoreError
-from harness.store.manifest import Imported, Manifest, read_manifest, write_manifest
-from harness.store.tables import finished_blocks, read_table, table_path, write_table
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import across_runs, noise_floor
+from overlap_bench.harness.analysis import stored as stored_
+from overlap_bench.harness.analysis.noise_floor import with_floor
+from overlap_bench.harness.analysis.result import Comparison, Outputs, to_plain
+from overlap_bench.harness.common.machine import Machine
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.report import formats
+from overlap_bench.harness.stats.stopping import until_decided
+from overlap_bench.harness.store.files import StoreError
+from overlap_bench.harness.store.manifest import Imported, Manifest, read_manifest, write_manifest
+from overlap_bench.harness.store.tables import finished_blocks, read_table, table_path, write_table
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.bench_command import BENCH
 from tests.support.in_process import bench
 from tests.support.made_blocks import blocks, described, manifest, result, shown, warned

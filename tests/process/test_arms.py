@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.store.manifest import read_manifest
+from overlap_bench.harness.store.manifest import read_manifest
 from tests.support.bench_command import PATIENCE_S, Bench, last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import ended
@@ -62,7 +62,7 @@ def running(
                 line, variables = process.cmdline(), process.environ()
             except psutil.Error:
                 continue
-            for module in ("engines.host", "engines.devices.emulated.process"):
+            for module in ("overlap_bench.engines.host", "overlap_bench.engines.devices.emulated.process"):
                 if module in line:
                     found[f"{module.rpartition('.')[2]} of {variables['ARM']}"] = process
     yield bench, found
@@ -100,7 +100,7 @@ def test_an_interpreter_that_lacks_what_a_host_needs_is_told(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     bare = virtual_environment(tmp_path / "bare", packages=False)
-    without = {**environment, "PYTHONPATH": os.pathsep.join(environment["PYTHONPATH"].split(os.pathsep)[:3])}
+    without = {**environment, "PYTHONPATH": os.pathsep.join(environment["PYTHONPATH"].split(os.pathsep)[:4])}
     code, _, stderr = ended(environment | without, tmp_path, "run", *CLOCKWORK, "--after", f"python={bare}")
     assert code == 2
     message = f"bench: can't start after with {bare}: ModuleNotFoundError: No module named 'msgspec'"

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from engines import api
-from harness.common import git as git_
-from harness.common.temporary import room
-from harness.plan.design import Arm, Ref
-from harness.run import worktrees
-from harness.run.hosts import environment
+from overlap_bench.engines import api
+from overlap_bench.harness.common import git as git_
+from overlap_bench.harness.common.temporary import room
+from overlap_bench.harness.plan.design import Arm, Ref
+from overlap_bench.harness.run import worktrees
+from overlap_bench.harness.run.hosts import environment
 from tests.support.repositories import commit, files, fingerprint, git
 
 BASE = {"engine.py": "base\n", "src/part.py": "a part\n", "only-base": "", "far/away/file": "far\n"}
@@ -508,7 +508,7 @@ def test_files_of_git_lfs_that_are_not_here_are_refused_by_name(large: Path) -> 
 TAKING = """
 import sys
 from pathlib import Path
-from harness.run import worktrees
+from overlap_bench.harness.run import worktrees
 from tests.process.test_borrowed import arm
 ref = worktrees.resolve("base", Path(sys.argv[1]))
 while True:

@@ -9,15 +9,15 @@ from typing import Any
 import psutil
 import pytest
 
-from engines import api
-from harness.common.processes import Child, end, stopped
-from harness.common.processes import start as start_child
-from harness.plan.design import Arm
-from harness.run import session
-from harness.run.events import Booting, Said
-from harness.run.messages import LoadFailed
-from harness.store import tables
-from harness.workload.plan import Planned
+from overlap_bench.engines import api
+from overlap_bench.harness.common.processes import Child, end, stopped
+from overlap_bench.harness.common.processes import start as start_child
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.run import session
+from overlap_bench.harness.run.events import Booting, Said
+from overlap_bench.harness.run.messages import LoadFailed
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.workload.plan import Planned
 from tests.support import broken_engine
 from tests.support.bench_command import PATIENCE_S, last_line
 from tests.support.clockwork import installed

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from harness.run import watcher
-from harness.run.watch import BOOTING, FOLDER, OVER, SERVING, Seen
-from harness.store.manifest import read_manifest
+from overlap_bench.harness.run import watcher
+from overlap_bench.harness.run.watch import BOOTING, FOLDER, OVER, SERVING, Seen
+from overlap_bench.harness.store.manifest import read_manifest
 from tests.support.bench_command import last_line
 from tests.support.clockwork import installed
 from tests.support.in_process import ended

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from harness.analysis import noise_floor
-from harness.common import machine
-from harness.common.formatting import between, duration
-from harness.run import readings
-from harness.run.hosts import bytecode_in
-from harness.stats import planning
-from harness.studies import doctor
+from overlap_bench.harness.analysis import noise_floor
+from overlap_bench.harness.common import machine
+from overlap_bench.harness.common.formatting import between, duration
+from overlap_bench.harness.run import readings
+from overlap_bench.harness.run.hosts import bytecode_in
+from overlap_bench.harness.stats import planning
+from overlap_bench.harness.studies import doctor
 from tests.support.made_blocks import manifest, result
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-import harness
-from harness.analysis import comparison, experiment_result
-from harness.analysis.experiment_result import (
+import overlap_bench
+from overlap_bench.harness.analysis import comparison, experiment_result
+from overlap_bench.harness.analysis.experiment_result import (
     Cell,
     Change,
     ClaimResult,
@@ -35,16 +35,16 @@ from harness.analysis.experiment_result import (
     _finding,
     cell,
 )
-from harness.analysis.result import to_plain
-from harness.analysis.values import block_values
-from harness.plan.experiment_file import Claim, Column, Experiment, Plan, Row
-from harness.plan.orders import orders
-from harness.report import experiment_tables
-from harness.stats import planning
-from harness.store.block import Block
-from harness.store.files import read_summary
-from harness.store.manifest import read_manifest
-from harness.studies import experiment
+from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.analysis.values import block_values
+from overlap_bench.harness.plan.experiment_file import Claim, Column, Experiment, Plan, Row
+from overlap_bench.harness.plan.orders import orders
+from overlap_bench.harness.report import experiment_tables
+from overlap_bench.harness.stats import planning
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import read_summary
+from overlap_bench.harness.store.manifest import read_manifest
+from overlap_bench.harness.studies import experiment
 from tests.support.bench_command import last_line, start
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
@@ -159,13 +159,13 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     assert [arm.name for arm in design.arms] == ["slow", "fast", "other"]
     drawn = [orders(f"{folder.name}/clocks", number, 3) for number in range(4)]
     assert [read_manifest(folder / f"clocks-{each}").orders for each in ("few", "many")] == [drawn, drawn]
-    loaded = harness.load(run)
+    loaded = overlap_bench.load(run)
     assert set(loaded.requests["round"]) == {0, 1}
-    compared = harness.compare(f"{run}:slow", f"{run}:fast").comparisons[0]
+    compared = overlap_bench.compare(f"{run}:slow", f"{run}:fast").comparisons[0]
     change = compared.metrics["tpot_ms_p50"].change
     assert change == pytest.approx(table["rows"][1][4]["value"])
     assert compared.outputs.compared == 32
-    rounds = [harness.load(folder / f"clocks-{name}").rounds for name in ("few", "many")]
+    rounds = [overlap_bench.load(folder / f"clocks-{name}").rounds for name in ("few", "many")]
     spans = [(each["started_ns"].min(), each["ended_ns"].max()) for each in rounds]
     assert spans[0][0] < spans[1][1]
     assert spans[1][0] < spans[0][1]  # in turn, not one after the other

@@ -15,17 +15,17 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from engines import api
-from harness.analysis import explain
-from harness.analysis.result import NoPrediction, to_plain
-from harness.metrics import ranks, slices
-from harness.metrics.attribution import PARTS
-from harness.metrics.definitions import SLICED, SLICED_MEAN
-from harness.report import explain_tables
-from harness.report import page as pages
-from harness.store import tables
-from harness.store.block import Block
-from harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import explain
+from overlap_bench.harness.analysis.result import NoPrediction, to_plain
+from overlap_bench.harness.metrics import ranks, slices
+from overlap_bench.harness.metrics.attribution import PARTS
+from overlap_bench.harness.metrics.definitions import SLICED, SLICED_MEAN
+from overlap_bench.harness.report import explain_tables
+from overlap_bench.harness.report import page as pages
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.manifest import read_manifest, write_manifest
 from tests.support.bench_command import last_line
 from tests.support.in_process import bench
 from tests.support.made_blocks import MS, blocks, manifest, warned

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-import harness
-from engines import api
-from harness.analysis import comparison, factorial
-from harness.analysis.result import Result, to_plain
-from harness.metrics import definitions
-from harness.report import factorial_tables, formats, page
-from harness.stats import contrasts, paired, verdicts
-from harness.store import tables
-from harness.store.manifest import Manifest, read_manifest, write_manifest
-from harness.studies import factorial as factorial_run
+import overlap_bench
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison, factorial
+from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.report import factorial_tables, formats, page
+from overlap_bench.harness.stats import contrasts, paired, verdicts
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.manifest import Manifest, read_manifest, write_manifest
+from overlap_bench.harness.studies import factorial as factorial_run
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import bench, ended
 from tests.support.made_blocks import block, manifest, side, warned
@@ -446,9 +446,9 @@ def test_the_effects_of_a_stored_factorial_as_a_frame(tmp_path: Path) -> None:
     write_manifest(tmp_path, plan)
     for each in factorial_blocks(plan, TPOT):
         tables.write_block(tmp_path, each.number, dict(each.tables))
-    run = harness.load(tmp_path)
+    run = overlap_bench.load(tmp_path)
     row = run.effects.query("metric == 'tpot_ms_p50' and effect == 'h2d' and where == 'average'").iloc[0]
     assert row["change"] == pytest.approx((0.95 * 0.97) ** 0.5 - 1, abs=0.002)
     assert row["verdict"] == "faster"
     with pytest.raises(api.BadSetting, match="is not a factorial, so it has no effects"):
-        _ = harness.load(stored(tmp_path, "a", plan=manifest(1))).effects
+        _ = overlap_bench.load(stored(tmp_path, "a", plan=manifest(1))).effects

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from engines import api
-from harness.cli.progress import on_stderr
-from harness.plan.request import Request
-from harness.store import tables
-from harness.store.files import WriteFailed, append_text, write_json, write_text
-from harness.store.manifest import write_manifest
-from harness.studies import sweep
+from overlap_bench.engines import api
+from overlap_bench.harness.cli.progress import on_stderr
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.files import WriteFailed, append_text, write_json, write_text
+from overlap_bench.harness.store.manifest import write_manifest
+from overlap_bench.harness.studies import sweep
 from tests.support.bench_command import BENCH, last_line
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import ended

@@ -23,10 +23,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from harness.cli import app, exit_codes
-from harness.common import machine
-from harness.serve import mock
-from harness.studies.evaluation import evaluate
+from overlap_bench.harness.cli import app, exit_codes
+from overlap_bench.harness.common import machine
+from overlap_bench.harness.serve import mock
+from overlap_bench.harness.studies.evaluation import evaluate
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "results" / "reference"

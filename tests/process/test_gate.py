@@ -19,21 +19,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from engines import api
-from harness.analysis import comparison, gate
-from harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
-from harness.plan import checks
-from harness.plan.design import Design, Gate, Ref
-from harness.plan.request import Request
-from harness.plan.settings import make_design, make_gate
-from harness.plan.variants import load_variants
-from harness.report import brief, formats, gate_tables
-from harness.report.gate_tables import write
-from harness.stats.stopping import until_clear, until_decided, until_precise
-from harness.store import tables
-from harness.store.manifest import read_manifest, write_manifest
-from harness.studies.gate import judge
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison, gate
+from overlap_bench.harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
+from overlap_bench.harness.plan import checks
+from overlap_bench.harness.plan.design import Design, Gate, Ref
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import make_design, make_gate
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.report import brief, formats, gate_tables
+from overlap_bench.harness.report.gate_tables import write
+from overlap_bench.harness.stats.stopping import until_clear, until_decided, until_precise
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.harness.studies.gate import judge
+from overlap_bench.harness.workload.workload import Workload
 from tests.engine.test_plant import arm
 from tests.support.in_process import bench
 from tests.support.made_blocks import blocks as some_blocks

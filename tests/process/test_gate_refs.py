@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from engines import api
-from harness.common.temporary import remove_abandoned
-from harness.run import worktrees
-from harness.store.manifest import read_manifest
+from overlap_bench.engines import api
+from overlap_bench.harness.common.temporary import remove_abandoned
+from overlap_bench.harness.run import worktrees
+from overlap_bench.harness.store.manifest import read_manifest
 from tests.support.bench_command import last_line, start
 from tests.support.clockwork import installed
 from tests.support.in_process import ended

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness
-from engines import api
-from harness.analysis import across_runs, words
-from harness.analysis.result import Result
-from harness.metrics.requests import gaps_ms
-from harness.report import html as report
-from harness.report import tables
-from harness.store.files import StoreError
-from harness.store.tables import read_block, table_path
-from harness.studies.imports import files, guidellm
-from harness.studies.imports import run as importing
+import overlap_bench
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import across_runs, words
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.metrics.requests import gaps_ms
+from overlap_bench.harness.report import html as report
+from overlap_bench.harness.report import tables
+from overlap_bench.harness.store.files import StoreError
+from overlap_bench.harness.store.tables import read_block, table_path
+from overlap_bench.harness.studies.imports import files, guidellm
+from overlap_bench.harness.studies.imports import run as importing
 from tests.support.bench_command import last_line
 from tests.support.in_process import bench
 from tests.support.made_blocks import warned
@@ -125,7 +125,7 @@ def test_goodput_is_counted_by_given_limits_where_a_file_has_its_requests(tmp_pa
     folder, result = bring(path, to=tmp_path, goodput={"ttft": limit, "tpot": 1e3})
     assert values(result)["goodput_req_s"] == pytest.approx(5 / said["duration"])
     assert "its goodput was counted by" not in "\n".join(warned(result.comparisons[0]))
-    assert harness.load(folder).manifest.design.goodput == {"ttft": limit, "tpot": 1e3}
+    assert overlap_bench.load(folder).manifest.design.goodput == {"ttft": limit, "tpot": 1e3}
 
 
 def test_goodput_of_a_file_without_requests_is_refused(monkeypatch, capsys, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_sglangs_chunks_are_had_back_from_the_gaps_that_it_shared(tmp_path: Path
     folder, result = bring(SGLANG_DETAILED, to=tmp_path)
     found, said = values(result), document(SGLANG_DETAILED)
     check_statistics(found, said, {"ttft": "ttft_ms", "e2e_latency": "latency_ms"})
-    requests = harness.load(folder).requests
+    requests = overlap_bench.load(folder).requests
     served = requests[requests["error"] == ""]
     assert {tuple(each) for each in served["chunk_tokens"]} == {(3, 3, 3, 3)}  # as the server sent them
     itls = [gap for gaps in said["itls"] for gap in gaps]
@@ -239,7 +239,7 @@ def test_aiperfs_model_load_and_duration_are_what_it_says_they_are() -> None:
 def test_every_file_becomes_a_run_that_is_loaded_reported_and_compared(tmp_path: Path, name: object) -> None:
     folder, result = bring(name, to=tmp_path, engine="some-engine")
     other, _ = bring(name, to=tmp_path, engine="another")
-    run = harness.load(folder)
+    run = overlap_bench.load(folder)
     assert run.result == result
     assert run.manifest.imported is not None
     html, text = report.to_html(run), report.to_markdown(run)
@@ -315,7 +315,7 @@ def test_requests_of_a_measured_run_that_were_taken_out_are_still_missed(tmp_pat
     pd_frame = read_block(folder, 0)["requests"]
     pd_frame.iloc[:0].to_parquet(path)
     with pytest.raises(StoreError, match="it has no row of before"):
-        harness.load(folder)
+        overlap_bench.load(folder)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------

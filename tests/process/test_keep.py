@@ -10,13 +10,13 @@ import msgspec
 import pandas as pd
 import pytest
 
-import harness
-from engines import api
-from harness.analysis import across_runs, explain, frames, sweep
-from harness.analysis.result import to_plain
-from harness.plan.experiment_file import Adjusted, Experiment
-from harness.report import figures
-from harness.store.files import (
+import overlap_bench
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import across_runs, explain, frames, sweep
+from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.plan.experiment_file import Adjusted, Experiment
+from overlap_bench.harness.report import figures
+from overlap_bench.harness.store.files import (
     EXPERIMENT_FILE,
     SCHEMA_VERSION,
     SUMMARY_FILE,
@@ -24,10 +24,10 @@ from harness.store.files import (
     read_summary,
     write_json,
 )
-from harness.store.manifest import read_manifest, write_manifest
-from harness.store.tables import TABLES, write_block, write_table
-from harness.studies import experiment, gate
-from harness.studies.factorial import read as read_factorial
+from overlap_bench.harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.harness.store.tables import TABLES, write_block, write_table
+from overlap_bench.harness.studies import experiment, gate
+from overlap_bench.harness.studies.factorial import read as read_factorial
 from tests.process import test_experiment
 from tests.support import keep
 from tests.support.in_process import bench
@@ -60,10 +60,10 @@ def test_the_numbers_stay_the_same(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before, printed = harness.load(run), said(monkeypatch, capsys, "compare", str(run))
+    before, printed = overlap_bench.load(run), said(monkeypatch, capsys, "compare", str(run))
     result = before.result
     keep.keep(run, tables)
-    after = harness.load(run)
+    after = overlap_bench.load(run)
     assert said(monkeypatch, capsys, "compare", str(run)) == printed
     assert to_plain(after.result) == to_plain(result)
     pd.testing.assert_frame_equal(after.values, before.values, check_exact=True)
@@ -78,7 +78,7 @@ def test_a_frame_that_was_left_out_is_not_taken_for_an_empty_one(run: Path) -> N
         "rounds.parquet",
         "values.parquet",
     }
-    loaded = harness.load(run)
+    loaded = overlap_bench.load(run)
     assert not len(loaded.divergences)  # the run had none
     with pytest.raises(StoreError, match="was stored without steps and work, which this needs"):
         _ = loaded.steps
@@ -86,7 +86,7 @@ def test_a_frame_that_was_left_out_is_not_taken_for_an_empty_one(run: Path) -> N
     assert not (run / "blocks").exists()
     for table in FRAMES[:4]:
         with pytest.raises(StoreError, match="without requests, steps, rounds and work"):
-            getattr(harness.load(run), table)
+            getattr(overlap_bench.load(run), table)
 
 
 def test_a_summary_whose_limit_is_of_no_metric_is_named(run: Path) -> None:
@@ -152,7 +152,7 @@ def test_its_report_says_which_figures_it_can_not_draw(run: Path, tmp_path: Path
     page = (tmp_path / "a.html").read_text()
     assert page.count("which this needs") == 2  # latencies, and over time
     assert page.count("<svg") == 2 + 2  # block by block and phases once, changes wide and narrow
-    assert figures.block_changes(harness.load(run)).axes
+    assert figures.block_changes(overlap_bench.load(run)).axes
 
 
 def test_a_run_that_is_not_finished_is_left_as_it_is(tmp_path: Path) -> None:
@@ -185,10 +185,10 @@ def test_damage_to_what_stayed_is_named(run: Path) -> None:
     values = run / "values.parquet"
     write_table(values, pd.read_parquet(values).drop(columns="metric"))
     with pytest.raises(StoreError, match=r"values\.parquet was edited: it has other columns"):
-        harness.load(run)
+        overlap_bench.load(run)
     values.write_bytes(values.read_bytes()[:-20])
     with pytest.raises(StoreError, match=r"values\.parquet is damaged or was edited"):
-        harness.load(run)
+        overlap_bench.load(run)
     (run / "summary.json").unlink()
     with pytest.raises(StoreError, match=r"a is not a finished run: summary\.json: No such file"):
         across_runs.compare([str(run)])
@@ -208,7 +208,7 @@ def test_values_that_are_not_one_of_each_arm_in_each_block_are_named(run: Path, 
     }[change]
     write_table(path, values)
     with pytest.raises(StoreError, match="does not have one value of each arm in each block"):
-        harness.load(run)
+        overlap_bench.load(run)
 
 
 def test_a_factorial_keeps_its_effects(tmp_path: Path) -> None:
@@ -216,19 +216,19 @@ def test_a_factorial_keeps_its_effects(tmp_path: Path) -> None:
     write_manifest(tmp_path, plan)
     for each in factorial_blocks(plan, TPOT):
         write_block(tmp_path, each.number, dict(each.tables))
-    before, effects = read_factorial(tmp_path), harness.load(tmp_path).effects
+    before, effects = read_factorial(tmp_path), overlap_bench.load(tmp_path).effects
     keep.keep(tmp_path)
     assert to_plain(read_factorial(tmp_path)[0]) == to_plain(before[0])
-    pd.testing.assert_frame_equal(harness.load(tmp_path).effects, effects, check_exact=True)
+    pd.testing.assert_frame_equal(overlap_bench.load(tmp_path).effects, effects, check_exact=True)
 
 
 def test_a_sweep_keeps_its_points(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
-    before, changes = sweep.result(folder), harness.load_sweep(folder).changes
+    before, changes = sweep.result(folder), overlap_bench.load_sweep(folder).changes
     keep.keep_sweep(folder)
     assert not [*folder.rglob("blocks")]
     assert to_plain(sweep.result(folder)[0]) == to_plain(before[0])
-    pd.testing.assert_frame_equal(harness.load_sweep(folder).changes, changes, check_exact=True)
+    pd.testing.assert_frame_equal(overlap_bench.load_sweep(folder).changes, changes, check_exact=True)
 
 
 def stored_experiment(folder: Path) -> Path:

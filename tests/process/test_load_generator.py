@@ -19,14 +19,21 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import api
-from harness.run import messages
-from harness.run.load_generator import LoadError, LoadGenerator, Round, broken, digest, submission
-from harness.run.records import requests_frame
-from harness.workload.arrivals import UNTIMED
-from harness.workload.check import check
-from harness.workload.plan import Planned, plan
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.run import messages
+from overlap_bench.harness.run.load_generator import (
+    LoadError,
+    LoadGenerator,
+    Round,
+    broken,
+    digest,
+    submission,
+)
+from overlap_bench.harness.run.records import requests_frame
+from overlap_bench.harness.workload.arrivals import UNTIMED
+from overlap_bench.harness.workload.check import check
+from overlap_bench.harness.workload.plan import Planned, plan
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.bench_command import PATIENCE_S
 
 PATIENCE_MS = 1000 * PATIENCE_S
@@ -98,7 +105,12 @@ class Bench:
             stall_s=stall_s,
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "harness.run.load_generator", msgspec.json.encode(config).decode()]
+            [
+                sys.executable,
+                "-m",
+                "overlap_bench.harness.run.load_generator",
+                msgspec.json.encode(config).decode(),
+            ]
         )
         self.inbox = self.context.socket(zmq.PUSH)
         self.inbox.connect(self.address("load"))

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from harness.common import machine
+from overlap_bench.harness.common import machine
 from tests.support.repositories import commit, fingerprint
 
 
@@ -59,6 +59,13 @@ def test_a_file_that_git_does_not_know_yet_is_a_change_and_so_is_one_to_it(check
         (checkout / "harness" / "new.py").write_text(text)
         seen.add(found.code().changes)
     assert len(seen) == 3
+
+
+def test_an_installation_inside_of_somebodys_repository_has_no_commit(checkout: Path) -> None:
+    site = checkout / "venv" / "site-packages"
+    (site / "harness" / "common").mkdir(parents=True)
+    shutil.copy(machine.__file__, site / "harness" / "common" / "machine.py")
+    assert of(site).code().commit == ""
 
 
 def test_what_an_experiment_is_made_by_counts_for_its_result_alone(checkout: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.serve import mock
-from harness.serve.mock_answers import Answer, StreamOptions
+from overlap_bench.harness.serve import mock
+from overlap_bench.harness.serve.mock_answers import Answer, StreamOptions
 from tests.support.bench_command import PATIENCE_S, start
 from tests.support.clockwork import installed
 from tests.support.served import Server, serving, text_of

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engines import api
-from engines.openai import SPEC, endpoint, engine
-from engines.openai import server as run_server
-from engines.openai.endpoint import Endpoint
+from overlap_bench.engines import api
+from overlap_bench.engines.openai import SPEC, endpoint, engine
+from overlap_bench.engines.openai import server as run_server
+from overlap_bench.engines.openai.endpoint import Endpoint
 from tests.support.bench_command import PATIENCE_S
 from tests.support.in_process_engine import Collected
 from tests.support.small_server import SmallServer, running

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.store import tables
+from overlap_bench.harness.store import tables
 from tests.support.bench_command import PATIENCE_S, Bench, last_line, start
 from tests.support.in_process import ended
 from tests.support.places import ROOT
@@ -267,7 +267,7 @@ def test_a_harness_that_is_ended_leaves_no_server_that_a_script_started(
 def test_what_pays_no_heed_to_sigterm_is_killed_with_its_session() -> None:
     host = """
 import subprocess, sys
-from engines import processes
+from overlap_bench.engines import processes
 processes.TERMINATE_S = 0.3
 stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)

@@ -18,15 +18,15 @@ import pandas as pd
 import psutil
 import pytest
 
-from engines import api
-from engines.openai import SPEC, engine
-from engines.openai.replies import Outcome, Reply
-from engines.openai.turns import Turning
-from harness.metrics import slices
-from harness.plan.design import Arm
-from harness.run import records
-from harness.run.session import Booted, RunFailed, Session
-from harness.workload.plan import Planned
+from overlap_bench.engines import api
+from overlap_bench.engines.openai import SPEC, engine
+from overlap_bench.engines.openai.replies import Outcome, Reply
+from overlap_bench.engines.openai.turns import Turning
+from overlap_bench.harness.metrics import slices
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.run import records
+from overlap_bench.harness.run.session import Booted, RunFailed, Session
+from overlap_bench.harness.workload.plan import Planned
 from tests.support.bench_command import PATIENCE_S
 from tests.support.clockwork import installed
 from tests.support.in_process_engine import Collected

@@ -14,11 +14,11 @@ import psutil
 import pynvml
 import pytest
 
-from engines import machine as of_engines
-from engines import processes
-from harness.common import core_speed, machine
-from harness.run import readings
-from harness.studies import doctor
+from overlap_bench.engines import machine as of_engines
+from overlap_bench.engines import processes
+from overlap_bench.harness.common import core_speed, machine
+from overlap_bench.harness.run import readings
+from overlap_bench.harness.studies import doctor
 from tests.support.places import ROOT
 
 PR_SET_NAME = 15
@@ -169,7 +169,7 @@ def test_changes_to_code_may_be_no_text(tmp_path: Path, monkeypatch: pytest.Monk
 
 SEVERAL = """
 import sys
-from harness.cli.app import main
+from overlap_bench.harness.cli.app import main
 for words in {commands!a}:
     sys.argv = ["bench", *words]
     try:

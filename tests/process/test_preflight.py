@@ -9,16 +9,16 @@ import msgspec
 import psutil
 import pytest
 
-from engines import api
-from harness.plan.design import Arm
-from harness.run import hosts, preflight, session
-from harness.run.events import Booting, Said
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.run import hosts, preflight, session
+from overlap_bench.harness.run.events import Booting, Said
 
 NAMES = ("before", "after", "third", "fourth")
 ASKED_FOR = {"before": "before", "after": "after", "third": "after", "fourth": "fourth"}  # third is as after
 ENGINE = """
 import pathlib, sys, time
-from engines import api
+from overlap_bench.engines import api
 
 class Choosy(api.Engine):
     def __init__(self, toggles):
@@ -80,7 +80,9 @@ def test_where_one_is_refused_no_other_is_left() -> None:
     with pytest.raises(api.BadSetting, match="can't run: heads of 16 have no kernel"):
         preflight.check([arm("16"), arm("hangs")])
     assert not [
-        child for child in psutil.Process().children() if "engines.preflight" in " ".join(child.cmdline())
+        child
+        for child in psutil.Process().children()
+        if "overlap_bench.engines.preflight" in " ".join(child.cmdline())
     ]
 
 

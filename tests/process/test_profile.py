@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engines import api
-from harness.common.signals import Interrupted, interruptible
-from harness.plan.design import Design
-from harness.plan.request import Request
-from harness.plan.settings import make_design
-from harness.plan.variants import load_variants
-from harness.studies import profile
-from harness.trace.timeline import Timeline
+from overlap_bench.engines import api
+from overlap_bench.harness.common.signals import Interrupted, interruptible
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import make_design
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.studies import profile
+from overlap_bench.harness.trace.timeline import Timeline
 from tests.support import gap
 from tests.support.bench_command import last_line, start
 from tests.support.chrome_trace import faults
@@ -115,7 +115,7 @@ def test_each_arm_is_captured_alone_by_a_command_that_a_shell_takes() -> None:
     lines = profile.printed(profile.Nsys("nsys", "graph"), whole, 5, Path("results")).splitlines()
     for line, arm in zip(lines, whole.arms, strict=True):
         *nsys, module, config = shlex.split(line)
-        assert module == "harness.studies.profiled_arm"
+        assert module == "overlap_bench.harness.studies.profiled_arm"
         assert f"--output={Path.cwd()}/results/profile-overlap/{arm.name}" in nsys
         asked = msgspec.json.decode(config, type=profile.ProfiledArm)
         assert (asked.design.arms, asked.steps) == ((arm,), 5)
@@ -302,7 +302,7 @@ def test_ctrl_c_ends_every_process_and_leaves_no_folder(tmp_path: Path, below_ns
     nsys = program(tmp_path / "nsys", '#!/bin/sh\nshift\nwhile [ "${1#--}" != "$1" ]; do shift; done\n"$@"\n')
     given = ("--nsys", str(nsys)) if below_nsys else ()
     running = start(installed(tmp_path), tmp_path, "profile", *SMALL, *given)
-    running.find("engines.host")
+    running.find("overlap_bench.engines.host")
     os.kill(running.popen.pid, signal.SIGINT)
     code, out, err = running.end()
     assert (code, out) == (130, "")
@@ -319,7 +319,7 @@ def test_nsys_that_is_killed_takes_what_its_agent_started_along(tmp_path: Path) 
         '#!/bin/sh\nshift\nwhile [ "${1#--}" != "$1" ]; do shift; done\n(setsid "$@" &)\nexec sleep 60\n',
     )
     running = start(installed(tmp_path), tmp_path, "profile", *SMALL, "--nsys", str(nsys))
-    running.find("engines.devices.emulated")
+    running.find("overlap_bench.engines.devices.emulated")
     running.find("sleep 60").kill()
     code, out, err = running.end()
     assert (code, out) == (4, "")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from harness.store import tables
-from harness.store.manifest import Manifest, read_manifest
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.manifest import Manifest, read_manifest
 from tests.process.test_experiment import write as write_experiment
 from tests.support.bench_command import Bench, last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
@@ -221,7 +221,7 @@ def test_a_cluster_without_a_node_that_may_measure_is_refused(
 def test_this_machine_alone_is_a_cluster_too_and_finds_what_it_finds_without_ray(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install 'overlap-bench[ray]'")
     results = []
     for name, ray in (("alone", ()), ("local", ("--ray", "local"))):
         (tmp_path / name).mkdir()
@@ -257,13 +257,14 @@ def test_without_ray_the_option_says_how_to_get_it(environment: dict[str, str], 
     }
     code, _, stderr = start(without, tmp_path, "run", *COMPARE, "--ray", "local").end()
     assert code == 2
-    assert last_line(stderr) == "bench: --ray needs Ray: pip install -e '.[ray]'"
+    assert last_line(stderr) == "bench: --ray needs Ray: pip install 'overlap-bench[ray]'"
 
 
 def test_nothing_but_a_cluster_brings_ray() -> None:
     look = (
-        "import sys; from harness.cli.app import built; from harness.studies import measure; "
-        "from harness.run.cluster import driver; built('run'); print('ray' in sys.modules)"
+        "import sys; from overlap_bench.harness.cli.app import built; "
+        "from overlap_bench.harness.run.cluster import driver; "
+        "from overlap_bench.harness.studies import measure; built('run'); print('ray' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from harness.common import core_speed
-from harness.run import readings
+from overlap_bench.harness.common import core_speed
+from overlap_bench.harness.run import readings
 from tests.support.bench_command import PATIENCE_S
 
 ALLOWED = os.sched_getaffinity(0)  # before any test here takes a reading

@@ -8,13 +8,13 @@ import os
 import signal
 from pathlib import Path
 
-from harness.store import tables
-from harness.store.manifest import read_manifest
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.manifest import read_manifest
 from tests.support.bench_command import Bench, last_line, start, wait_until_serving
 from tests.support.in_process import ended
 from tests.support.places import ROOT
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}/tests/support/a_project:{ROOT}", "COLUMNS": "120"}
 SMALL = ("--device", "emulated", "--rounds", "1", "--max-new-tokens", "64", "--concurrency", "8")
 # One arm, which boots in half the time; long rounds, so that the process dies inside one.
 ALONE = ("--engine", "overlap", "--set", "output=process", "--blocks", "2", "--num-requests", "64")
@@ -39,14 +39,14 @@ def test_a_killed_device_or_output_process_ends_the_run_which_then_goes_on(tmp_p
     """How it goes on to its end is tests/process/test_runner.py's: the boots of this engine are dear."""
     bench = start(ENVIRONMENT, tmp_path, "run", *SMALL, *ALONE, "--arrival", "closed")
     bench.wait_for("block 1 of 2 done")
-    line = kill(bench, "engines.devices.emulated.process")
+    line = kill(bench, "overlap_bench.engines.devices.emulated.process")
     assert "device" in line
     assert "DeviceLost" not in line  # a sentence, not a class
 
     (folder,) = (tmp_path / "results").iterdir()
     assert tables.finished_blocks(folder) == [0]
     bench = start(ENVIRONMENT, tmp_path, "run", "--resume", str(folder))
-    line = kill(bench, "engines.overlap.output_process")
+    line = kill(bench, "overlap_bench.engines.overlap.output_process")
     assert "output process" in line
     assert tables.finished_blocks(folder) == [0]
 

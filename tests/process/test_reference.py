@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from harness.analysis import across_runs, frames, stored
-from harness.store.manifest import read_manifest
-from harness.studies import factorial
+from overlap_bench.harness.analysis import across_runs, frames, stored
+from overlap_bench.harness.store.manifest import read_manifest
+from overlap_bench.harness.studies import factorial
 from tests.support.in_process import bench
 from tests.support.places import ROOT
 

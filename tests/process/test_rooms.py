@@ -10,12 +10,12 @@ from typing import NoReturn
 
 import pytest
 
-from harness.common import temporary
-from harness.common.temporary import room
+from overlap_bench.harness.common import temporary
+from overlap_bench.harness.common.temporary import room
 
 HOLD = """
 import sys, time
-from harness.common.temporary import room
+from overlap_bench.harness.common.temporary import room
 with room(sys.argv[1]) as made:
     print(made, flush=True)
     time.sleep(600)

@@ -24,19 +24,19 @@ import pandas as pd
 import psutil
 import pytest
 
-from engines import api
-from engines.api import BadSetting
-from engines.processes import ORPHANED
-from harness.common import processes
-from harness.common.signals import Interrupted, interruptible
-from harness.plan.design import Arm
-from harness.run import blocks as blocks_
-from harness.run import hosts, session
-from harness.run.blocks import _block
-from harness.store import folders, tables
-from harness.store.files import StoreError
-from harness.store.manifest import read_manifest, write_manifest
-from harness.studies import measure
+from overlap_bench.engines import api
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.processes import ORPHANED
+from overlap_bench.harness.common import processes
+from overlap_bench.harness.common.signals import Interrupted, interruptible
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.run import blocks as blocks_
+from overlap_bench.harness.run import hosts, session
+from overlap_bench.harness.run.blocks import _block
+from overlap_bench.harness.store import folders, tables
+from overlap_bench.harness.store.files import StoreError
+from overlap_bench.harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.harness.studies import measure
 from tests.support import clockwork_engine, gap
 from tests.support.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
@@ -262,7 +262,10 @@ def test_arms_on_different_devices_are_never_compared() -> None:
 
 @pytest.mark.parametrize(
     ("word", "name"),
-    [("harness.run.load_generator", "the load generator"), ("sleep 1002", "the device process of after")],
+    [
+        ("overlap_bench.harness.run.load_generator", "the load generator"),
+        ("sleep 1002", "the device process of after"),
+    ],
 )
 def test_a_killed_process_ends_the_run(
     environment: dict[str, str], tmp_path: Path, word: str, name: str
@@ -297,7 +300,7 @@ def test_a_run_is_not_resumed_with_another_engine_than_it_began_with(
 
 def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str], tmp_path: Path) -> None:
     bench = in_second_block(environment, tmp_path)
-    assert_death_is_told(bench, bench.find("engines.host"), "the engine host of ")
+    assert_death_is_told(bench, bench.find("overlap_bench.engines.host"), "the engine host of ")
     folder = run_folder(tmp_path)
     kept = (folder / "blocks/000/requests.parquet").read_bytes()
     resume = ("run", "--resume", str(folder), "--format", "json")
@@ -349,7 +352,7 @@ def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(t
 def test_a_process_that_skips_its_teardown_ends_well_and_at_once() -> None:
     """What was to be done at its end is not: it would take seconds after vLLM's imports."""
     script = (
-        "import atexit, sys; from engines.processes import skip_teardown; "
+        "import atexit, sys; from overlap_bench.engines.processes import skip_teardown; "
         "atexit.register(print, 'torn down'); skip_teardown(); print('done', flush=True); sys.exit()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -398,10 +401,10 @@ def ended(context, socket):
     add(context, socket)
 zmq.Context._add_socket = ended
 """
-A_RUN = "from harness.__main__ import main; main()"
+A_RUN = "from overlap_bench.harness.__main__ import main; main()"
 WITHOUT_LOAD = """
-from harness.common.signals import interruptible
-from harness.run.session import Session
+from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.run.session import Session
 with interruptible(), Session(generator=False):
     pass
 """
@@ -469,7 +472,7 @@ def test_what_ends_a_run_from_outside_keeps_finished_blocks_and_leaves_nothing(
 ) -> None:
     """Ctrl-C, a job that is cancelled, a terminal that is closed."""
     bench = in_second_block(environment, tmp_path)
-    bench.find("engines.host")
+    bench.find("overlap_bench.engines.host")
     bench.popen.send_signal(by)
     code, stdout, stderr = bench.end()
     assert (code, stdout) == (128 + by, "")

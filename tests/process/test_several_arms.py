@@ -15,20 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines import api
-from harness.analysis import across_runs, comparison, explain, stored, words
-from harness.analysis.result import MetricRow
-from harness.metrics import definitions
-from harness.plan.design import Arm, Design
-from harness.plan.orders import orders
-from harness.report import formats, html
-from harness.run import hosts, preflight, session
-from harness.run.blocks import arms_in_order
-from harness.store.files import StoreError
-from harness.store.manifest import read_manifest, write_manifest
-from harness.store.tables import read_block
-from harness.studies import gate
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import across_runs, comparison, explain, stored, words
+from overlap_bench.harness.analysis.result import MetricRow
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.plan.orders import orders
+from overlap_bench.harness.report import formats, html
+from overlap_bench.harness.run import hosts, preflight, session
+from overlap_bench.harness.run.blocks import arms_in_order
+from overlap_bench.harness.store.files import StoreError
+from overlap_bench.harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.harness.store.tables import read_block
+from overlap_bench.harness.studies import gate
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
 from tests.support.made_blocks import manifest, result, shown, warned

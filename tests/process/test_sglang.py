@@ -9,16 +9,16 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from engines import api
-from engines.openai import SPEC, engine, server
-from engines.openai.endpoint import Endpoint
-from engines.overlap.models.published import save
-from engines.overlap.presets import PRESETS
-from harness.metrics import slices
-from harness.plan.design import Arm
-from harness.run import records
-from harness.run.session import Booted, Session
-from harness.workload.plan import Planned
+from overlap_bench.engines import api
+from overlap_bench.engines.openai import SPEC, engine, server
+from overlap_bench.engines.openai.endpoint import Endpoint
+from overlap_bench.engines.overlap.models.published import save
+from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.harness.metrics import slices
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.run import records
+from overlap_bench.harness.run.session import Booted, Session
+from overlap_bench.harness.workload.plan import Planned
 from tests.support.bench_command import PATIENCE_S
 from tests.support.in_process_engine import Collected
 

@@ -12,15 +12,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import harness
-from harness.analysis import frames
-from harness.analysis.result import to_plain
-from harness.metrics import definitions
-from harness.store.files import StoreError
+import overlap_bench
+from overlap_bench.harness.analysis import frames
+from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.store.files import StoreError
 from tests.support.in_process import bench
 from tests.support.made_blocks import manifest
 from tests.support.made_runs import stored
-from tests.support.places import REFERENCE
+from tests.support.places import REFERENCE, ROOT
 
 RUNS = REFERENCE / "runs"
 FRAMES = ("requests", "steps", "rounds", "work")
@@ -29,7 +29,7 @@ FRAMES = ("requests", "steps", "rounds", "work")
 @pytest.fixture(scope="session")
 def whole() -> frames.Run:
     """A real run that the repository holds with all its blocks."""
-    return harness.load(RUNS / "overlap")
+    return overlap_bench.load(RUNS / "overlap")
 
 
 def documented(name: str, columns: dict[str, frames.Column]) -> frames.Column | None:
@@ -46,7 +46,7 @@ def dtype(column: pd.Series) -> str:
 
 @pytest.mark.parametrize(("name", "tables"), [("overlap", FRAMES)])
 def test_every_column_is_documented(name: str, tables: tuple[str, ...]) -> None:
-    run = harness.load(RUNS / name)
+    run = overlap_bench.load(RUNS / name)
     for table in tables:
         frame, columns = getattr(run, table), frames.COLUMNS[table]
         assert tuple(frame.columns[:3]) == ("block", "arm", "round")
@@ -65,7 +65,7 @@ def test_each_frame_holds_every_block_and_arm(whole: frames.Run) -> None:
 
 
 def test_a_frame_is_joined_when_it_is_first_asked_for(tmp_path: Path) -> None:
-    run = harness.load(stored(tmp_path, "a", plan=manifest(2)))
+    run = overlap_bench.load(stored(tmp_path, "a", plan=manifest(2)))
     assert dict(run.frames) == {}
     assert run.rounds is run.rounds
     assert set(run.frames) == {"rounds"}
@@ -95,9 +95,9 @@ def test_compare_is_the_commands_json(
     for runs in ((folder,), (f"{folder}:after", f"{folder}:before")):
         assert bench(monkeypatch, "compare", *map(str, runs), "--format", "json") == 0
         printed = json.loads(capsys.readouterr().out)
-        assert to_plain(harness.compare(*runs)).items() <= printed.items()
+        assert to_plain(overlap_bench.compare(*runs)).items() <= printed.items()
     assert printed["comparisons"][0]["metrics"]["tpot_ms_p50"]["verdict"] == "slower"  # the other way round
-    assert harness.compare(frames.load(folder)) == harness.compare(folder)
+    assert overlap_bench.compare(frames.load(folder)) == overlap_bench.compare(folder)
 
 
 def test_a_run_whose_choices_are_no_more_is_not_measured_again(
@@ -133,7 +133,7 @@ def test_a_request_that_failed_has_no_times(tmp_path: Path) -> None:
     frame = pd.read_parquet(path)
     frame.loc[0, "error"] = "gone"
     frame.to_parquet(path)
-    requests = harness.load(run).requests
+    requests = overlap_bench.load(run).requests
     assert requests["ttft_ms"].isna().sum() == 1
     assert np.isnan(requests.loc[requests["error"] == "gone", "latency_ms"]).all()
 
@@ -142,7 +142,7 @@ def test_an_engine_without_step_records_has_frames_without_rows(tmp_path: Path) 
     run = Path(stored(tmp_path, "a", plan=manifest(1), count=1))
     for table in ("steps", "work"):
         (run / "blocks" / "000" / f"{table}.parquet").unlink()
-    loaded = harness.load(run)
+    loaded = overlap_bench.load(run)
     assert len(loaded.steps) == len(loaded.work) == 0
     assert {"kind", "phase_h2d_us", "interval_us"} <= set(loaded.steps.columns)
     assert np.isnan(loaded.values["step_ms"]).all()
@@ -152,13 +152,13 @@ def test_an_engine_that_records_no_device_work_is_compared_without_device_busy(t
     run = Path(stored(tmp_path, "a"))
     for work in run.glob("blocks/*/work.parquet"):
         work.unlink()
-    (found,) = harness.compare(run).comparisons
+    (found,) = overlap_bench.compare(run).comparisons
     assert "device_busy" not in found.metrics
     assert "exposed_host_us" in found.metrics
 
 
 def test_an_unfinished_run_has_frames_and_no_result(tmp_path: Path) -> None:
-    run = harness.load(stored(tmp_path, "a", count=2))
+    run = overlap_bench.load(stored(tmp_path, "a", count=2))
     assert len(run.rounds) == 4
     with pytest.raises(StoreError, match=r"is not finished: 2 of 6 blocks.*peeking"):
         _ = run.result
@@ -175,21 +175,21 @@ def test_what_is_no_run_is_one_line(tmp_path: Path, broken: str) -> None:
         case "table":
             (run / "blocks" / "000" / "rounds.parquet").write_bytes(b"PAR1")
     with pytest.raises(StoreError) as caught:
-        harness.load(run)
+        overlap_bench.load(run)
     assert str(run) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_the_package_is_light_until_it_is_used() -> None:
-    code = "import sys, harness; harness.load; harness.compare\n"
+    code = "import sys, overlap_bench; overlap_bench.load; overlap_bench.compare\n"
     code += "print(sorted({'numpy', 'pandas', 'matplotlib', 'jinja2', 'scipy'} & set(sys.modules)))\n"
-    code += "harness.plots; print('matplotlib' in sys.modules); harness.lode"
+    code += "overlap_bench.plots; print('matplotlib' in sys.modules); overlap_bench.lode"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\nTrue\n"
-    assert done.stderr.endswith("AttributeError: module 'harness' has no attribute 'lode'\n")
+    assert done.stderr.endswith("AttributeError: module 'overlap_bench' has no attribute 'lode'\n")
 
 
 def test_nothing_shadows_the_functions() -> None:
     """A module harness/load.py would take the place of harness.load once it is imported."""
-    names: list[Any] = [path.stem for path in Path(harness.__file__).parent.iterdir()]
-    assert not {"load", "compare"} & set(names)
+    names = {path.stem for folder in ("harness", "overlap_bench") for path in (ROOT / folder).iterdir()}
+    assert not {"load", "compare"} & names

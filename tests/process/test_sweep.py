@@ -15,23 +15,23 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-import harness
-from engines import api
-from engines.overlap import SPEC
-from harness.analysis import noise_floor, words
-from harness.analysis import sweep as sweep_
-from harness.analysis.result import Axis as AxisResult
-from harness.analysis.result import Warning
-from harness.common import formatting
-from harness.plan import grid
-from harness.plan.grid import Point
-from harness.plan.request import Request
-from harness.plan.variants import load_variants
-from harness.report import page, sweep_tables
-from harness.store import sweep
-from harness.store.files import SWEEP_FILE, StoreError, write_json
-from harness.store.manifest import read_manifest, write_manifest
-from harness.store.tables import write_block
+import overlap_bench
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.harness.analysis import noise_floor, words
+from overlap_bench.harness.analysis import sweep as sweep_
+from overlap_bench.harness.analysis.result import Axis as AxisResult
+from overlap_bench.harness.analysis.result import Warning
+from overlap_bench.harness.common import formatting
+from overlap_bench.harness.plan import grid
+from overlap_bench.harness.plan.grid import Point
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.report import page, sweep_tables
+from overlap_bench.harness.store import sweep
+from overlap_bench.harness.store.files import SWEEP_FILE, StoreError, write_json
+from overlap_bench.harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.harness.store.tables import write_block
 from tests.support.bench_command import last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import bench, ended
@@ -144,7 +144,7 @@ def test_a_point_that_goes_on_is_shown_without_a_verdict(tmp_path: Path) -> None
     assert shown.metrics["tpot_ms_p50"].change == pytest.approx(-0.2, abs=0.01)
     assert {row.verdict for row in shown.metrics.values()} == {None}
     assert shown.warnings[0].text == "not finished: 2 of 6 blocks, so no verdict yet"
-    assert harness.load_sweep(folder).result == result  # what the figures are drawn from
+    assert overlap_bench.load_sweep(folder).result == result  # what the figures are drawn from
     write_block(run, 2, dict(third.tables))
     assert sweep_.result(folder)[0].comparisons[2].blocks == 4
 
@@ -251,7 +251,7 @@ def test_of_two_warnings_of_one_kind_at_one_point_both_are_told(tmp_path: Path) 
 
 
 def test_a_sweep_from_python(tmp_path: Path) -> None:
-    found = harness.load_sweep(stored_sweep(tmp_path / "a-sweep"))
+    found = overlap_bench.load_sweep(stored_sweep(tmp_path / "a-sweep"))
     assert found.axes == ("concurrency",)
     row = found.changes.query("metric == 'tpot_ms_p50' and concurrency == 8").iloc[0]
     assert row["change"] == pytest.approx(-0.1, abs=0.002)
@@ -267,16 +267,16 @@ def test_a_sweep_from_python(tmp_path: Path) -> None:
 def test_what_is_no_sweep_and_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
     with pytest.raises(StoreError, match="a-sweep is a sweep: each folder in it is a run"):
-        harness.load(folder)
+        overlap_bench.load(folder)
     with pytest.raises(StoreError, match="run-0 is not a sweep folder"):
-        harness.load_sweep(folder / "run-0")
+        overlap_bench.load_sweep(folder / "run-0")
     path = folder / SWEEP_FILE
     path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
     with pytest.raises(StoreError, match="schema version 99, newer than 1"):
-        harness.load_sweep(folder)
+        overlap_bench.load_sweep(folder)
     path.write_text("{")
     with pytest.raises(StoreError, match="is damaged or was edited"):
-        harness.load_sweep(folder)
+        overlap_bench.load_sweep(folder)
 
 
 def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path, monkeypatch, capsys) -> None:

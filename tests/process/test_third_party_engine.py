@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engines import api
+from overlap_bench.engines import api
 from tests.support.bench_command import start
 from tests.support.in_process import ended
 from tests.support.places import ROOT

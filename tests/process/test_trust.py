@@ -27,17 +27,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines import api
-from harness.plan import experiment_file
-from harness.plan.design import Arm, Design, Factor, Factorial, Ref
-from harness.plan.grid import Point
-from harness.run import worktrees
-from harness.store import manifest, sweep, trust
-from harness.store.files import EXPERIMENT_FILE, SCHEMA_VERSION, SWEEP_FILE, StoreError, write_json
-from harness.store.folders import create
-from harness.store.manifest import described_here, read_manifest, write_manifest
-from harness.studies import experiment
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.plan import experiment_file
+from overlap_bench.harness.plan.design import Arm, Design, Factor, Factorial, Ref
+from overlap_bench.harness.plan.grid import Point
+from overlap_bench.harness.run import worktrees
+from overlap_bench.harness.store import manifest, sweep, trust
+from overlap_bench.harness.store.files import (
+    EXPERIMENT_FILE,
+    SCHEMA_VERSION,
+    SWEEP_FILE,
+    StoreError,
+    write_json,
+)
+from overlap_bench.harness.store.folders import create
+from overlap_bench.harness.store.manifest import described_here, read_manifest, write_manifest
+from overlap_bench.harness.studies import experiment
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.bench_command import last_line, start
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import ended
@@ -690,12 +696,12 @@ sys.addaudithook(look)
 """
 READ = """
 import sys
-import harness
-from harness.cli.app import main
-run = harness.load("run")
+import overlap_bench
+from overlap_bench.harness.cli.app import main
+run = overlap_bench.load("run")
 run.result, run.requests, run.steps, run.rounds, run.token_gaps
-harness.compare("run")
-harness.load("factorial").effects
+overlap_bench.compare("run")
+overlap_bench.load("factorial").effects
 for arguments in {reading!r}:
     sys.argv = ["bench", *arguments.split()]
     try:
@@ -703,7 +709,7 @@ for arguments in {reading!r}:
     except SystemExit as end:
         assert end.code in (0, 3), (arguments, end.code)
 """
-BENCH = "import sys; from harness.cli.app import main; sys.argv = {arguments!r}; main()"
+BENCH = "import sys; from overlap_bench.harness.cli.app import main; sys.argv = {arguments!r}; main()"
 STORED = {
     "run": PINNED.with_name("overlap"),  # with steps, as they were measured
     "factorial": REFERENCE / "experiments" / "factorial-schedule-h2d-output",
@@ -782,7 +788,7 @@ def test_a_models_own_code_is_not_run(environment: dict[str, str], tmp_path: Pat
     (theirs / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Theirs", "auto_map": own}))
     offline = {**environment, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
     load = (
-        "import torch; from engines.overlap.models.published import load_model;"
+        "import torch; from overlap_bench.engines.overlap.models.published import load_model;"
         "load_model('./theirs', torch.float32, torch.device('cpu'), 0)"
     )
     command = [sys.executable, "-c", load]

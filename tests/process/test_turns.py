@@ -14,13 +14,13 @@ from time import perf_counter_ns
 
 import pytest
 
-from engines import api
-from engines.baton import Turns
-from harness.metrics import slices
-from harness.plan.design import Arm
-from harness.run import records
-from harness.run.session import Booted, RunFailed, Session
-from harness.workload.plan import Planned
+from overlap_bench.engines import api
+from overlap_bench.engines.baton import Turns
+from overlap_bench.harness.metrics import slices
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.run import records
+from overlap_bench.harness.run.session import Booted, RunFailed, Session
+from overlap_bench.harness.workload.plan import Planned
 from tests.support.clockwork import SUPPORT
 from tests.support.places import ROOT
 

@@ -14,16 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
-from engines import api
-from engines.vllm import SPEC
-from harness.cli.exit_codes import GATE_FAILED
-from harness.metrics import slices
-from harness.metrics.definitions import SLICED
-from harness.plan.design import Arm
-from harness.plan.settings import make_arm
-from harness.run import preflight, records
-from harness.run.session import Session
-from harness.workload.plan import Planned
+from overlap_bench.engines import api
+from overlap_bench.engines.vllm import SPEC
+from overlap_bench.harness.cli.exit_codes import GATE_FAILED
+from overlap_bench.harness.metrics import slices
+from overlap_bench.harness.metrics.definitions import SLICED
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.plan.settings import make_arm
+from overlap_bench.harness.run import preflight, records
+from overlap_bench.harness.run.session import Session
+from overlap_bench.harness.workload.plan import Planned
 from tests.support.bench_command import PATIENCE_S, start
 from tests.support.vllm_builds import PLANTED_US, build
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="BENCH_VLLM names no interpre
 COMPUTES = """
 import threading
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-import engines.vllm.worker
+import overlap_bench.engines.vllm.worker
 
 writer = MessageQueue(1, 1)
 reader = MessageQueue.create_from_handle(writer.export_handle(), 0)

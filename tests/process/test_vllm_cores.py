@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 
-from engines.vllm import CORE
+from overlap_bench.engines.vllm import CORE
 
 CORES = os.sched_getaffinity(0)
 LAST = max(CORES)
 THREADED = """
 import os, threading
-from engines.vllm import cores
+from overlap_bench.engines.vllm import cores
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 cores.{call}()
 print(*(sorted(os.sched_getaffinity(int(each))) for each in os.listdir("/proc/self/task")), sep=";")

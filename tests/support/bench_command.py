@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from harness.store import tables
+from overlap_bench.harness.store import tables
 
 PATIENCE_S = 300  # for what must happen at all, however busy the machine is
 LOOK_S = 0.1  # between two looks at all processes: looking takes a core from what is looked at
-BENCH = (sys.executable, "-c", "from harness.__main__ import main; main()")
+BENCH = (sys.executable, "-c", "from overlap_bench.harness.__main__ import main; main()")
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from engines import api
+from overlap_bench.engines import api
 from tests.support import clockwork_engine
 from tests.support.clockwork_engine import Clockwork
 

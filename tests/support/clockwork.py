@@ -16,10 +16,12 @@ CLOCKWORK = (
 
 
 def installed(where: Path) -> dict[str, str]:
-    """An environment in which the clockwork engine is an installed distribution."""
+    """An environment in which the clockwork engine is an installed distribution, and what comes first on the
+    path is a project that has its own `engines` and `harness`."""
     information = where / "clockwork-1.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: clockwork\nVersion: 1\n")
     (information / "entry_points.txt").write_text(ENTRY_POINTS)
-    path = os.pathsep.join((str(ROOT), str(SUPPORT), str(where), os.environ.get("PYTHONPATH", "")))
+    places = (SUPPORT / "a_project", ROOT, SUPPORT, where, os.environ.get("PYTHONPATH", ""))
+    path = os.pathsep.join(map(str, places))
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120"}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from engines import api
+from overlap_bench.engines import api
 
 PACE_S = {"slow": 0.002, "fast": 0.001}
 

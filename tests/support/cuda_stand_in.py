@@ -247,7 +247,7 @@ def _card() -> tuple[_Torch, Callable[[torch.Tensor], torch.Tensor]]:
 def stand_in(monkeypatch: Any) -> None:
     """Have engines.devices.cuda find a card."""
     card, pin = _card()
-    monkeypatch.setattr("engines.devices.cuda.torch", card)
+    monkeypatch.setattr("overlap_bench.engines.devices.cuda.torch", card)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
 
 

@@ -8,8 +8,8 @@ from time import perf_counter_ns
 import pytest
 import torch
 
-from engines.api import BadSetting, EngineError
-from engines.devices.base import Device, ModuleSpec
+from overlap_bench.engines.api import BadSetting, EngineError
+from overlap_bench.engines.devices.base import Device, ModuleSpec
 from tests.support.device_module import ROWS
 
 BUILD = "tests.support.device_module:build"

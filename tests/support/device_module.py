@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from engines.api import BadSetting
-from engines.api.pace import Size
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.api.pace import Size
 
 ROWS = 256
 

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import pytest
 
-from harness.cli import app
-from harness.common.processes import below
+from overlap_bench.harness.cli import app
+from overlap_bench.harness.common.processes import below
 
 
 def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

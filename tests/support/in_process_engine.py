@@ -10,12 +10,12 @@ from functools import cache
 import numpy as np
 import torch
 
-from engines import api
-from engines.devices.base import Device
-from engines.overlap.engine import OverlapEngine
-from engines.overlap.models.published import load_model
-from engines.overlap.sampler import sample
-from harness.metrics.divergences import NEAR_TIE
+from overlap_bench.engines import api
+from overlap_bench.engines.devices.base import Device
+from overlap_bench.engines.overlap.engine import OverlapEngine
+from overlap_bench.engines.overlap.models.published import load_model
+from overlap_bench.engines.overlap.sampler import sample
+from overlap_bench.harness.metrics.divergences import NEAR_TIE
 from tests.support.bench_command import PATIENCE_S
 
 

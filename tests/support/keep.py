@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from engines import api
-from harness.analysis import frames
-from harness.analysis.result import to_plain
-from harness.store import sweep
-from harness.store.files import EXPERIMENT_FILE, SUMMARY_FILE, SWEEP_FILE, write_bytes
-from harness.store.tables import (
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import frames
+from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.store import sweep
+from overlap_bench.harness.store.files import EXPERIMENT_FILE, SUMMARY_FILE, SWEEP_FILE, write_bytes
+from overlap_bench.harness.store.tables import (
     NEEDED,
     TABLES,
     finished_blocks,
@@ -31,7 +31,7 @@ from harness.store.tables import (
     write_table,
     write_values,
 )
-from harness.studies import experiment
+from overlap_bench.harness.studies import experiment
 
 
 def keep(run: Path, tables: Collection[str] = ()) -> None:

@@ -10,18 +10,18 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from engines import api
-from harness.analysis import comparison
-from harness.analysis.explain import Explained
-from harness.analysis.result import Comparison, FactorialResult, Result
-from harness.common.machine import Code, Machine
-from harness.plan.design import Arm, Design
-from harness.report import formats
-from harness.store.block import Block
-from harness.store.files import SCHEMA_VERSION
-from harness.store.manifest import Manifest
-from harness.store.tables import TABLES
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison
+from overlap_bench.harness.analysis.explain import Explained
+from overlap_bench.harness.analysis.result import Comparison, FactorialResult, Result
+from overlap_bench.harness.common.machine import Code, Machine
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.report import formats
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import SCHEMA_VERSION
+from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.store.tables import TABLES
+from overlap_bench.harness.workload.workload import Workload
 
 REQUESTS = 12
 MS = 1_000_000

@@ -9,20 +9,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engines import api
-from engines.overlap import SPEC
-from harness.analysis import comparison
-from harness.analysis.result import Result
-from harness.plan.design import Arm, Design
-from harness.plan.factors import make_factorial
-from harness.plan.grid import Axis, Point
-from harness.plan.orders import orders
-from harness.plan.request import Request
-from harness.store import sweep
-from harness.store.block import Block
-from harness.store.files import SCHEMA_VERSION, SWEEP_FILE, write_json, write_summary
-from harness.store.manifest import Manifest, write_manifest
-from harness.store.tables import write_block
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.harness.analysis import comparison
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.plan.factors import make_factorial
+from overlap_bench.harness.plan.grid import Axis, Point
+from overlap_bench.harness.plan.orders import orders
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.store import sweep
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import SCHEMA_VERSION, SWEEP_FILE, write_json, write_summary
+from overlap_bench.harness.store.manifest import Manifest, write_manifest
+from overlap_bench.harness.store.tables import write_block
 from tests.support.made_blocks import block, blocks, described, manifest, side
 
 ENGINES = {"overlap": SPEC}

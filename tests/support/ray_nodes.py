@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.run.cluster.places import RESOURCE
+from overlap_bench.harness.run.cluster.places import RESOURCE
 from tests.support.bench_command import PATIENCE_S
 
-OURS = ("engines.host", "harness.run.load_generator")  # what a block starts
+OURS = ("overlap_bench.engines.host", "overlap_bench.harness.run.load_generator")  # what a block starts
 TASK = "ray::on_this_node"  # a worker's title while it measures
 # Ray takes 15 s to notice that a node is gone. Here it asks twice a second, and is as patient with an answer.
 LOOKED_AFTER = {
@@ -127,7 +127,7 @@ def _environ(environment: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def nodes(environment: Mapping[str, str]) -> Iterator[Nodes]:
     """A cluster while inside. Skips where Ray is not installed."""
-    pytest.importorskip("ray", reason="needs Ray: pip install -e '.[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install 'overlap-bench[ray]'")
     made = Nodes(environment)
     try:
         yield made

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats as distributions
 
-from engines import api
-from harness.analysis.rule import reason_to_stop
-from harness.metrics.block import Values
-from harness.plan.design import Arm, Design
-from harness.plan.orders import DRAWN_TOGETHER
-from harness.stats.stopping import ALPHA, Until
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.rule import reason_to_stop
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.plan.orders import DRAWN_TOGETHER
+from overlap_bench.harness.stats.stopping import ALPHA, Until
+from overlap_bench.harness.workload.workload import Workload
 
 SD = 0.01  # of a pair's log ratio; every size below is in units of it
 MOST = 20

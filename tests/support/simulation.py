@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engines.api import Request
-from engines.overlap.device_plan import bucket_sizes
-from engines.overlap.kv_cache import BlockPool
-from engines.overlap.request import NO_SLOT, Active
-from engines.overlap.scheduler import Batch, Limits, Scheduler
-from engines.overlap.toggles import accept, chunk, tables
+from overlap_bench.engines.api import Request
+from overlap_bench.engines.overlap.device_plan import bucket_sizes
+from overlap_bench.engines.overlap.kv_cache import BlockPool
+from overlap_bench.engines.overlap.request import NO_SLOT, Active
+from overlap_bench.engines.overlap.scheduler import Batch, Limits, Scheduler
+from overlap_bench.engines.overlap.toggles import accept, chunk, tables
 
 VOCABULARY = 97
 EOS = 5

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.openai.engine import ASKED_FIRST
+from overlap_bench.engines.openai.engine import ASKED_FIRST
 from tests.support.bench_command import PATIENCE_S
 
 MODEL = "small"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engines.api import BadSetting
-from harness.trace import analysis, trace_file
-from harness.trace.analysis import Part
-from harness.trace.events import Trace
-from harness.trace.result import result as traces_result
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.harness.trace import analysis, trace_file
+from overlap_bench.harness.trace.analysis import Part
+from overlap_bench.harness.trace.events import Trace
+from overlap_bench.harness.trace.result import result as traces_result
 from tests.support import nsys_export as made
 
 SPLIT: dict[str, made.Rows] = {

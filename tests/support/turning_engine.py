@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter_ns as now
 
-from engines import api, baton
+from overlap_bench.engines import api, baton
 
 STEP_S = 0.001
 

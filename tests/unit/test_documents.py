@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli import app as cli
+from overlap_bench.harness.cli import app as cli
 from tests.support.places import ROOT
 
 
@@ -78,7 +78,9 @@ def unknown_word(words: list[str]) -> str | None:
 
 def missing_modules(document: Path) -> list[str]:
     """Each module of this project that a document runs and that is not there."""
-    named = re.findall(r"python -m ((?:engines|harness|experiments)[\w.]*\w)(?!\w|\.…)", document.read_text())
+    named = re.findall(
+        r"python -m ((?:overlap_bench|engines|harness|experiments)[\w.]*\w)(?!\w|\.…)", document.read_text()
+    )
     files = {name: ROOT.joinpath(*name.split(".")) for name in named}
     return [
         name

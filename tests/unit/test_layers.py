@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import harness
+from overlap_bench import harness
 
-ROOT = Path(harness.__file__).parent
+NAME = "overlap_bench.harness"
+ROOT = Path(harness.__file__).resolve().parent
 # The floors, the ground first; packages of one floor know nothing of each other.
 FLOORS = (
     {"stats", "common"},
@@ -22,7 +24,7 @@ FLOORS = (
     {"cli"},
 )
 MODULES = {
-    ".".join(("harness", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    ".".join((NAME, *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in ROOT.rglob("*.py")
 }
 
@@ -30,7 +32,7 @@ MODULES = {
 def imports(module: str) -> Iterator[str]:
     """The modules of harness/ that a module imports, wherever in it the import stands."""
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "harness":
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{NAME}."):
             for name in node.names:
                 whole = f"{node.module}.{name.name}"
                 yield whole if whole in MODULES else str(node.module)
@@ -39,7 +41,7 @@ def imports(module: str) -> Iterator[str]:
 
 
 def package(module: str) -> str:
-    return (*module.split("."), "")[1]
+    return (*module.split("."), "")[2]
 
 
 def test_a_stranger_meets_at_most_sixteen_entries() -> None:
@@ -73,6 +75,30 @@ def test_no_file_is_part_of_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(f"circle: {' -> '.join(error.args[1])}") from None
+
+
+def test_what_is_installed_calls_itself_by_a_name_that_no_project_has() -> None:
+    """A project that is measured may have packages called engines and harness."""
+    short = [
+        f"{path.relative_to(ROOT.parent)}: {name}"
+        for folder in ("engines", "harness", "overlap_bench")
+        for path in (ROOT.parent / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in named(node)
+        if re.fullmatch(r"(engines|harness)(\.\w+)*[.:]?\w*", name)
+    ]
+    assert short == []
+
+
+def named(node: ast.AST) -> Iterator[str]:
+    """The modules that a piece of code imports, or names in a string with a dot, as for `python -m`."""
+    match node:
+        case ast.Import():
+            yield from (each.name for each in node.names)
+        case ast.ImportFrom(level=0):
+            yield str(node.module)
+        case ast.Constant(value=str(text)) if "." in text:
+            yield text
 
 
 def test_what_takes_half_a_second_to_import_is_imported_where_it_is_used() -> None:

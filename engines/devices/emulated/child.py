@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from engines.api import BadSetting, EngineError
-from engines.devices.base import DeviceLost
-from engines.devices.emulated.commands import (
+from overlap_bench.engines.api import BadSetting, EngineError
+from overlap_bench.engines.devices.base import DeviceLost
+from overlap_bench.engines.devices.emulated.commands import (
     LAST_WORDS,
     LENGTH,
     Boot,
@@ -25,7 +25,7 @@ from engines.devices.emulated.commands import (
     Refused,
 )
 
-_PROCESS = "engines.devices.emulated.process"
+_PROCESS = "overlap_bench.engines.devices.emulated.process"
 _PATIENCE_S = 2.0  # for a process that was asked to end; then it is killed
 
 # One thread of compute, whatever the caller's settings. The allocator keeps what it has freed, as a device's

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from engines.api import BadSetting, EngineError, pick
-from engines.api.pace import Pace
-from engines.devices.base import MemoryUse, ModuleSpec
-from engines.devices.emulated.child import Child
-from engines.devices.emulated.commands import (
+from overlap_bench.engines.api import BadSetting, EngineError, pick
+from overlap_bench.engines.api.pace import Pace
+from overlap_bench.engines.devices.base import MemoryUse, ModuleSpec
+from overlap_bench.engines.devices.emulated.child import Child
+from overlap_bench.engines.devices.emulated.commands import (
     CAPTURED,
     COUNTED,
     LAUNCH,
@@ -43,9 +43,15 @@ from engines.devices.emulated.commands import (
     WORK_ROWS,
     Load,
 )
-from engines.devices.emulated.memory import SLOT_BYTES, SLOTS, Arena, BounceRing, CachingAllocator
-from engines.devices.emulated.streams import EmulatedEvent, EmulatedStream, Waiting
-from engines.machine import cpu_model, known, move_threads
+from overlap_bench.engines.devices.emulated.memory import (
+    SLOT_BYTES,
+    SLOTS,
+    Arena,
+    BounceRing,
+    CachingAllocator,
+)
+from overlap_bench.engines.devices.emulated.streams import EmulatedEvent, EmulatedStream, Waiting
+from overlap_bench.engines.machine import cpu_model, known, move_threads
 
 _PINNED_BYTES = 1 << 30  # sparse: only what is touched exists
 _PADDING = tuple((0,) * (4 - count) for count in range(MAX_ARGUMENTS + 1))  # of the words of a record

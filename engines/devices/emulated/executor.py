@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from engines.devices.emulated.commands import (
+from overlap_bench.engines.devices.emulated.commands import (
     CELLS_PER_STREAM,
     COMPLETED,
     COUNTED,
@@ -46,8 +46,8 @@ from engines.devices.emulated.commands import (
     make_fence,
     waited_for,
 )
-from engines.devices.emulated.timer import Timer
-from engines.tracing import Ranges, open_ranges
+from overlap_bench.engines.devices.emulated.timer import Timer
+from overlap_bench.engines.tracing import Ranges, open_ranges
 
 Command = tuple[int, ...]  # as in commands.py
 PaceNs = Callable[[int, tuple[int, ...]], int]  # by program and arguments; 0: none

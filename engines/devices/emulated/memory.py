@@ -13,9 +13,9 @@ from time import perf_counter_ns
 
 import torch
 
-from engines.api import EngineError
-from engines.devices.emulated.commands import RECORD, TO_DEVICE
-from engines.devices.emulated.streams import EmulatedEvent, EmulatedStream
+from overlap_bench.engines.api import EngineError
+from overlap_bench.engines.devices.emulated.commands import RECORD, TO_DEVICE
+from overlap_bench.engines.devices.emulated.streams import EmulatedEvent, EmulatedStream
 
 SLOTS = 8
 SLOT_BYTES = 64 << 10

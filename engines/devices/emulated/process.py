@@ -1,4 +1,5 @@
-"""The device process: `python -m engines.devices.emulated.process BOOT`, BOOT a commands.Boot in JSON.
+"""The device process: `python -m overlap_bench.engines.devices.emulated.process BOOT` (a commands.Boot as
+JSON).
 
 Started by exec, so that it shares no memory layout with its parent and starts no warmer than it should.
 """
@@ -18,8 +19,8 @@ def main() -> None:
 
     import msgspec
 
-    from engines.devices.emulated.commands import Boot
-    from engines.processes import signal_at_parents_end
+    from overlap_bench.engines.devices.emulated.commands import Boot
+    from overlap_bench.engines.processes import signal_at_parents_end
 
     boot = msgspec.json.decode(sys.argv[1], type=Boot)
     if boot.die_with_parent:
@@ -27,8 +28,8 @@ def main() -> None:
     if os.getppid() != boot.parent:
         return
 
-    from engines.devices.emulated.service import Service
-    from engines.tracing import name_thread
+    from overlap_bench.engines.devices.emulated.service import Service
+    from overlap_bench.engines.tracing import name_thread
 
     name_thread("device")
     Service(boot).run()

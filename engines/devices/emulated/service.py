@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engines.api import BadSetting
-from engines.devices.base import Module, ModuleSpec
-from engines.devices.emulated.commands import (
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.devices.base import Module, ModuleSpec
+from overlap_bench.engines.devices.emulated.commands import (
     LAST_WORDS,
     LENGTH,
     MAX_PROGRAMS,
@@ -29,11 +29,11 @@ from engines.devices.emulated.commands import (
     Loaded,
     Refused,
 )
-from engines.devices.emulated.executor import HostGone, make_executor, unpaced
-from engines.devices.emulated.memory import bytes_of
-from engines.devices.loading import build, one_line, settle_garbage
-from engines.machine import known, move_threads
-from engines.timers import ask_for_short_slice
+from overlap_bench.engines.devices.emulated.executor import HostGone, make_executor, unpaced
+from overlap_bench.engines.devices.emulated.memory import bytes_of
+from overlap_bench.engines.devices.loading import build, one_line, settle_garbage
+from overlap_bench.engines.machine import known, move_threads
+from overlap_bench.engines.timers import ask_for_short_slice
 
 
 class Service:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from mmap import mmap
 from typing import NamedTuple
 
-from engines.api import EngineError
-from engines.devices.base import DeviceLost
-from engines.devices.emulated.commands import (
+from overlap_bench.engines.api import EngineError
+from overlap_bench.engines.devices.base import DeviceLost
+from overlap_bench.engines.devices.emulated.commands import (
     CELLS_PER_STREAM,
     COMPLETED,
     KERNEL,

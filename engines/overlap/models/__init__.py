@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from engines.overlap.models.contract import Model, refusing
-from engines.overlap.models.gpt2 import GPT2
-from engines.overlap.models.llama import Llama
-from engines.overlap.models.tensor_parallel import Group, shard
-from engines.overlap.models.weights import fill
-from engines.overlap.presets import PRESETS
+from overlap_bench.engines.overlap.models.contract import Model, refusing
+from overlap_bench.engines.overlap.models.gpt2 import GPT2
+from overlap_bench.engines.overlap.models.llama import Llama
+from overlap_bench.engines.overlap.models.tensor_parallel import Group, shard
+from overlap_bench.engines.overlap.models.weights import fill
+from overlap_bench.engines.overlap.presets import PRESETS
 
 
 def open_model(
@@ -25,7 +25,7 @@ def open_model(
     that does not exist or that this engine can't run."""
     if name in PRESETS:
         return make(name, dtype, device, seed, group)
-    from engines.overlap.models.published import Published
+    from overlap_bench.engines.overlap.models.published import Published
 
     with refusing(name):
         return Published(name, dtype, device, seed, group)

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from engines.api import BadSetting
-from engines.devices.loading import one_line
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.devices.loading import one_line
 
 
 class Attend(Protocol):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
-from engines.overlap.models.contract import Attend, Shape
-from engines.overlap.models.layers import Embedding
-from engines.overlap.models.tensor_parallel import COLUMNS, FUSED, ROWS
+from overlap_bench.engines.overlap.models.contract import Attend, Shape
+from overlap_bench.engines.overlap.models.layers import Embedding
+from overlap_bench.engines.overlap.models.tensor_parallel import COLUMNS, FUSED, ROWS
 
 EPSILON = 1e-5
 PLAN = {  # of several ranks

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from engines.overlap.models.contract import Attend, Shape
-from engines.overlap.models.layers import Embedding, Linear
-from engines.overlap.models.tensor_parallel import COLUMNS, ROWS
+from overlap_bench.engines.overlap.models.contract import Attend, Shape
+from overlap_bench.engines.overlap.models.layers import Embedding, Linear
+from overlap_bench.engines.overlap.models.tensor_parallel import COLUMNS, ROWS
 
 EPSILON = 1e-6
 THETA = 10_000.0  # of the rotary positions

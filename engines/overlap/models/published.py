@@ -20,12 +20,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from engines.api import BadFile, BadSetting, first_line
-from engines.overlap.models import gpt2
-from engines.overlap.models.contract import Attend, Shape
-from engines.overlap.models.tensor_parallel import COLUMNS, ROWS, Group, Plan, shard
-from engines.overlap.models.weights import fill
-from engines.overlap.presets import END_OF_TEXT_ID, PRESETS, Preset, local_folder, widened
+from overlap_bench.engines.api import BadFile, BadSetting, first_line
+from overlap_bench.engines.overlap.models import gpt2
+from overlap_bench.engines.overlap.models.contract import Attend, Shape
+from overlap_bench.engines.overlap.models.tensor_parallel import COLUMNS, ROWS, Group, Plan, shard
+from overlap_bench.engines.overlap.models.weights import fill
+from overlap_bench.engines.overlap.presets import END_OF_TEXT_ID, PRESETS, Preset, local_folder, widened
 
 ATTENTION = "overlap-paged"
 _TELLING = ("window", "chunk", "local_att", "original_")  # in the names of numbers of tokens

@@ -20,10 +20,10 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, distributed, nn
 
-from engines.api import BadSetting, EngineError
-from engines.devices.base import RANK_LOST
-from engines.devices.loading import one_line
-from engines.overlap.models.contract import Shape
+from overlap_bench.engines.api import BadSetting, EngineError
+from overlap_bench.engines.devices.base import RANK_LOST
+from overlap_bench.engines.devices.loading import one_line
+from overlap_bench.engines.overlap.models.contract import Shape
 
 COLUMNS, ROWS, FUSED = "columns", "rows", "fused"  # fused: queries, keys and values in one matrix
 JOIN_S = 120.0  # until all ranks have booted

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.api import BadFile, check_preset, first_line
+from overlap_bench.engines.api import BadFile, check_preset, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

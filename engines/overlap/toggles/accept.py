@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engines.api import Toggle
+from overlap_bench.engines.api import Toggle
 
 TOGGLE = Toggle(
     name="accept",

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engines.api import Toggle
+from overlap_bench.engines.api import Toggle
 
 if TYPE_CHECKING:
-    from engines.overlap.scheduler import Batch, Scheduler
+    from overlap_bench.engines.overlap.scheduler import Batch, Scheduler
 
 TOGGLE = Toggle(
     name="chunk",

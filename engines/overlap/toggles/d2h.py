@@ -25,14 +25,14 @@ import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
-from engines.api import Toggle
-from engines.tracing import name_thread
+from overlap_bench.engines.api import Toggle
+from overlap_bench.engines.tracing import name_thread
 
 if TYPE_CHECKING:
     import torch
 
-    from engines.devices.base import Buffer, Device, Stream
-    from engines.overlap.step import Step
+    from overlap_bench.engines.devices.base import Buffer, Device, Stream
+    from overlap_bench.engines.overlap.step import Step
 
 TOGGLE = Toggle(
     name="d2h",

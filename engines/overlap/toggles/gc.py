@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
 
-from engines.api import Toggle
+from overlap_bench.engines.api import Toggle
 
 TOGGLE = Toggle(
     name="gc",

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from engines.api import Toggle
+from overlap_bench.engines.api import Toggle
 
 if TYPE_CHECKING:
-    from engines.overlap.step import Step
+    from overlap_bench.engines.overlap.step import Step
 
 TOGGLE = Toggle(
     name="gil",

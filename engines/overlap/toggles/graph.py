@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from engines.api import Toggle
+from overlap_bench.engines.api import Toggle
 
 if TYPE_CHECKING:
-    from engines.devices.base import Device
+    from overlap_bench.engines.devices.base import Device
 
 TOGGLE = Toggle(
     name="graph",

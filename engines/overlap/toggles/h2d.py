@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engines.api import Toggle
-from engines.overlap.layout import ITEM_BYTES, Array
+from overlap_bench.engines.api import Toggle
+from overlap_bench.engines.overlap.layout import ITEM_BYTES, Array
 
 if TYPE_CHECKING:  # the declaration below is read by command lines that must not wait for torch
     import numpy as np
     import torch
 
-    from engines.devices.base import Buffer, Device, Event, Stream
-    from engines.overlap.scheduler import Batch
-    from engines.overlap.step import Step
+    from overlap_bench.engines.devices.base import Buffer, Device, Event, Stream
+    from overlap_bench.engines.overlap.scheduler import Batch
+    from overlap_bench.engines.overlap.step import Step
 
 TOGGLE = Toggle(
     name="h2d",

@@ -17,13 +17,13 @@ import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
-from engines.api import Toggle
-from engines.overlap.toggles import gil
-from engines.tracing import name_thread
+from overlap_bench.engines.api import Toggle
+from overlap_bench.engines.overlap.toggles import gil
+from overlap_bench.engines.tracing import name_thread
 
 if TYPE_CHECKING:
-    from engines.overlap.forward import Forward
-    from engines.overlap.step import Step
+    from overlap_bench.engines.overlap.forward import Forward
+    from overlap_bench.engines.overlap.step import Step
 
 TOGGLE = Toggle(
     name="launch",

@@ -24,12 +24,12 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
-from engines.api import EngineError, Toggle
+from overlap_bench.engines.api import EngineError, Toggle
 
 if TYPE_CHECKING:
-    from engines.api import Finish, HostRanges
-    from engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
-    from engines.overlap.output_process import ToOutput
+    from overlap_bench.engines.api import Finish, HostRanges
+    from overlap_bench.engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
+    from overlap_bench.engines.overlap.output_process import ToOutput
 
     MakeProcessor = Callable[[Callable[[list[Stopped]], None]], OutputProcessor]
 
@@ -44,6 +44,7 @@ TOGGLE = Toggle(
 )
 
 
+OUTPUT_PROCESS = "overlap_bench.engines.overlap.output_process"
 PIPE_BYTES = 1 << 20  # how far the engine may run ahead of the output process before its writes block
 
 
@@ -169,12 +170,19 @@ class InProcess:
     ) -> None:
         import msgspec
 
-        from engines.overlap.output_process import KEEP, LENGTH, TELL, FromOutput, OutputConfig, ToOutput
+        from overlap_bench.engines.overlap.output_process import (
+            KEEP,
+            LENGTH,
+            TELL,
+            FromOutput,
+            OutputConfig,
+            ToOutput,
+        )
 
         self.counters = counters
         config = OutputConfig(events=events, model=model, vocabulary=vocabulary, stream_interval=interval)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engines.overlap.output_process", msgspec.json.encode(config).decode()],
+            [sys.executable, "-m", OUTPUT_PROCESS, msgspec.json.encode(config).decode()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from engines.api import Toggle
+from overlap_bench.engines.api import Toggle
 
 if TYPE_CHECKING:
-    from engines.overlap.loop import Loop
-    from engines.overlap.step import Step
+    from overlap_bench.engines.overlap.loop import Loop
+    from overlap_bench.engines.overlap.step import Step
 
 TOGGLE = Toggle(
     name="prefill",

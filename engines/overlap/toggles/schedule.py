@@ -5,7 +5,7 @@ The before and the after are two loops, next to each other in engines/overlap/lo
 
 from __future__ import annotations
 
-from engines.api import Toggle
+from overlap_bench.engines.api import Toggle
 
 TOGGLE = Toggle(
     name="schedule",

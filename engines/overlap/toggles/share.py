@@ -25,10 +25,10 @@ from mmap import mmap
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engines.api import EngineError, Toggle
+from overlap_bench.engines.api import EngineError, Toggle
 
 if TYPE_CHECKING:  # the declaration below is read by command lines that must not wait for numpy
-    from engines.overlap.scheduler import Batch
+    from overlap_bench.engines.overlap.scheduler import Batch
 
 MOST_RANKS = 8
 SEVERAL = tuple(str(ranks) for ranks in range(2, MOST_RANKS + 1))
@@ -128,7 +128,7 @@ class Pickled:
             try:
                 socket.send(body)
             except self._gone:
-                from engines.devices.base import RANK_LOST
+                from overlap_bench.engines.devices.base import RANK_LOST
 
                 raise EngineError(f"{RANK_LOST}: nobody takes its messages any more") from None
         return body
@@ -230,7 +230,7 @@ class RingReader:
 
 def _said() -> list[str]:
     """What of a batch a slot's header says: all but its requests, and the arrays that follow the header."""
-    from engines.overlap.scheduler import Batch
+    from overlap_bench.engines.overlap.scheduler import Batch
 
     apart = {"requests", "values", "changed_rows"}
     return [each.name for each in fields(Batch) if each.name not in apart]
@@ -240,7 +240,7 @@ def _slot_writer() -> Callable[[memoryview, Told], int]:
     import msgspec
     import numpy as np
 
-    from engines.overlap.layout import DTYPES
+    from overlap_bench.engines.overlap.layout import DTYPES
 
     encode, fields_said = msgspec.msgpack.Encoder().encode, _said()
 
@@ -272,8 +272,8 @@ def _slot_reader() -> Callable[[memoryview], Told]:
     import msgspec
     import numpy as np
 
-    from engines.overlap.layout import DTYPES
-    from engines.overlap.scheduler import Batch
+    from overlap_bench.engines.overlap.layout import DTYPES
+    from overlap_bench.engines.overlap.scheduler import Batch
 
     decode, fields_said = msgspec.msgpack.Decoder().decode, _said()
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engines.api import Toggle
+from overlap_bench.engines.api import Toggle
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engines.api import Toggle
+from overlap_bench.engines.api import Toggle
 
 if TYPE_CHECKING:
-    from engines.overlap.loop import Loop
-    from engines.overlap.step import Step
+    from overlap_bench.engines.overlap.loop import Loop
+    from overlap_bench.engines.overlap.step import Step
 
 TOGGLE = Toggle(
     name="sync",

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from engines.api import Toggle
+from overlap_bench.engines.api import Toggle
 
 if TYPE_CHECKING:  # the declaration below is read by command lines that must not wait for numpy
     import numpy as np

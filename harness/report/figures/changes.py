@@ -8,15 +8,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from engines import api
-from harness.analysis import words
-from harness.analysis.frames import Run
-from harness.analysis.result import Comparison, MetricRow
-from harness.report import tables
-from harness.report.figures import style
-from harness.report.figures.given import comparison_of
-from harness.stats import paired
-from harness.stats.stopping import ALPHA
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import words
+from overlap_bench.harness.analysis.frames import Run
+from overlap_bench.harness.analysis.result import Comparison, MetricRow
+from overlap_bench.harness.report import tables
+from overlap_bench.harness.report.figures import style
+from overlap_bench.harness.report.figures.given import comparison_of
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.stats.stopping import ALPHA
 
 ROW = 0.25  # inches
 # How a metric is told apart: marker, and whether it is filled.
@@ -151,7 +151,7 @@ def funnel(runs: Sequence[Run], metric: str | None = None, width: float = style.
     standard error.
     """
     if not isinstance(runs, Sequence) or isinstance(runs, str):
-        raise api.BadSetting("a funnel takes several runs of bench aa: [harness.load(FOLDER), ...]")
+        raise api.BadSetting("a funnel takes several runs of bench aa: [overlap_bench.load(FOLDER), ...]")
     return funnel_of([comparison_of(each) for each in runs], metric, width)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from engines import api
-from harness.analysis.frames import Run
-from harness.analysis.result import Effect, Effects
-from harness.analysis.words import confidence, interval
-from harness.common.formatting import blocks_of, percent
-from harness.report.factorial_tables import taken_for_none
-from harness.report.figures import style
-from harness.report.figures.given import check_run
-from harness.stats.contrasts import label
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.frames import Run
+from overlap_bench.harness.analysis.result import Effect, Effects
+from overlap_bench.harness.analysis.words import confidence, interval
+from overlap_bench.harness.common.formatting import blocks_of, percent
+from overlap_bench.harness.report.factorial_tables import taken_for_none
+from overlap_bench.harness.report.figures import style
+from overlap_bench.harness.report.figures.given import check_run
+from overlap_bench.harness.stats.contrasts import label
 
 ROW, APART = 0.62, 0.24  # inches of a row; of it, how far apart its marks stand
 REACH = 4  # times the largest change: an interval that goes beyond would press all else onto the zero line

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from engines import api
-from harness.analysis.frames import Run
-from harness.analysis.result import Comparison
-from harness.analysis.stored import check_two
-from harness.analysis.sweep import Sweep
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.frames import Run
+from overlap_bench.harness.analysis.result import Comparison
+from overlap_bench.harness.analysis.stored import check_two
+from overlap_bench.harness.analysis.sweep import Sweep
 
 
 def check_run(given: object) -> None:
     """Raises BadSetting for anything but a run that was loaded."""
     if not isinstance(given, Run):
-        raise api.BadSetting(f"this draws a run, from harness.load(FOLDER), not a {type(given).__name__}")
+        kind = type(given).__name__
+        raise api.BadSetting(f"this draws a run, from overlap_bench.load(FOLDER), not a {kind}")
 
 
 def check_sweep(given: object) -> None:
     """Raises BadSetting for anything but a sweep that was loaded."""
     if not isinstance(given, Sweep):
         raise api.BadSetting(
-            f"this draws a sweep, from harness.load_sweep(FOLDER), not a {type(given).__name__}"
+            f"this draws a sweep, from overlap_bench.load_sweep(FOLDER), not a {type(given).__name__}"
         )
 
 

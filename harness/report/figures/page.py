@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from harness.report.figures import style
+from overlap_bench.harness.report.figures import style
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 # Colours of the figures, and the custom properties a page sets for them, light and dark.

@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.analysis.words import Ranged
+from overlap_bench.harness.analysis.words import Ranged
 
 WIDTH = 7.2  # inches: a page
 LEGEND_HANDLE, LEGEND_LETTER = 0.55, 0.062  # inches that an entry of a legend takes, and each letter of it

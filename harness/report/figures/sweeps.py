@@ -9,15 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from engines import api
-from harness.analysis import words
-from harness.analysis.result import PointResult, SweepResult
-from harness.analysis.sweep import Sweep
-from harness.metrics import definitions
-from harness.plan.settings import spelled
-from harness.report.figures import style
-from harness.report.figures.given import check_sweep
-from harness.stats import verdicts
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import words
+from overlap_bench.harness.analysis.result import PointResult, SweepResult
+from overlap_bench.harness.analysis.sweep import Sweep
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.settings import spelled
+from overlap_bench.harness.report.figures import style
+from overlap_bench.harness.report.figures.given import check_sweep
+from overlap_bench.harness.stats import verdicts
 
 BESIDE = 3  # panels in a row, at most
 STRETCHED = 8  # largest over smallest value of the axis, from which it is logarithmic

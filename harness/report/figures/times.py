@@ -11,15 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from engines import api
-from harness.analysis import words
-from harness.analysis.frames import KEYS, Run
-from harness.analysis.result import MetricRow
-from harness.common import formatting
-from harness.metrics import definitions, requests
-from harness.metrics.arrays import Floats
-from harness.report.figures import style
-from harness.report.figures.given import check_run, comparison_of
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import words
+from overlap_bench.harness.analysis.frames import KEYS, Run
+from overlap_bench.harness.analysis.result import MetricRow
+from overlap_bench.harness.common import formatting
+from overlap_bench.harness.metrics import definitions, requests
+from overlap_bench.harness.metrics.arrays import Floats
+from overlap_bench.harness.report.figures import style
+from overlap_bench.harness.report.figures.given import check_run, comparison_of
 
 POINTS = 400  # drawn of each curve; every one is a sample
 MARKED = (50, 95, 99)

@@ -31,18 +31,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engines import api
-from harness.common.signals import ENDING, undisturbed
-from harness.metrics.block import Values
-from harness.run.blocks import stored_table
-from harness.run.cluster import node
-from harness.run.cluster.node import Measured
-from harness.run.cluster.places import LOOK_S, RESOURCE, Lookout, Places
-from harness.run.events import BlockBegun, BlockDone, NodeDone, Observer, Said
-from harness.run.hosts import RunFailed
-from harness.store.block import Block, Unkept
-from harness.store.manifest import Manifest, Repeat, write_manifest
-from harness.store.tables import TABLES, finished_blocks, write_packed
+from overlap_bench.engines import api
+from overlap_bench.harness.common.signals import ENDING, undisturbed
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.run.blocks import stored_table
+from overlap_bench.harness.run.cluster import node
+from overlap_bench.harness.run.cluster.node import Measured
+from overlap_bench.harness.run.cluster.places import LOOK_S, RESOURCE, Lookout, Places
+from overlap_bench.harness.run.events import BlockBegun, BlockDone, NodeDone, Observer, Said
+from overlap_bench.harness.run.hosts import RunFailed
+from overlap_bench.harness.store.block import Block, Unkept
+from overlap_bench.harness.store.manifest import Manifest, Repeat, write_manifest
+from overlap_bench.harness.store.tables import TABLES, finished_blocks, write_packed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +101,7 @@ def _connected(address: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise api.BadSetting("--ray needs Ray: pip install -e '.[ray]'") from None
+        raise api.BadSetting("--ray needs Ray: pip install 'overlap-bench[ray]'") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what is started here reports nothing to anybody
     start = {"resources": {RESOURCE: 1}, "include_dashboard": False} if address == LOCAL else {}
     # Ray takes SIGTERM for itself, and would end this process without a last word.

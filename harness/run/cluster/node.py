@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engines import api
-from harness.common import machine
-from harness.common.differences import difference
-from harness.common.machine import Machine
-from harness.metrics.block import Values, of_block
-from harness.run import blocks
-from harness.run.events import Event, Said
-from harness.run.hosts import spec_of
-from harness.run.overlay import checked_out
-from harness.run.session import Session
-from harness.store.block import Block
-from harness.store.manifest import Manifest, check_same_data
-from harness.store.tables import packed
+from overlap_bench.engines import api
+from overlap_bench.harness.common import machine
+from overlap_bench.harness.common.differences import difference
+from overlap_bench.harness.common.machine import Machine
+from overlap_bench.harness.metrics.block import Values, of_block
+from overlap_bench.harness.run import blocks
+from overlap_bench.harness.run.events import Event, Said
+from overlap_bench.harness.run.hosts import spec_of
+from overlap_bench.harness.run.overlay import checked_out
+from overlap_bench.harness.run.session import Session
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.manifest import Manifest, check_same_data
+from overlap_bench.harness.store.tables import packed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.run.hosts import RunFailed
+from overlap_bench.harness.run.hosts import RunFailed
 
 RESOURCE = "bench_node"
 LOOK_S = 1.0  # between two looks for nodes

@@ -15,22 +15,22 @@ from typing import Any
 
 import pandas as pd
 
-from engines import api
-from harness.analysis import comparison
-from harness.analysis.accuracy import Answers, Evaluation, Row, agreement, pooled, row
-from harness.analysis.result import Severity, Warning, to_plain
-from harness.common import machine
-from harness.plan.design import Arm
-from harness.run.scoring import Client, to_score
-from harness.run.session import Session
-from harness.stats.stopping import ALPHA
-from harness.store import tables
-from harness.store.files import EVALUATION_FILE, SCHEMA_VERSION, write_json
-from harness.store.folders import create, discard
-from harness.store.manifest import without_places
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison
+from overlap_bench.harness.analysis.accuracy import Answers, Evaluation, Row, agreement, pooled, row
+from overlap_bench.harness.analysis.result import Severity, Warning, to_plain
+from overlap_bench.harness.common import machine
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.run.scoring import Client, to_score
+from overlap_bench.harness.run.session import Session
+from overlap_bench.harness.stats.stopping import ALPHA
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.files import EVALUATION_FILE, SCHEMA_VERSION, write_json
+from overlap_bench.harness.store.folders import create, discard
+from overlap_bench.harness.store.manifest import without_places
 
 OWN_TASKS = Path(__file__).with_name("tasks")
-INSTALL = "pip install -e '.[eval]'"
+INSTALL = "pip install 'overlap-bench[eval]'"
 
 Say = Callable[[str], object]
 Values = Mapping[tuple[str, str], Mapping[int, float]]  # (task, metric) → item → its value
@@ -147,15 +147,16 @@ def _ask(
     few: int | None,
     say: Say,
 ) -> Asked:
-    from lm_eval import simple_evaluate
+    from lm_eval import evaluator
 
-    from harness.studies.evaluation.model import EngineModel
+    from overlap_bench.harness.studies.evaluation.model import EngineModel
 
     say(f"{arm.name}: booting")
     booted = session.boot([arm])[arm.name]
     model = EngineModel(Client(session, booted, say))
+    evaluator.get_git_commit_hash = str  # git would be asked about the current folder, and complain of it
     with _one_line(tasks):
-        found = simple_evaluate(
+        found = evaluator.simple_evaluate(
             model=model,
             tasks=list(tasks),
             num_fewshot=few,

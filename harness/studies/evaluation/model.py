@@ -15,9 +15,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tokenizers import Tokenizer
 
-from engines import api
-from harness.analysis.accuracy import Answers, Likelihood
-from harness.run.scoring import Client
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.accuracy import Answers, Likelihood
+from overlap_bench.harness.run.scoring import Client
 
 LEAD = 8  # tokens of a context that are decoded rather than prefilled
 MOST_NEW_TOKENS = 256  # of a generation, where the task does not say

@@ -13,10 +13,10 @@ from itertools import accumulate
 
 import msgspec
 
-from engines import api
-from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports import result
-from harness.studies.imports.result import Document, Sent, ToolResult
+from overlap_bench.engines import api
+from overlap_bench.harness.store.manifest import NOT_RECORDED
+from overlap_bench.harness.studies.imports import result
+from overlap_bench.harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "aiperf"
 AGGREGATES, RECORDS = "profile_export_aiperf.json", "profile_export.jsonl"

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from engines import api
-from harness.common.text_files import read_text
-from harness.studies.imports import aiperf, guidellm, sglang, vllm
-from harness.studies.imports.result import Document, ToolResult
+from overlap_bench.engines import api
+from overlap_bench.harness.common.text_files import read_text
+from overlap_bench.harness.studies.imports import aiperf, guidellm, sglang, vllm
+from overlap_bench.harness.studies.imports.result import Document, ToolResult
 
 TOOLS = (sglang, vllm, guidellm, aiperf)  # in the order in which they are asked whose a file is
 BLANK = re.compile(r"\s*")

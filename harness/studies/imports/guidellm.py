@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from engines import api
-from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports import result
-from harness.studies.imports.result import Document, Sent, ToolResult
+from overlap_bench.engines import api
+from overlap_bench.harness.store.manifest import NOT_RECORDED
+from overlap_bench.harness.studies.imports import result
+from overlap_bench.harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "guidellm"
 TOKENS = "tokens are the server's count where it tells one, else one for each chunk"

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from engines import api
-from harness.metrics.definitions import NS_PER_S
-from harness.store.manifest import NOT_RECORDED
+from overlap_bench.engines import api
+from overlap_bench.harness.metrics.definitions import NS_PER_S
+from overlap_bench.harness.store.manifest import NOT_RECORDED
 
 NOT_TOLD = -1
 STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}  # theirs: ours

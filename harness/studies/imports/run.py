@@ -12,24 +12,24 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from engines import api
-from harness.analysis import comparison
-from harness.analysis.result import Result, to_plain
-from harness.analysis.values import block_values, measured
-from harness.common import differences
-from harness.common.machine import Code, Machine
-from harness.metrics import definitions
-from harness.metrics.definitions import TOLD
-from harness.metrics.requests import request_times
-from harness.plan.design import Arm, Design
-from harness.store import tables
-from harness.store.block import Block
-from harness.store.files import SCHEMA_VERSION, digest, write_summary
-from harness.store.folders import create, discard
-from harness.store.manifest import NOT_RECORDED, Imported, Manifest, write_manifest
-from harness.studies.imports import files
-from harness.studies.imports.result import NO_LIMITS, NOT_TOLD, Sent, ToolResult, ns
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison
+from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.analysis.values import block_values, measured
+from overlap_bench.harness.common import differences
+from overlap_bench.harness.common.machine import Code, Machine
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.definitions import TOLD
+from overlap_bench.harness.metrics.requests import request_times
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.store import tables
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.files import SCHEMA_VERSION, digest, write_summary
+from overlap_bench.harness.store.folders import create, discard
+from overlap_bench.harness.store.manifest import NOT_RECORDED, Imported, Manifest, write_manifest
+from overlap_bench.harness.studies.imports import files
+from overlap_bench.harness.studies.imports.result import NO_LIMITS, NOT_TOLD, Sent, ToolResult, ns
+from overlap_bench.harness.workload.workload import Workload
 
 ARM = "before"
 # The first of these that every file has is the run's primary.

@@ -17,9 +17,9 @@ from typing import Annotated
 
 import msgspec
 
-from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports import result
-from harness.studies.imports.result import Document, Sent, ToolResult
+from overlap_bench.harness.store.manifest import NOT_RECORDED
+from overlap_bench.harness.studies.imports import result
+from overlap_bench.harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "sglang.bench_serving"
 SHARED = ("sglang", "sglang-native")  # backends whose gaps are shared among the tokens of a chunk

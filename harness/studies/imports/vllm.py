@@ -14,10 +14,10 @@ from typing import Annotated
 
 import msgspec
 
-from engines import api
-from harness.store.manifest import NOT_RECORDED
-from harness.studies.imports import result
-from harness.studies.imports.result import Document, Sent, ToolResult
+from overlap_bench.engines import api
+from overlap_bench.harness.store.manifest import NOT_RECORDED
+from overlap_bench.harness.studies.imports import result
+from overlap_bench.harness.studies.imports.result import Document, Sent, ToolResult
 
 TOOL = "vllm bench serve"
 DISTRIBUTIONS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_chunk_ms", "e2el": "latency_ms"}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
-DEVICE = "engines.devices.cuda"  # the one module that makes a torch.device of the card
+DEVICE = "overlap_bench.engines.devices.cuda"  # the one module that makes a torch.device of the card
 
 
 class _Loader(SourceFileLoader):

@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from harness.analysis import comparison
-from harness.analysis.result import Result, Severity
-from harness.analysis.values import block_seconds
-from harness.analysis.warnings import circumstances
-from harness.metrics.definitions import SLICED
-from harness.metrics.ranks import DEVICE
-from harness.stats.stopping import until_clear
+from overlap_bench.harness.analysis import comparison
+from overlap_bench.harness.analysis.result import Result, Severity
+from overlap_bench.harness.analysis.values import block_seconds
+from overlap_bench.harness.analysis.warnings import circumstances
+from overlap_bench.harness.metrics.definitions import SLICED
+from overlap_bench.harness.metrics.ranks import DEVICE
+from overlap_bench.harness.stats.stopping import until_clear
 from tests.support.made_blocks import MS, block, blocks, described, manifest, result, side, warned
 
 

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from engines import api
-from harness.analysis import comparison, outputs, rule, words
-from harness.analysis.mechanism import mechanism
-from harness.analysis.result import Counter, Outputs, to_plain
-from harness.analysis.values import block_values
-from harness.metrics import definitions
-from harness.report import formats
-from harness.run import records
-from harness.store.changed import ChangedCode, Overlaid
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison, outputs, rule, words
+from overlap_bench.harness.analysis.mechanism import mechanism
+from overlap_bench.harness.analysis.result import Counter, Outputs, to_plain
+from overlap_bench.harness.analysis.values import block_values
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.report import formats
+from overlap_bench.harness.run import records
+from overlap_bench.harness.store.changed import ChangedCode, Overlaid
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import (
     block,
     blocks,

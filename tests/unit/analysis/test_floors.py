@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.analysis import noise_floor
-from harness.analysis.noise_floor import with_floor
-from harness.analysis.result import Result
-from harness.common.machine import Machine
-from harness.metrics import definitions
-from harness.plan.design import Design
-from harness.stats import paired
-from harness.stats.stopping import until_decided
-from harness.store.manifest import Manifest
+from overlap_bench.harness.analysis import noise_floor
+from overlap_bench.harness.analysis.noise_floor import with_floor
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.common.machine import Machine
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.stats.stopping import until_decided
+from overlap_bench.harness.store.manifest import Manifest
 from tests.support.made_blocks import manifest, result, shown, warned
 
 BLOCKS = 6

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import comparison, gate_plans
-from harness.analysis.gate_plans import GatePlans
-from harness.plan.request import Request
-from harness.report import formats, gate_plan_tables
-from harness.stats import planning
-from harness.store.files import read_json
+from overlap_bench.harness.analysis import comparison, gate_plans
+from overlap_bench.harness.analysis.gate_plans import GatePlans
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.report import formats, gate_plan_tables
+from overlap_bench.harness.stats import planning
+from overlap_bench.harness.store.files import read_json
 from tests.support.made_blocks import blocks, manifest
 
 

@@ -11,15 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from engines import api
-from harness.analysis import comparison, gate, history
-from harness.analysis.history import Remembered
-from harness.analysis.result import Result
-from harness.plan.design import Ref
-from harness.report import gate_tables
-from harness.stats.change_points import SHORTEST
-from harness.store.files import read_json_lines, write_json_lines
-from harness.store.manifest import Manifest
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison, gate, history
+from overlap_bench.harness.analysis.history import Remembered
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.plan.design import Ref
+from overlap_bench.harness.report import gate_tables
+from overlap_bench.harness.stats.change_points import SHORTEST
+from overlap_bench.harness.store.files import read_json_lines, write_json_lines
+from overlap_bench.harness.store.manifest import Manifest
 from tests.support.made_blocks import blocks, manifest
 
 TPOT, RATE = "tpot_ms_p50", "throughput_tok_s"

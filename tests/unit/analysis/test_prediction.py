@@ -9,15 +9,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from engines import api
-from harness.analysis import prediction
-from harness.analysis.prediction import Before, Calibration, Measured, load_calibration, model_of
-from harness.analysis.result import NoPrediction, Prediction
-from harness.common.machine import Machine
-from harness.plan.design import Arm
-from harness.plan.variants import load_variants
-from harness.report import tables
-from harness.store.block import Block
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import prediction
+from overlap_bench.harness.analysis.prediction import (
+    Before,
+    Calibration,
+    Measured,
+    load_calibration,
+    model_of,
+)
+from overlap_bench.harness.analysis.result import NoPrediction, Prediction
+from overlap_bench.harness.common.machine import Machine
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.report import tables
+from overlap_bench.harness.store.block import Block
 from tests.support.made_blocks import manifest
 from tests.unit.metrics.test_attribution import frame, one_step
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.result import Result
-from harness.analysis.stored import summary
-from harness.store.files import SUMMARY_FILE, StoreError, read_summary, write_json
+from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.analysis.stored import summary
+from overlap_bench.harness.store.files import SUMMARY_FILE, StoreError, read_summary, write_json
 from tests.support.places import REFERENCE
 
 STORED = REFERENCE / "experiments" / "factorial-schedule-h2d-output"

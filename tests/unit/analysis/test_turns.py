@@ -6,16 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis import comparison, turns, words
-from harness.analysis.experiment_result import Finished
-from harness.analysis.result import Comparison
-from harness.analysis.values import block_values
-from harness.metrics.block import Values
-from harness.metrics.definitions import DRAINED, SLICED
-from harness.plan.experiment_file import Quantity
-from harness.report import tables
-from harness.stats import paired
-from harness.store.block import Block
+from overlap_bench.harness.analysis import comparison, turns, words
+from overlap_bench.harness.analysis.experiment_result import Finished
+from overlap_bench.harness.analysis.result import Comparison
+from overlap_bench.harness.analysis.values import block_values
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.metrics.definitions import DRAINED, SLICED
+from overlap_bench.harness.plan.experiment_file import Quantity
+from overlap_bench.harness.report import tables
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.store.block import Block
 from tests.support.made_blocks import MS, manifest, side, warned
 
 DESIGN = manifest(primary=SLICED).design

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.__main__ import main
+from overlap_bench.harness.__main__ import main
 
 
 def test_a_command_ends_without_a_last_search_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from engines.overlap.presets import PRESETS
-from harness.cli import app
+from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.harness.cli import app
 from tests.support.in_process import bench
 
 MEASURING = ("run", "aa", "gate", "factorial", "sweep", "profile", "eval")

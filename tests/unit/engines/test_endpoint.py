@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engines import api
-from engines.openai import endpoint
+from overlap_bench.engines import api
+from overlap_bench.engines.openai import endpoint
 
 SERVER = endpoint.Endpoint(scheme="http", host="localhost", port=80, path="/v1")
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import api
-from engines.openai.events import split
-from engines.openai.replies import Reply, outcome
-from engines.openai.requests import body
+from overlap_bench.engines import api
+from overlap_bench.engines.openai.events import split
+from overlap_bench.engines.openai.replies import Reply, outcome
+from overlap_bench.engines.openai.requests import body
 
 DONE = b"data: [DONE]\n\n"
 

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.openai.turns import Steps
+from overlap_bench.engines.openai.turns import Steps
 
 
 def served(steps: Steps, places: dict[int, int], count: int, random: Random) -> list[dict[int, int]]:

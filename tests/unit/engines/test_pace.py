@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import api
-from engines.api import BadFile, BadSetting
-from engines.api.pace import Size, make_pace, profiles
+from overlap_bench.engines import api
+from overlap_bench.engines.api import BadFile, BadSetting
+from overlap_bench.engines.api.pace import Size, make_pace, profiles
 
 MS = 1_000_000
 DEEP = b"[" * 100_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines.api import first_line
+from overlap_bench.engines.api import first_line
 
 
 def test_of_a_librarys_error_no_more_is_told_than_anybody_reads() -> None:

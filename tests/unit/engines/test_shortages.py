@@ -8,7 +8,7 @@ import os
 import pytest
 import zmq
 
-from engines.shortages import shortage
+from overlap_bench.engines.shortages import shortage
 
 FILES, MEMORY = (
     "too many files are open; raise the limit (ulimit -n)",

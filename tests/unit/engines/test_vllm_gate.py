@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from engines import api
-from engines.vllm.gate import FINISH, GO, Asked, Core, Gate
-from engines.vllm.steps import Steps
+from overlap_bench.engines import api
+from overlap_bench.engines.vllm.gate import FINISH, GO, Asked, Core, Gate
+from overlap_bench.engines.vllm.steps import Steps
 from tests.support.bench_command import PATIENCE_S
 from tests.unit.engines.test_vllm_steps import scheduled
 

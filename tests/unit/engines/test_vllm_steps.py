@@ -7,8 +7,8 @@ from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any
 
-from engines.vllm.steps import Steps, finish_begun
-from harness.run.records import broken, steps_frame
+from overlap_bench.engines.vllm.steps import Steps, finish_begun
+from overlap_bench.harness.run.records import broken, steps_frame
 
 
 def scheduled(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.api import STEP_COLUMNS
-from harness.metrics.attribution import PARTS, attribute, matched_means, of_each_step, paint
-from harness.metrics.slices import PART_COLUMNS, of_turns
-from harness.metrics.steps import decode_intervals, exposed_host_us, matched_share
+from overlap_bench.engines.api import STEP_COLUMNS
+from overlap_bench.harness.metrics.attribution import PARTS, attribute, matched_means, of_each_step, paint
+from overlap_bench.harness.metrics.slices import PART_COLUMNS, of_turns
+from overlap_bench.harness.metrics.steps import decode_intervals, exposed_host_us, matched_share
 
 Phases = Mapping[str, tuple[int, int]]
 

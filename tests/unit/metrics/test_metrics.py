@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import api
-from harness.metrics import boot, definitions
-from harness.metrics.requests import mean_decoding
-from harness.run import load_generator, records
-from harness.run.messages import RunRound
-from harness.workload.plan import Planned
+from overlap_bench.engines import api
+from overlap_bench.harness.metrics import boot, definitions
+from overlap_bench.harness.metrics.requests import mean_decoding
+from overlap_bench.harness.run import load_generator, records
+from overlap_bench.harness.run.messages import RunRound
+from overlap_bench.harness.workload.plan import Planned
 
 MS = 1_000_000
 NOTHING = pd.DataFrame()

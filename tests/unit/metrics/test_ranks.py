@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from engines import api
-from harness.metrics import ranks
-from harness.run import records
+from overlap_bench.engines import api
+from overlap_bench.harness.metrics import ranks
+from overlap_bench.harness.run import records
 from tests.unit.metrics.test_metrics import MS
 from tests.unit.metrics.test_step_metrics import DECODE, frames, record
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.metrics import definitions, slices
-from harness.metrics.definitions import SLICED
+from overlap_bench.harness.metrics import definitions, slices
+from overlap_bench.harness.metrics.definitions import SLICED
 
 MS = 1_000_000
 

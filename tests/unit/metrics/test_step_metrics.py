@@ -11,10 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import api
-from harness.metrics import boot, definitions
-from harness.metrics.steps import decode_intervals, decode_step_ms_mean, device_busy, steps_matched
-from harness.run import records
+from overlap_bench.engines import api
+from overlap_bench.harness.metrics import boot, definitions
+from overlap_bench.harness.metrics.steps import (
+    decode_intervals,
+    decode_step_ms_mean,
+    device_busy,
+    steps_matched,
+)
+from overlap_bench.harness.run import records
 from tests.unit.metrics.test_metrics import MS, NOTHING, request, rounds
 
 PREFILL, DECODE = 0, 1

@@ -15,22 +15,22 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from engines import api
-from engines.openai import SPEC as OPENAI
-from engines.overlap import SPEC
-from engines.overlap.presets import TOKENIZER_FILE
-from engines.transformers import SPEC as TRANSFORMERS
-from engines.vllm import SPEC as VLLM
-from harness.metrics import definitions
-from harness.plan import design, settings
-from harness.plan.checks import check_metrics
-from harness.plan.design import Arm, Design
-from harness.plan.orders import orders, round_seed
-from harness.plan.request import Request
-from harness.plan.settings import make_design
-from harness.plan.variants import Variant, load_variants
-from harness.workload.plan import plan
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.engines.openai import SPEC as OPENAI
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.presets import TOKENIZER_FILE
+from overlap_bench.engines.transformers import SPEC as TRANSFORMERS
+from overlap_bench.engines.vllm import SPEC as VLLM
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan import design, settings
+from overlap_bench.harness.plan.checks import check_metrics
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.plan.orders import orders, round_seed
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.settings import make_design
+from overlap_bench.harness.plan.variants import Variant, load_variants
+from overlap_bench.harness.workload.plan import plan
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.simulated_runs import drawn
 
 untimed = hypothesis_settings(deadline=None)

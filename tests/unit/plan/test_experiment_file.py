@@ -1,9 +1,8 @@
-"""The experiments of experiments/claims: valid on every device, strict, and true to what they quote."""
+"""The experiments of harness/plan/claims: valid on every device, strict, and true to what they quote."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 import msgspec
@@ -11,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import api
-from harness.cli import app as cli
-from harness.plan import experiment_file
-from harness.plan.experiment_file import Adjusted
-from harness.plan.orders import workload_order
-from harness.plan.variants import load_variants
-from harness.studies import experiment
+from overlap_bench.engines import api
+from overlap_bench.harness.cli import app as cli
+from overlap_bench.harness.plan import experiment_file
+from overlap_bench.harness.plan.experiment_file import Adjusted
+from overlap_bench.harness.plan.orders import workload_order
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.studies import experiment
 from tests.support.in_process import bench
 
 NAMES = ("gil", "roseinfer-pinned-h2d", "sglang-launch-done", "small-model-share", "vllm-output-processor")
@@ -85,15 +84,6 @@ def test_what_to_do_afterwards_can_be_done() -> None:
     for line in lines.values():
         assert set(re.findall(r"bench (\w+)", line)) <= cli.COMMANDS.keys()
         assert set(re.findall(r"--variant ([\w-]+)", line)) <= load_variants().keys()
-
-
-def test_the_experiments_ship_with_the_package() -> None:
-    package = experiment_file.folder().parent
-    project = tomllib.loads((package.parent / "pyproject.toml").read_text())
-    setuptools = project["tool"]["setuptools"]
-    assert "experiments*" in setuptools["packages"]["find"]["include"]
-    (pattern,) = setuptools["package-data"]["experiments"]
-    assert {path.stem for path in package.glob(pattern)} == set(NAMES)
 
 
 @pytest.mark.parametrize(

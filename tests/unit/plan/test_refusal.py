@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import api
-from engines.overlap.kv_cache import BlockPool
-from engines.overlap.refusal import why_refused
-from engines.overlap.request import Active
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap.kv_cache import BlockPool
+from overlap_bench.engines.overlap.refusal import why_refused
+from overlap_bench.engines.overlap.request import Active
 
 VOCABULARY = 4096
 OPTIONS = api.EngineOptions(max_context=32, prefill_max_tokens=24, sampling=True)

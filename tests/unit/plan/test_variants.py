@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.api import BadFile
-from harness.plan import variants
-from harness.plan.variants import Variant
+from overlap_bench.engines.api import BadFile
+from overlap_bench.harness.plan import variants
+from overlap_bench.harness.plan.variants import Variant
 
 BASES = """[base]
 slow = { schedule = "serial", h2d = "pageable" }

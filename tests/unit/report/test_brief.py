@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 
-import harness
-from harness.analysis.result import (
+import overlap_bench
+from overlap_bench.harness.analysis.result import (
     Comparison,
     Counter,
     Result,
@@ -19,8 +19,8 @@ from harness.analysis.result import (
     from_plain,
     to_plain,
 )
-from harness.report import brief, formats
-from harness.report.page import Page
+from overlap_bench.harness.report import brief, formats
+from overlap_bench.harness.report.page import Page
 from tests.support import made_blocks
 from tests.support.made_runs import factorial_found
 from tests.support.places import REFERENCE, ROOT
@@ -36,7 +36,7 @@ def screen(found: Result, whole: bool = False) -> list[str]:
 
 
 def test_readme_shows_what_is_printed_of_the_run_it_names() -> None:
-    printed = screen(harness.load(REFERENCE / "runs" / "pinned-h2d-turns").result)
+    printed = screen(overlap_bench.load(REFERENCE / "runs" / "pinned-h2d-turns").result)
     sample = (ROOT / "README.md").read_text().partition("```text\n")[2].partition("```")[0]
     assert sample.splitlines() == [line.rstrip() for line in printed]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engines import api
-from harness.analysis.catalogue import Catalogue, Entry
-from harness.report import catalogue_tables, formats
-from harness.store.files import SCHEMA_VERSION
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.catalogue import Catalogue, Entry
+from overlap_bench.harness.report import catalogue_tables, formats
+from overlap_bench.harness.store.files import SCHEMA_VERSION
 from tests.support.made_blocks import shown
 
 CLAIM = {"claim": "pinned-h2d", "title": "t", "source": "roseinfer", "says": "TPOT −5.9%"}

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from engines.api import find_engines
-from harness.cli import listings
-from harness.common import consoles
-from harness.plan.variants import load_variants
-from harness.report import formats
-from harness.report.page import Table, csv_text, terminal_table
+from overlap_bench.engines.api import find_engines
+from overlap_bench.harness.cli import listings
+from overlap_bench.harness.common import consoles
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.report import formats
+from overlap_bench.harness.report.page import Table, csv_text, terminal_table
 from tests.support.made_blocks import manifest, result, shown
 from tests.support.places import ROOT
 

@@ -16,16 +16,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 
-import harness
-from engines import api
-from harness.analysis import comparison
-from harness.analysis.frames import Run
-from harness.analysis.result import Axis, Comparison, MetricRow, PointResult, Result
-from harness.analysis.sweep import Sweep
-from harness.report import figures
-from harness.report.figures import style, times
-from harness.stats import paired
-from harness.store import tables
+import overlap_bench
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison
+from overlap_bench.harness.analysis.frames import Run
+from overlap_bench.harness.analysis.result import Axis, Comparison, MetricRow, PointResult, Result
+from overlap_bench.harness.analysis.sweep import Sweep
+from overlap_bench.harness.report import figures
+from overlap_bench.harness.report.figures import style, times
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.store import tables
 from tests.support.made_blocks import block, manifest, result, side
 from tests.support.made_runs import (
     NAMES,
@@ -50,7 +50,7 @@ UNITS = ("(%)", "(ms)", "(ms, log scale)", "us, mean", "block")
 
 @pytest.fixture(scope="module")
 def real() -> Run:
-    return harness.load(REFERENCE / "runs" / "overlap")
+    return overlap_bench.load(REFERENCE / "runs" / "overlap")
 
 
 def found_by(result: Result) -> Run:
@@ -83,7 +83,7 @@ def test_axes_have_names_and_units(real: Run, name: str) -> None:
 def test_log_axes_say_so(real: Run) -> None:
     for axes in figures.latency_cdfs(real).axes:
         assert (axes.get_xscale() == "log") == ("log scale" in axes.get_xlabel())
-    gaps = figures.latency_cdfs(harness.load(REFERENCE / "runs" / "overlap")).axes[2]
+    gaps = figures.latency_cdfs(overlap_bench.load(REFERENCE / "runs" / "overlap")).axes[2]
     assert gaps.get_xscale() == "log"
 
 
@@ -136,7 +136,7 @@ def test_a_curve_reaches_its_largest_sample(real: Run) -> None:
 
 
 def test_what_a_run_has_not_got_is_one_line(real: Run, tmp_path: Path) -> None:
-    alone = harness.load(stored(tmp_path, "a", plan=manifest(2, arms=1)))
+    alone = overlap_bench.load(stored(tmp_path, "a", plan=manifest(2, arms=1)))
     bare = {key: side(4)[key] for key in ("requests", "rounds")}
     unrecorded = comparison.result(
         manifest(2), [block(number, {"before": bare, "after": bare}) for number in range(2)]
@@ -163,21 +163,21 @@ def test_an_engine_that_does_not_stamp_tokens_has_itl_by_chunk(tmp_path: Path) -
     frame = pd.read_parquet(path)
     frame["token_ns"] = [np.empty(0, dtype=np.int64) for _ in range(len(frame))]
     frame.to_parquet(path)
-    run = harness.load(folder)
+    run = overlap_bench.load(folder)
     assert "ITL by chunk" in figures.latency_cdfs(run).axes[2].get_xlabel()
     with pytest.raises(api.BadSetting, match="has no ITL by token"):
         figures.itl_over_time(run)
 
 
 def test_one_block_has_points_and_no_interval(tmp_path: Path) -> None:
-    run = harness.load(stored(tmp_path, "a", 0.9, plan=manifest(1)))
+    run = overlap_bench.load(stored(tmp_path, "a", 0.9, plan=manifest(1)))
     assert "no interval" in figures.changes(run).axes[0].get_title(loc="left")
     labels = [text.get_text() for text in figures.block_changes(run).legends[0].get_texts()]
     assert not any("interval" in label for label in labels)
 
 
 def test_names_from_a_run_are_not_taken_for_mathematics(tmp_path: Path) -> None:
-    run = harness.load(stored(tmp_path, "a", 0.9, plan=manifest(2)))
+    run = overlap_bench.load(stored(tmp_path, "a", 0.9, plan=manifest(2)))
     (found,) = run.result.comparisons
     found = replace(found, metrics={"$x$_ms": found.metrics["tpot_ms_p50"]}, primary="$x$_ms")
     label = figures.changes(of_comparison(found)).axes[0].get_yticklabels()[0]
@@ -199,7 +199,7 @@ def factored() -> Run:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    return harness.load_sweep(stored_sweep(tmp_path_factory.mktemp("swept") / "a-sweep"))
+    return overlap_bench.load_sweep(stored_sweep(tmp_path_factory.mktemp("swept") / "a-sweep"))
 
 
 def with_points(swept: Sweep, points: list[PointResult], **more: list[Axis]) -> Sweep:
@@ -401,7 +401,11 @@ def test_what_a_plot_is_drawn_of_is_said_where_it_gets_something_else(
     name: str, real: Run, swept: Sweep
 ) -> None:
     draw, of_sweep = getattr(figures, name), name in ("against", "frontier", "gains")
-    wanted = "a sweep, from harness.load_sweep(FOLDER)" if of_sweep else "a run, from harness.load(FOLDER)"
+    wanted = (
+        "a sweep, from overlap_bench.load_sweep(FOLDER)"
+        if of_sweep
+        else "a run, from overlap_bench.load(FOLDER)"
+    )
     other = real if of_sweep else swept
     for given in ("results/a-run", PLAIN, other):
         with pytest.raises(api.BadSetting) as caught:
@@ -416,7 +420,7 @@ def test_a_funnel_of_one_run_is_told_to_take_several(real: Run) -> None:
 
 
 def test_a_run_of_several_arms_has_its_latencies_drawn(tmp_path: Path) -> None:
-    run = harness.load(stored_three(tmp_path / "run"))
+    run = overlap_bench.load(stored_three(tmp_path / "run"))
     figure = figures.latency_cdfs(run)
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert set(NAMES) <= set(names)
@@ -457,6 +461,6 @@ def test_a_log_axis_over_less_than_a_decade_has_more_than_two_ticks() -> None:
 
 
 def test_a_legend_is_as_wide_as_its_figure_at_most() -> None:
-    made = figures.changes(harness.load(REFERENCE / "runs" / "pinned-h2d-turns"))  # all five entries
+    made = figures.changes(overlap_bench.load(REFERENCE / "runs" / "pinned-h2d-turns"))  # all five entries
     made.canvas.draw()
     assert made.legends[0].get_window_extent().x1 <= made.bbox.x1

@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from harness.cli.progress import MUCH_STOLEN, Display, question
-from harness.run.events import BlockBegun, BlockDone, Booting, NodeDone, RoundBegun, SegmentBegun, SoFar
-from harness.run.messages import Progress
+from overlap_bench.harness.cli.progress import MUCH_STOLEN, Display, question
+from overlap_bench.harness.run.events import (
+    BlockBegun,
+    BlockDone,
+    Booting,
+    NodeDone,
+    RoundBegun,
+    SegmentBegun,
+    SoFar,
+)
+from overlap_bench.harness.run.messages import Progress
 from tests.support.made_blocks import manifest
 
 

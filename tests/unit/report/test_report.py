@@ -17,15 +17,15 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-import harness
-from engines import api
-from harness.analysis import words
-from harness.analysis.frames import Run
-from harness.analysis.result import Failures
-from harness.report import html, tables
-from harness.report.figures import style
-from harness.report.figures.page import PROPERTIES
-from harness.store.tables import table_path
+import overlap_bench
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import words
+from overlap_bench.harness.analysis.frames import Run
+from overlap_bench.harness.analysis.result import Failures
+from overlap_bench.harness.report import html, tables
+from overlap_bench.harness.report.figures import style
+from overlap_bench.harness.report.figures.page import PROPERTIES
+from overlap_bench.harness.store.tables import table_path
 from tests.support.in_process import bench
 from tests.support.made_blocks import manifest
 from tests.support.made_runs import stored
@@ -79,7 +79,7 @@ def texts(page: Page, tag: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    return harness.load(RUN)
+    return overlap_bench.load(RUN)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_the_verdict_comes_first_with_the_jsons_numbers(
     (comparison,) = printed["comparisons"]
     row = comparison["metrics"][comparison["primary"]]
     first = Page(page).first_in_body()
-    assert first == words.conclusion(printed["device"], harness.compare(RUN).comparisons[0])
+    assert first == words.conclusion(printed["device"], overlap_bench.compare(RUN).comparisons[0])
     said = [float(each.replace("−", "-")) for each in re.findall(r"([+−][\d.]+)%", first)]
     expected = [100 * row[name] for name in ("change", "ci_low", "ci_high")]
     assert said == [round(value, 2 if abs(value) < 1 else 1) for value in expected]
@@ -222,7 +222,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     for number in range(2):
         for table in ("steps", "work"):
             table_path(folder, number, table).unlink()
-    return harness.load(folder)
+    return overlap_bench.load(folder)
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_a_server_at_an_address_was_not_booted(tmp_path: Path) -> None:
         ("b", there, "before: a server that was running, and was not booted"),
     ):
         design = msgspec.structs.replace(plan.design, arms=tuple(arms))
-        run = harness.load(stored(tmp_path, name, plan=msgspec.structs.replace(plan, design=design)))
+        run = overlap_bench.load(stored(tmp_path, name, plan=msgspec.structs.replace(plan, design=design)))
         rows = dict(html.method(run).rows)
         assert rows["blocks"] == f"1, {said}; after: a server that was running, and was not booted"
         assert rows["rounds"] == "2 for each arm, pooled, after 1 to warm up"
@@ -273,7 +273,7 @@ def test_what_a_run_says_is_text(tmp_path: Path) -> None:
     frame = pd.read_parquet(path)
     frame.loc[0, "error"] = HOSTILE + "\n\n# a heading"
     frame.to_parquet(path)
-    run = harness.load(folder)
+    run = overlap_bench.load(folder)
     parsed = Page(html.to_html(run))
     assert not {"script", "img"} & parsed.tags
     assert parsed.first_in_body().startswith(HOSTILE)

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from harness.analysis import words
-from harness.analysis.result import MetricRow
-from harness.common import formatting
+from overlap_bench.harness.analysis import words
+from overlap_bench.harness.analysis.result import MetricRow
+from overlap_bench.harness.common import formatting
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ import re
 import msgspec
 import pytest
 
-from engines import api
-from harness.analysis import comparison, words
-from harness.analysis.outputs import why_weak
-from harness.analysis.result import Comparison, Failures, Outputs
-from harness.cli import printing
-from harness.plan.design import Arm, Ref
-from harness.plan.variants import load_variants
-from harness.report import brief, formats, tables
-from harness.report.page import narrowed
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison, words
+from overlap_bench.harness.analysis.outputs import why_weak
+from overlap_bench.harness.analysis.result import Comparison, Failures, Outputs
+from overlap_bench.harness.cli import printing
+from overlap_bench.harness.plan.design import Arm, Ref
+from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.report import brief, formats, tables
+from overlap_bench.harness.report.page import narrowed
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import REQUESTS, blocks, manifest, result, warned
 
 

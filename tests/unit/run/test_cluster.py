@@ -14,17 +14,17 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from engines import api
-from harness.analysis.values import block_values
-from harness.common.machine import Code
-from harness.run import blocks
-from harness.run.cluster import driver, node
-from harness.run.cluster.places import HEAD_S, RESOURCE, Lookout, Places, places
-from harness.run.events import Event, Said
-from harness.run.hosts import RunFailed
-from harness.store.files import StoreError
-from harness.store.manifest import read_manifest, write_manifest
-from harness.store.tables import TABLES, packed, write_block, write_packed
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.values import block_values
+from overlap_bench.harness.common.machine import Code
+from overlap_bench.harness.run import blocks
+from overlap_bench.harness.run.cluster import driver, node
+from overlap_bench.harness.run.cluster.places import HEAD_S, RESOURCE, Lookout, Places, places
+from overlap_bench.harness.run.events import Event, Said
+from overlap_bench.harness.run.hosts import RunFailed
+from overlap_bench.harness.store.files import StoreError
+from overlap_bench.harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.harness.store.tables import TABLES, packed, write_block, write_packed
 from tests.support.made_blocks import block as made_block
 from tests.support.made_blocks import described, manifest, side
 

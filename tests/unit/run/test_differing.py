@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.run.differing import apart, differing, files_in, parsed
+from overlap_bench.harness.run.differing import apart, differing, files_in, parsed
 
 A_CLASS = "class A:\n def f(self): pass\n"
 

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines import api
-from harness.plan.design import Ref
-from harness.run import foreign, overlay
-from harness.run.foreign import loaded_from_elsewhere
-from harness.run.overlay import Trees
-from harness.run.watch import Seen
-from harness.store.changed import Overlaid
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.design import Ref
+from overlap_bench.harness.run import foreign, overlay
+from overlap_bench.harness.run.foreign import loaded_from_elsewhere
+from overlap_bench.harness.run.overlay import Trees
+from overlap_bench.harness.run.watch import Seen
+from overlap_bench.harness.store.changed import Overlaid
 from tests.support.made_blocks import manifest
 
 
@@ -69,7 +69,7 @@ def test_files(tmp_path: Path, tree: Path, module: str, file: str, is_foreign: b
 
 
 def test_this_harness_is_no_part_of_a_project_that_it_lies_in(tree: Path) -> None:
-    seen = Seen(modules={str(foreign.OURS / "engines" / "host.py"): "engines.host"})
+    seen = Seen(modules={str(foreign.OURS / "engines" / "host.py"): "overlap_bench.engines.host"})
     assert not loaded_from_elsewhere(seen, tree, foreign.OURS.parent)
     made(tree, "engines/__init__.py")
     assert loaded_from_elsewhere(seen, tree, foreign.OURS)

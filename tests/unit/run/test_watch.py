@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engines import api
-from harness.plan.design import Arm, Ref
-from harness.run.differing import differing, files_in
-from harness.run.watch import BOOTING, SERVING, Seen, changed_code, to_be_watched, top_level
-from harness.store.changed import ChangedCode
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.design import Arm, Ref
+from overlap_bench.harness.run.differing import differing, files_in
+from overlap_bench.harness.run.watch import BOOTING, SERVING, Seen, changed_code, to_be_watched, top_level
+from overlap_bench.harness.store.changed import ChangedCode
 from tests.support.made_blocks import manifest
 
 MAP = """class Map:

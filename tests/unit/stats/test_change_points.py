@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from harness.stats.change_points import LEVEL, SHORTEST, change_points, largest_splits, scatter
+from overlap_bench.harness.stats.change_points import LEVEL, SHORTEST, change_points, largest_splits, scatter
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 NOISES: dict[str, Draw] = {

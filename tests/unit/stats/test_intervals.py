@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.common import intervals
-from harness.trace import events
+from overlap_bench.harness.common import intervals
+from overlap_bench.harness.trace import events
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.stats.nodes import LEVEL, agreement, of_nodes
+from overlap_bench.harness.stats.nodes import LEVEL, agreement, of_nodes
 
 NODES = ["a", "a", "a", "b", "b", "b", "c", "c", "c"]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from harness.stats import checks, distributions, paired, planning, verdicts
+from overlap_bench.harness.stats import checks, distributions, paired, planning, verdicts
 
 untimed = settings(deadline=None, max_examples=50)  # a busy machine must not fail a test
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines import api
-from harness.analysis.rule import reason_to_stop
-from harness.metrics.block import Values
-from harness.plan.design import Arm, Design
-from harness.plan.settings import make_gate
-from harness.stats import checks, planning, stopping
-from harness.stats.stopping import Until
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.rule import reason_to_stop
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.plan.settings import make_gate
+from overlap_bench.harness.stats import checks, planning, stopping
+from overlap_bench.harness.stats.stopping import Until
+from overlap_bench.harness.workload.workload import Workload
 from tests.support import simulated_runs as simulated
 
 RUNS = 5_000

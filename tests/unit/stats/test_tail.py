@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis.tail import ACTIVITIES, TAILS, late, split
-from harness.metrics.requests import distributions
+from overlap_bench.harness.analysis.tail import ACTIVITIES, TAILS, late, split
+from overlap_bench.harness.metrics.requests import distributions
 from tests.unit.metrics.test_attribution import frame, one_step
 from tests.unit.metrics.test_metrics import request
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from engines import api
-from harness.plan import experiment_file
-from harness.store.files import decoded, digest
-from harness.store.manifest import read_manifest
-from harness.studies.imports import files
-from harness.trace import trace_file
-from harness.workload import prompt_files, prompts, traces
+from overlap_bench.engines import api
+from overlap_bench.harness.plan import experiment_file
+from overlap_bench.harness.store.files import decoded, digest
+from overlap_bench.harness.store.manifest import read_manifest
+from overlap_bench.harness.studies.imports import files
+from overlap_bench.harness.trace import trace_file
+from overlap_bench.harness.workload import prompt_files, prompts, traces
 from tests.support.places import ROOT
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -59,7 +59,7 @@ def test_a_file_that_is_missing(tmp_path: Path, read: Callable[[str], object]) -
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
-    claim = ROOT / "experiments" / "claims" / "sglang-launch-done.toml"
+    claim = ROOT / "harness" / "plan" / "claims" / "sglang-launch-done.toml"
     for encoding in ("utf-8-sig", "utf-16"):
         marked = tmp_path / claim.name
         marked.write_text(claim.read_text(encoding="utf-8"), encoding=encoding)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engines import api
-from harness.run.records import broken
+from overlap_bench.engines import api
+from overlap_bench.harness.run.records import broken
 
 S = 1_000_000_000
 BEGAN, ENDED = 100 * S, 110 * S

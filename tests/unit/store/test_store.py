@@ -15,13 +15,13 @@ import pandas as pd
 import pyarrow.parquet as parquet
 import pytest
 
-from engines import api
-from engines.overlap.presets import TOKENIZER_FILE
-from harness.analysis import frames
-from harness.common import differences, machine
-from harness.common.machine import Code, Machine
-from harness.plan.design import Arm, Design
-from harness.store.files import (
+from overlap_bench.engines import api
+from overlap_bench.engines.overlap.presets import TOKENIZER_FILE
+from overlap_bench.harness.analysis import frames
+from overlap_bench.harness.common import differences, machine
+from overlap_bench.harness.common.machine import Code, Machine
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.store.files import (
     EVALUATION_FILE,
     EXPERIMENT_FILE,
     PROFILE_FILE,
@@ -32,8 +32,8 @@ from harness.store.files import (
     prepare,
     write_summary,
 )
-from harness.store.folders import create, discard_if_empty
-from harness.store.manifest import (
+from overlap_bench.harness.store.folders import create, discard_if_empty
+from overlap_bench.harness.store.manifest import (
     Manifest,
     check_resume,
     check_same_data,
@@ -42,7 +42,7 @@ from harness.store.manifest import (
     without_places,
     write_manifest,
 )
-from harness.store.tables import (
+from overlap_bench.harness.store.tables import (
     COLUMNS,
     TABLES,
     finished_blocks,
@@ -51,8 +51,8 @@ from harness.store.tables import (
     table_path,
     write_block,
 )
-from harness.workload import prompts
-from harness.workload.workload import Workload
+from overlap_bench.harness.workload import prompts
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import described
 
 NOW = datetime(2026, 5, 4, 3, 2, 1)

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines import api
-from harness.analysis.catalogue import NOT_MEASURED, Entry, measured_by
-from harness.analysis.result import to_plain
-from harness.plan.variants import load_unmeasured, load_variants
-from harness.store.files import write_summary
-from harness.store.manifest import Manifest, write_manifest
-from harness.studies.catalogue import catalogue_of
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.catalogue import NOT_MEASURED, Entry, measured_by
+from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.plan.variants import load_unmeasured, load_variants
+from overlap_bench.harness.store.files import write_summary
+from overlap_bench.harness.store.manifest import Manifest, write_manifest
+from overlap_bench.harness.studies.catalogue import catalogue_of
 from tests.support.made_blocks import manifest, result
 from tests.support.places import REFERENCE
 

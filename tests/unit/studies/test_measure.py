@@ -10,17 +10,17 @@ import pandas as pd
 import pytest
 from msgspec.structs import replace
 
-from engines import api
-from harness.analysis.rule import enough
-from harness.analysis.values import block_values
-from harness.metrics.block import Values
-from harness.plan.design import Design, Gate
-from harness.run.blocks import warmup
-from harness.run.forecast import block_seconds
-from harness.stats.stopping import until_clear, until_decided
-from harness.store.block import Block
-from harness.studies import measure
-from harness.workload.workload import Workload
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.rule import enough
+from overlap_bench.harness.analysis.values import block_values
+from overlap_bench.harness.metrics.block import Values
+from overlap_bench.harness.plan.design import Design, Gate
+from overlap_bench.harness.run.blocks import warmup
+from overlap_bench.harness.run.forecast import block_seconds
+from overlap_bench.harness.stats.stopping import until_clear, until_decided
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.studies import measure
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import blocks, manifest
 
 

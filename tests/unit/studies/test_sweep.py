@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from engines.api import EngineError
-from harness.studies import sweep
-from harness.studies.measure import NoTime
+from overlap_bench.engines.api import EngineError
+from overlap_bench.harness.studies import sweep
+from overlap_bench.harness.studies.measure import NoTime
 
 POINTS = [SimpleNamespace(at={"concurrency": str(number)}, design=number) for number in range(5)]
 

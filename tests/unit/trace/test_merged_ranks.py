@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.trace import gaps, trace_file
-from harness.trace.events import Trace
+from overlap_bench.harness.trace import gaps, trace_file
+from overlap_bench.harness.trace.events import Trace
 from tests.support import nsys_export as made
 from tests.support.traces import launched, part, values, written
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.trace import analysis, gaps, trace_file
-from harness.trace.analysis import Part
-from harness.trace.events import Trace
+from overlap_bench.harness.trace import analysis, gaps, trace_file
+from overlap_bench.harness.trace.analysis import Part
+from overlap_bench.harness.trace.events import Trace
 from tests.support import nsys_export as made
 from tests.support.places import FIXTURES
 from tests.support.traces import part, values

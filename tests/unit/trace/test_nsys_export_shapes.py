@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.trace import trace_file
+from overlap_bench.harness.trace import trace_file
 from tests.support import nsys_export as made
 from tests.support.traces import export, part, refused, values
 

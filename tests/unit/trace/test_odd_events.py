@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.trace import analysis, chrome_repair, trace_file
-from harness.trace.events import Trace
+from overlap_bench.harness.trace import analysis, chrome_repair, trace_file
+from overlap_bench.harness.trace.events import Trace
 from tests.support.traces import complete, launched, part, values, written
 
 EPOCH, UPTIME = 1615207264505020.0, 5933690131.0  # us
@@ -303,7 +303,7 @@ def test_odd_text_is_mended_across_the_pieces_in_which_a_file_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = text(sound(), kernel(b'"a"b"'), kernel(arg=b"inf"), b"7", kernel(b'"\xe5"'))
-    monkeypatch.setattr("harness.trace.chrome_events.CHUNK", 150)
+    monkeypatch.setattr("overlap_bench.harness.trace.chrome_events.CHUNK", 150)
     trace = read(tmp_path, content)
     assert trace.rows()["work"] == 12
     assert trace.warnings[0].startswith("left out: 2 entries that are no event")

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import api
-from harness.trace import picture
-from harness.trace.chrome_export import chrome_trace
-from harness.trace.timeline import NO_PROCESS, Timeline, _arrows, timeline, with_steps
+from overlap_bench.engines import api
+from overlap_bench.harness.trace import picture
+from overlap_bench.harness.trace.chrome_export import chrome_trace
+from overlap_bench.harness.trace.timeline import NO_PROCESS, Timeline, _arrows, timeline, with_steps
 from tests.support.chrome_trace import faults
 
 ENGINE, SCHEDULER, FORWARD, OUTPUT, DEVICE, GENERATOR = 100, 100, 101, 102, 103, 104

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.trace import analysis
+from overlap_bench.harness.trace import analysis
 from tests.support import nsys_export as made
 from tests.support.traces import SPLIT, export, part, values
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.result import to_plain
-from harness.report import trace_tables
-from harness.report.page import markdown_page
-from harness.trace import analysis, trace_file
-from harness.trace.result import Value
-from harness.trace.result import result as traces_result
+from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.report import trace_tables
+from overlap_bench.harness.report.page import markdown_page
+from overlap_bench.harness.trace import analysis, trace_file
+from overlap_bench.harness.trace.result import Value
+from overlap_bench.harness.trace.result import result as traces_result
 from tests.support import nsys_export as made
 from tests.support.traces import two
 

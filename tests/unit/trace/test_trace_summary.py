@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from harness.analysis.result import to_plain
-from harness.report import formats, trace_tables
-from harness.trace import analysis, trace_file
-from harness.trace.gaps import Gap, gaps, steps
-from harness.trace.result import Brief, TraceResult, result
+from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.report import formats, trace_tables
+from overlap_bench.harness.trace import analysis, trace_file
+from overlap_bench.harness.trace.gaps import Gap, gaps, steps
+from overlap_bench.harness.trace.result import Brief, TraceResult, result
 
 COLLECTIVE = "ncclDevKernel_AllReduce"
 

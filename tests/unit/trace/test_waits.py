@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.trace import trace_file, waits
-from harness.trace.events import CONTEXT, EVENT, STREAM, STREAM_WAITS
+from overlap_bench.harness.trace import trace_file, waits
+from overlap_bench.harness.trace.events import CONTEXT, EVENT, STREAM, STREAM_WAITS
 from tests.support.traces import complete, launched, part, values, written
 
 NAMES = {

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as distributions
 
-from engines.api import BadSetting
-from harness.workload import lengths
-from harness.workload.arrivals import ARRIVALS
-from harness.workload.check import check
-from harness.workload.plan import plan
-from harness.workload.streams import PURPOSES, stream
-from harness.workload.workload import Workload
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.harness.workload import lengths
+from overlap_bench.harness.workload.arrivals import ARRIVALS
+from overlap_bench.harness.workload.check import check
+from overlap_bench.harness.workload.plan import plan
+from overlap_bench.harness.workload.streams import PURPOSES, stream
+from overlap_bench.harness.workload.workload import Workload
 
 MANY = 20_000
 SEEDS = (1, 2, 3)

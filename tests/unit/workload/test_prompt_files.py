@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from engines.api import BadFile, BadSetting
-from engines.overlap.presets import TOKENIZER_FILE
-from harness.workload import prompt_files
-from harness.workload.check import check
-from harness.workload.plan import plan, skipped
-from harness.workload.prompts import load_tokenizer
-from harness.workload.workload import Workload
+from overlap_bench.engines.api import BadFile, BadSetting
+from overlap_bench.engines.overlap.presets import TOKENIZER_FILE
+from overlap_bench.harness.workload import prompt_files
+from overlap_bench.harness.workload.check import check
+from overlap_bench.harness.workload.plan import plan, skipped
+from overlap_bench.harness.workload.prompts import load_tokenizer
+from overlap_bench.harness.workload.workload import Workload
 
 TOKENIZER = str(TOKENIZER_FILE)
 CONTEXT = 512

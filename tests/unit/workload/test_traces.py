@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.api import BadSetting
-from engines.overlap.presets import TOKENIZER_FILE
-from harness.workload import traces
-from harness.workload.check import check
-from harness.workload.plan import plan, skipped
-from harness.workload.prompts import load_tokenizer
-from harness.workload.traces import Entry, Trace
-from harness.workload.workload import Workload
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.engines.overlap.presets import TOKENIZER_FILE
+from overlap_bench.harness.workload import traces
+from overlap_bench.harness.workload.check import check
+from overlap_bench.harness.workload.plan import plan, skipped
+from overlap_bench.harness.workload.prompts import load_tokenizer
+from overlap_bench.harness.workload.traces import Entry, Trace
+from overlap_bench.harness.workload.workload import Workload
 
 TOKENIZER = str(TOKENIZER_FILE)
 CONTEXT = 512

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engines.api import BadSetting
-from harness.store.files import digest
-from harness.workload import lengths
-from harness.workload.arrivals import UNTIMED
-from harness.workload.check import check
-from harness.workload.plan import plan
-from harness.workload.prompts import english
-from harness.workload.streams import stream
-from harness.workload.workload import Workload
+from overlap_bench.engines.api import BadSetting
+from overlap_bench.harness.store.files import digest
+from overlap_bench.harness.workload import lengths
+from overlap_bench.harness.workload.arrivals import UNTIMED
+from overlap_bench.harness.workload.check import check
+from overlap_bench.harness.workload.plan import plan
+from overlap_bench.harness.workload.prompts import english
+from overlap_bench.harness.workload.streams import stream
+from overlap_bench.harness.workload.workload import Workload
 
 
 @pytest.fixture(scope="session")
