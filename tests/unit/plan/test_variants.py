@@ -19,7 +19,7 @@ KNOWN = 'title = "t"\nsource = "s"\nclaim = "c"\n'
 
 
 def read(monkeypatch: pytest.MonkeyPatch, text: str) -> dict[str, Variant]:
-    file = SimpleNamespace(joinpath=lambda name: SimpleNamespace(read_text=lambda: text))
+    file = SimpleNamespace(joinpath=lambda name: SimpleNamespace(read_text=lambda encoding: text))
     monkeypatch.setattr(variants, "files", lambda package: file)
     return variants.load_variants()
 
