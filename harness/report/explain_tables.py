@@ -44,16 +44,18 @@ def step_line(found: Explained) -> str:
     why = f", as {found.why_rounds}" if found.why_rounds else ""
     start = f"In {found.measured_in}{why}: a decode step takes {number(whole.before)} us"
     if found.after is None:
-        return f"{start}, {_share(device.share_before)} of it the device's."
+        return f"{start}, {_share(device.share_before)} of it in {_named(found, 'device')}."
     change = f"{start} before and {number(whole.after)} after ({_change(whole)})"
     if found.blocks == 1:
         return f"{change}; one block can't tell which part changed."
     if found.largest is None:
         return f"{change}; no single part's change can be told from chance."
-    largest = _change(found.step_us[found.largest])
-    return (
-        f"{change}; of its parts' changes that are told from 0, the largest is in {found.largest}: {largest}."
-    )
+    name, largest = _named(found, found.largest), _change(found.step_us[found.largest])
+    return f"{change}; of its parts' changes that are told from 0, the largest is in {name}: {largest}."
+
+
+def _named(found: Explained, part: str) -> str:
+    return DEVICE if part == "device" and found.device_holds else part
 
 
 def page(found: Explained) -> Page:
@@ -71,7 +73,7 @@ def page(found: Explained) -> Page:
 def step_table(found: Explained) -> Table:
     """Every part that either arm has, and the interval that they add up to."""
     rows = [
-        (DEVICE if name == "device" and found.device_holds else name, row)
+        (_named(found, name), row)
         for name, row in found.step_us.items()
         if name in ("interval", "unattributed") or row.before or row.after
     ]

@@ -165,6 +165,15 @@ def test_one_arm_alone_is_explained_without_a_change(tmp_path: Path) -> None:
     assert "Where a decode step goes" in pages.markdown_page(explain_tables.page(found))
 
 
+def test_a_device_s_line_that_holds_more_is_called_so_wherever_it_is_named(found: explain.Explained) -> None:
+    more = msgspec.structs.replace(found, device_holds="the model runner", largest="device")
+    assert "the largest is in device and more: " in explain_tables.step_line(more)
+    assert "% of it in device and more." in explain_tables.step_line(
+        msgspec.structs.replace(more, after=None)
+    )
+    assert "| device and more |" in pages.markdown_page(explain_tables.page(more))
+
+
 def test_the_ranks_of_a_model_are_shown_one_by_one_and_the_slowest_has_a_line(tmp_path: Path) -> None:
     """In the second arm alone: its other rank begins each step 0.2 ms late, and ends it as late."""
     plan = manifest()
