@@ -16,7 +16,7 @@ import msgspec
 
 T = TypeVar("T")
 LARGEST = 16 << 20  # bytes of one event; what goes on for longer has no end
-ESCAPED = "harness.trace.escaped"
+ESCAPED = "overlap_bench.harness.trace.escaped"
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
