@@ -105,7 +105,7 @@ def test_a_run_whose_choices_are_no_more_is_not_measured_again(
 ) -> None:
     text = (RUNS / "copy-done" / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(text.replace('"copy-done"', '"copied-done"'))
-    assert bench(monkeypatch, "rerun", str(tmp_path)) == 2
+    assert bench(monkeypatch, "rerun", str(tmp_path), "--trust") == 2
     assert "unknown choice of sync 'copied-done'; did you mean copy-done?" in capsys.readouterr().err
 
 
