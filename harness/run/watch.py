@@ -220,17 +220,22 @@ def changed_code(
     )
 
 
+def _by_name(seen: Seen) -> dict[str, Path]:
+    """The file of each module that has one; some run others under their own name."""
+    files: dict[str, list[Path]] = {}
+    for file, name in seen.modules.items():
+        files.setdefault(name, []).append(Path(file))
+    return {name: paths[0] for name, paths in files.items() if len(paths) == 1 and name[:2] != "__"}
+
+
 def _other_packages(before: Seen, after: Seen, packages: Sequence[str]) -> list[str]:
     """The other top-level packages that both arms loaded, in two versions."""
-    there = {name: file for file, name in after.modules.items()}
+    one, other = (_by_name(each) for each in (before, after))
     found: set[str] = set()
-    for file, name in before.modules.items():
-        package = name.partition(".")[0]
+    for name in one.keys() & other.keys():
         known = any(f"{name}.".startswith(f"{each}.") for each in (*packages, *found))
-        if name not in there or known or name.startswith("__"):
-            continue
-        if file != there[name] and not equal(Path(file), Path(there[name])):
-            found.add(package)
+        if not known and not equal(one[name], other[name]):
+            found.add(name.partition(".")[0])
     return sorted(found)
 
 

@@ -44,48 +44,61 @@ class Watcher:
         self.data = frozenset(asked["data"])
         self.data_names = frozenset(os.path.basename(each) for each in self.data)
         with open(os.path.join(folder, "phase"), "rb") as file:
-            self._phase = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+            self.now = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)  # its one byte is the phase
         self.log = os.path.join(folder, f"{os.getpid()}-{time.time_ns()}.jsonl")
+        self.descriptor = -1  # of the log
+        self.inode = 0
         self.paths: dict[str, str | None] = {}  # as code calls its file → as it was asked about, or None
         self.seen: set[tuple[str | int, ...]] = set()
 
-    @property
-    def phase(self) -> int:
-        return self._phase[0]
-
     def note(self, *line: str | int) -> None:
-        """Open the file anew each time: an engine that closes all descriptors may have given one that we kept
-        to another file."""
         if line in self.seen:
             return
         self.seen.add(line)
-        with open(self.log, "a", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(self.encode(line) + "\n")
+        os.write(self._opened(), self.encode(line).encode("utf-8", "surrogateescape") + b"\n")
 
-    def path(self, filename: str) -> str | None:
-        if filename not in self.paths:
-            real = os.path.realpath(filename) if filename[:1] != "<" else ""
-            asked = real in self.files or (real and real.endswith(self.endings))
-            self.paths[filename] = real if asked else None
-        return self.paths[filename]
+    def _opened(self) -> int:
+        """The log. An engine that closes all descriptors may have given ours to another file."""
+        try:
+            if os.fstat(self.descriptor).st_ino == self.inode:
+                return self.descriptor
+        except OSError:
+            pass
+        self.descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.inode = os.fstat(self.descriptor).st_ino
+        return self.descriptor
+
+    def path(self, code: CodeType, frame: FrameType) -> str | None:
+        """The file of some code, where it was asked about. A module's own code is the first of its file."""
+        filename = code.co_filename
+        real = os.path.realpath(filename) if filename[:1] != "<" else ""
+        if real and code.co_name == "<module>":
+            spec = frame.f_globals.get("__spec__")
+            name = getattr(spec, "name", None) or frame.f_globals.get("__name__", "")
+            self.note("module", str(name), real)
+        asked = real in self.files or (real and real.endswith((TRACER, *self.endings)))
+        path = self.paths[filename] = real if asked else None
+        return path
 
     def began(self, code: CodeType, frame: FrameType) -> bool:
         """A code object begins, or goes on after a pause. Whether it is one that was asked about, and is not
         known to have run while requests are served."""
-        if code.co_name == "<module>" and code.co_filename[:1] != "<":
-            spec = frame.f_globals.get("__spec__")
-            name = getattr(spec, "name", None) or frame.f_globals.get("__name__", "")
-            self.note("module", str(name), os.path.realpath(code.co_filename))
-        if code.co_name == "__init__" and code.co_filename.endswith(TRACER):
-            traced = frame.f_locals.get("f_code")
-            if traced is not None and (path := self.path(traced.co_filename)) is not None:
-                self.note("traced", path, traced.co_firstlineno, traced.co_name)
-            return True
+        try:
+            path = self.paths[code.co_filename]
+        except KeyError:
+            path = self.path(code, frame)
+        if path is None:
+            return False
+        if path.endswith(TRACER):
+            traced = frame.f_locals.get("f_code") if code.co_name == "__init__" else None
+            if traced is not None and (inside := os.path.realpath(traced.co_filename)) in self.files:
+                self.note("traced", inside, traced.co_firstlineno, traced.co_name)
+            return traced is not None
         return self.runs(code)
 
     def runs(self, code: CodeType) -> bool:
-        path = self.path(code.co_filename)
-        phase = self.phase
+        path = self.paths.get(code.co_filename)
+        phase = self.now[0]
         if path is None or phase == OVER:
             return False
         self.note("code", phase, path, code.co_firstlineno, code.co_name)
@@ -100,8 +113,8 @@ class Watcher:
                 self.note("compiled", os.path.realpath(given[0]))
         elif event == "open" and isinstance(given[0], str) and os.path.basename(given[0]) in self.data_names:
             path = os.path.realpath(given[0])
-            if path in self.data and self.phase != OVER:
-                self.note("data", self.phase, path)
+            if path in self.data and self.now[0] != OVER:
+                self.note("data", self.now[0], path)
 
 
 def watch_by_monitoring(watcher: Watcher) -> None:
@@ -147,7 +160,7 @@ def watch_by_tracing(watcher: Watcher) -> None:
 
     def call(frame: FrameType, event: str, given: object) -> Any:
         try:
-            if watcher.phase == OVER:
+            if watcher.now[0] == OVER:
                 sys.settrace(None)
             elif watcher.began(frame.f_code, frame):
                 return line
