@@ -115,7 +115,8 @@ def test_every_process_tells_what_it_loads_and_which_functions_run_when(tmp_path
     for name, text in (("work.py", WORK), ("main.py", WATCHED), ("data.json", "{}")):
         (tmp_path / name).write_text(text)
     (tmp_path / "torch" / "_dynamo").mkdir(parents=True)  # as in a process that compiles by torch
-    (tmp_path / "torch" / "_dynamo" / "symbolic_convert.py").write_text(TRACER)
+    for name, text in (("__init__", ""), ("_dynamo/__init__", ""), ("_dynamo/symbolic_convert", TRACER)):
+        (tmp_path / "torch" / f"{name}.py").write_text(text)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import colorsys; print('the hidden one')")
     folder = tmp_path / "watched"
