@@ -132,6 +132,9 @@ def check_preset(name: str, presets: Collection[str]) -> None:
         raise BadSetting(f"{error} (one of the hub is OWNER/NAME, a folder its path)") from None
 
 
+OURS = "overlap_bench."  # begins what the names of our own modules were without
+
+
 def find_engines() -> dict[str, EngineSpec]:
     """Every installed engine by name. One that can't be loaded, and a name that two modules claim, are left
     out with one warning, not an error: they may have no part in what is asked."""
@@ -140,7 +143,10 @@ def find_engines() -> dict[str, EngineSpec]:
     found: dict[str, EngineSpec] = {}
     entries = entry_points(group="bench.engines")
     for name in sorted(entries.names):
-        entry, *others = {each.value: each for each in entries.select(name=name)}.values()
+        # One of ours may be there twice, by an installation from before its present name.
+        claiming = sorted(entries.select(name=name), key=lambda each: each.value.startswith(OURS))
+        named = {each.value.removeprefix(OURS): each for each in claiming}
+        entry, *others = named.values()
         if others:
             claims = " and ".join(sorted(each.value for each in (entry, *others)))
             _tell_once(f"engine {name} is left out: {claims} claim the name")

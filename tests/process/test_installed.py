@@ -167,7 +167,7 @@ def test_all_but_documents_is_installed(site: Path) -> None:
         }
 
     assert files(site / "overlap_bench") == files(ROOT)
-    assert {path.name for path in site.iterdir() if not path.name.endswith("-info")} == {
+    assert {path.name for path in site.iterdir() if not path.name.endswith(("-info", "__pycache__"))} == {
         *("overlap_bench", "engines.py", "harness.py", "overlap_bench_command.py")
     }
 

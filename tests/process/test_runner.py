@@ -222,7 +222,7 @@ def test_sampled_outputs_that_differ_are_told_and_fail_nothing(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--blocks", "1", "--temperature", "0.8")
-    code, stdout, _ = ended(environment, tmp_path, "run", *arguments)
+    code, stdout, _ = ended(environment, tmp_path, "run", *arguments, "--all")
     assert code == 0
     assert "OUTPUTS DIFFER in 16 of 16 requests" in " ".join(stdout.split())
     assert "outputs that differ do not fail this run" in " ".join(stdout.split())
@@ -384,7 +384,7 @@ def test_hosts_keep_the_bytecode_that_nobody_else_keeps(
     monkeypatch.setattr(session.Session, "_watch", lambda self, child: None)
     arm = Arm(name="before", engine="overlap", options=api.EngineOptions(), toggles={})
     with session.Session(generator=False) as run:
-        run._start_host(arm)
+        run._start_host(arm, None)
     assert Path(started[0]["PYTHONPYCACHEPREFIX"]).name == "bytecode"
     assert not started[0]["PYTHONDONTWRITEBYTECODE"]
 
@@ -414,7 +414,7 @@ with interruptible(), Session(generator=False):
     ("number", "then", "said"),
     [
         (8, A_RUN, "bench: ended by SIGTERM; 1 of 2 blocks are kept"),  # of an engine of the second block
-        (4, WITHOUT_LOAD, "harness.common.signals.Interrupted: ended by SIGTERM"),
+        (4, WITHOUT_LOAD, "overlap_bench.harness.common.signals.Interrupted: ended by SIGTERM"),
     ],
     ids=["a run", "a session without load"],
 )

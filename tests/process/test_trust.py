@@ -63,7 +63,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     site = tmp_path_factory.mktemp("site")
     found = installed(site)
     entries = site / "clockwork-1.dist-info" / "entry_points.txt"
-    own = "".join(f"{name} = engines.{name}:SPEC\n" for name in ("overlap", "openai"))
+    own = "".join(f"{name} = overlap_bench.engines.{name}:SPEC\n" for name in ("overlap", "openai"))
     entries.write_text(entries.read_text() + own)
     without = {name: value for name, value in found.items() if not trust.KEYS.search(name)}
     return {**without, "OPENAI_API_KEY": KEY, "HF_TOKEN": KEY}

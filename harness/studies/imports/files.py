@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from overlap_bench.engines import api
 from overlap_bench.harness.common.text_files import read_text
@@ -75,6 +76,17 @@ def _looks(document: Document) -> str:
     return f"it looks like one of {other}" if other else f"it has {json.dumps(list(document))[:LONGEST]}"
 
 
+def _whole_text(value: Any) -> Any:
+    """JSON may hold half of a surrogate pair, which no file or screen takes: U+FFFD stands for it."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole_text(each) for each in value]
+    if isinstance(value, dict):
+        return {_whole_text(name): _whole_text(each) for name, each in value.items()}
+    return value
+
+
 def _objects(path: Path) -> list[Document]:
     """The objects of a JSON file, which may hold one, one a line, or a list of them."""
     text = read_text(path)
@@ -94,7 +106,7 @@ def _objects(path: Path) -> list[Document]:
         for each in value if isinstance(value, list) else [value]:
             if not isinstance(each, dict):
                 raise api.BadFile(f"{path} is not a result of {KNOWN}: it holds {json.dumps(each)[:LONGEST]}")
-            objects.append(each)
+            objects.append(_whole_text(each))
         at = _next(text, at)
     return objects
 
