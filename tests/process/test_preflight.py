@@ -96,7 +96,7 @@ def test_an_arm_is_asked_once_before_any_boots_and_only_where_its_engine_has_som
         return [f"device of {each.name}" for each in arms]
 
     monkeypatch.setattr(preflight, "check", check)
-    monkeypatch.setattr(session.Session, "_boot", lambda self, arms, on_booting: 1 / 0)
+    monkeypatch.setattr(session.Session, "_boot", lambda self, arms, on_booting, watch: 1 / 0)
 
     def note(event: Booting | Said) -> None:
         assert isinstance(event, Said)

@@ -239,7 +239,7 @@ def test_first_boots_are_two_at_once_and_later_ones_as_many_as_cores_allow_or_ea
     monkeypatch.setattr(session, "private_bytes", lambda booted: 0)
     at_once: list[int] = []
 
-    def boot(self: session.Session, arms: Sequence[Arm], on_booting: object) -> dict[str, Any]:
+    def boot(self: session.Session, arms: Sequence[Arm], on_booting: object, watch: object) -> dict[str, Any]:
         at_once.append(len(arms))
         self._boots += len(arms)
         said = SimpleNamespace(device={"kind": device})
