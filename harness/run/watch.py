@@ -53,6 +53,7 @@ class Seen:
     data: dict[str, int] = field(default_factory=dict)  # file → phase
     code: dict[tuple[str, str, int], int] = field(default_factory=dict)  # file, name, line → phase
     traced: set[tuple[str, str, int]] = field(default_factory=set)  # the same, of what is in graphs
+    failures: list[str] = field(default_factory=list)  # of the watcher: more may have run than is here
 
     @classmethod
     def read(cls, folder: Path) -> Seen:
@@ -73,6 +74,8 @@ class Seen:
                 self.prefixes.add(prefix)
             case ["module", str(name), str(file)]:
                 self.modules[file] = name
+            case ["failed", str(error)]:
+                self.failures.append(error)
             case ["compiled", str(file)]:
                 self.compiled.add(file)
             case ["data", int(phase), str(file)]:
@@ -162,6 +165,11 @@ class Watch:
             for arm, roles in pids.items()
             for role, pid in roles.items()
             if pid not in seen[arm].pids
+        ]
+        blind += [
+            f"a part of what {arm} ran could not be watched ({each.failures[0]})"
+            for arm, each in seen.items()
+            if each.failures
         ]
         before, after = seen.values()
         return changed_code(self._files, before, after, self._packages, blind)

@@ -10,6 +10,7 @@ own in the folder $BENCH_WATCH, a line of JSON each:
     ["data", phase, file]            a file that was asked about is opened
     ["code", phase, file, line, name]  code that begins in that line of a file that was asked about runs
     ["traced", file, line, name]     torch makes such code, or what calls it, into a graph, which runs unseen
+    ["failed", error]                noting failed here, so that more may have run than stands here
 
 Standard library alone, of any Python from 3.8: an arm may have another interpreter than the harness.
 """
@@ -56,6 +57,13 @@ class Watcher:
             return
         self.seen.add(line)
         os.write(self._opened(), self.encode(line).encode("utf-8", "surrogateescape") + b"\n")
+
+    def failed(self, error: Exception) -> None:
+        """An engine must not fail because it is watched. Nor may what was missed pass for what never ran."""
+        try:  # noqa: SIM105
+            self.note("failed", repr(error))
+        except Exception:  # the log can't be written: the process is then missing from what was seen
+            pass
 
     def _opened(self) -> int:
         """The log. An engine that closes all descriptors may have given ours to another file."""
@@ -130,16 +138,16 @@ def watch_by_monitoring(watcher: Watcher) -> None:
                 # A loop that began before requests came goes on while they are served.
                 monitoring.set_local_events(tool, code, events.LINE)
                 return None
-        except Exception:  # an engine must not fail because it is watched
-            pass
+        except Exception as error:
+            watcher.failed(error)
         return monitoring.DISABLE
 
     def goes_on(code: CodeType, line: int) -> object:
         try:
             if watcher.runs(code):
                 return None
-        except Exception:
-            pass
+        except Exception as error:
+            watcher.failed(error)
         return monitoring.DISABLE
 
     monitoring.register_callback(tool, events.PY_START, began)
@@ -155,7 +163,8 @@ def watch_by_tracing(watcher: Watcher) -> None:
     def line(frame: FrameType, event: str, given: object) -> Any:
         try:
             return line if watcher.runs(frame.f_code) else None
-        except Exception:
+        except Exception as error:
+            watcher.failed(error)
             return None
 
     def call(frame: FrameType, event: str, given: object) -> Any:
@@ -164,8 +173,8 @@ def watch_by_tracing(watcher: Watcher) -> None:
                 sys.settrace(None)
             elif watcher.began(frame.f_code, frame):
                 return line
-        except Exception:
-            pass
+        except Exception as error:
+            watcher.failed(error)
         return None
 
     threading.settrace(call)
@@ -183,10 +192,10 @@ def begin(folder: str) -> None:
             watcher.note("module", name, os.path.realpath(file))
 
     def audit(event: str, given: tuple[Any, ...]) -> None:
-        try:  # noqa: SIM105
+        try:
             watcher.audit(event, given)
-        except Exception:
-            pass
+        except Exception as error:
+            watcher.failed(error)
 
     sys.addaudithook(audit)
     if hasattr(sys, "monitoring"):

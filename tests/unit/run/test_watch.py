@@ -10,7 +10,16 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.run.differing import differing, files_in
-from overlap_bench.harness.run.watch import BOOTING, SERVING, Seen, changed_code, to_be_watched, top_level
+from overlap_bench.harness.run.watch import (
+    BOOTING,
+    SERVING,
+    Seen,
+    Watch,
+    changed_code,
+    to_be_watched,
+    top_level,
+)
+from overlap_bench.harness.run.watcher import sitecustomize
 from overlap_bench.harness.store.changed import ChangedCode
 from tests.support.made_blocks import manifest
 
@@ -107,6 +116,19 @@ def test_a_data_file_that_is_opened_and_an_arm_without_a_watched_process(sides: 
     assert (blind.counts, blind.unwatched) == (True, "the server of after could not be watched")
     after.data[str(sides[1] / "tuned.json")] = SERVING
     assert changed_code(files, before, after).counts
+
+
+def test_what_a_watcher_missed_does_not_pass_for_what_never_ran(
+    sides: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "room").mkdir()
+    watch = Watch(manifest().design, dict(zip(("before", "after"), sides, strict=True)), tmp_path / "room")
+    assert not watch.changed_code(watch.seen(), {}).counts
+    folder = tmp_path / "room" / "watched-1"
+    sitecustomize.Watcher(str(folder)).failed(ValueError("odd"))
+    found = watch.changed_code(watch.seen(), {})
+    assert found.counts
+    assert found.unwatched == "a part of what after ran could not be watched (ValueError('odd'))"
 
 
 def test_other_packages_of_two_versions_are_named(sides: tuple[Path, Path]) -> None:
