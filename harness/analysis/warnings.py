@@ -91,6 +91,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
     qualifies = Severity.QUALIFIES
     # What is wrong with rounds alone does nothing to a verdict of turns.
     of_rounds = Severity.DESCRIBES if manifest.design.primary in definitions.OF_PAIRS else qualifies
+    differ = any(len(block.tables["divergences"]) for block in blocks)
     return ranked(
         [
             *_of("noise", _noise(rounds)),
@@ -106,7 +107,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
             *([] if imported is None else of_import(manifest.run, imported)),
             *([] if imported is not None else _overran(manifest, blocks, rounds)),
             *_of("device", _device(manifest, rounds)),
-            *_of("outputs", _outputs(manifest, blocks)),
+            *_of("outputs", _outputs(manifest, blocks), qualifies if differ else Severity.DESCRIBES),
             *_of("blocks", _resumed(manifest)),
             *_of("nodes", nodes.remarks(manifest)),
             *_of("records", _recorder(manifest)),
