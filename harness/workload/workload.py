@@ -21,8 +21,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Annotated[
         str | None,
         Meta(
-            description="File of prompts: text lines, JSON (lines), ShareGPT, messages; or the word english, "
-            "Python's documentation, or openings, its first words (openings).",
+            description="File of prompts; or english, Python's documentation; or openings, its first words "
+            "(openings).",
             extra={"first": True},
         ),
     ] = None

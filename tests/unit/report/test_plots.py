@@ -22,6 +22,7 @@ from overlap_bench.harness.analysis import comparison
 from overlap_bench.harness.analysis.frames import Run
 from overlap_bench.harness.analysis.result import Axis, Comparison, MetricRow, PointResult, Result
 from overlap_bench.harness.analysis.sweep import Sweep
+from overlap_bench.harness.metrics import requests
 from overlap_bench.harness.report import figures
 from overlap_bench.harness.report.figures import style, times
 from overlap_bench.harness.stats import paired
@@ -83,6 +84,14 @@ def test_axes_have_names_and_units(real: Run, name: str) -> None:
 def test_log_axes_say_so(real: Run) -> None:
     for axes in figures.latency_cdfs(real).axes:
         assert (axes.get_xscale() == "log") == ("log scale" in axes.get_xlabel())
+
+
+def test_a_long_tail_has_a_log_axis(real: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    even, stretched = np.linspace(4.0, 5.0, 50), np.append(np.linspace(4.0, 5.0, 50), 900.0)
+    samples = {"ttft_ms": even, "tpot_ms": even, "itl_token_ms": stretched, "itl_chunk_ms": stretched}
+    monkeypatch.setattr(requests, "distributions", lambda served: samples)
+    scales = [axes.get_xscale() for axes in figures.latency_cdfs(real).axes]
+    assert scales == ["linear", "linear", "log"]
 
 
 def test_bars_start_at_zero_and_are_as_long_as_the_result_says(real: Run) -> None:
