@@ -111,7 +111,7 @@ def _judge(
 
 
 def _bounds(effect: paired.Effect, lower: bool) -> tuple[float, float]:
-    """Of the regression: at best, at worst."""
+    """The regression at best, and at worst."""
     assert effect.low is not None
     assert effect.high is not None
     return (effect.low, effect.high) if lower else (-effect.high, -effect.low)

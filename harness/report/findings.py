@@ -35,7 +35,7 @@ def leading(comparison: Comparison) -> Iterator[str]:
 
 
 def below_verdict(warnings: Iterable[Warning]) -> Iterator[str]:
-    """Those that overrule or qualify it."""
+    """Sentences of the warnings that overrule or qualify the verdict."""
     for each in ranked(warnings):
         if each.kind == UNDECIDED:
             yield each.text[:1].upper() + each.text[1:]

@@ -121,9 +121,8 @@ def _sides(row: MetricRow | Counter | None) -> str:
 
 
 def warnings_of(result: SweepResult) -> list[str]:
-    """Those that every point has, once. Of the others, whose numbers differ from point to point, those that
-    do something to a verdict, or that a single point has, in full, and each other kind once with its
-    points."""
+    """Warnings of a sweep: once where every point has the same; in full where it does something to a verdict,
+    or a single point has it; and else one of each kind, with its points."""
     found = {spelled(each.at): each.warnings for each in result.comparisons}
     shared = [each for each in next(iter(found.values())) if all(each in every for every in found.values())]
     common = texts(shared)

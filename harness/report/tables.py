@@ -178,7 +178,7 @@ def outputs_line(outputs: Outputs) -> str:
 
 
 def weak_check(outputs: Outputs) -> list[str]:
-    """That equal outputs show little, where they do."""
+    """Why equal outputs show little; nothing where they show much."""
     weak = outputs.weak or why_weak(outputs)
     return [f"A weak check: {weak}."] if weak else []
 

@@ -70,7 +70,7 @@ def _check_same(arm: Arm, trees: Trees, seen: Seen) -> None:
 
 
 def loaded_from_elsewhere(seen: Seen, tree: Path, repository: Path) -> list[Path]:
-    """Those files, sorted."""
+    """Files of the project that an arm loaded from outside its tree, sorted."""
     tree, repository = tree.resolve(), repository.resolve()
     found = []
     for file, name in {**dict.fromkeys(seen.compiled, ""), **seen.modules}.items():

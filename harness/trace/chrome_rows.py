@@ -363,8 +363,8 @@ READ_ARG = {
 
 
 def _direction(event: Event[Any]) -> str:
-    """Of a copy, "HtoD"; nothing for other work. torch.profiler says it in a name like "Memcpy HtoD
-    (Pageable -> Device)"."""
+    """The direction of a copy, such as "HtoD"; nothing for other work. torch.profiler says it in a name like
+    "Memcpy HtoD (Pageable -> Device)"."""
     name = event.name or ""
     if event.cat == "gpu_memcpy":
         return next(iter(name.split()[1:2]), "unknown")

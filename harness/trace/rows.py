@@ -93,7 +93,7 @@ def numbered(chosen: Flags) -> NDArray[np.int32]:
 
 
 def copies(work: Columns, of_copies: Columns) -> Copies:
-    """Those that are left of the work, whose `copy` is the row of each in `of_copies`."""
+    """The copies among the work that is left; `copy` of the work is the row of each in `of_copies`."""
     copy = work["copy"] != NONE
     only_they_have = only(of_copies, work["copy"][copy])
     return Copies(work["start"][copy], work["end"][copy], **only_they_have)

@@ -110,7 +110,7 @@ class Metadata(msgspec.Struct):
 
 
 class Metrics(msgspec.Struct):
-    """Those that could be made of a request: without an answer there are few."""
+    """Metrics of one request; a request without an answer has few of them."""
 
     time_to_first_token: Value | None = None
     inter_chunk_latency: Value | None = None
