@@ -5,10 +5,12 @@ engine, read in this order:
   (`Chunk`, `Finish`, `Error`) and its `Description`
 - toggles: `Toggle` and `Setting`, what can be switched and set about it
 - registry: `EngineSpec`, which names all that before anything heavy is imported; `find_engines`
-- pace: how long the programs of a device of known speed take; only who has such a device needs it
 - records: `RoundRecord`, what it may record besides; each part is optional
-- errors: `EngineError`, it broke; `BadSetting`, what was asked is wrong; `BadFile`, a file is
 - wire: the messages between harness and host, which no engine sees
+
+Beside this folder, as they import nothing of it: ../errors (`EngineError`, it broke; `BadSetting`, what was
+asked is wrong; `BadFile`, a file is) and ../pace, how long the programs of a device of known speed take,
+which only who has such a device needs.
 
 An engine of your own is a package with two things: a module that has an `EngineSpec` and the `Engine` it
 builds, and the spec's place in its pyproject.toml,
@@ -43,8 +45,6 @@ from overlap_bench.engines.api.contract import (
     Request,
     Score,
 )
-from overlap_bench.engines.api.errors import BadFile, BadSetting, EngineError, first_line
-from overlap_bench.engines.api.pace import PaceProfile, make_pace, profiles
 from overlap_bench.engines.api.records import (
     PHASES,
     STEP_COLUMNS,
@@ -78,6 +78,8 @@ from overlap_bench.engines.api.wire import (
     ToHost,
     Waiting,
 )
+from overlap_bench.engines.errors import BadFile, BadSetting, EngineError, first_line
+from overlap_bench.engines.pace import Ledger, PaceProfile, host_k, make_pace, profiles, settle
 
 __all__ = [
     "DEVICE_KEYS",
@@ -111,6 +113,7 @@ __all__ = [
     "FromHost",
     "HostConfig",
     "HostRanges",
+    "Ledger",
     "PaceProfile",
     "Parked",
     "Profile",
@@ -130,7 +133,9 @@ __all__ = [
     "check_preset",
     "find_engines",
     "first_line",
+    "host_k",
     "make_pace",
     "pick",
     "profiles",
+    "settle",
 ]

@@ -8,8 +8,8 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta
 
-from overlap_bench.engines.api.errors import BadSetting
 from overlap_bench.engines.api.records import RoundRecord
+from overlap_bench.engines.errors import BadSetting
 
 # ---------------------------------------------------------------------------------------------------------
 # What is asked of an engine

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from overlap_bench.engines.api.errors import BadSetting
 from overlap_bench.engines.api.toggles import Setting, Settings, Toggle
+from overlap_bench.engines.errors import BadSetting
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from overlap_bench.engines.api import BadSetting, pick
-from overlap_bench.engines.api.pace import make_pace
+from overlap_bench.engines.pace import make_pace
 
 if TYPE_CHECKING:
     from overlap_bench.engines.devices.base import Device
@@ -23,7 +23,7 @@ def open_device(
 ) -> Device:
     """The device of that kind: "cuda", "emulated", or "auto", which is CUDA where there is a card.
 
-    `staging`, `pace` (engines/api/pace.py) and `cores` are the emulated device's, `blocking_sync` (threads
+    `staging`, `pace` (engines/pace.py) and `cores` are the emulated device's, `blocking_sync` (threads
     sleep in `synchronize` instead of spinning) is CUDA's. `place`: which of how many devices this is that
     work together. Raises BadSetting. Takes seconds: the emulated device starts a process.
 

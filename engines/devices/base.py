@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from overlap_bench.engines.api import EngineError
-from overlap_bench.engines.api.pace import Size
+from overlap_bench.engines.pace import Size
 
 
 class DeviceLost(EngineError):

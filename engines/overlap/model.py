@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from overlap_bench.engines.api import BadSetting
-from overlap_bench.engines.api.pace import Size
 from overlap_bench.engines.overlap.attention import Mixed, Paged, Pages, Prefill, slots_at
 from overlap_bench.engines.overlap.layout import (
     DUMMY_SLOT,
@@ -41,6 +40,7 @@ from overlap_bench.engines.overlap.sampler import sample, sample_greedy
 from overlap_bench.engines.overlap.scoring import score
 from overlap_bench.engines.overlap.toggles import spec
 from overlap_bench.engines.overlap.toggles import steps as multi_step
+from overlap_bench.engines.pace import Size
 
 
 class OverlapModule:

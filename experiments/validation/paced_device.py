@@ -25,11 +25,11 @@ from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.validation.device_busy import EDGE, busy, serve
 from overlap_bench.engines import api
-from overlap_bench.engines.api.pace import Size
 from overlap_bench.engines.devices import open_device
 from overlap_bench.engines.devices.base import ModuleSpec
 from overlap_bench.engines.overlap import SPEC
 from overlap_bench.engines.overlap.engine import OverlapEngine
+from overlap_bench.engines.pace import Size
 from tests.support.in_process_engine import Collected
 
 PACE_MS = 10.0

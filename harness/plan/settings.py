@@ -156,7 +156,7 @@ def make_options(values: Mapping[str, object]) -> api.EngineOptions:
     ):
         api.pick(value, dict.fromkeys(known), name)
     if options.pace:
-        api.make_pace(options.pace)
+        options = msgspec.structs.replace(options, pace=api.settle(options.pace))
         if options.device == "cuda":
             raise api.BadSetting("pace is for the emulated device only: a card has its own; leave it out")
     for name, lowest in LOWEST.items():

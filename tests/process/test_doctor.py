@@ -107,7 +107,7 @@ def test_bytecode_that_nobody_keeps_is_told_of_and_kept_by_the_run(
 
 def test_what_a_run_keeps_its_bytecode_in_is_filled_and_read(tmp_path: Path) -> None:
     told = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    importing = [sys.executable, "-c", "import engines.api.pace; print(engines.api.pace.__cached__)"]
+    importing = [sys.executable, "-c", "import engines.pace; print(engines.pace.__cached__)"]
     kept = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     for environment, written in ((told, False), ({**told, **kept}, True)):
         said = subprocess.run(importing, env=environment, capture_output=True, text=True, check=True)

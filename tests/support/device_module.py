@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from overlap_bench.engines.api import BadSetting
-from overlap_bench.engines.api.pace import Size
+from overlap_bench.engines.pace import Size
 
 ROWS = 256
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_bench.engines.api.pace import Pace
+from overlap_bench.engines.pace import Pace
 
 # ---------------------------------------------------------------------------------------------------------
 # Commands: 64-byte records in one pipe per stream. A write of up to PIPE_BUF bytes to a pipe is atomic, and a

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from overlap_bench.engines.api import BadSetting, EngineError, pick
-from overlap_bench.engines.api.pace import Pace
 from overlap_bench.engines.devices.base import MemoryUse, ModuleSpec
 from overlap_bench.engines.devices.emulated.child import Child
 from overlap_bench.engines.devices.emulated.commands import (
@@ -52,6 +51,7 @@ from overlap_bench.engines.devices.emulated.memory import (
 )
 from overlap_bench.engines.devices.emulated.streams import EmulatedEvent, EmulatedStream, Waiting
 from overlap_bench.engines.machine import cpu_model, known, move_threads
+from overlap_bench.engines.pace import Pace
 
 _PINNED_BYTES = 1 << 30  # sparse: only what is touched exists
 _PADDING = tuple((0,) * (4 - count) for count in range(MAX_ARGUMENTS + 1))  # of the words of a record
