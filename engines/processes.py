@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,6 +54,20 @@ def state(pid: int) -> str:
 def is_stopped(pid: int) -> bool:
     """Whether somebody has stopped that process, as by SIGSTOP."""
     return state(pid) == "T"
+
+
+def with_below(pids: Collection[int]) -> list[int]:
+    """These processes but those that are gone, and all that they started: each after its parent."""
+    started: dict[int, list[int]] = {}
+    for pid in (int(each) for each in os.listdir("/proc") if each.isdecimal()):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+            started.setdefault(parent, []).append(pid)
+    there = {pid for each in started.values() for pid in each}
+    found = [pid for pid in dict.fromkeys(pids) if pid in there]
+    for pid in found:
+        found += [each for each in started.get(pid, ()) if each not in pids]
+    return found
 
 
 def end_session() -> None:

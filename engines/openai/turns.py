@@ -21,7 +21,7 @@ import psutil
 
 from overlap_bench.engines import api
 from overlap_bench.engines.openai.replies import Outcome, Reply, arrival
-from overlap_bench.engines.processes import session, state
+from overlap_bench.engines.processes import session, state, with_below
 
 PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "decode", "mixed"))
 NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
@@ -262,9 +262,6 @@ class Processes:
         return False
 
     def _running(self) -> set[int]:
-        try:
-            below = psutil.Process(self.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return set()
+        found = with_below([self.pid])
         # What lost its parent is in the host's session still.
-        return {self.pid, *(each.pid for each in below), *session()}
+        return {*found, *session()} if found else set()

@@ -25,9 +25,10 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from overlap_bench.engines import api
-from overlap_bench.engines.machine import cpu_model
+from overlap_bench.engines.machine import cpu_model, known
 from overlap_bench.engines.overlap.models.published import save, save_without_weights
 from overlap_bench.engines.overlap.presets import PRESETS, Preset, tokenizer_file
+from overlap_bench.engines.processes import with_below
 from overlap_bench.engines.vllm import SPEC
 
 USED = (
@@ -182,7 +183,8 @@ class VllmEngine(api.Engine):
         values = model.get_num_layers(config.parallel_config) * model.get_head_size()
         values *= 2 * model.get_num_kv_heads(config.parallel_config)
         size = blocks * cache.block_size * values * torch.empty((), dtype=model.dtype).element_size()
-        free = psutil.virtual_memory().available
+        memory = known(psutil.virtual_memory, None)
+        free = arms * size if memory is None else memory.available
         if arms * size > free:
             raise api.BadSetting(
                 f"a KV cache of {blocks} blocks of {cache.block_size} tokens takes {size / GIB:.1f} GiB in "
@@ -312,5 +314,5 @@ def _batch_invariant() -> bool:
 
 def _pids() -> dict[str, int]:
     """Every process of the engine: the host, and what vLLM started below it."""
-    below = psutil.Process().children(recursive=True)
-    return {"engine": os.getpid()} | {f"vllm_{index}": each.pid for index, each in enumerate(below)}
+    engine, *below = with_below([os.getpid()])
+    return {"engine": engine} | {f"vllm_{index}": pid for index, pid in enumerate(below)}

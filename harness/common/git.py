@@ -71,11 +71,13 @@ def run(
 
 
 def words(done: subprocess.CompletedProcess[str]) -> str:
-    """Why git refused, as it said it, in one line."""
+    """Why git refused, as it said it, in one line: what it ended with, and what went wrong before."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     fatal = [number for number, line in enumerate(lines) if line.startswith("fatal: ")]
     if fatal:
-        return " ".join(lines[fatal[0] :]).removeprefix("fatal: ")
+        last = " ".join(lines[fatal[0] :]).removeprefix("fatal: ")
+        before = (line.removeprefix("error: ") for line in lines[: fatal[0]] if line.startswith("error: "))
+        return "; ".join([last, *dict.fromkeys(before)])
     more = f" (and {len(lines) - 1} lines more)" if len(lines) > 1 else ""
     return f"{lines[0]}{more}" if lines else f"it ended with {done.returncode} and said nothing"
 

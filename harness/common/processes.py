@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from overlap_bench.engines.processes import TERMINATE_S
+from overlap_bench.engines.machine import known
+from overlap_bench.engines.processes import TERMINATE_S, is_stopped, with_below
 from overlap_bench.harness.common.signals import undisturbed
 
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
@@ -95,26 +96,23 @@ def adopt(role: str, pid: int) -> Child | None:
         return None
 
 
-def _with_below(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
-
-
 def stopped(children: Sequence[Child], parked: Collection[int] = ()) -> str:
     """Which of them, or of what they started, is stopped, as by SIGSTOP, for a message; "" where none is.
     `parked`: processes that stand still between their turns, with all that they started."""
     roles = {child.pid: child.role for child in children}
-    still = {each for pid in parked for each in _with_below(pid)}
+    still = with_below(parked)
     for child in children:
-        with suppress(psutil.Error):
-            for each in _with_below(child.pid):
-                if each not in still and each.status() == psutil.STATUS_STOPPED:
-                    below = f"{' '.join(each.cmdline()[1:3])} of the {child.role}"
-                    return f"{f'the {roles[each.pid]}' if each.pid in roles else below} (pid {each.pid})"
+        for pid in with_below([child.pid]):
+            if pid not in still and is_stopped(pid):
+                below = f"{' '.join(_words(pid)[1:3])} of the {child.role}"
+                return f"{f'the {roles[pid]}' if pid in roles else below} (pid {pid})"
     return ""
+
+
+def _words(pid: int) -> list[str]:
+    """Of its command."""
+    line: bytes = known(Path(f"/proc/{pid}/cmdline").read_bytes, b"")
+    return line.decode(errors="replace").rstrip("\0").split("\0")
 
 
 def wait(children: Sequence[Child], seconds: float | None) -> bool:
@@ -165,14 +163,14 @@ def adopting_orphans() -> Iterator[None]:
 
 def below() -> frozenset[int]:
     """The processes that this one started, and theirs."""
-    return frozenset(each.pid for each in psutil.Process().children(recursive=True))
+    return frozenset(with_below([os.getpid()])) - {os.getpid()}
 
 
-def end_orphans(known: frozenset[int], grace: float) -> None:
-    """Give the descendants of this process that are not `known` `grace` seconds to end, then kill them, and
+def end_orphans(others: frozenset[int], grace: float) -> None:
+    """Give the descendants of this process that are not `others` `grace` seconds to end, then kill them, and
     what that orphans. All are reaped."""
     for _ in range(ROUNDS):
-        new = below() - known
+        new = below() - others
         if not new:
             return
         found = [child for child in (adopt("descendant", pid) for pid in new) if child is not None]
@@ -190,10 +188,7 @@ def end_orphans(known: frozenset[int], grace: float) -> None:
 def _descendants(children: Sequence[Child]) -> list[Child]:
     """Below a child, or in its session, which a process whose parent is gone is still in."""
     sessions = {child.pid for child in children if child.popen is not None}
-    below: set[int] = set()
-    for child in children:
-        with suppress(psutil.Error):
-            below.update(each.pid for each in psutil.Process(child.pid).children(recursive=True))
+    below = set(with_below([child.pid for child in children]))
     for pid in psutil.pids():
         with suppress(ProcessLookupError):
             if os.getsid(pid) in sessions:

@@ -125,7 +125,7 @@ def borrow(source: Source, commit: str, place: Path) -> Path:
     _write(made / "objects" / "info" / "alternates", f'"{objects}"\n')
     # What a project asks git about itself has the same answer, and an object that is replaced is so here.
     _write(made / "packed-refs", ask(source, "for-each-ref", "--format=%(objectname) %(refname)").stdout)
-    for name in ("shallow", "info/attributes"):
+    for name in ("shallow", "info/attributes", "info/grafts"):
         if (source.common / name).is_file():
             shutil.copyfile(source.common / name, made / name)
     return made

@@ -17,6 +17,7 @@ from types import TracebackType
 import psutil
 
 from overlap_bench.engines.machine import known
+from overlap_bench.engines.processes import with_below
 from overlap_bench.harness.common import core_speed
 
 OWN = "own"  # names the CPU time of each process of the run, in ms
@@ -35,8 +36,8 @@ def read(pids: Mapping[str, int]) -> dict[str, float]:
         ms = [1e3 * each / os.sysconf("SC_CLK_TCK") for each in ticks]
         user, nice, system, _, _, irq, softirq, steal = ms  # left out: idle and iowait
         values |= {"all": sum(ms), "steal": steal, "busy": user + nice + system + irq + softirq}
-    here = {os.getpid(), *pids.values()}
-    for pid in known(_descendants, here, here):
+    here = [os.getpid(), *pids.values()]
+    for pid in known(with_below, here, here):
         with suppress(OSError):
             values[f"{OWN} {pid}"] = cpu_ns(pid) / 1e6
     for role, pid in pids.items():
@@ -72,19 +73,6 @@ def between(start: Mapping[str, float], end: Mapping[str, float]) -> dict[str, f
     if frequency is not None:
         row["frequency_mhz"] = frequency
     return row
-
-
-def _descendants(pids: set[int]) -> set[int]:
-    """These processes, and all that they started."""
-    children: dict[int, list[int]] = {}
-    for process in psutil.process_iter(["ppid"]):
-        children.setdefault(process.info["ppid"], []).append(process.pid)
-    found, left = set[int](), list(pids)
-    while left:
-        if (pid := left.pop()) not in found:
-            found.add(pid)
-            left += children.get(pid, [])
-    return found
 
 
 def cpu_ns(pid: int) -> int:

@@ -19,6 +19,7 @@ import psutil
 import zmq
 
 from overlap_bench.engines import api
+from overlap_bench.engines.machine import known
 from overlap_bench.harness.common import processes, temporary
 from overlap_bench.harness.common.processes import Child
 from overlap_bench.harness.common.signals import postponed, undisturbed
@@ -170,8 +171,9 @@ class Session:
             booted |= self._boot(arms[len(booted) : len(booted) + at_once], on_booting, watch)
             if first:
                 children = (child for each in booted.values() for child in each.children)
-                free = psutil.virtual_memory().available
-                check_memory(len(booted), len(arms), private_bytes(children), free)
+                taken, memory = known(private_bytes, None, children), known(psutil.virtual_memory, None)
+                if taken is not None and memory is not None:
+                    check_memory(len(booted), len(arms), taken, memory.available)
         self._on_cpu |= {name for name, each in booted.items() if each.description.device["kind"] == "cpu"}
         return booted
 

@@ -190,9 +190,15 @@ def test_a_project_may_ask_git_for_its_version(two: Path) -> None:
         assert git(place, "status", "--porcelain") == ""
 
 
-def test_a_replaced_commit_is_replaced(two: Path) -> None:
+def test_a_replaced_commit_is_replaced_and_a_grafted_one_grafted(two: Path) -> None:
     git(two, "replace", "base", "head")
     assert taken(two)["engine.py"] == (False, b"head\n")
+    git(two, "replace", "--delete", "base")
+    git(two, "tag", "v1", "base")
+    head = git(two, "rev-parse", "head")
+    (two / ".git/info/grafts").write_text(head)  # it has no parent
+    with tree(two, "head") as place:
+        assert git(place, "describe", "--tags", "--always") == f"{head[:7]}\n"
 
 
 def test_what_a_partial_clone_lacks_is_told_and_not_fetched(two: Path, tmp_path: Path) -> None:
@@ -246,7 +252,9 @@ def test_a_filter_that_fails_is_told(two: Path, required: str) -> None:
     git(two, "config", "filter.broken.smudge", "false")
     git(two, "config", "filter.broken.required", required)
     (two / ".git/info/attributes").write_text("engine.py filter=broken\n")
-    assert refused(two).endswith("engine.py: smudge filter broken failed")
+    said = refused(two)
+    assert f"can't check out base of {two}: engine.py: smudge filter broken failed; " in said
+    assert said.endswith("external filter 'false' failed")
 
 
 def test_a_filter_without_a_smudge_is_none(two: Path) -> None:
@@ -332,6 +340,11 @@ def test_what_git_refuses_is_told_as_git_said_it(
     (two / ".git/config").write_text("[core\n")
     assert "git refuses the repository" in refused(two)
     assert "bad config line 1" in refused(two)
+    (two / ".git/config").write_text("")
+    (two / ".git/objects").rename(two / ".git/moved")
+    (two / ".git/objects/info").mkdir(parents=True)
+    (two / ".git/objects/info/alternates").write_text("../../../nowhere/.git/objects\n")
+    assert "unable to normalize alternate object path" in refused(two)
     (tmp_path / "away").mkdir()
     (tmp_path / "away/.git").write_text("gitdir: /nowhere\n")
     assert refused(tmp_path / "away").endswith("not a git repository: /nowhere")

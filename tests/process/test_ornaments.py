@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 from overlap_bench.engines import machine as of_engines
 from overlap_bench.engines import processes
 from overlap_bench.harness.common import core_speed, machine
+from overlap_bench.harness.common import processes as started
 from overlap_bench.harness.run import readings
 from overlap_bench.harness.studies import doctor
 from tests.support.places import ROOT
@@ -155,6 +157,27 @@ def test_a_process_may_have_any_name() -> None:
             pass
         assert processes.state(child.pid) in "RSD"
         child.communicate(b"\n")
+
+
+def test_what_was_started_is_found_where_the_time_of_boot_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil._pslinux, "boot_time", failing(RuntimeError("line 'btime' not found")))
+    here = os.getpid()
+    with subprocess.Popen(["sh", "-c", "sleep 60 & read end"], stdin=subprocess.PIPE) as child:
+        while len(found := processes.with_below([child.pid])) < 2:
+            pass
+        parent, sleeping = found
+        assert parent == child.pid
+        assert started.below() >= set(found)
+        assert f"{readings.OWN} {sleeping}" in readings.read({"self": here})
+        os.kill(sleeping, signal.SIGSTOP)
+        while not processes.is_stopped(sleeping):
+            pass
+        of_child = [started.Child("server", child.pid, None)]
+        assert started.stopped(of_child) == f"60 of the server (pid {sleeping})"
+        assert started.stopped(of_child, parked=[child.pid]) == ""
+        os.kill(sleeping, signal.SIGKILL)
+        child.communicate(b"\n")
+    assert processes.with_below([child.pid, here]) == [here]
 
 
 def test_changes_to_code_may_be_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
