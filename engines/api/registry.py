@@ -47,6 +47,8 @@ class EngineSpec:
     # starts beside it, and two arms would get caches of two sizes (vLLM issue 55827); so one starts after the
     # other, but for arms that have said, by preflight or once booted, that their device is a "cpu".
     starts_alone: bool = False
+    # EngineOptions that a pace brings with it where they are not set; None: it has no device with a pace.
+    paced: Mapping[str, Any] | None = None
     # Whether it is worth asking what can't work here before the first arm boots: boots take long.
     preflight: bool = False
     boots_long: bool = False  # as a server does: with minutes, its blocks are then longer than others

@@ -15,7 +15,7 @@ Importing this package costs milliseconds, and does not need vLLM.
 from __future__ import annotations
 
 from overlap_bench.engines.api import EngineSpec, Toggle
-from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.engines.overlap.presets import PRESETS, SHAPES
 
 BIND = "VLLM_CPU_OMP_THREADS_BIND"  # the core that it computes on, on a CPU
 CORE = "BENCH_VLLM_CORE"  # the same, of a worker that binds itself (worker.py)
@@ -52,8 +52,9 @@ SPEC = EngineSpec(
         ),
     ),
     build=f"{__name__}.engine:build",
-    presets=tuple(PRESETS),
+    presets=(*PRESETS, *SHAPES),
     defaults={"model": "tiny-gpt2-32"},
+    paced={"model": "llama3-8b", "dtype": "bfloat16", "max_context": 2048},
     samples=True,
     takes_turns=True,
     overlapping={"async_scheduling": ("on",)},

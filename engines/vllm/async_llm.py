@@ -69,7 +69,7 @@ class AsyncLLMEngine(VllmEngine):
 
     def arguments(self) -> AsyncEngineArgs:
         arguments = super().arguments()
-        if on_cpu():
+        if on_cpu() and not self.options.pace:
             arguments.worker_extension_cls = "overlap_bench.engines.vllm.worker.Sleeping"
             if CORE in os.environ:
                 os.environ["OMP_NUM_THREADS"] = "1"

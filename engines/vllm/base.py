@@ -27,13 +27,13 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from overlap_bench.engines import api
 from overlap_bench.engines.machine import cpu_model, known
 from overlap_bench.engines.overlap.models.published import save, save_without_weights
-from overlap_bench.engines.overlap.presets import PRESETS, Preset, tokenizer_file
+from overlap_bench.engines.overlap.presets import PRESETS, SHAPES, Preset, tokenizer_file
 from overlap_bench.engines.processes import with_below
 from overlap_bench.engines.vllm import SPEC
 
 USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
-    "num_blocks", "sampling", "prefix_cache", "max_context", "recorder",
+    "num_blocks", "sampling", "prefix_cache", "max_context", "recorder", "pace",
 )  # fmt: skip
 CARD_SHARE = 0.45  # of a GPU's memory: the two arms of a block stand side by side on one card
 GIB = 1 << 30
@@ -91,6 +91,7 @@ class VllmEngine(api.Engine):
             max_num_batched_tokens=max(options.prefill_max_tokens, options.max_batch_size),
             num_gpu_blocks_override=options.num_blocks,
             **({} if on_cpu() else {"gpu_memory_utilization": CARD_SHARE}),
+            **({"attention_backend": "FLASH_ATTN"} if options.pace else {}),
             enable_prefix_caching=options.prefix_cache,
             stream_interval=options.stream_interval,
             async_scheduling=toggles["async_scheduling"] == "on",
@@ -130,16 +131,19 @@ class VllmEngine(api.Engine):
         _check_device(self.options.device)
         self._tokenizer = tokenizer_file(self.options.model)  # which refuses a typo
         self._folder = Path(self.options.model).expanduser()
-        if self.options.model in PRESETS:
+        known = {**PRESETS, **SHAPES}
+        if self.options.model in known:
             self._saved = TemporaryDirectory(prefix="preset-")
             self._folder = Path(self._saved.name)
-            write(PRESETS[self.options.model], self._folder)
+            if self.options.pace:
+                write = save_without_weights
+            write(known[self.options.model], self._folder)
         try:
             config = self.arguments().create_engine_config(UsageContext.ENGINE_CONTEXT)
         except ValueError as error:
             raise api.BadSetting(f"vLLM {vllm.__version__}: {_one_line(error)}") from error
         self._check_in_force(config)
-        if on_cpu():
+        if on_cpu() and not self.options.pace:
             self._check_heads(config.model_config.get_head_size())
             self._limit_cache(config, arms)
         return config
@@ -204,7 +208,7 @@ class VllmEngine(api.Engine):
                 "transformers": version("transformers"),
             },
             device={
-                "kind": current_platform.device_type,
+                "kind": f"paced: {self.options.pace}" if self.options.pace else current_platform.device_type,
                 "name": cpu_model() if cpu else current_platform.get_device_name(),
             },
             model={

@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from overlap_bench.engines.api import BadSetting, Engine, EngineOptions
-from overlap_bench.engines.vllm import BIND, SPEC
+from overlap_bench.engines.vllm import BIND, SPEC, paced
 from overlap_bench.engines.vllm.cores import compute_on_one_core
 
 
@@ -21,6 +21,8 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
         )
     toggles = SPEC.check(toggles)
     in_process = toggles["multiprocessing"] == "off"
+    if options.pace:
+        paced.tell(options.pace)
     # vLLM reads these when it is imported. A fork of a process that has threads can hang.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     for name, value in (
@@ -29,7 +31,7 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
         ("VLLM_NO_USAGE_STATS", "1"),
     ):
         os.environ.setdefault(name, value)
-    if BIND not in os.environ:
+    if BIND not in os.environ and not options.pace:
         compute_on_one_core(in_process)
     if in_process:
         from overlap_bench.engines.vllm.in_process import InProcessEngine

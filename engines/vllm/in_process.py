@@ -23,7 +23,7 @@ class InProcessEngine(VllmEngine):
         self._core = self._llm.engine_core.engine_core
         # On a CPU vLLM binds the threads of a worker process, and there is none. Both arms compute on one
         # core: where each goes by itself, what else runs on a core slows one of them for seconds.
-        core = os.environ[BIND]
+        core = str(max(os.sched_getaffinity(0))) if self.options.pace else os.environ[BIND]
         if config.device_config.device_type == "cpu" and core.isdecimal():
             os.sched_setaffinity(0, {int(core)})
         self._names = count()

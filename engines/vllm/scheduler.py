@@ -10,6 +10,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from overlap_bench.engines.processes import skip_teardown
+from overlap_bench.engines.vllm import paced
 from overlap_bench.engines.vllm.cores import leave_compute_core
 from overlap_bench.engines.vllm.gate import FINISH, GO, Asked, Core
 from overlap_bench.engines.vllm.steps import Steps
@@ -22,6 +23,7 @@ class _Recorded:
 
     def __init__(self, *given: Any, **named: Any) -> None:
         self.steps = Steps()
+        self.device = paced.own_device()
         super().__init__(*given, **named)
 
     def schedule(self, *given: Any, **named: Any) -> Any:
@@ -34,7 +36,10 @@ class _Recorded:
         began = perf_counter_ns()
         dropped = sum(name not in self.requests for name in scheduler_output.num_scheduled_tokens)
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        self.steps.finished(dropped, began, perf_counter_ns())
+        program = None
+        if self.device is not None and scheduler_output.total_num_scheduled_tokens:
+            program = self.device.programs.popleft()
+        self.steps.finished(dropped, began, perf_counter_ns(), program)
         return outputs
 
     def _preempt_request(self, *given: Any, **named: Any) -> Any:

@@ -11,9 +11,12 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlap_bench.engines import api
+
+if TYPE_CHECKING:
+    from overlap_bench.engines.vllm.paced.device import Program
 
 PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "decode", "mixed"))
 NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
@@ -74,16 +77,26 @@ class Steps:
         self._number += 1
         self.preempted = 0
 
-    def finished(self, dropped: int, began_ns: int, ended_ns: int) -> None:
+    def finished(self, dropped: int, began_ns: int, ended_ns: int, program: Program | None = None) -> None:
         """The tokens of the oldest step were on the host, and are appended; those of `dropped` requests were
-        not wanted any more."""
+        not wanted any more. `program`: what a paced device knows of it."""
         facts = self._made.popleft()
         if not facts:
             return
-        # A device runs steps in order: one that was scheduled ahead began when the one before it had ended.
-        self._programs.extend(
-            (0, facts["step"], max(facts["schedule.end"], self._on_host_ns), began_ns),
-        )
+        if program is None:
+            # A device runs steps in order: a step scheduled ahead began when the one before it had ended.
+            span = max(facts["schedule.end"], self._on_host_ns), began_ns
+        else:
+            span = program.begin_ns, program.end_ns
+            facts |= {
+                "metadata.start": program.prepare_ns,
+                "metadata.end": program.launch_ns,
+                "launch.start": program.launch_ns,
+                "launch.end": program.launched_ns,
+                "wait.copy_done.start": program.wait_ns,
+                "wait.copy_done.end": program.woke_ns,
+            }
+        self._programs.extend((0, facts["step"], *span))
         self._on_host_ns = began_ns
         facts |= {"dropped": dropped, "append.start": began_ns, "append.end": ended_ns}
         self._rows.extend((NOT_THERE | facts).values())

@@ -47,7 +47,7 @@ MOST_IN_TIME = 100  # blocks, where minutes end the run
 # Steps of a turn that no interval ends with. A serial loop begins a turn with an idle device, and so does
 # every step of it; one that overlaps has its pipeline filled by the second.
 LEAD = {"serial": 1, "overlapping": 2}
-PACED_MODEL = "micro-gpt2"  # computes well before its time is up
+PACED_MODEL = "micro-gpt2"  # computes well before the emulated device's time is up
 OBJECTIVES = {"ttft": "ttft", "tpot": "tpot", "latency": "latency", "e2el": "latency"}
 PLACES = ("device", "host")  # of a planted delay
 PLANTED = ("plant_at", "plant_ns")  # engine options that only a planted delay sets
@@ -115,7 +115,7 @@ def make_arm(
     full = spec.check(new_toggles)
     if spec.setting("url") is not None:
         _check_server(name, full)
-    made = make_options({**spec.defaults, **new_options})
+    made = make_options(spec, new_options)
     spec.check_model(made.model)
     return Arm(
         name=name,
@@ -124,7 +124,7 @@ def make_arm(
         toggles=full,
         python=changes.get("python"),
         env=env,
-        device_holds=spec.device_holds,
+        device_holds="" if made.pace else spec.device_holds,  # a pace is the device's own time
     )
 
 
@@ -143,11 +143,15 @@ def _check_server(arm: str, settings: Mapping[str, str]) -> None:
         )
 
 
-def make_options(values: Mapping[str, object]) -> api.EngineOptions:
-    """Engine options from a mapping by their names."""
-    if values.get("pace"):  # a pace is the emulated device's, and asks for a model that keeps it
-        device = values.get("device", "auto")
-        values = {"model": PACED_MODEL, **values, "device": "emulated" if device == "auto" else device}
+def make_options(spec: api.EngineSpec, values: Mapping[str, object]) -> api.EngineOptions:
+    """Options of this engine from a mapping by their names."""
+    if values.get("pace"):
+        if spec.paced is None:
+            raise api.BadSetting(f"engine {spec.name} has no device with a pace: leave pace out")
+        if values.get("device") == "auto":
+            values = {name: value for name, value in values.items() if name != "device"}
+        values = {**spec.paced, **values}
+    values = {**spec.defaults, **values}
     options = _convert(values, api.EngineOptions, "engine option")
     for name, value, known in (
         ("device", options.device, DEVICES),

@@ -1,0 +1,48 @@
+"""vLLM's own host code at a GPU's pace: only the device is replaced, by a clock.
+
+Importing this costs milliseconds, and does not need vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from overlap_bench.engines.vllm.paced.device import Device
+
+PACE = "BENCH_VLLM_PACE"  # in the environment of every process of the engine: what device it has
+GIL = "BENCH_VLLM_GIL"  # "held": driver calls hold it, as no driver does, to show what that changes
+PLUGIN = Path(__file__).with_name("plugin")  # what vLLM finds its platform by: an entry point, with no code
+
+
+def register() -> str | None:
+    """The entry point of vllm.platform_plugins: a platform, where a pace was asked for."""
+    return "overlap_bench.engines.vllm.paced.platform.PacedPlatform" if PACE in os.environ else None
+
+
+def tell(pace: str) -> None:
+    """Have vLLM run on a device of that pace, once it is imported, here or in a process that this starts."""
+    os.environ[PACE] = pace
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))
+    os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more threads would wake for each small operation
+    sys.path.insert(0, str(PLUGIN))
+
+
+def told() -> Device:
+    """The device that the host process was told of; vLLM's core may be another process."""
+    from overlap_bench.engines.pace import make_pace
+    from overlap_bench.engines.vllm.paced.device import Device
+
+    return Device(pace=make_pace(os.environ[PACE]), held=os.environ.get(GIL) == "held")
+
+
+def own_device() -> Device | None:
+    """The paced device of this process; None where it has a real one."""
+    if PACE not in os.environ:
+        return None
+    from overlap_bench.engines.vllm.paced.worker import device as found
+
+    return found

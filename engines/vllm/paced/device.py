@@ -1,0 +1,362 @@
+"""The card that vLLM's own host code runs against: a clock, and what each step asks of it.
+
+What a GPU's host path calls is there: Triton's driver, CUDA graphs, events, streams, pinned copies. A launch
+is queued on the clock and counted; nothing computes. What a call costs a host beside its Python (the
+driver's part) is the ledger's, and is spent with the GIL released, as CUDA's bindings release it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from overlap_bench.engines.pace import Clock, Ledger, Pace, Size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KINDS = ("decode", "prefill", "mixed")
+LOOKS = 3  # steps of a kind whose operations are counted; what a step of that kind asks for hardly varies
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the steps of one kind asked of the device."""
+
+    steps: int = 0
+    launches: int = 0  # by Triton
+    replays: int = 0
+    events: int = 0  # waited for
+    operations: int = 0  # of torch, in the steps that were looked at
+    copies: int = 0  # to the device and back, likewise
+    looked: int = 0  # steps in which operations and copies were counted
+
+    def of_a_step(self) -> dict[str, float]:
+        """Each mean per step."""
+        steps, looked = max(1, self.steps), max(1, self.looked)
+        return {
+            "launches": self.launches / steps,
+            "replays": self.replays / steps,
+            "events": self.events / steps,
+            "operations": self.operations / looked,
+            "copies": self.copies / looked,
+        }
+
+
+@dataclass(slots=True)
+class Program:
+    """A step on its way: what the clock makes of it, and when the host got where with it; ns, -1 not yet."""
+
+    prepare_ns: int  # the runner began to prepare its inputs
+    sizes: list[Size] = field(default_factory=list)  # what it computes: a decode, a prefill, or both
+    launch_ns: int = -1  # inputs are ready
+    launched_ns: int = -1  # all of the step is queued, sampling and copies too
+    begin_ns: int = -1  # on the device
+    end_ns: int = -1
+    wait_ns: int = -1  # the host begins to wait for its tokens
+    woke_ns: int = -1
+
+
+@dataclass
+class Device:
+    """`pace`: how long its programs take, and what its driver's calls cost the host. `held`: that is spent
+    with the GIL held, to show what releasing it changes."""
+
+    pace: Pace
+    held: bool = False
+    clock: Clock = field(default_factory=Clock)
+    counts: dict[str, Counts] = field(default_factory=lambda: {kind: Counts() for kind in KINDS})
+    kind: str = "decode"  # of the step that is prepared
+    program: Program = field(default_factory=lambda: Program(0))
+    programs: deque[Program] = field(default_factory=lambda: deque(maxlen=64))  # whose tokens are not taken
+    serving: bool = False  # what boots is not paced
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.pace.ledger
+
+    @property
+    def now_counts(self) -> Counts:
+        return self.counts[self.kind]
+
+    def begin(self, kind: str) -> None:
+        """A step is about to be prepared."""
+        self.kind = kind
+        self.now_counts.steps += 1
+        self.program = Program(perf_counter_ns())
+        self.programs.append(self.program)
+
+    # -- what vLLM calls ---------------------------------------------------------------------------------
+
+    def spend(self, ns: int) -> None:
+        if ns <= 0 or not self.serving:
+            return
+        if self.held:
+            end = perf_counter_ns() + ns
+            while perf_counter_ns() < end:
+                pass
+        else:
+            self.clock.spend(ns)
+
+    def launch(self) -> None:
+        """A Triton kernel, beside the forward pass: its time is in the pace."""
+        self.now_counts.launches += 1
+        self.spend(self.ledger.launch_ns)
+
+    def forward(self) -> None:
+        """The forward pass of the step that was prepared is queued."""
+        if not self.serving:
+            return
+        program = self.program
+        ns = self.pace.ns_of(program.sizes)
+        program.end_ns = self.clock.launch(ns)
+        program.begin_ns = program.end_ns - ns
+
+    def replay(self) -> None:
+        self.now_counts.replays += 1
+        self.program.launch_ns = perf_counter_ns()
+        self.spend(self.ledger.replay_ns)
+        self.forward()
+
+    def wait(self, end_ns: int, program: Program | None = None) -> None:
+        """Sleep until then, as behind an event that blocks; who sleeps is woken a little later."""
+        self.now_counts.events += 1
+        began = perf_counter_ns()
+        if began < end_ns:
+            self.clock.wait(end_ns + self.ledger.wake_ns)
+        if program is not None:
+            program.wait_ns, program.woke_ns = began, perf_counter_ns()
+
+    def charge(self) -> None:
+        """What torch's operations and copies cost beside what their dispatch takes here."""
+        counts = self.now_counts
+        if counts.looked:
+            each = counts.of_a_step()
+            self.spend(
+                round(each["operations"] * self.ledger.launch_ns + each["copies"] * self.ledger.copy_ns)
+            )
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step is executed or sampled; torch's operations in the first of a kind are counted."""
+        counts = self.now_counts
+        if not self.serving or counts.steps > LOOKS:
+            yield
+            return
+        counts.looked = counts.steps
+        with _Looking(counts):
+            yield
+
+
+class _Looking(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+    """Counts the operations that would be launches: all but views and allocations."""
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name in _COPIES:
+            self.counts.copies += 1
+        elif not func.is_view and not name.startswith(_NO_LAUNCH):
+            self.counts.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
+_NO_LAUNCH = ("aten::empty", "aten::new_empty", "aten::detach", "prim::")
+_COPIES = {"aten::copy_", "aten::_to_copy", "aten::clone"}
+
+
+class Event:
+    """torch.cuda.Event: the clock's reading when it was recorded."""
+
+    owner: Device
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self.end_ns = 0
+        self.program: Program | None = None
+
+    def record(self, stream: Any = None) -> None:
+        self.end_ns, self.program = self.owner.clock.free, self.owner.program
+
+    def wait(self, stream: Any = None) -> None:
+        """Another stream waits: there is one time line, on which it would stand behind anyway."""
+
+    def synchronize(self) -> None:
+        self.owner.wait(self.end_ns, self.program)
+
+    def query(self) -> bool:
+        return perf_counter_ns() >= self.end_ns
+
+    def elapsed_time(self, other: Event) -> float:
+        return (other.end_ns - self.end_ns) / 1e6
+
+
+class Stream:
+    """torch.cuda.Stream: all are one time line."""
+
+    owner: Device
+    cuda_stream = 0
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self.device = torch.device("cpu")
+
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self.owner.wait(self.owner.clock.free)
+
+    def query(self) -> bool:
+        return perf_counter_ns() >= self.owner.clock.free
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+
+class Graph:
+    """torch.cuda.CUDAGraph: its replay is the forward pass of the step that was prepared."""
+
+    owner: Device
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        pass
+
+    def replay(self) -> None:
+        self.owner.replay()
+
+
+class Kernel:
+    """What Triton launches a compiled kernel with (its driver's launcher_cls)."""
+
+    owner: Device
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        pass
+
+    def __call__(self, *given: Any, **named: Any) -> None:
+        self.owner.launch()
+
+
+class _Utils:
+    """Of Triton's driver: it loads no binary."""
+
+    def load_binary(self, *given: Any) -> tuple[int, int, int, int, int]:
+        return 1, 2, 32, 0, 1024
+
+    def unload_module(self, module: Any) -> None:
+        pass
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {
+            "max_shared_mem": 232448, "multiprocessor_count": 132, "max_num_regs": 65536, "warpSize": 32,
+            "sm_clock_rate": 1755000, "mem_clock_rate": 2619000, "mem_bus_width": 5120,
+        }  # fmt: skip
+
+
+class Driver:
+    """Triton's driver: kernels are compiled for an H100 (sm_90), for their Python is the host's work."""
+
+    utils = _Utils()
+    launcher_cls = Kernel
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        pass
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def offer_triton() -> None:
+    """vLLM takes a Triton with one active driver for usable; in a build for CPUs, one called "cpu"."""
+    from triton.backends import backends
+
+    backends["nvidia"].driver.is_active = staticmethod(lambda: True)
+    backends["cpu"] = backends["nvidia"]
+
+
+def install(device: Device) -> None:
+    """Put this device in the place of CUDA, in this process. Before vLLM's runner is imported."""
+    import vllm.triton_utils  # noqa: F401  # it has looked for its drivers then
+    from triton.backends import backends
+    from triton.runtime.driver import driver
+
+    Event.owner = Stream.owner = Graph.owner = Kernel.owner = device
+    backends.pop("cpu", None)  # else two would compile for the same target
+    driver.set_active(Driver())
+    for owner, names in _IN_PLACE.items():
+        for name, value in names.items():
+            setattr(owner, name, value)
+
+
+def _nothing(*given: Any, **named: Any) -> None:
+    pass
+
+
+@contextmanager
+def _within(*given: Any, **named: Any) -> Iterator[Stream]:
+    yield Stream()
+
+
+def _current(device: Any = None) -> Stream:
+    return Stream()
+
+
+def _memory(device: Any = None) -> tuple[int, int]:
+    return 0, 0
+
+
+def _pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    return tensor.clone()
+
+
+_IN_PLACE: dict[Any, dict[str, Any]] = {
+    torch: {"Event": Event, "Stream": Stream},
+    torch.cuda: {
+        "Event": Event,
+        "Stream": Stream,
+        "CUDAGraph": Graph,
+        "graph": _within,
+        "stream": _within,
+        "set_stream": _nothing,
+        "current_stream": _current,
+    },
+    torch.accelerator: {
+        "synchronize": _nothing,
+        "empty_cache": _nothing,
+        "get_memory_info": _memory,
+    },
+    torch.Tensor: {"record_stream": _nothing, "pin_memory": _pinned},
+}

@@ -1,0 +1,84 @@
+"""What vLLM asks about the machine it runs on: the choices of a card, with tensors on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import DeviceCapability, Platform
+
+from overlap_bench.engines.vllm.paced.device import offer_triton
+
+offer_triton()  # before vLLM looks whether there is a Triton
+
+
+class PacedPlatform(CpuPlatform):  # type: ignore[misc]
+    """CUDA's: runner V2, UniProc, blocks of 16, FlashAttention's metadata, a graph per decode batch, async
+    scheduling as it was asked for."""
+
+    device_name = "paced"
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return "paced"
+
+    @classmethod
+    def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
+        return DeviceCapability(major=9, minor=0)
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+    ) -> str:
+        return "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"
+
+    @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def graph_pool_handle(cls) -> object:
+        return object()
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
+        """The forward pass is the clock's: there is nothing to compile, and no piece of a graph."""
+        from vllm.config import (
+            CompilationMode,
+            CUDAGraphMode,
+        )  # which asks for a platform when it is imported
+
+        compilation = vllm_config.compilation_config
+        compilation.mode = CompilationMode.NONE
+        compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        parallel = vllm_config.parallel_config
+        if parallel.worker_cls == "auto":
+            parallel.worker_cls = "overlap_bench.engines.vllm.paced.worker.PacedWorker"
+
+    @classmethod
+    def update_block_size_for_backend(cls, vllm_config: Any) -> None:
+        Platform.update_block_size_for_backend.__func__(cls, vllm_config)
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return False
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        pass
+
+    @classmethod
+    def num_compute_units(cls, device_id: int = 0) -> int:
+        return 132
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        pass
+
+    @classmethod
+    def inference_mode(cls) -> Any:
+        return torch.inference_mode()
