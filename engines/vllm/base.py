@@ -55,6 +55,8 @@ class VllmEngine(api.Engine):
         """Everything that vLLM decides from the model's configuration; nothing is loaded."""
         try:
             self._configure(save_without_weights, arms=2)
+            if self.options.pace:
+                import overlap_bench.engines.vllm.paced.worker  # noqa: F401  # which looks whether it fits
         finally:
             self.stop()
         return str(current_platform.device_type)

@@ -56,8 +56,24 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         parallel = vllm_config.parallel_config
+        for name, used in (
+            ("speculative decoding", vllm_config.speculative_config is not None),
+            ("LoRA", vllm_config.lora_config is not None),
+            ("several ranks", parallel.world_size * parallel.data_parallel_size > 1),
+            ("the V1 model runner", not vllm_config.use_v2_model_runner),
+        ):
+            if used:
+                raise ValueError(f"the paced device does not know {name}: leave it out")
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "overlap_bench.engines.vllm.paced.worker.PacedWorker"
+
+    @classmethod
+    def validate_request(cls, processed_inputs: Any, params: Any) -> None:
+        if (
+            getattr(params, "structured_outputs", None)
+            or getattr(params, "prompt_logprobs", None) is not None
+        ):
+            raise ValueError("the paced device knows no structured outputs and no logprobs of prompts")
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: Any) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Any
 
-from overlap_bench.engines.vllm.paced import told
+from overlap_bench.engines.vllm.paced import fits, told
 from overlap_bench.engines.vllm.paced.device import install
 
 device = told()
@@ -45,6 +45,8 @@ class SharedBuffer:
 torch_utils.async_tensor_h2d = copied
 buffer_utils.UvaBuffer = SharedBuffer
 fa_utils.get_flash_attn_version = lambda *given, **named: 3
+
+fits.check()  # before a name that is missing ends an import
 
 import vllm.v1.attention.backends.flash_attn as flash_attn
 import vllm.v1.worker.gpu.model_runner as runner
@@ -129,11 +131,25 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
     def sample(self, hidden_states: Any, batch: Any, grammar_output: Any) -> Any:
         output, _, _ = super().sample(hidden_states, batch, grammar_output)
         lengths = batch.num_computed_tokens_np + batch.num_scheduled_tokens
-        ids = draw(self._seeds[batch.idx_mapping_np], lengths, self._words, self._eos)
+        seeds = self._seeds[batch.idx_mapping_np]
+        ids = draw(seeds, lengths, self._words, self._eos)
         output.sampled_token_ids = torch.from_numpy(ids).view(-1, 1)
         output.num_sampled = torch.from_numpy((lengths >= batch.prefill_len_np).astype(np.int32))
         output.num_rejected = torch.zeros(batch.num_reqs, dtype=torch.int32)
+        if output.logprobs_tensors is not None:
+            output.logprobs_tensors = self._scored(output.logprobs_tensors, ids, seeds, lengths)
         return output, output.num_sampled, output.num_rejected
+
+    def _scored(self, shaped: Any, ids: Any, seeds: Any, lengths: Any) -> Any:
+        """Log probabilities in the shape that the sampler gave: of the token, then of others."""
+        rows, columns = shaped.logprob_token_ids.shape
+        others = [draw(seeds, lengths + 1_000_003 * (1 + each), self._words, None) for each in range(columns)]
+        scores = -0.5 * (1 + torch.arange(columns, dtype=torch.float32))
+        return shaped._replace(
+            logprob_token_ids=torch.from_numpy(np.stack([ids, *others[1:]], axis=1)),
+            logprobs=scores.expand(rows, columns).contiguous(),
+            selected_token_ranks=torch.ones(rows, dtype=shaped.selected_token_ranks.dtype),
+        )
 
 
 def sizes_of(batch: Any) -> list[Size]:

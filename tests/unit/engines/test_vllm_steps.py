@@ -7,6 +7,7 @@ from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any
 
+from overlap_bench.engines.vllm.paced.device import Program
 from overlap_bench.engines.vllm.steps import Steps, finish_begun
 from overlap_bench.harness.run.records import broken, steps_frame
 
@@ -43,6 +44,22 @@ def test_a_step_is_a_prefill_a_decode_or_both() -> None:
     assert list(frame["kind"]) == ["prefill", "decode", "mixed", "prefill", "mixed"]
     assert list(frame["batch"]) == [2, 2, 2, 1, 2]
     assert list(frame["tokens"]) == [32, 2, 17, 1, 2]
+
+
+def test_a_paced_device_says_when_a_step_ran_and_what_the_host_did_for_it() -> None:
+    steps = Steps()
+    program = Program(
+        prepare_ns=111, launch_ns=120, launched_ns=125, begin_ns=122, end_ns=145, wait_ns=126, woke_ns=147
+    )
+    steps.made(scheduled(old={"a": 1}), 100, 110)
+    steps.finished(0, 150, 160, program)
+    record = steps.record()
+    assert broken(record, 0, 1 << 62) == ""
+    (row,) = steps_frame(record).to_dict("records")
+    assert (row["device_start_ns"], row["device_end_ns"]) == (122, 145)
+    assert (row["metadata.start"], row["metadata.end"]) == (111, 120)
+    assert (row["launch.start"], row["launch.end"]) == (120, 125)
+    assert (row["wait.copy_done.start"], row["wait.copy_done.end"]) == (126, 147)
 
 
 def test_the_model_has_what_lies_between_the_two_calls_of_the_scheduler() -> None:

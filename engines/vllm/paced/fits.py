@@ -1,0 +1,100 @@
+"""What the paced device takes from vLLM by name: all of it is here, and is looked for before anything boots.
+
+Tried with 0.32.0. Another version fits as long as it has these; what it lacks is said by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+from overlap_bench.engines.api import BadSetting
+
+TRIED = "0.32.0"
+
+RUNNER = "vllm.v1.worker.gpu.model_runner"
+# A module, a name in it, and what of that is relied on: parameters of a function, attributes of a class.
+TAKEN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    # platform.py
+    ("vllm.platforms.cpu", "CpuPlatform", ("apply_config_platform_defaults", "get_attn_backend_cls")),
+    ("vllm.platforms.interface", "Platform", ("support_static_graph_mode", "update_block_size_for_backend")),
+    ("vllm.platforms.interface", "DeviceCapability", ("major", "minor")),
+    ("vllm.config", "CompilationMode", ("NONE",)),
+    ("vllm.config", "CUDAGraphMode", ("FULL_DECODE_ONLY",)),
+    ("vllm.config", "VllmConfig", ("use_v2_model_runner",)),
+    # what stands in the place of CUDA
+    ("vllm.utils.torch_utils", "async_tensor_h2d", ("data", "device", "dtype", "out")),
+    ("vllm.v1.worker.gpu.buffer_utils", "UvaBuffer", ("uva",)),
+    ("vllm.v1.attention.backends.fa_utils", "get_flash_attn_version", ()),
+    ("vllm.v1.attention.backends.flash_attn", "FlashAttentionMetadataBuilder", ("_get_scheduler_metadata",)),
+    (RUNNER, "init_kv_cache", ()),
+    ("vllm.v1.worker.gpu.cudagraph_utils", "ModelCudaGraphManager", ("run_fullgraph", "capture")),
+    # worker.py
+    ("vllm.v1.worker.gpu_worker", "Worker", ("init_device", "determine_available_memory")),
+    ("vllm.v1.worker.gpu_worker", "init_worker_distributed_environment", ("local_rank", "backend")),
+    ("vllm.v1.worker.worker_base", "CompilationTimes", ("language_model", "encoder")),
+    ("vllm.v1.worker.workspace", "init_workspace_manager", ("device",)),
+    ("vllm.model_executor.model_loader.utils", "initialize_model", ("vllm_config",)),
+    ("vllm.tokenizers", "cached_tokenizer_from_config", ()),
+    (RUNNER, "GPUModelRunner", ("add_requests", "sample_tokens", "capture_model")),
+    (RUNNER, "GPUModelRunner.load_model", ("model",)),
+    (RUNNER, "GPUModelRunner.prepare_inputs", ("scheduler_output",)),
+    (RUNNER, "GPUModelRunner.execute_model", ("scheduler_output",)),
+    (RUNNER, "GPUModelRunner.sample", ("hidden_states", "input_batch", "grammar_output")),
+    (
+        "vllm.v1.worker.gpu.input_batch",
+        "InputBatch",
+        (
+            *("num_reqs", "num_reqs_after_padding", "idx_mapping_np", "num_scheduled_tokens"),
+            *("num_computed_tokens_np", "prefill_len_np", "is_prefilling_np", "logits_indices"),
+        ),
+    ),
+    (
+        "vllm.v1.worker.gpu.sample.output",
+        "SamplerOutput",
+        ("sampled_token_ids", "num_sampled", "num_rejected", "logprobs_tensors"),
+    ),
+    ("vllm.v1.core.sched.output", "NewRequestData", ("prefill_token_ids", "prompt_len", "sampling_params")),
+    ("vllm.v1.core.sched.output", "CachedRequestData", ("num_output_tokens",)),
+)
+
+
+def check() -> None:
+    """Raises BadSetting for a vLLM that lacks some of it. What the paced device puts in the place of its own
+    must be there already: this imports the modules that take it."""
+    if lacking := missing():
+        raise BadSetting(
+            f"vLLM {_version()} does not fit the paced device, which was tried with {TRIED}: it has no "
+            f"{', no '.join(lacking)}"
+        )
+
+
+def _version() -> str:
+    vllm: Any = import_module("vllm")
+    return str(vllm.__version__)
+
+
+def missing() -> list[str]:
+    """What this vLLM lacks of it, by name."""
+    lacking = []
+    for module, name, relied_on in TAKEN:
+        where = f"{module}.{name}"
+        try:
+            found: Any = import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError):
+            lacking.append(where)
+            continue
+        has = _names(found)
+        lacking += [f"{where}'s {each}" for each in relied_on if each not in has]
+    return lacking
+
+
+def _names(found: Any) -> set[str]:
+    """A function's parameters; or what a class, or its instances, have."""
+    if not inspect.isclass(found):
+        return set(inspect.signature(found).parameters)
+    annotated = {name for each in found.__mro__ for name in getattr(each, "__annotations__", {})}
+    return {*dir(found), *annotated}

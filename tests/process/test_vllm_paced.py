@@ -1,0 +1,117 @@
+"""vLLM's own host code at a GPU's pace, where BENCH_VLLM names an interpreter that has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_bench.engines.overlap.models.published import save_without_weights
+from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.harness.metrics.definitions import SLICED
+from tests.support.bench_command import BENCH, PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = os.environ.get("BENCH_VLLM", "")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="BENCH_VLLM names no interpreter that has vLLM")
+Said = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """What vLLM gave on a paced device, with async scheduling off and on."""
+    folder = tmp_path_factory.mktemp("model")
+    save_without_weights(PRESETS["tiny-llama"], folder)
+    found = {}
+    for scheduling in ("off", "on"):
+        done = subprocess.run(
+            [PYTHON, "-m", "tests.support.paced_vllm", str(folder), scheduling],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=folder,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0, done.stderr
+        found[scheduling] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_vllm_chooses_what_it_would_on_a_card(said: Said) -> None:
+    for scheduling, scheduler in (("off", "Scheduler"), ("on", "AsyncScheduler")):
+        assert said[scheduling]["runner"] == "vllm.v1.worker.gpu.model_runner"
+        assert said[scheduling]["executor"] == "UniProcExecutor"
+        assert said[scheduling]["block_size"] == 16
+        assert said[scheduling]["scheduler"] == scheduler
+
+
+def test_tokens_follow_from_the_prompt_whatever_the_batch_and_the_scheduling(said: Said) -> None:
+    off, on = said["off"], said["on"]
+    for what in ("together", "several", "ended", "crowd"):
+        assert off[what] == on[what], what
+    for each in (off, on):
+        ids = [
+            {name: one["ids"] for name, one in each[what].items()} for what in ("together", "again", "alone")
+        ]
+        assert ids[0] == ids[1] == ids[2]
+    assert len({tuple(each["ids"]) for each in off["together"].values()}) == 8
+
+
+def test_text_ends_at_a_stop_string_and_at_an_end_of_text(said: Said) -> None:
+    whole = said["off"]["together"]["0"]["text"]
+    stopped = said["off"]["several"]["stop"]
+    assert stopped["reason"] == "stop"
+    assert stopped["text"] == whole[: whole.index(whole[12:16])]
+    reasons = {each["reason"] for each in said["off"]["ended"].values()}
+    assert reasons == {"stop", "length"}
+    assert "\ufffd" not in whole
+
+
+def test_logprobs_prefix_cache_chunks_and_preemption_are_vllms_own(said: Said) -> None:
+    for each in said.values():
+        assert each["several"]["scored"]["logprobs"] == [4] * 24
+        assert all(one["cached"] > 0 for one in each["again"].values())
+        assert each["counts"]["mixed"]["launches"] > 0  # a long prompt in parts, beside rows that decode
+        assert each["preempted"] > 0
+        assert each["crowd"] == each["calm"]
+
+
+def test_a_decode_step_is_one_replay_and_several_launches(said: Said) -> None:
+    for each in said.values():
+        decode = each["counts"]["decode"]
+        assert 0.9 < decode["replays"] <= 1
+        assert decode["launches"] > 5
+        assert decode["operations"] > 5
+        assert decode["copies"] >= 2
+
+
+def test_a_version_that_lacks_a_name_is_told_which(said: Said) -> None:
+    for name, missing in said["off"]["lacking"].items():
+        assert any(each == name or each.startswith(f"{name}'s ") for each in missing), name
+
+
+def test_async_scheduling_hides_the_host_behind_the_device(tmp_path: Path) -> None:
+    """The variant of its name, by turns: the device's part is the clock's in both arms."""
+    done = subprocess.run(
+        [
+            *BENCH,
+            *("run", "--variant", "vllm-async-scheduling", "--pace", "12ms", "--blocks", "2", "--all"),
+            *("--set", f"python={PYTHON}", "--max-new-tokens", "32", "--num-requests", "16"),
+            *("--format", "json", "--out", str(tmp_path)),
+        ],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["comparisons"]
+    assert found["outputs"]["identical"] == found["outputs"]["compared"] > 0
+    metrics = found["metrics"]
+    assert metrics[SLICED]["after"] < metrics[SLICED]["before"]
+    assert metrics["exposed_host_us"]["after"] < metrics["exposed_host_us"]["before"]
+    for phase in ("schedule", "metadata", "launch", "append"):
+        assert metrics[f"phase_{phase}_us"]["before"] > 0

@@ -1,0 +1,114 @@
+"""What of a paced vLLM needs no vLLM: its tokens, and what its device counts."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_bench.engines.pace import Size, make_pace
+from overlap_bench.engines.vllm.paced.device import Device, Event, Graph, Kernel, Stream
+from overlap_bench.engines.vllm.paced.tokens import EOS_ONE_IN, draw, seed_of, words_of
+
+WORDS = np.arange(10, 400, dtype=np.int64)
+PROMPTS = st.lists(st.integers(0, 1 << 17), min_size=1, max_size=40)
+
+
+@given(PROMPTS, PROMPTS, st.integers(1, 1 << 20))
+def test_a_token_follows_from_prompt_and_index_alone(prompt: list[int], other: list[int], index: int) -> None:
+    seeds = np.array([seed_of(each, None) for each in (prompt, other, prompt)], np.uint64)
+    together = draw(seeds, np.array([index, index + 3, index]), WORDS, None)
+    alone = draw(seeds[:1], np.array([index]), WORDS, None)
+    assert together[0] == together[2] == alone[0]
+    assert together[0] in WORDS
+
+
+def test_tokens_differ_by_prompt_by_index_and_by_the_seed_of_sampling() -> None:
+    index = np.arange(200)
+    rows = [
+        draw(np.full(200, seed_of(prompt, seed), np.uint64), index, WORDS, None)
+        for prompt, seed in (([1, 2], None), ([1, 3], None), ([1, 2], 5), ([1, 2], 6))
+    ]
+    for first, one in enumerate(rows):
+        assert len(set(one.tolist())) > 100
+        for other in rows[first + 1 :]:
+            assert (one == other).mean() < 0.05
+
+
+def test_a_text_ends_now_and_then() -> None:
+    ids = draw(np.full(100_000, 7, np.uint64), np.arange(100_000), WORDS, 3)
+    assert 0.5 < (ids == 3).mean() * EOS_ONE_IN < 2
+
+
+def test_words_are_whole_characters() -> None:
+    assert words_of([" the", "\ufffd", "", "\n", "é", " "]).tolist() == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
+def make_device(pace: str) -> Device:
+    device = Device(make_pace(pace))
+    Event.owner = Stream.owner = Graph.owner = Kernel.owner = device
+    device.serving = True
+    return device
+
+
+def test_a_replay_is_queued_behind_what_runs_and_an_event_behind_it() -> None:
+    device = make_device("decode=3ms+1us*batch,prefill=1us*tokens")
+    ends = []
+    for _ in range(3):
+        device.begin("decode")
+        device.program.sizes = [Size("decode", 8, 8, 100)]
+        Graph().replay()
+        event = Event()
+        event.record()
+        assert not event.query()
+        ends.append(event)
+    first, second, third = device.programs
+    assert second.begin_ns == first.end_ns
+    assert third.end_ns - third.begin_ns == 3_008_000
+    for event, program in zip(ends, (first, second, third), strict=True):
+        event.synchronize()
+        assert event.query()
+        assert program.wait_ns <= program.woke_ns
+        assert program.woke_ns >= program.end_ns
+
+
+def test_what_a_step_asks_for_is_counted_by_its_kind() -> None:
+    device = make_device("1us")
+    for kind in ("prefill", "decode", "decode"):
+        device.begin(kind)
+        device.program.sizes = [Size(kind, 1, 1, 1)]
+        for _ in range(4):
+            Kernel(None, None)()
+        Graph().replay()
+    counts = device.counts["decode"]
+    assert (counts.steps, counts.launches, counts.replays) == (2, 8, 2)
+    assert device.counts["prefill"].of_a_step()["launches"] == 4
+
+
+def test_torchs_operations_are_counted_and_its_views_are_not() -> None:
+    import torch
+
+    device = make_device("1us")
+    device.begin("decode")
+    with device.step():
+        one = torch.zeros(4)
+        two = one + 1
+        two.view(2, 2)
+        two[:2].copy_(one[:2])
+    counts = device.counts["decode"]
+    assert counts.copies == 1
+    assert counts.operations == 3 - 1  # zeros fills, and the sum; the copy is apart
+
+
+def test_a_device_that_boots_is_not_paced() -> None:
+    device = make_device("50ms")
+    device.serving = False
+    Graph().replay()
+    assert device.clock.free == 0
