@@ -102,9 +102,9 @@ class Ledger:
 
     @property
     def text(self) -> str:
-        """As in a pace: launch=5000ns,… of what is not 0."""
+        """As in a pace: launch=5us,… of what is not 0."""
         costs = {each.name.removesuffix("_ns"): getattr(self, each.name) for each in fields(self)}
-        return ",".join(f"{name}={ns}ns" for name, ns in costs.items() if ns)
+        return ",".join(f"{name}={ns / 1e3:.10g}us" for name, ns in costs.items() if ns)
 
 
 COSTS = tuple(each.name.removesuffix("_ns") for each in fields(Ledger))
