@@ -148,10 +148,10 @@ class Clock:
         self._last: deque[int] = deque(maxlen=KEPT)
         _passing()
 
-    def launch(self, ns: int, after: int = 0) -> int:
-        """Queue work of this length behind what is queued, and not before `after`; its end."""
+    def launch(self, ns: int, at: int | None = None) -> int:
+        """Queue work of this length, launched at `at` (now), behind what is queued; its end."""
         with self._lock:
-            self.free = max(perf_counter_ns(), self.free, after) + ns
+            self.free = max(perf_counter_ns() if at is None else at, self.free) + ns
             self.busy_ns += ns
             return self.free
 

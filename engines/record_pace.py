@@ -321,7 +321,8 @@ def vllm_ms(config: Path, asynchronous: bool, batches: Sequence[int]) -> dict[in
     short, long = 16, 2 * (VLLM_CONTEXT - 256) - 16
     engine = LLM(
         model=str(config), load_format="dummy", skip_tokenizer_init=True, async_scheduling=asynchronous,
-        enable_prefix_caching=False, max_model_len=1024, max_num_seqs=max(batches),
+        gpu_memory_utilization=0.8, enable_prefix_caching=False, max_model_len=1024,
+        max_num_seqs=max(batches),
     )  # fmt: skip
     found = {}
     for batch in batches:
@@ -363,8 +364,8 @@ def of_vllm(shape: Shape, batches: Sequence[int]) -> dict[str, dict[int, float]]
             ended = subprocess.run(command, capture_output=True, text=True)
             lines = [line for line in ended.stdout.splitlines() if line.startswith('{"batches"')]
             if ended.returncode or not lines:
-                last = (ended.stderr.strip().splitlines() or ["no word"])[-1]
-                say(f"  vLLM was not measured: {last[:300]}")
+                causes = re.findall(r"\w*(?:Error|Exception): .*", ended.stdout + ended.stderr)
+                say(f"  vLLM was not measured: {(causes or ['it ended without a word'])[0][:300]}")
                 return {}
             found[word] = {int(batch): ms for batch, ms in json.loads(lines[-1])["batches"].items()}
     return found

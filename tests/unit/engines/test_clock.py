@@ -29,7 +29,7 @@ def test_work_queues_up_and_each_piece_takes_its_time(work: list[tuple[int, int]
             begun, end = max(now, end), device.launch(length)
             assert end == begun + length == device.free
         assert device.busy_ns == sum(length for _, length in work) <= end - 1000
-        assert device.launch(5, after=end + 100) == end + 105
+        assert device.launch(5, at=end + 100) == end + 105
 
 
 @given(st.lists(st.integers(-100, 10_000), max_size=300))
