@@ -118,8 +118,9 @@ def shape_of(model: str) -> Shape:
     """The sizes of one of MODELS, or of a configuration: a config.json, or its folder."""
     if model in MODELS:
         return MODELS[model]
-    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+    path = Path(model)
     try:
+        path = path / "config.json" if path.is_dir() else path
         found = json.loads(path.read_text("utf-8"))
         found = {**found, **found.get("text_config", {})}
         hidden = found.get("hidden_size") or found["n_embd"]
