@@ -166,7 +166,7 @@ def test_k_is_a_number_once_it_is_settled(monkeypatch: pytest.MonkeyPatch, text:
 @pytest.mark.parametrize("text", ["10ms*k/0", "10ms*0k", "10ms*9999k", "10ms*k/99999", "*k", "k", "h100*k"])
 def test_a_k_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(paces, "_here", lambda: profiles()["llama3-8b-h100"].host_ns)
-    with pytest.raises(BadSetting, match="stretched|there is no pace"):
+    with pytest.raises(BadSetting, match=r"stretched|there is no pace"):
         settle(text)
 
 
