@@ -102,9 +102,9 @@ class Ledger:
 
     @property
     def text(self) -> str:
-        """As in a pace: launch=5000ns,… of what is not 0."""
+        """As in a pace: launch=5us,… of what is not 0."""
         costs = {each.name.removesuffix("_ns"): getattr(self, each.name) for each in fields(self)}
-        return ",".join(f"{name}={ns}ns" for name, ns in costs.items() if ns)
+        return ",".join(f"{name}={ns / 1e3:.10g}us" for name, ns in costs.items() if ns)
 
 
 COSTS = tuple(each.name.removesuffix("_ns") for each in fields(Ledger))
@@ -211,8 +211,8 @@ def make_pace(text: str) -> Pace:
     found = _STRETCHED.fullmatch(text)
     base, stretch = (found[1].strip(), float(found[2])) if found else (text, 1.0)
     by = f"*{found[2]}" if found else ""
-    if not 0 < stretch <= 1000:
-        raise BadSetting(f"a pace can be stretched up to 1000 times, not '{text}'")
+    if not 0.001 <= stretch <= 1000:
+        raise BadSetting(f"a pace can be stretched 0.001 to 1000 times, not '{text}'")
     if _FORMULA.match(base):
         name, whole = base, base
     else:
@@ -233,7 +233,12 @@ def settle(text: str) -> str:
     name, profile = ("", None) if _FORMULA.match(base) else _named(base)
     if found and found.re is _BY_HOST:
         host = profile.host_ns if profile else next(iter(profiles().values())).host_ns
-        by = f"*{host_k(host) * float(found[2] or 1) / float(found[3] or 1):.3g}"
+        share = float(found[3] or 1)
+        if not share:
+            raise BadSetting(f"a pace can be stretched by k/2, not '{text}'")
+        by = "*" + f"{float(f'{host_k(host) * float(found[2] or 1) / share:.3g}'):.6f}".rstrip("0").rstrip(
+            "."
+        )
     settled = f"name={name},{profile.text}" if profile and base.endswith(".toml") else base
     make_pace(settled + by)
     return settled + by

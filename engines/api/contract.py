@@ -55,7 +55,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="How long the emulated device's programs take: a profile (bench devices lists them), "
-            "10ms, or decode=10ms+0.05ms*batch,prefill=80us*tokens (as long as they compute).",
+            "a FILE.toml of bench pace record, 10ms, or decode=10ms+0.05ms*batch,prefill=80us*tokens; with "
+            "*k behind it, stretched to this host's speed (as long as they compute).",
             extra={"first": True},
         ),
     ] = ""

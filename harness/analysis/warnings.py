@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from overlap_bench.engines import api
 from overlap_bench.harness.analysis import nodes
 from overlap_bench.harness.analysis.result import UNDECIDED, Severity, Warning, ranked
 from overlap_bench.harness.analysis.values import block_seconds
@@ -435,8 +436,12 @@ def _device(manifest: Manifest, rounds: pd.DataFrame) -> Iterator[str]:
     if "emulated" in _kinds(manifest):
         yield "emulated device: these are times of CPU cores; never compare them with a GPU's"
     for kind in sorted(kind for kind in _kinds(manifest) if kind.startswith(PACED)):
+        name, stretched, k = kind.removeprefix(PACED).rpartition("*")
+        profile = api.profiles().get(name)
+        host = ", a host that is assumed" if profile and "host" in profile.assumed else ""
+        by = f" times {k}, for this host's speed beside the profile's{host}" if stretched else ""
         yield (
-            f"{kind}: device times are what a profile says, host times are this machine's; never compare "
+            f"{kind}: device times are what a profile says{by}, host times are this machine's; never compare "
             "them with another device's"
         )
     readings = [column for column in rounds if column.startswith("gpu_")]

@@ -31,6 +31,7 @@ COMMANDS = {
     "variants": ("available:variants", "List the named before/after pairs, or show one."),
     "engines": ("available:engines", "List the engines and their toggles."),
     "devices": ("available:devices", "List what an engine can run on, and the paces."),
+    "pace": ("pace:pace", "Record a card's speed, and its host's, for --pace."),
     "doctor": ("available:doctor", "Check this machine for what would spoil a measurement."),
     "factorial": ("measure:factorial", "Measure several toggles in all their settings."),
     "sweep": ("measure:sweep", "Measure a grid of runs over a setting or two."),

@@ -90,11 +90,31 @@ def devices(profiles: Mapping[str, api.PaceProfile]) -> Iterator[RenderableType]
     yield Text("cuda: a card, by torch.cuda (--device cuda, or auto where there is one)")
     yield Text("emulated: a second process that computes on a core of its own (--device emulated)")
     yield Text("emulated, paced: the same, and its programs take as long as --pace says: 10ms,")
-    yield Text("decode=10ms+0.05ms*batch,prefill=80us*tokens, or one of")
+    yield Text("decode=10ms+0.05ms*batch,prefill=80us*tokens, a file of bench pace record, or one of")
     for name, each in profiles.items():
         yield Text(f"\n{name}", style="bold")
         for line in (each.summary, f"decode {each.decode}, prefill {each.prefill}", each.source):
             yield Padding(Text(line), (0, 0, 0, 2))
+    assumed: dict[str, list[str]] = {}
+    for name, each in profiles.items():
+        assumed.setdefault(_driver_and_host(each), []).append(name)
+    for said, names in assumed.items():
+        yield Text(
+            f"\nDriver and host of {'all of them' if len(assumed) == 1 else ', '.join(names)}", style="bold"
+        )
+        yield Padding(Text(said), (0, 0, 0, 2))
+
+
+def _driver_and_host(each: api.PaceProfile) -> str:
+    """The ledger, and what k is relative to, with this machine's k."""
+    guessed = {name: " (assumed)" if name in each.assumed else "" for name in ("ledger", "host")}
+    k = f"{api.host_k(each.host_ns):.2f}"
+    return (
+        f"A driver's calls{guessed['ledger']}: {each.ledger.text.replace(',', ', ')}. {each.ledger_source}\n"
+        f"Host{guessed['host']}: {each.host}\n"
+        f"k = {k}: Python takes {k} times as long here, measured now. --pace NAME*k stretches a device's "
+        "times by it"
+    )
 
 
 def checkup(findings: Sequence[Finding], width: int) -> RenderableType:

@@ -75,12 +75,34 @@ def test_a_program_takes_its_pace_and_no_less(device: Device) -> None:
     for step in range(3):
         device.launch("add", 2, stream=stream, step=step)
     ran = programs(device)
-    assert np.all(ran[:, 1] - ran[:, 0] >= 200 * MS)
-    assert np.all(ran[1:, 0] >= ran[:-1, 1])  # one after another
+    assert np.all(ran[:, 1] - ran[:, 0] == 200 * MS)
+    assert np.all(ran[1:, 0] == ran[:-1, 1])  # one after another: that the process woke up late adds nothing
     assert device.counters["paced_programs"] == 3
     assert device.counters["paced_overruns"] == 0
     assert device.counters["paced_late_ns"] > 0
     assert value(device) == 6
+
+
+def test_a_program_begins_once_the_copies_before_it_are_there(device: Device) -> None:
+    stream = device.stream("forward")
+    device.launch("add", 2, stream=stream, step=0)
+    device.to_device(device.buffer("b"), ints(9), stream)
+    device.launch("add", 2, stream=stream, step=1)
+    device.drain()
+    work = device.work()
+    (copied,) = work[work[:, 0] == 1, 2:]
+    first, second = work[work[:, 0] == 0, 2:]
+    assert first[1] <= copied[0] < copied[1] <= second[0]
+    assert second[1] - second[0] == 200 * MS
+
+
+def test_what_has_no_pace_holds_up_what_has_one(device: Device) -> None:
+    stream = device.stream("forward")
+    for step, (program, *arguments) in enumerate((("double",), ("add", 2), ("slow", 1), ("add", 2))):
+        device.launch(program, *arguments, stream=stream, step=step)
+    ran = programs(device)
+    assert np.all(ran[1:, 0] >= ran[:-1, 1])
+    assert ran[3, 1] - ran[3, 0] == 200 * MS
 
 
 def test_copies_of_other_streams_go_on_while_a_program_waits(device: Device) -> None:

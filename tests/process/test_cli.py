@@ -100,7 +100,7 @@ from tests.support.in_process import bench
         ("compare /nowhere/at/all", "/nowhere/at/all is not a run folder"),
         ("compare", "Missing argument 'runs'; see bench compare --help"),
         ("run pinned-h2d", "(pinned-h2d); see bench run --help"),
-        ("cmpare", "Did you mean 'compare'?"),
+        ("cmpare", "Did you mean 'compare'"),
         ("rerun /nowhere/at/all", "/nowhere/at/all is not a run folder"),
         ("gate /nowhere/at/all", "/nowhere/at/all is not a run folder"),
         ("gate --variant overlap --on-undecided perhaps", "perhaps"),
@@ -336,3 +336,7 @@ def test_devices_lists_every_profile_with_its_source(
     for name, profile in profiles().items():
         assert f"{name} {profile.summary}" in listed
         assert profile.source in listed
+        assert profile.ledger.text.replace(",", ", ") in listed
+        assert f"Host (assumed): {profile.host}" in listed
+    assert "Driver and host of all of them" in listed
+    assert " times as long here, measured now" in listed

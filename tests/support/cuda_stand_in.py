@@ -205,6 +205,7 @@ class _Torch:
                 name="stand-in", major=9, minor=0, total_memory=1 << 37
             ),
             max_memory_allocated=lambda _: 0,
+            mem_get_info=lambda _=None: (1 << 36, 1 << 37),
             host_memory_stats=lambda: {"allocated_bytes.peak": sum(self._pinned)},
             _sleep=lambda cycles: sleep(cycles / 2e9),
         )

@@ -43,6 +43,16 @@ def test_warnings_that_apply_are_given() -> None:
         assert word not in quiet
 
 
+def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
+    plan = manifest()
+    for name, assumed in (("llama3-8b-h100", True), ("my-card", False)):
+        kind = {"kind": f"emulated, paced: {name}*2.5", "name": "x"}
+        paced = {arm: msgspec.structs.replace(each, device=kind) for arm, each in plan.descriptions.items()}
+        told = warnings(comparison.result(msgspec.structs.replace(plan, descriptions=paced), blocks(1.0)))
+        assert "a profile says times 2.5, for this host's speed beside the profile's" in told
+        assert ("a host that is assumed" in told) == assumed
+
+
 def test_a_paced_device_and_programs_that_did_not_keep_their_pace_are_told() -> None:
     plan = manifest()
     kind = {"kind": "emulated, paced: 10ms", "name": "x"}

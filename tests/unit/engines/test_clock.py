@@ -1,4 +1,4 @@
-"""The time line of a device that is told how long to take. No test asserts how long anything took."""
+"""The time line of a device that is told how long to take. No test asserts that anything was in time."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ def test_work_queues_up_and_each_piece_takes_its_time(work: list[tuple[int, int]
             begun, end = max(now, end), device.launch(length)
             assert end == begun + length == device.free
         assert device.busy_ns == sum(length for _, length in work) <= end - 1000
-        assert device.launch(5, after=end + 100) == end + 105
+        assert device.launch(5, at=end + 100) == end + 105
 
 
-@given(st.lists(st.integers(-100, 10_000), max_size=300))
-def test_lateness_has_the_mean_of_all_and_the_99th_percentile(late: list[int]) -> None:
+@given(st.lists(st.integers(0, 10_000), max_size=300))
+def test_lateness_has_the_mean_and_the_99th_percentile(late: list[int]) -> None:
     device = Clock()
-    for each in late:
-        device.saw(1000, 1000 + each)
-    found, ranked = device.lateness, sorted(max(0, each) for each in late)
+    device._late.extend(late)
+    found, ranked = device.lateness, sorted(late)
     assert found.waits == len(late)
     if late:
         assert found.mean_ns == pytest.approx(sum(ranked) / len(ranked))

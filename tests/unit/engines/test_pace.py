@@ -76,7 +76,8 @@ def test_a_table_goes_through_its_points_and_is_level_outside(points: dict[int, 
         ("decode=batch[x:1ms],prefill=1ms", "needs rising points"),
         ("decode=width[1:1ms],prefill=1ms", "needs times"),
         ("decode=10ms+,prefill=1ms", "needs times"),
-        ("10ms*0", "stretched up to 1000 times"),
+        ("10ms*0", "stretched 0.001 to 1000 times"),
+        ("10ms*1001", "stretched 0.001 to 1000 times"),
         ("10ms*1e3", "knows batch and context, not '1e3'"),
         ("h100*2", "there is no pace 'h100': one of"),
         ("llama3-8b-h100*k", "k of the pace 'llama3-8b-h100*k' is measured before a run"),
@@ -160,6 +161,13 @@ def test_k_is_a_number_once_it_is_settled(monkeypatch: pytest.MonkeyPatch, text:
     assert [settle(f"{text}*{k}").rpartition("*")[2] for k in ("k/2", "2k", "k/2.5")] == ["1.25", "5", "1"]
     for settled in (text, f"{text}*2.5"):
         assert settle(settled) == settled
+
+
+@pytest.mark.parametrize("text", ["10ms*k/0", "10ms*0k", "10ms*9999k", "10ms*k/99999", "*k", "k", "h100*k"])
+def test_a_k_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(paces, "_here", lambda: profiles()["llama3-8b-h100"].host_ns)
+    with pytest.raises(BadSetting, match=r"stretched|there is no pace"):
+        settle(text)
 
 
 RECORDED = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,14 @@ def test_a_temperature_tells_both_engines_to_be_ready_for_it() -> None:
     assert {arm.options.sampling for arm in made(variant="pinned").arms} == {False}
     sampled = made(variant="pinned", workload={"temperature": 1.0})
     assert {arm.options.sampling for arm in sampled.arms} == {True}
+
+
+def test_k_is_measured_once_and_stands_in_the_design_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = iter([2.0 * api.profiles()["llama3-8b-h100"].host_ns])
+    monkeypatch.setattr("overlap_bench.engines.pace._here", cache(lambda: next(measured)))
+    for options, both in (({"pace": "llama3-8b-h100*k"}, []), ({}, ["pace=llama3-8b-h100*k"])):
+        found = made(variant="pinned", options=options, both=both)
+        assert {arm.options.pace for arm in found.arms} == {"llama3-8b-h100*2"}
 
 
 def test_a_pace_brings_its_device_its_model_and_its_rounds() -> None:
