@@ -55,6 +55,7 @@ SPEC = api.EngineSpec(
     starts_alone=True,
     boots_long=True,
     defaults={"model": ""},  # the first that the server names
+    paced={},  # vLLM's, where cmd starts it
     asks_text=True,
     device_holds=None,
 )

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from time import perf_counter_ns
 
 from overlap_bench.engines import api, sockets
@@ -20,8 +21,15 @@ from overlap_bench.engines.openai.replies import Outcome, Reply, outcome
 from overlap_bench.engines.openai.requests import LIMITS, Wire
 from overlap_bench.engines.openai.server import Server
 from overlap_bench.engines.openai.turns import Processes, Turning
+from overlap_bench.engines.pace import make_pace
+from overlap_bench.engines.vllm import paced
 
-USED = ("model", "sampling", "recorder")  # all else is the server's own affair, and stands in its command
+USED = (
+    "model",
+    "sampling",
+    "recorder",
+    "pace",
+)  # all else is the server's own affair, and stands in its command
 ASKED_FIRST = api.Request(0, "Hi", 1, stop_on_eos=True)
 ALIVE_NS = 1_000_000_000  # between two signs of life to the load generator, which has a time-out of its own
 
@@ -57,9 +65,7 @@ class OpenAIEngine(api.Engine):
         self.key = endpoint.key()
         where = self.where
         if where is None:
-            self.server = server.start(self.command)
-            where = self.server.endpoint
-            self.server.wait_until_ready(self.start_timeout_s)
+            where = self._start_server().endpoint
         model = endpoint.model(where, self.options.model)
         self.wire = Wire(where, model.name, self.toggles["api"], self.toggles["count"], self.key)
         self.tokens = tokens_of(self.toggles.get("tokenizer"))
@@ -70,6 +76,20 @@ class OpenAIEngine(api.Engine):
         if self.server is not None:
             self.connections.epoll.register(self.server.pidfd, select.EPOLLIN)
         return self._described(model)
+
+    def _start_server(self) -> Server:
+        """The server that the command starts, once it is ready."""
+        pace = self.options.pace
+        with NamedTemporaryFile(prefix="bench-paced-") as started:
+            variables = {**paced.environment(pace), paced.STARTED: started.name} if pace else {}
+            self.server = server.start(self.command, variables)
+            self.server.wait_until_ready(self.start_timeout_s)
+            if pace and not started.read():
+                raise api.BadSetting(
+                    f"the server did not take the pace: only vLLM does, and only where its interpreter finds "
+                    f"overlap-bench; cmd was {self.command}"
+                )
+        return self.server
 
     def _learn_limit(self) -> None:
         """By which of LIMITS the server is told how many tokens are wanted: some refuse one of them. It is
@@ -96,10 +116,12 @@ class OpenAIEngine(api.Engine):
         if self.server is not None:
             pids["server"] = self.server.popen.pid
         tokenizer = self.toggles.get("tokenizer")
+        pace = self.options.pace
+        kind = f"paced: {make_pace(pace).name}" if pace else "remote"
         return api.Description(
             engine="openai",
             versions={"httptools": version("httptools")},
-            device={"kind": "remote", "name": self.where.url if self.where is not None else self.command},
+            device={"kind": kind, "name": self.where.url if self.where is not None else self.command},
             model={
                 "name": model.name,
                 "vocabulary": 0,
@@ -298,6 +320,8 @@ def build(options: api.EngineOptions, toggles: Mapping[str, str]) -> OpenAIEngin
     """Raises BadSetting where the settings make no sense."""
     options.refuse_unused(SPEC.name, USED)
     url = toggles.get("url")
+    if url is not None and options.pace:
+        raise api.BadSetting("a server at an address has a device of its own: leave pace out, or give cmd=")
     tokenizer = toggles.get("tokenizer")
     if tokenizer is not None and not Path(tokenizer).is_file():
         raise api.BadFile(f"tokenizer={tokenizer}: there is no such file")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
@@ -79,8 +80,9 @@ class Server:
         self.log.close()
 
 
-def start(command: str) -> Server:
-    """Start a server on a free port of this machine. Raises BadSetting where the command can't be run."""
+def start(command: str, variables: Mapping[str, str]) -> Server:
+    """Start a server on a free port of this machine, with these variables beside those of this process.
+    Raises BadSetting where the command can't be run."""
     port = free_port()
     try:
         words = [word.replace(PORT, str(port)) for word in shlex.split(command)]
@@ -93,6 +95,7 @@ def start(command: str) -> Server:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env={**os.environ, **variables},
             process_group=0,
             preexec_fn=_end_with_host,
         )

@@ -28,6 +28,7 @@ from overlap_bench.engines import api
 from overlap_bench.engines.machine import cpu_model, known
 from overlap_bench.engines.overlap.models.published import save, save_without_weights
 from overlap_bench.engines.overlap.presets import PRESETS, SHAPES, Preset, tokenizer_file
+from overlap_bench.engines.pace import make_pace
 from overlap_bench.engines.processes import with_below
 from overlap_bench.engines.vllm import SPEC
 
@@ -210,7 +211,9 @@ class VllmEngine(api.Engine):
                 "transformers": version("transformers"),
             },
             device={
-                "kind": f"paced: {self.options.pace}" if self.options.pace else current_platform.device_type,
+                "kind": f"paced: {make_pace(self.options.pace).name}"
+                if self.options.pace
+                else current_platform.device_type,
                 "name": cpu_model() if cpu else current_platform.get_device_name(),
             },
             model={

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from overlap_bench.engines.vllm.paced.device import Device
 
 PACE = "BENCH_VLLM_PACE"  # in the environment of every process of the engine: what device it has
+STARTED = "BENCH_VLLM_STARTED"  # a file that is written to once a paced device serves
 GIL = "BENCH_VLLM_GIL"  # "held": driver calls hold it, as no driver does, to show what that changes
 PLUGIN = Path(__file__).with_name("plugin")  # what vLLM finds its platform by: an entry point, with no code
 
@@ -23,11 +24,18 @@ def register() -> str | None:
     return "overlap_bench.engines.vllm.paced.platform.PacedPlatform" if PACE in os.environ else None
 
 
+def environment(pace: str) -> dict[str, str]:
+    """What a process is started with whose vLLM is to run on a device of that pace."""
+    return {
+        PACE: pace,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH")))),
+        "OMP_NUM_THREADS": "1",  # nothing computes; more threads would wake for each small operation
+    }
+
+
 def tell(pace: str) -> None:
     """Have vLLM run on a device of that pace, once it is imported, here or in a process that this starts."""
-    os.environ[PACE] = pace
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))
-    os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more threads would wake for each small operation
+    os.environ |= environment(pace)
     sys.path.insert(0, str(PLUGIN))
 
 

@@ -3,10 +3,12 @@ nothing else is. Named to vLLM by the platform."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from overlap_bench.engines.vllm.paced import fits, told
+from overlap_bench.engines.vllm.paced import STARTED, fits, told
 from overlap_bench.engines.vllm.paced.device import install
 
 device = told()
@@ -196,4 +198,6 @@ class PacedWorker(Worker):  # type: ignore[misc]
         if not self.model_config.enforce_eager:
             self.model_runner.capture_model()
         device.serving = True
+        if STARTED in os.environ:
+            Path(os.environ[STARTED]).write_text("paced", "utf-8")
         return CompilationTimes(language_model=0.0, encoder=0.0)
