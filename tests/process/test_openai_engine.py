@@ -243,7 +243,7 @@ def test_a_server_that_is_still_loading_is_not_ready(monkeypatch: pytest.MonkeyP
         return loading.pop() if path == "/health" and loading else (200, b"")
 
     monkeypatch.setattr(endpoint, "get", get)
-    started = run_server.start("sleep 60 {port}")
+    started = run_server.start("sleep 60 {port}", {})
     try:
         started.wait_until_ready(PATIENCE_S)
     finally:
@@ -255,7 +255,7 @@ def test_a_server_without_health_is_ready_when_it_lists_its_models(monkeypatch: 
     monkeypatch.setattr(
         endpoint, "get", lambda where, path, seconds: (404 if path == "/health" else 200, b"")
     )
-    started = run_server.start("sleep 60 {port}")
+    started = run_server.start("sleep 60 {port}", {})
     try:
         started.wait_until_ready(PATIENCE_S)
     finally:
@@ -376,3 +376,25 @@ def test_the_host_needs_no_torch() -> None:
     code = "import sys, engines.host, engines.openai.engine; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_server_that_did_not_take_the_pace_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "healthy.py"
+    script.write_text(
+        "import sys\nfrom http.server import *\n"
+        "class Healthy(BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200)\n        self.end_headers()\n"
+        "HTTPServer(('127.0.0.1', int(sys.argv[1])), Healthy).serve_forever()\n"
+    )
+    toggles = SPEC.check({"cmd": f"{sys.executable} {script} {{port}}"})
+    built = engine.build(api.EngineOptions(model="", pace="5ms"), toggles)
+    with pytest.raises(api.BadSetting, match=r"^the server did not take the pace"):
+        built.start(Collected())
+    built.stop()
+
+
+def test_a_server_at_an_address_has_no_pace() -> None:
+    toggles = SPEC.check({"url": "http://127.0.0.1:1"})
+    with pytest.raises(api.BadSetting, match=r"leave pace out"):
+        engine.build(api.EngineOptions(model="", pace="5ms"), toggles)
