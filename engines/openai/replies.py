@@ -11,9 +11,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
+import msgspec
+
 from overlap_bench.engines import api
 from overlap_bench.engines.openai import events, lenient
-from overlap_bench.engines.openai.counting import Piece, Tokens, Usage, count
+from overlap_bench.engines.openai.counting import Counted, Piece, Tokens, Usage, count
 
 DONE = b"[DONE]"
 STREAM = "text/event-stream"
@@ -54,9 +56,10 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What is sent on for a reply, and how the tokens of its chunks were counted: by "ids", "logprobs",
-    "usage", "tokenizer", or as one per chunk ("chunks"); "" where it failed. `places` tells which events of
-    the stream the chunks are. `hidden` tokens are in the server's count and in no chunk; a count is
-    `doubtful` where it is more than the text is likely to hold, and nothing says why."""
+    "usage", "tokenizer", or as one per chunk ("chunks"); "" where it failed. A reply that came all at once is
+    one chunk. `places` tells which events of the stream the chunks are. `hidden` tokens are in the server's
+    count and in no chunk; a count is `doubtful` where it is more than the text is likely to hold, and nothing
+    says why."""
 
     events: list[api.Event]
     counted_by: str = ""
@@ -105,14 +108,13 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
     elif reason in BROKEN_OFF:
         raise _Wrong(f"the server broke off the reply: finish reason {reason}")
     counted = count(pieces, usage, tokens)
-    if not (pieces or counted.total or reply.cancelled):
-        if not counted.hidden:
-            raise _Wrong("the reply has no token")
-        raise _Wrong(
-            f"the server counts {counted.hidden} tokens and streams none, as of a thought that it hides; try "
-            "a larger --max-new-tokens"
-        )
+    # One token without a text, as one that ends the reply, need not show in a chunk.
+    if not (pieces or reply.cancelled) and counted.total != 1:
+        raise _Wrong(_no_token(counted))
     chunks = _chunks(reply, pieces, counted.counts)
+    how = pace(reply.sent_ns, chunks, counted.total)
+    if how == "at once":  # gaps between these are of a socket, and no time of a token is made of them
+        chunks = [_joined(chunks)]
     finish = api.Finish(
         reply.request,
         reason or "stop",
@@ -129,11 +131,25 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
         [*chunks, finish],
         counted.by,
         sum(reply.read_ns[first.index] == reply.read_ns[second.index] for first, second in pairwise(pieces)),
-        tuple(piece.place for piece in pieces),
+        tuple(piece.place for piece in pieces[: len(chunks)]),
         counted.hidden,
         counted.doubtful,
-        pace(reply.sent_ns, chunks, counted.total),
+        how,
     )
+
+
+def _no_token(counted: Counted) -> str:
+    if counted.hidden:
+        return (
+            f"the server counts {counted.hidden} tokens and streams none, as of a thought that it hides; try "
+            "a larger --max-new-tokens"
+        )
+    if counted.total:
+        return (
+            f"the server counts {counted.total} tokens, and no event of its stream has a text where OpenAI's "
+            "API has it (content or text)"
+        )
+    return "the reply has no token"
 
 
 def _no_stream(reply: Reply) -> str:
@@ -253,6 +269,17 @@ def _chunks(reply: Reply, pieces: Sequence[Piece], counts: Sequence[int]) -> lis
             )
         )
     return found
+
+
+def _joined(chunks: Sequence[api.Chunk]) -> api.Chunk:
+    """All of them as the one that came first."""
+    counts = [each.tokens for each in chunks if each.tokens is not None]
+    return msgspec.structs.replace(
+        chunks[0],
+        token_ids=[token for each in chunks for token in each.token_ids],
+        text="".join(each.text for each in chunks),
+        tokens=(-1 if -1 in counts else sum(counts)) if counts else None,
+    )
 
 
 def arrival(reply: Reply, index: int) -> int:

@@ -15,6 +15,12 @@ from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.workload.arrivals import ARRIVALS
 
+# A request with one chunk, as of a reply that came all at once, has no times between tokens.
+STREAMED = ("tpot_ms_", "itl_")
+NOT_STREAMED = (
+    ": its requests got one token each, or all their tokens at once, as through a proxy that buffers; "
+    "--primary latency_ms_p50 compares all the same"
+)
 TURNS = ": too few turns of both arms ran the same steps; --segments 0 compares by rounds"
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
 
@@ -27,6 +33,7 @@ def check_values(
     for name in names if len(design.arms) > 1 else ():
         if (where := lacking(design, per_block, name, ratio)) is not None:
             advice = TURNS if name in definitions.OF_PAIRS else ""
+            advice = NOT_STREAMED if name.startswith(STREAMED) else advice
             raise api.EngineError(f"{name} {where}, so it can't be compared{advice}")
 
 

@@ -38,7 +38,8 @@ def request_times(served: pd.DataFrame) -> pd.DataFrame:
     ttft_scheduled    first chunk at the client - scheduled: includes what a late client would hide
                       (coordinated omission)
     tpot              (last chunk - first chunk) / (completion tokens - 1), where there is more than one
-                      token; both at the client                         vLLM: (latency - TTFT) / (n - 1),
+                      token, and not all came in one chunk; both at the client
+                                                                        vLLM: (latency - TTFT) / (n - 1),
                       where its latency ends with the last chunk that holds a token. roseinfer's, from
                       the engine's stamps, is the mean of the request's own itl_token
     latency           end at the client - sent                          roseinfer
@@ -50,7 +51,7 @@ def request_times(served: pd.DataFrame) -> pd.DataFrame:
     first_token, _ = _edges(served["token_ns"])
     first_chunk, last_chunk = _edges(served["chunk_ns"])
     tokens = served["completion_tokens"].to_numpy()
-    several = (tokens > 1) & (first_chunk >= 0)
+    several = (tokens > 1) & (first_chunk >= 0) & (last_chunk > first_chunk)
     times = {
         "submit_lag_ms": np.maximum(0.0, _between(scheduled, sent)),
         "add_request_ms": _between(sent, submitted),

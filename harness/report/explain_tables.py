@@ -21,8 +21,8 @@ STEP_NOTE = (
     "harness/metrics/attribution.py defines each line."
 )
 OF = {
-    "turns": "of turns, so of the same steps in both arms; plain means, which add up, and so may differ in "
-    "the last digit from step_ms_sliced, a mean of logarithms",
+    "turns": "of turns, so of the same steps in both arms; plain means, which add up, and in which a few "
+    "slow steps weigh more than in step_ms_sliced, a mean of logarithms, which is the number to quote",
     "rounds": "of decode steps that follow a decode step, at the before arm's batch mix",
 }
 RANKS_NOTE = (

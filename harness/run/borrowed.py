@@ -48,6 +48,8 @@ class Source:
     @property
     def lacking(self) -> str:
         """What to try where an object is missing here; "" where none should be."""
+        if "GIT_QUARANTINE_PATH" in os.environ:
+            return "; what is being pushed is not in the repository yet: gate it in the hook post-receive"
         if self.shallow:
             return (
                 "; this clone is shallow, fetch it first: git fetch --unshallow, or fetch-depth: 0 of "

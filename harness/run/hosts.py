@@ -154,16 +154,17 @@ def environment(
     """What a process of the run starts with. On its path a worktree comes in front of everything, also of the
     current folder, which may hold the same packages at another commit. The checkout that this runs from comes
     last: a foreign interpreter finds overlap_bench there, and a project finds its own packages first. An
-    installed one is left to the interpreter. What leads git elsewhere stays out: code may ask git for its
-    version. `plain`: without ENVIRONMENT. Raises BadSetting where a project has a package overlap_bench."""
+    installed one is left to the interpreter, and so is one from a zip in which links are files. What leads
+    git elsewhere stays out: code may ask git for its version. `plain`: without ENVIRONMENT. Raises BadSetting
+    where a project has a package overlap_bench."""
     values = {**git.environment(), **({} if plain else ENVIRONMENT), **extra}
     path = [*filter(None, [values.get("PYTHONPATH")])]
     if worktree is not None:
         path = [*search_path(worktree), *path]
         values["PYTHONSAFEPATH"] = "1"
-    root = Path(overlap_bench.__file__).resolve().parent.parent
-    if (root / "pyproject.toml").exists():
-        path.append(str(root))
+    package = Path(overlap_bench.__file__).resolve().parent
+    if (package.parent / "pyproject.toml").exists() and (package / "engines").is_dir():
+        path.append(str(package.parent))
     if path:
         values["PYTHONPATH"] = os.pathsep.join(path)
         _check_first(values["PYTHONPATH"].split(os.pathsep), worktree)

@@ -359,6 +359,12 @@ def test_a_commit_that_is_gone_is_told(two: Path) -> None:
             pass
 
 
+def test_a_commit_that_is_being_pushed_is_not_there_yet(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the hook pre-receive ends, it is in a folder of its own, which may yet be thrown away."""
+    monkeypatch.setenv("GIT_QUARANTINE_PATH", str(two / ".git/objects/incoming"))
+    assert refused(two, "1" * 40).endswith("not in the repository yet: gate it in the hook post-receive")
+
+
 def test_a_name_of_two_refs_is_refused(two: Path) -> None:
     git(two, "tag", "base", "head")
     assert refused(two).endswith("is ambiguous: give all of its name, as refs/heads/base")

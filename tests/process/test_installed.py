@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,13 +17,13 @@ from tests.support.places import FIXTURES, ROOT
 
 # What a wheel holds, without the wheel: setuptools of before 70.1 make none by themselves.
 INSTALL = """
-import sys
-from setuptools import setup
+import runpy, sys
 
 room, site = sys.argv[1:]
 build = ["egg_info", "--egg-base", room, "build", "--build-base", room]
 packages = ["install_lib", "--no-compile", "--install-dir", site]
-setup(script_args=["-q", *build, *packages, "install_egg_info", "--install-dir", site])
+sys.argv = ["setup.py", "-q", *build, *packages, "install_egg_info", "--install-dir", site]
+runpy.run_path("setup.py")
 """
 COMMAND_LINES = """
 import io, json, sys
@@ -97,10 +98,17 @@ def python(code: str, *arguments: str, path: list[Path], cwd: Path, given: str =
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that this project was installed into."""
+    """The folder that this project was installed into, as from a zip of it: links in it became files."""
     pytest.importorskip("setuptools")
-    room, site = tmp_path_factory.mktemp("room"), tmp_path_factory.mktemp("site")
-    code, _, errors = python(INSTALL, str(room), str(site), path=[], cwd=ROOT)
+    room, site, unpacked = map(tmp_path_factory.mktemp, ("room", "site", "unpacked"))
+    for name in ("engines", "harness", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        (unpacked / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "overlap_bench", unpacked / "overlap_bench", symlinks=True)
+    for link in [each for each in (unpacked / "overlap_bench").iterdir() if each.is_symlink()]:
+        target = link.readlink()
+        link.unlink()
+        link.write_text(str(target))
+    code, _, errors = python(INSTALL, str(room), str(site), path=[], cwd=unpacked)
     assert code == 0, errors
     return site
 

@@ -94,8 +94,8 @@ def test_a_request_is_served_with_stamps_of_its_own(server: SmallServer, kind: s
     assert server.asked[-1].path == f"/v1/{'chat/' if kind == 'chat' else ''}completions"
 
 
-def test_bytes_that_lie_unread_have_arrived_all_the_same(server: SmallServer) -> None:
-    with started(url(server)) as (built, sink):
+def test_bytes_that_lie_unread_have_arrived_all_the_same() -> None:
+    with running(gap_s=0) as server, started(url(server)) as (built, sink):
         serve(built, sink, [api.Request(0, "Hello", 1)])  # a connection that stands
         built.submit(api.Request(0, "Hello", 1))
         assert select.select([built.wake_fd], [], [], PATIENCE_S)[0]

@@ -30,7 +30,7 @@ COMMAND = f"{sys.executable} -m tests.support.small_server {{port}}"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[SmallServer]:
-    with running(gap_s=0.002) as server:
+    with running() as server:
         yield server
 
 
@@ -71,7 +71,7 @@ def find_server(bench: Bench) -> psutil.Process:
 def test_two_addresses_are_two_arms_of_one_boot_each(
     server: SmallServer, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    with running(gap_s=0.002) as other:
+    with running() as other:
         arms = ("--before", url(server), "--after", url(other), "--set", "api=chat")
         code, stdout, stderr = ended(environment, tmp_path, *ENGINE, *arms, "--format", "json")
     assert code == 0, stderr

@@ -46,7 +46,7 @@ class SmallServer:
     """`asked`: every request for tokens so far but the client's first, which is no round's. `gap_s`: between
     two chunks. `unknown`: a field that it refuses."""
 
-    gap_s: float = 0.0
+    gap_s: float = 0.002
     unknown: str = ""
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
@@ -207,7 +207,7 @@ async def whole(writer: asyncio.StreamWriter, status: int, content: Any) -> None
 
 @contextmanager
 def running(
-    gap_s: float = 0.0, tls: ssl.SSLContext | None = None, unknown: str = ""
+    gap_s: float = 0.002, tls: ssl.SSLContext | None = None, unknown: str = ""
 ) -> Iterator[SmallServer]:
     """A server on a free port, in a thread."""
     server = SmallServer(gap_s, unknown)

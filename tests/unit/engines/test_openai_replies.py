@@ -206,7 +206,6 @@ def test_a_tokenizer_counts_where_the_server_gives_only_the_sum() -> None:
         (text("a"), text("b", "stop"), b"data: [DONE]"),  # no last blank line
         (b": hello\n\n", text("a"), b"event: x\n\n", text("b", "stop"), DONE),
         (b"\xef\xbb\xbf" + text("a"), text("b", "stop"), DONE),
-        (text("a") + text("b", "stop") + DONE,),
         (b'data: {"choices":\ndata: [{"text": "a"}]}\n\n', text("b", "stop"), DONE),
         (b"data:\n\ndata: {}\n\ndata: null\n\n", text("a"), text("b", "stop"), b"data:[DONE] \r\n\r\n"),
         (event(choices=None), text("a"), event(choices=[None, {"delta": None}]), text("b", "stop"), DONE),
@@ -329,7 +328,15 @@ def test_chunks_that_were_gathered_on_their_way_are_told_from_streamed_ones(
     read.sent_ns = 0
     read.arrived_ns = [round(each * 1e6) for each in (*arrived_ms, arrived_ms[-1])]
     read.read_ns = [each + 1000 for each in read.arrived_ns]
-    assert outcome(read).pace == pace
+    found = outcome(read)
+    assert found.pace == pace
+    *chunks, finish = found.events
+    assert isinstance(finish, api.Finish)
+    # What came all at once is one chunk: no time of a token is made of it.
+    assert len(chunks) == len(found.places) == (1 if pace == "at once" else len(words))
+    assert "".join(chunk.text for chunk in chunks) == "word" * len(words)  # type: ignore[union-attr]
+    assert sum(chunk.tokens for chunk in chunks) in (tokens, -1)  # type: ignore[union-attr, misc]
+    assert finish.completion_tokens == tokens
 
 
 IN_STREAM = "the server sent an error in the stream: "
@@ -357,6 +364,11 @@ JSON = {"content_type": "application/json"}
         ((b"data: no room\n\n",), {}, "chunk 1 of the stream is malformed: Expecting value: line 1 column 1"),
         ((b"data: " + b"[" * 9999 + b"\n\n",), {}, "chunk 1 of the stream is malformed: it is nested"),
         ((sums(12, 12), DONE), {}, "the server counts 12 tokens and streams none"),
+        (
+            (event(choices=[{"message": {"content": "a"}, "finish_reason": "stop"}]), sums(12), DONE),
+            {},
+            "the server counts 12 tokens, and no event of its stream has a text where OpenAI's API has it",
+        ),
         ((b'{"error": "no room"}',), JSON, "the server sent an error: no room"),
         ((b'{"choices": []}',), JSON, "the reply is not an event stream: its type is application/json"),
         ((DONE,), {}, "the reply has no token"),

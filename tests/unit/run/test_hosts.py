@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.harness.common import git
 from overlap_bench.harness.run.hosts import environment
@@ -34,6 +35,12 @@ def test_a_project_comes_before_the_checkout_that_bench_runs_from(
     assert of_a_ref == [str(tmp_path / "src"), str(tmp_path), "theirs", str(ROOT)]
     monkeypatch.delenv("PYTHONPATH")
     assert path_of() == [str(ROOT)]
+    unpacked = tmp_path / "unpacked" / "overlap_bench"
+    unpacked.mkdir(parents=True)
+    for name in ("engines", "../pyproject.toml"):
+        (unpacked / name).touch()
+    monkeypatch.setattr(overlap_bench, "__file__", str(unpacked / "__init__.py"))
+    assert "PYTHONPATH" not in environment({})
 
 
 @pytest.mark.parametrize("name", ["overlap_bench.py", "overlap_bench/__init__.py"])
