@@ -25,7 +25,7 @@ from overlap_bench.engines.overlap.recorder import (
     Tracer,
     make_recorder,
 )
-from overlap_bench.engines.tracing import INJECTIONS, name_thread
+from overlap_bench.engines.tracing import INJECTIONS
 from tests.support.in_process_engine import column, serve
 
 
@@ -206,11 +206,3 @@ def test_a_step_behind_a_wait_has_no_recv_from_before_it(device: Device) -> None
     first = [step for step, kind in enumerate(column(record, "kind")) if kind == 0]
     assert len(first) == 2
     assert [step for step, known in enumerate(recorded) if not known] == first[1:]
-
-
-def test_a_thread_that_may_have_no_name_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> int:
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "write_text", refused)
-    name_thread("scheduler")

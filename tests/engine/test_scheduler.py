@@ -142,16 +142,6 @@ def test_a_pool_for_every_full_request_delays_and_preempts_nothing():
     assert simulation.preempted == 0
 
 
-def test_one_that_outgrew_the_prefill_limit_is_prefilled_again_alone():
-    simulation = Simulation(batch=2, blocks=1 + 8, prefill_tokens=8, ahead=1)
-    for number in range(2):
-        simulation.submit(Request(number, [number + 1] * 8, 20))
-    while simulation.busy:
-        simulation.step()  # checks the limit, and that a batch beyond it is of one request
-    assert simulation.preempted
-    simulation.check_ended()
-
-
 def test_blocks_of_a_finished_request_stay_taken_while_a_step_that_reads_them_is_in_flight():
     scheduler = make_scheduler()
     request = make_request(0, prompt=3, count=8, stop=True)
@@ -180,19 +170,6 @@ def test_one_that_is_ended_from_outside_keeps_its_blocks_until_no_step_in_flight
     assert (active.finish_reason, active.blocks) == (reason, [])
     assert simulation.scheduler.idle
     assert simulation.scheduler.end(0, reason) is None
-    simulation.check_ended()
-
-
-def test_one_that_waits_is_ended_without_ever_having_run():
-    simulation = Simulation(batch=1)
-    for number in range(3):
-        simulation.submit(Request(number, [1, 2], 4))
-    simulation.step()
-    simulation.end(1, "cancelled")
-    while simulation.busy:
-        simulation.step()
-    assert list(simulation.ended) == [1, 0, 2]
-    assert simulation.ended[1].tokens == []
     simulation.check_ended()
 
 

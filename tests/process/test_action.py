@@ -201,21 +201,6 @@ def test_a_pull_request_is_compared_with_the_commit_that_it_was_merged_into(
     assert "--history" not in job.calls[-1]
 
 
-def test_a_night_is_compared_with_what_it_is_told_and_kept(runner: Callable[..., Runner]) -> None:
-    job = runner("schedule", base="v1.0")
-    job.run("Name what")
-    job.run("Gate")
-    assert "--base-ref v1.0 --history bench-gate/history.jsonl --engine yours" in job.calls[-1]
-
-
-def test_arms_that_are_named_need_no_refs(runner: Callable[..., Runner]) -> None:
-    job = runner(gate="--engine yours --before python=a --after python=b")
-    job.run("Name what")
-    job.run("Gate")
-    asked = "--engine yours --before python=a --after python=b"
-    assert job.calls[-1].endswith(f"gate --out bench-gate --plan bench-gate/calibration.json {asked}")
-
-
 @pytest.mark.parametrize(
     ("event", "origin", "said"),
     [
@@ -236,19 +221,6 @@ def test_a_gate_without_a_base_says_what_to_do(
     assert said in done.stdout
 
 
-def test_what_git_refuses_is_not_blamed_on_the_depth_of_the_clone(runner: Callable[..., Runner]) -> None:
-    job = runner()
-    job.environment["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"  # as in a container
-    job.run("Name what")
-    done = job.run("Gate")
-    assert done.returncode == 1
-    assert (
-        "::error title=bench gate::git can't say which commit the base is: fatal: detected dub" in done.stdout
-    )
-    assert "safe.directory" in done.stdout
-    assert "fetch-depth" not in done.stdout
-
-
 def test_what_is_measured_is_words_and_never_a_program(runner: Callable[..., Runner]) -> None:
     job = runner(gate="--engine yours --prompt 'two words' $(touch ran) `touch ran`;touch ran\n--seed 1 *")
     (job.workspace / "a-file").write_text("")
@@ -256,13 +228,6 @@ def test_what_is_measured_is_words_and_never_a_program(runner: Callable[..., Run
     assert job.run("Gate").returncode == 0
     assert not (job.workspace / "ran").exists()
     assert job.calls[-1].endswith("--prompt two words $(touch ran) `touch ran`;touch ran --seed 1 *")
-
-
-def test_what_is_measured_with_an_open_quote_is_refused(runner: Callable[..., Runner]) -> None:
-    job = runner(gate="--engine 'yours")
-    job.run("Name what")
-    assert job.run("Gate").returncode != 0
-    assert job.outputs["gate"] == {}
 
 
 def test_a_calibration_that_was_kept_is_not_measured_again(runner: Callable[..., Runner]) -> None:
@@ -277,29 +242,6 @@ def test_a_calibration_that_was_kept_is_not_measured_again(runner: Callable[...,
     assert job.summary == "**On this machine: 2%.**\n\n**Gate: PASS. 2% of it.**\n"
 
 
-def test_another_kind_of_machine_or_another_question_is_calibrated_anew(
-    runner: Callable[..., Runner],
-) -> None:
-    def key(job: Runner) -> str:
-        job.run("Name what")
-        return job.outputs["keys"]["calibration"]
-
-    assert key(runner()) == key(runner(base="v1.0"))
-    other = runner()
-    Path(other.inputs["python"]).write_text(BENCH.replace("a cpu 2", "a cpu 4"))
-    keys = [key(other), *(key(runner(**asked)) for asked in ({}, {"gate": "--engine x"}, {"minutes": "3"}))]
-    assert len(set(keys)) == 4
-
-
-def test_what_an_earlier_job_left_is_no_result_of_this_one(runner: Callable[..., Runner]) -> None:
-    job = runner(ends=4)
-    (job.workspace / "bench-gate").mkdir()
-    (job.workspace / "bench-gate" / "gate.md").write_text("**Gate: PASS.**\n")
-    job.run("Name what")
-    job.run("Gate")
-    assert job.outputs["gate"] == {"verdict": "none"}
-
-
 @pytest.mark.parametrize("event", ["pull_request_target", "workflow_run"])
 def test_a_pull_request_never_runs_beside_secrets(runner: Callable[..., Runner], event: str) -> None:
     done = runner(event).run("Refuse")
@@ -308,24 +250,11 @@ def test_a_pull_request_never_runs_beside_secrets(runner: Callable[..., Runner],
     assert runner().run("Refuse").returncode == 0
 
 
-def test_bench_is_installed_from_the_commit_of_the_action(runner: Callable[..., Runner]) -> None:
-    job = runner()
-    assert job.run("Install").returncode == 0
-    (call,) = job.calls
-    assert call.startswith("-m pip install --quiet ")
-    folder = Path(call.split()[-1])
-    assert (folder / "pyproject.toml").samefile(ROOT / "pyproject.toml")
-
-
 def test_the_whole_job_on_the_example(
     repository: Path, tmp_path: Path, runner: Callable[..., Runner]
 ) -> None:
     """What a runner would do but for installing and keeping: the real bench, a head ten times as slow."""
-    site = tmp_path / "site"
-    site.mkdir()
-    values = installed(site)
-    entries = site / "clockwork-1.dist-info" / "entry_points.txt"
-    entries.write_text(entries.read_text() + "paced = paced_engine:SPEC\n")
+    values = installed(tmp_path / "site", paced="paced_engine:SPEC")
     engine = repository / "paced_engine.py"
     shutil.copy(EXAMPLE / "paced_engine.py", engine)
     git(repository, "add", ".")
@@ -429,21 +358,6 @@ def test_a_pull_request_has_one_comment(commenting: Callable[..., Runner]) -> No
     kept(job).write_text("**Gate: PASS.**\n")
     assert job.run("Comment").returncode == 0
     assert job.calls[-1] == "api --method PATCH repos/them/engine/issues/comments/2 -F body=@comment.md"
-
-
-@needs_jq
-def test_a_head_that_moved_on_gets_no_comment(commenting: Callable[..., Runner]) -> None:
-    job = commenting(pulls=[{"number": 7, "head": {"sha": "0" * 40}}])
-    kept(job).write_text("**Gate: PASS.**\n")
-    assert job.run("Comment").returncode == 0
-    assert not (job.workspace / "posted").exists()
-
-
-@needs_jq
-def test_a_run_that_kept_nothing_is_no_pass(commenting: Callable[..., Runner]) -> None:
-    job = commenting()
-    assert job.run("Comment").returncode == 0
-    assert "**Gate: NO RESULT." in (job.workspace / "posted").read_text()
 
 
 @needs_jq

@@ -14,7 +14,6 @@ from overlap_bench.harness.common.processes import Child, end, stopped
 from overlap_bench.harness.common.processes import start as start_child
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.run import session
-from overlap_bench.harness.run.events import Booting, Said
 from overlap_bench.harness.run.messages import LoadFailed
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.workload.plan import Planned
@@ -34,15 +33,7 @@ RECORDED = "the engine of before made impossible records:"
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which the broken engine is an installed distribution."""
-    where = tmp_path_factory.mktemp("site")
-    environment = installed(where)
-    information = where / "broken-1.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    (information / "entry_points.txt").write_text(
-        "[bench.engines]\nbroken = tests.support.broken_engine:SPEC\n"
-    )
-    return environment
+    return installed(tmp_path_factory.mktemp("site"), broken="tests.support.broken_engine:SPEC")
 
 
 @pytest.mark.parametrize(
@@ -168,24 +159,6 @@ def test_a_start_may_take_any_time_unless_a_process_of_it_is_stopped(
         monkeypatch.setattr(session.processes, "start", start_stopped)
         with pytest.raises(session.RunFailed, match=r"^the engine host of before \(pid \d+\) is stopped, "):
             processes.boot([arm])
-
-
-def test_while_an_arm_boots_it_is_said_which_and_where_what_it_prints_can_be_read(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
-) -> None:
-    arm = in_process(monkeypatch, environment, "nothing")
-    monkeypatch.setattr(session, "TELL_S", 0.02)  # no start is as quick
-    said = list[Booting]()
-
-    def note(event: Booting | Said) -> None:
-        assert isinstance(event, Booting)
-        assert event.log.is_file()
-        said.append(event)
-
-    with session.Session() as processes:
-        processes.boot([arm], note)
-    assert {each.arms for each in said} == {("before",)}
-    assert [each.seconds for each in said] == sorted(each.seconds for each in said)
 
 
 def test_what_a_process_started_is_named_where_it_is_stopped(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from overlap_bench.harness.run.watch import BOOTING, FOLDER, OVER, SERVING, Seen
 from overlap_bench.harness.store.manifest import read_manifest
 from tests.support.bench_command import last_line
 from tests.support.clockwork import installed
-from tests.support.in_process import ended
+from tests.support.in_process import done, ended
 from tests.support.places import ROOT
 
 EXAMPLE = ROOT / "examples" / "own_engine" / "paced_engine.py"
@@ -168,10 +168,7 @@ def engine(imports: str) -> str:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    site = tmp_path_factory.mktemp("site")
-    values = installed(site)
-    entries = site / "clockwork-1.dist-info" / "entry_points.txt"
-    entries.write_text(entries.read_text() + "paced = paced_engine:SPEC\n")
+    values = installed(tmp_path_factory.mktemp("site"), paced="paced_engine:SPEC")
     return {**values, "TMPDIR": str(tmp_path_factory.mktemp("rooms"))}
 
 
@@ -245,8 +242,7 @@ def test_two_interpreters_are_told_what_their_packages_differ_by(
         python.chmod(0o755)
         options += [f"--{side}", f"python={python}"]
     known = beside(environment, tmp_path / "before")
-    code, stdout, stderr = ended(known, tmp_path, "run", *QUICK, "--blocks", "1", *options)
-    assert code == 0, stderr
+    stdout = done(known, tmp_path, "run", *QUICK, "--blocks", "1", *options)
     found: dict[str, Any] = json.loads(stdout)["comparisons"][0]["changed_code"]
     assert found["in_rounds"] == ["paced_engine.py: PacedEngine.step"]
     assert not [*found["at_boot"], *found["never"], *found["other"]]

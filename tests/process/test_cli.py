@@ -10,7 +10,7 @@ import pytest
 
 from overlap_bench.engines.api import profiles
 from overlap_bench.harness.cli import measure
-from tests.support.bench_command import BENCH, last_line, start
+from tests.support.bench_command import last_line, start
 from tests.support.clockwork import installed
 from tests.support.in_process import bench
 
@@ -125,6 +125,71 @@ from tests.support.in_process import bench
         ("variants --format csv", "--results, --format and -o apply only with --claims"),
         ("variants --claims --results /no/where", "/no/where is no folder with results"),
         ("variants --claims -o claims.md", "-o takes a web page: end it in .html, and leave --format out"),
+        ("factorial", "say what to vary: --toggles h2d,sync,output"),
+        ("factorial --toggles h2d,sinc", "did you mean sync?"),
+        ("factorial --toggles h2d,sync --engine overlop", "unknown engine 'overlop'; did you mean overlap?"),
+        ("factorial --toggles h2d,sync --max-new-tokens 1", "tpot_ms_p50 needs at least 2 output tokens"),
+        ("factorial --toggles h2d,sync --before h2d=pinned", "--before"),
+        ("factorial /nowhere/at/all", "/nowhere/at/all is not a run folder"),
+        ("factorial /nowhere/at/all --toggles h2d,sync", "only --format applies"),
+        ("sweep --variant pinned-h2d", "say what to sweep: --over concurrency=1,8,32"),
+        (
+            "sweep --variant pinned-h2d --over concurency=1,8",
+            "unknown setting to sweep 'concurency'; did you mean concurrency?",
+        ),
+        (
+            "sweep --variant pinned-h2d --over h2b=pinned,packed",
+            "unknown setting to sweep 'h2b'; did you mean h2d?",
+        ),
+        (
+            "sweep --variant pinned-h2d --over concurrency",
+            "--over needs NAME=VALUE,VALUE,..., not 'concurrency'",
+        ),
+        (
+            "sweep --variant pinned-h2d --over concurrency=1,,8",
+            "--over needs NAME=VALUE,VALUE,..., not 'concurrency=1,,8'",
+        ),
+        ("sweep --variant pinned-h2d --over concurrency=1,1", "--over concurrency=1,1 names a value twice"),
+        (
+            "sweep --variant pinned-h2d --over concurrency=1",
+            "--over concurrency=1 has one value, and a sweep needs at least two",
+        ),
+        (
+            "sweep --variant pinned-h2d --over concurrency=1,8 --over concurrency=8,9",
+            "--over concurrency is given twice",
+        ),
+        ("sweep --variant pinned-h2d --over concurrency=1,many", "concurrency=many"),
+        (
+            "sweep --variant pinned-h2d --over concurrency=0,8",
+            "concurrency=0: concurrency must be at least 1, not 0",
+        ),
+        (
+            "sweep --variant pinned-h2d --over h2d=pined,pinned",
+            "h2d=pined: unknown choice of h2d 'pined'; did you mean pinned?",
+        ),
+        (
+            "sweep --variant pinned-h2d --over variant=overlap,copy-done",
+            "variant is swept: leave it out elsewhere",
+        ),
+        (
+            "sweep --variant pinned-h2d --over rate=5,9",
+            "rate=5: rate applies only with arrival=poisson or gamma",
+        ),
+        (
+            "sweep --variant pinned-h2d --over sync=copy-done,launch-and-copy",
+            "sync=copy-done: sync applies only with schedule=overlap",
+        ),
+        (
+            "sweep --variant pinned-h2d --over max_new_tokens=8,08",
+            "max_new_tokens=8 and max_new_tokens=08 are the same run",
+        ),
+        ("sweep --variant pinned-h2d --over seed=1,2", "unknown setting to sweep 'seed'"),
+        ("sweep --variant pinned-h2d --over blocks=1,2", "unknown setting to sweep 'blocks'"),
+        ("sweep --variant pinned-h2d --over plant_ns=1,2", "unknown setting to sweep 'plant_ns'"),
+        (
+            "sweep --variant pinned-h2d --over num_requests=" + ",".join(map(str, range(1, 202))),
+            "spans 201 points",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -144,13 +209,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_that_quotes_a_long_word_is_cut(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench(monkeypatch, "variants", "overlap", "a" * 100_000) == 2
-    assert len(capsys.readouterr().err) < 2000
-
-
 @pytest.mark.parametrize("arguments", ["", "experiment"])
 def test_no_command_gives_help_and_no_empty_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
@@ -159,14 +217,6 @@ def test_no_command_gives_help_and_no_empty_line(
     output = capsys.readouterr()
     assert output.err == ""
     assert "Usage: bench" in output.out
-
-
-def test_help_joins_the_lines_of_a_docstring(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    assert bench(monkeypatch, "profile", "--help") == 0
-    assert "and with nsys its reports." in capsys.readouterr().out
 
 
 def test_debug_adds_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,16 +343,6 @@ def test_what_measures_nothing_starts_light(arguments: str) -> None:
     assert done.stdout
 
 
-@pytest.mark.parametrize("arguments", ["--help", "variants", "engines"])
-def test_what_needs_no_options_of_a_run_does_not_import_them(arguments: str) -> None:
-    code = (
-        "import sys; from overlap_bench.harness.cli.app import main\ntry: main()\nexcept SystemExit: pass\n"
-    )
-    code += "print('overlap_bench.harness.cli.measure' in sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True)
-    assert done.stderr == "False\n"
-
-
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     import torch
 
@@ -313,18 +353,6 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     assert code == 2
     assert "cuda" in last_line(stderr)
     assert last_line(stderr).startswith("bench: ")
-
-
-def test_a_prompt_that_cannot_be_tokenized_here(tmp_path: Path) -> None:
-    code, _, stderr = start(installed(tmp_path), tmp_path, "run", "--engine", "clockwork").end()
-    assert code == 2
-    assert last_line(stderr).startswith("bench: pretok needs the engine's tokenizer")
-
-
-def test_the_command_is_the_one_that_is_installed() -> None:
-    done = subprocess.run([*BENCH, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "bench" in done.stdout
 
 
 def test_devices_lists_every_profile_with_its_source(

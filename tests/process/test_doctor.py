@@ -28,12 +28,6 @@ def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine(tm
     assert all(each.fine == (not each.remedy) for each in found)
 
 
-def test_what_the_kernel_says_need_not_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "HUGE_PAGES", tmp_path / "enabled")
-    doctor.HUGE_PAGES.write_bytes(b"\xff [always]")
-    assert doctor.huge_pages().found == "always"
-
-
 def test_how_long_a_change_of_1_percent_takes_to_be_seen_is_told_by_the_newest_floor_of_this_machine(
     tmp_path: Path,
 ) -> None:

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import signal
-import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -32,7 +30,6 @@ from overlap_bench.harness.analysis.experiment_result import (
     Share,
     TableResult,
     _claim,
-    _finding,
     cell,
 )
 from overlap_bench.harness.analysis.result import to_plain
@@ -45,8 +42,7 @@ from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import read_summary
 from overlap_bench.harness.store.manifest import read_manifest
 from overlap_bench.harness.studies import experiment
-from tests.support.bench_command import last_line, start
-from tests.support.clockwork import installed
+from tests.support.bench_command import last_line, only_run, start
 from tests.support.in_process import ended
 from tests.support.made_blocks import block, blocks, manifest, side
 from tests.support.places import REFERENCE
@@ -100,21 +96,10 @@ columns = [
 """
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
-        yield {**installed(tmp_path_factory.mktemp("site")), "TMPDIR": sockets}
-
-
 def write(folder: Path, tokens: str = "counted") -> str:
     path = folder / "clocks.toml"
     path.write_text(OWN.replace("TOKENS", tokens))
     return str(path)
-
-
-def only_folder(folder: Path) -> Path:
-    (found,) = (folder / "results").iterdir()
-    return found
 
 
 def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
@@ -125,7 +110,7 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     bench.popen.send_signal(signal.SIGINT)
     code, _, stderr = bench.end()
     assert code == 130
-    folder = only_folder(tmp_path)
+    folder = only_run(tmp_path)
     assert f"go on with bench experiment run --resume {folder.relative_to(tmp_path)}" in last_line(stderr)
 
     code, _, stderr = ended(environment, tmp_path, "experiment", "show", str(folder))
@@ -179,15 +164,6 @@ def test_outputs_that_differ_fail_the_experiment(environment: dict[str, str], tm
     assert "clocks: 4 blocks of 1 round, asked for in place of the experiment's 4 of 2" in stdout
 
 
-def test_an_experiment_that_can_not_run_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
-    broken = Path(write(tmp_path))
-    broken.write_text(broken.read_text().replace('service = "all"', 'service = "none"'))
-    code, _, stderr = ended(environment, tmp_path, "experiment", "run", str(broken))
-    assert code == 4
-    assert last_line(stderr) == "bench: other served no request: out of order"
-    assert not list((tmp_path / "results").iterdir())
-
-
 # -- cells and claims from stored blocks ------------------------------------------------------------------
 
 
@@ -229,13 +205,6 @@ def test_how_a_reported_number_lies_to_what_was_measured(reported: float | None,
     found = claimed(reported)
     assert number(found.measured).value == pytest.approx(-0.1, abs=0.002)
     assert found.finding == finding
-
-
-def test_an_interval_that_holds_no_change_confirms_no_change() -> None:
-    wide = Change(value=0.01, low=-0.02, high=0.04)
-    assert _finding(0.01, wide) == "the interval holds it, and no change"
-    assert _finding(0.01, replace(wide, low=0.005)) == "the interval holds it"
-    assert _finding(0.01, Share(value=0.01, low=-0.02, high=0.04)) == "the interval holds it"
 
 
 def found_by(
@@ -285,11 +254,6 @@ def test_a_share_of_few_blocks_is_said_to_be_one() -> None:
     assert few in warned(found_by([share], {"w": blocks(0.9, 4)}))
     assert few not in warned(found_by([share], {"w": blocks(0.9, 6)}))
     assert few in warned(found_by([{}], {"w": blocks(0.9, 4)}))
-
-
-def test_a_warning_of_one_run_names_it_where_other_boots_have_a_workload_of_that_name() -> None:
-    found = warned(found_by([{}], {"w": blocks(0.9, 4)}, {"w": blocks(0.9)}))
-    assert "b w: too few blocks: 4; the interval is wide, and --blocks 6 gives a narrower one" in found
 
 
 def test_a_high_percentile_of_few_requests_is_said_to_be_one() -> None:
@@ -363,19 +327,6 @@ def test_a_change_is_that_of_the_levels_beside_it(metric: str) -> None:
     assert isinstance(levels, Percentiles)
     assert levels.value == [pytest.approx(after.value)]
     assert after.low * (1 - 1e-9) <= after.value <= after.high * (1 + 1e-9)
-
-
-def test_how_cells_are_printed() -> None:
-    text = experiment_tables.text
-    change = Change(value=-0.059, low=-0.08, high=-0.03)
-    assert text(change) == "−5.9% [−8.0%, −3.0%]"
-    assert text(Level(value=411.6, low=400.0, high=423.2, unit="us")) == "411.6 ±12 us"
-    assert text(Share(value=0.136, low=0.131, high=0.141)) == "13.6 ±0.5%"
-    delta = Delta(value=-99.2, low=-106.0, high=-91.9, unit="us")
-    assert text(delta) == "−99.2 us [−106, −91.9]"
-    assert text(Percentiles(value=[12.51, 13.29, 13.87], unit="ms")) == "12.51/13.29/13.87 ms"
-    assert text(NotMeasured()) == "–"
-    assert text("a label") == "a label"
 
 
 @pytest.mark.parametrize("folder", STORED, ids=lambda folder: folder.name)

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import explain
@@ -26,7 +25,6 @@ from overlap_bench.harness.report import page as pages
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
-from tests.support.bench_command import last_line
 from tests.support.in_process import bench
 from tests.support.made_blocks import MS, blocks, manifest, warned
 from tests.support.made_runs import stored
@@ -199,11 +197,6 @@ def test_the_ranks_of_a_model_are_shown_one_by_one_and_the_slowest_has_a_line(tm
     assert "waiting for the slowest rank" in shown
 
 
-def test_models_of_one_device_have_no_table_of_ranks(found: explain.Explained) -> None:
-    assert found.ranks == []
-    assert "slowest rank" not in pages.markdown_page(explain_tables.page(found))
-
-
 def test_every_form_says_the_same(
     run: Path, found: explain.Explained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,35 +213,6 @@ def test_every_form_says_the_same(
             assert line in " ".join(shown[form].split())
         for words in ("unattributed", "ttft p99 (few)", "No prediction", "interval"):
             assert words in shown[form], (form, words)
-
-
-def test_sixty_columns_break_no_word(found: explain.Explained) -> None:
-    page = explain_tables.page(found)
-    text = io.StringIO()
-    Console(file=text, width=60).print(*pages.terminal_page(page, 60), sep="\n")
-    shown = set(text.getvalue().split())
-    for table in page.tables:
-        assert {word for row in table.rows for cell in row for word in cell.split()} <= shown, table.title
-
-
-def test_an_unfinished_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = stored(tmp_path, "a", 0.9, count=4)
-    assert bench(monkeypatch, "explain", run) == 2
-    assert "is not finished: 4 of 6 blocks" in last_line(capsys.readouterr().err)
-
-
-def test_a_run_folder_that_was_cut_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(stored(tmp_path, "a", 0.9))
-    path = tables.table_path(run, 2, "steps")
-    path.write_bytes(path.read_bytes()[:100])
-    assert bench(monkeypatch, "explain", str(run)) == 2
-    assert "steps.parquet is damaged or was edited" in last_line(capsys.readouterr().err)
-    assert bench(monkeypatch, "explain", str(tmp_path / "nowhere")) == 2
-    assert "is not a run folder" in last_line(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

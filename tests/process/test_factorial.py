@@ -7,7 +7,6 @@ import io
 import json
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +26,7 @@ from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.manifest import Manifest, read_manifest, write_manifest
 from overlap_bench.harness.studies import factorial as factorial_run
 from tests.support.clockwork import CLOCKWORK, installed
-from tests.support.in_process import bench, ended
+from tests.support.in_process import ended
 from tests.support.made_blocks import block, manifest, side, warned
 from tests.support.made_runs import (
     TPOT,
@@ -105,22 +104,6 @@ def test_of_two_settings_the_main_effect_is_the_paired_comparison() -> None:
     )
 
 
-@untimed
-@given(st.integers(2, 4), st.randoms(use_true_random=False), st.floats(0.1, 10))
-def test_neither_order_nor_unit_matters(count: int, random: Any, unit: float) -> None:
-    names, settings = "abcd"[:count], corners(count)
-    values = np.exp(np.random.default_rng(count).normal(0, 0.1, (4, len(settings))))
-    shuffled = random.sample(range(len(settings)), len(settings))
-    one, other = contrasts.plan(names, settings), contrasts.plan(names, settings[shuffled])
-    for left, right in zip(one.contrasts, other.contrasts, strict=True):
-        assert left.term == right.term
-        found = contrasts.estimate(values, left.weights)
-        again = contrasts.estimate(unit * values[:, shuffled], right.weights)
-        assert (found.change, found.low, found.p) == pytest.approx(
-            (again.change, again.low, again.p), abs=1e-9
-        )
-
-
 @pytest.mark.parametrize(
     ("both", "noise", "verdict"),
     [
@@ -156,13 +139,6 @@ def test_three_of_four_settings_give_main_effects_without_the_interaction() -> N
         ("b",): (("a", "b"),),
     }
     assert plan.aliased == {("a", "b"): (("a",), ("b",))}
-
-
-def test_two_toggles_that_only_change_together_are_not_told_apart() -> None:
-    plan = contrasts.plan("ab", corners(2)[[0, 3]])
-    assert plan.contrasts == ()
-    assert plan.aliased["a",] == (("b",),)
-    assert plan.aliased["b",] == (("a",),)
 
 
 @untimed
@@ -244,30 +220,6 @@ def test_a_toggle_that_is_varied_is_not_set() -> None:
         factorial_design("h2d,output", both=["grap=off"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("factorial", "say what to vary: --toggles h2d,sync,output"),
-        ("factorial --toggles h2d,sinc", "did you mean sync?"),
-        ("factorial --toggles h2d,sync --engine overlop", "unknown engine 'overlop'; did you mean overlap?"),
-        ("factorial --toggles h2d,sync --max-new-tokens 1", "tpot_ms_p50 needs at least 2 output tokens"),
-        ("factorial --toggles h2d,sync --before h2d=pinned", "--before"),
-        ("factorial /nowhere/at/all", "/nowhere/at/all is not a run folder"),
-        ("factorial /nowhere/at/all --toggles h2d,sync", "only --format applies"),
-    ],
-)
-def test_bad_input_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: str,
-    message: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    assert bench(monkeypatch, *arguments.split()) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in error
-    assert not list(tmp_path.iterdir())
-
-
 # -- what is said -----------------------------------------------------------------------------------------
 
 
@@ -303,10 +255,6 @@ def test_verdicts_are_adjusted_over_main_effects_and_pairs() -> None:
     assert [row.verdict is None for row in rows] == [False] * 6 + [True]
 
 
-def test_what_can_be_zero_has_no_effects_in_percent() -> None:
-    assert "submit_lag_ms_p99" not in factorial_found().factorial.metrics
-
-
 def test_a_factorial_as_it_is_printed() -> None:
     result = factorial_found()
     said = shown(result)
@@ -324,20 +272,6 @@ def test_a_factorial_as_it_is_printed() -> None:
     assert wheres == ["alone"] * 2 + ["with_others"] * 2 + ["average"] * 3 + ["together"]
     top = {"headline": factorial_tables.conclusion(result), "verdict": None}
     assert json.loads(formats.to_json(result)) == to_plain(result) | top
-
-
-def test_a_narrow_terminal_has_each_company_of_an_effect() -> None:
-    result = factorial_found()
-    table = factorial_tables.effects_table(result)
-    narrow = page.narrowed(table)
-    assert narrow.columns == ("toggle", "alone", "with the others", "on average\ninterval\nverdict")
-    for row, kept in zip(table.rows, narrow.rows, strict=True):
-        assert kept == (*row[:3], "\n".join(row[3:]))
-    text = io.StringIO()
-    Console(file=text, width=80).print(*page.terminal_table(table, 80), sep="\n")
-    assert max(map(len, text.getvalue().splitlines())) <= 80
-    for word in ("h2d × output", "weaker together", "descriptive"):
-        assert word in text.getvalue()
 
 
 def moved(blocks: int = 6, place: float = 0.0, drift: float = 0.0, plan: Manifest | None = None) -> str:
@@ -389,10 +323,6 @@ def test_one_block_has_effects_and_no_verdict() -> None:
     assert {row.ci_low, row.p, row.verdict} == {None}
     assert "no verdict" in factorial_tables.conclusion(result)
     assert "h2d" in shown(result)
-
-
-def test_outputs_that_differ_are_told_by_their_setting() -> None:
-    assert "OUTPUTS DIFFER in h2d+output." in factorial_tables.conclusion(factorial_found(digest="other"))
 
 
 def test_what_is_left_out_and_what_it_costs_is_said() -> None:

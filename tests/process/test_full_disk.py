@@ -21,7 +21,7 @@ from overlap_bench.harness.store.manifest import write_manifest
 from overlap_bench.harness.studies import sweep
 from tests.support.bench_command import BENCH, last_line
 from tests.support.clockwork import CLOCKWORK, installed
-from tests.support.in_process import ended
+from tests.support.in_process import done
 from tests.support.made_blocks import blocks, manifest
 from tests.support.made_runs import stored_sweep
 
@@ -86,8 +86,7 @@ def test_what_does_not_fit_is_no_fault_of_what_was_asked(tmp_path: Path) -> None
 
 def test_a_run_whose_summary_does_not_fit_has_failed_and_can_go_on(tmp_path: Path) -> None:
     environment = installed(tmp_path)
-    code, _, stderr = ended(environment, tmp_path, "run", *CLOCKWORK, "--blocks", "1")
-    assert code == 0, stderr
+    done(environment, tmp_path, "run", *CLOCKWORK, "--blocks", "1")
     (folder,) = (tmp_path / "results").iterdir()
     summary = folder / "summary.json"
     whole = summary.read_text()
@@ -99,8 +98,7 @@ def test_a_run_whose_summary_does_not_fit_has_failed_and_can_go_on(tmp_path: Pat
         f"bench: can't write results/{folder.name}/summary.json: {TOO_LARGE}; 1 of 1 blocks are kept, go on "
         f"with bench run --resume results/{folder.name}"
     )
-    code, _, stderr = ended(environment, tmp_path, *again)
-    assert code == 0, stderr
+    done(environment, tmp_path, *again)
     assert summary.read_text() == whole
 
 
@@ -109,21 +107,6 @@ def test_a_gate_whose_page_does_not_fit_has_failed(run: Path, tmp_path: Path) ->
     code, stderr = bench_on_a_full_disk(tmp_path, installed(tmp_path), *gate)
     assert code == 4, stderr
     assert last_line(stderr) == f"bench: can't write out/gate.md: {TOO_LARGE}"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("gate {run} --out /dev/null/out", "can't write results to /dev/null/out: Not a directory"),
-        ("report {run} -o /dev/null/out/report.md", "can't write /dev/null/out/report.md: Not a directory"),
-    ],
-)
-def test_a_place_that_cannot_be_had_for_a_stored_run_is_bad_usage(
-    run: Path, tmp_path: Path, arguments: str, message: str
-) -> None:
-    code, _, stderr = ended(installed(tmp_path), tmp_path, *arguments.format(run=run).split())
-    assert code == 2, stderr
-    assert last_line(stderr).startswith(f"bench: {message}")
 
 
 def test_a_sweep_with_no_room_for_its_next_point_has_failed(

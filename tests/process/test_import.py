@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from overlap_bench.harness.report import html as report
 from overlap_bench.harness.report import tables
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.tables import read_block, table_path
-from overlap_bench.harness.studies.imports import files, guidellm
+from overlap_bench.harness.studies.imports import files
 from overlap_bench.harness.studies.imports import run as importing
 from tests.support.bench_command import last_line
 from tests.support.in_process import bench
@@ -86,10 +85,8 @@ def test_vllm_counts_those_in_flight_from_their_own_start_times(tmp_path: Path) 
     said = document(VLLM_DETAILED)
     # It counts whoever was in flight at any time within the same second.
     assert 1 < values(result)["peak_concurrency"] <= said["max_concurrent_requests"]
-    del said["start_times"]  # as older versions save it
-    older = tmp_path / "older.json"
-    older.write_text(json.dumps(said))
-    _, result = bring(older, to=tmp_path)
+    older = edited(tmp_path, VLLM_DETAILED, start_times=None)  # as older versions save it
+    _, result = bring(older, to=tmp_path / "older")
     assert "peak_concurrency" not in values(result)
     check_statistics(values(result), said, {"ttft": "ttft_ms", "tpot": "tpot_ms"})
     assert "when each request was sent" in "\n".join(warned(result.comparisons[0]))
@@ -97,10 +94,7 @@ def test_vllm_counts_those_in_flight_from_their_own_start_times(tmp_path: Path) 
 
 def with_goodput(folder: Path, path: Path, goodput: object) -> Path:
     """The file as the tool saves it with `--goodput`."""
-    key = "goodput" if path == AIPERF else "request_goodput"
-    changed = folder / path.name
-    changed.write_text(json.dumps({**document(path), key: goodput}))
-    return changed
+    return edited(folder, path, **{"goodput" if path == AIPERF else "request_goodput": goodput})
 
 
 @pytest.mark.parametrize(
@@ -169,11 +163,8 @@ def test_sglangs_gaps_on_openais_endpoint_are_gaps_between_chunks(tmp_path: Path
 
 
 def test_sglang_without_a_stream_has_no_ttft(tmp_path: Path) -> None:
-    said = document(SGLANG)
-    said |= {"mean_itl_ms": 0.0, "mean_ttft_ms": said["mean_e2e_latency_ms"]}
-    path = tmp_path / "whole.jsonl"
-    path.write_text(json.dumps(said))
-    _, result = bring(path, to=tmp_path)
+    whole = {"mean_itl_ms": 0.0, "mean_ttft_ms": document(SGLANG)["mean_e2e_latency_ms"]}
+    _, result = bring(edited(tmp_path, SGLANG, **whole), to=tmp_path / "out")
     assert not any(name.startswith(("ttft", "tpot", "itl")) for name in values(result))
     assert result.comparisons[0].primary == "latency_ms_p50"
 
@@ -221,14 +212,10 @@ def test_aiperfs_aggregates_and_its_requests_agree(tmp_path: Path) -> None:
     assert requests["failed_requests"] == aggregates["failed_requests"] > 0
 
 
-def test_aiperfs_model_load_and_duration_are_what_it_says_they_are() -> None:
+def test_aiperfs_model_and_load_are_what_it_says_they_are() -> None:
     read = files.read(str(AIPERF))
     assert (read.model, read.version) == ("m", "0.13.0")
-    assert read.asked["phases.concurrency"] == "3"
-    assert read.asked["datasets.prompts.osl.mean"] == "12.0"
-    said = document(AIPERF)
-    start, end = (datetime.fromisoformat(said[name]) for name in ("start_time", "end_time"))
-    assert said["request_throughput"]["avg"] == pytest.approx(8 / (end - start).total_seconds(), rel=1e-4)
+    assert (read.asked["phases.concurrency"], read.asked["datasets.prompts.osl.mean"]) == ("3", "12.0")
     assert any("start_time to end_time" in line for line in read.differs)
 
 
@@ -363,43 +350,49 @@ def test_a_file_that_is_cut_short_says_so(tmp_path: Path, path: Path) -> None:
         files.read(str(cut))
 
 
+def first(path: Path, key: str, value: object) -> dict[str, object]:
+    """The list of that name, with another first value."""
+    return {key: [value, *document(path)[key][1:]]}
+
+
+def sampled() -> dict[str, object]:
+    """guidellm's benchmarks, of which one request that succeeded is left out."""
+    benchmarks = document(GUIDELLM)["benchmarks"]
+    benchmarks[0]["requests"]["successful"].pop()
+    return {"benchmarks": benchmarks}
+
+
 @pytest.mark.parametrize(
-    ("path", "key"),
-    [(VLLM, "duration"), (SGLANG, "mean_ttft_ms"), (GUIDELLM, "benchmarks"), (AIPERF, "request_latency")],
-    ids=lambda each: getattr(each, "name", each),
+    ("path", "values", "message"),
+    [
+        (VLLM, {"duration": None}, "duration|is not a result of"),
+        (SGLANG, {"mean_ttft_ms": None}, "mean_ttft_ms|is not a result of"),
+        (GUIDELLM, {"benchmarks": None}, "benchmarks|is not a result of"),
+        (AIPERF, {"request_latency": None}, "request_latency|is not a result of"),
+        (VLLM, {"duration": "long"}, r"Expected `float`, got `str` - at `\$\.duration`"),
+        (VLLM_DETAILED, {"ttfts": [0.1]}, "its lists of requests differ in length"),
+        (VLLM_DETAILED, first(VLLM_DETAILED, "ttfts", float("nan")), "request 0 took nan s"),
+        (VLLM_DETAILED, first(VLLM_DETAILED, "ttfts", -0.011), r"request 0 took -0\.011 s"),
+        (VLLM_DETAILED, first(VLLM_DETAILED, "itls", [0.01, float("inf")]), "request 0 took inf s"),
+        (VLLM_DETAILED, {"duration": 0.0}, r"Expected `float` > 0\.0 - at `\$\.duration`"),
+        (VLLM_DETAILED, first(VLLM_DETAILED, "input_lens", 1 << 63), "a count or a time does not fit"),
+        (GUIDELLM, sampled(), "kept only a sample"),
+    ],
 )
-def test_a_key_that_is_missing_is_named(tmp_path: Path, path: Path, key: str) -> None:
-    said = document(path)
-    edited = tmp_path / "edited.json"
-    said.pop(key)
-    edited.write_text(json.dumps(said))
-    with pytest.raises(api.BadSetting, match=rf"{key}|is not a result of"):
-        files.read(str(edited))
-
-
-def test_a_key_that_is_not_what_it_should_be_is_named(tmp_path: Path) -> None:
-    edited = tmp_path / "edited.json"
-    edited.write_text(json.dumps(document(VLLM) | {"duration": "long"}))
-    with pytest.raises(api.BadSetting, match=r"Expected `float`, got `str` - at `\$\.duration`"):
-        files.read(str(edited))
+def test_a_file_whose_values_cannot_be_is_refused_by_name(
+    tmp_path: Path, path: Path, values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(api.BadSetting, match=message):
+        bring(edited(tmp_path, path, **values), to=tmp_path / "out")
 
 
 @pytest.mark.parametrize("digits", ["1" * 20, "1" * 400, "1" * 5000])
 @pytest.mark.parametrize(("path", "key"), [(VLLM, "duration"), (SGLANG, "mean_ttft_ms"), (VLLM, "completed")])
 def test_a_number_of_any_length_is_refused_or_read(tmp_path: Path, path: Path, key: str, digits: str) -> None:
-    edited = tmp_path / "edited.json"
-    edited.write_text(json.dumps(document(path) | {key: "?"}).replace('"?"', digits))
+    changed = edited(tmp_path, path, **{key: "?"})
+    changed.write_text(changed.read_text().replace('"?"', digits))
     with suppress(api.BadFile):
-        bring(edited, to=tmp_path / "out")
-
-
-def test_a_count_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    said = document(VLLM_DETAILED)
-    said["input_lens"][0] = 1 << 63
-    edited = tmp_path / "edited.json"
-    edited.write_text(json.dumps(said))
-    with pytest.raises(api.BadFile, match=r"edited\.json: it was edited: a count or a time does not fit"):
-        bring(edited, to=tmp_path / "out")
+        bring(changed, to=tmp_path / "out")
 
 
 def test_a_device_is_no_result() -> None:
@@ -421,36 +414,6 @@ def test_a_request_that_failed_without_a_word_has_failed(tmp_path: Path) -> None
     assert [each.error for each in files.read(str(path)).requests[:2]] == ["an error without words", ""]
 
 
-def test_lists_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
-    said = document(VLLM_DETAILED)
-    said["ttfts"].pop()
-    edited = tmp_path / "edited.json"
-    edited.write_text(json.dumps(said))
-    with pytest.raises(api.BadSetting, match="its lists of requests differ in length"):
-        files.read(str(edited))
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("ttfts", float("nan"), "request 0 took nan s"),
-        ("ttfts", -0.011, "request 0 took -0.011 s"),
-        ("itls", [0.01, float("inf")], "request 0 took inf s"),
-        ("duration", 0.0, "Expected `float` > 0.0 - at `$.duration`"),
-    ],
-)
-def test_a_time_that_cannot_be_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
-    said = document(VLLM_DETAILED)
-    if isinstance(said[key], list):
-        said[key][0] = value
-    else:
-        said[key] = value
-    edited = tmp_path / "edited.json"
-    edited.write_text(json.dumps(said))
-    with pytest.raises(api.BadSetting, match=re.escape(message)):
-        files.read(str(edited))
-
-
 def test_one_of_several_results_must_be_said(tmp_path: Path) -> None:
     with pytest.raises(api.BadSetting, match=r"holds 2 results: say which one, .*:1 to .*:2"):
         files.read(str(SGLANG))
@@ -458,16 +421,6 @@ def test_one_of_several_results_must_be_said(tmp_path: Path) -> None:
         files.read(f"{SGLANG}:3")
     with pytest.raises(api.BadSetting, match=r"cannot read .*nowhere.json: No such file"):
         files.read(str(tmp_path / "nowhere.json"))
-
-
-def test_a_sample_of_guidellms_requests_is_refused(tmp_path: Path) -> None:
-    said = document(GUIDELLM)
-    said["benchmarks"][0]["requests"]["successful"].pop()
-    edited = tmp_path / "edited.json"
-    edited.write_text(json.dumps(said))
-    with pytest.raises(api.BadSetting, match="kept only a sample"):
-        files.read(str(edited))
-    assert guidellm.TOOL in files.KNOWN
 
 
 def test_import_prints_the_run_and_where_it_is(monkeypatch, capsys, tmp_path: Path) -> None:
@@ -481,12 +434,10 @@ def test_import_prints_the_run_and_where_it_is(monkeypatch, capsys, tmp_path: Pa
 
 
 def test_prompts_of_unknown_length_give_no_throughput_of_all_tokens(tmp_path: Path) -> None:
-    said = document(GUIDELLM)
-    for each in said["benchmarks"][0]["requests"]["successful"]:
+    benchmarks = document(GUIDELLM)["benchmarks"]
+    for each in benchmarks[0]["requests"]["successful"]:
         each["prompt_tokens"] = None
-    edited = tmp_path / "edited.json"
-    edited.write_text(json.dumps(said))
-    _, result = bring(edited, to=tmp_path / "out")
+    _, result = bring(edited(tmp_path, GUIDELLM, benchmarks=benchmarks), to=tmp_path / "out")
     assert "throughput_tok_s" in values(result)
     assert "throughput_total_tok_s" not in values(result)
     assert any("how long the prompts of" in line for line in warned(result.comparisons[0]))

@@ -11,17 +11,13 @@ import pandas as pd
 import pytest
 
 import overlap_bench
-from overlap_bench.engines import api
 from overlap_bench.harness.analysis import across_runs, explain, frames, sweep
 from overlap_bench.harness.analysis.result import to_plain
 from overlap_bench.harness.plan.experiment_file import Adjusted, Experiment
-from overlap_bench.harness.report import figures
 from overlap_bench.harness.store.files import (
     EXPERIMENT_FILE,
     SCHEMA_VERSION,
-    SUMMARY_FILE,
     StoreError,
-    read_summary,
     write_json,
 )
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
@@ -89,34 +85,6 @@ def test_a_frame_that_was_left_out_is_not_taken_for_an_empty_one(run: Path) -> N
             getattr(overlap_bench.load(run), table)
 
 
-def test_a_summary_whose_limit_is_of_no_metric_is_named(run: Path) -> None:
-    keep.keep(run)
-    kept = read_summary(run)
-    kept["comparisons"][0]["limit"] = {"nothing": {"before": 0.1, "after": 0.2}}
-    write_json(run / SUMMARY_FILE, kept)
-    with pytest.raises(StoreError, match=r"summary\.json was edited: it does not have what its run compares"):
-        across_runs.compare([str(run)])
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {},
-        {"device": 1},
-        {"comparisons": [{"outputs": {}}]},
-        {"comparisons": []},
-        {"comparisons": [{"warnings": [7]}]},
-    ],
-)
-def test_a_summary_that_was_edited_is_named(run: Path, part: dict[str, object]) -> None:
-    keep.keep(run)
-    kept = read_summary(run)
-    kept = {name: kept[name] for name in ("schema_version", "run", "stopped_because")}
-    write_json(run / SUMMARY_FILE, {**kept, "device": "emulated", **part})
-    with pytest.raises(StoreError, match=r"summary\.json (is damaged or )?was edited: "):
-        across_runs.compare([str(run)])
-
-
 def test_what_needs_the_records_says_that_they_are_gone(run: Path, tmp_path: Path) -> None:
     other = stored(tmp_path, "b", 0.9)
     keep.keep(run, SOME)
@@ -145,53 +113,11 @@ def test_it_is_finished_and_not_gone_on_with(
     )
 
 
-def test_its_report_says_which_figures_it_can_not_draw(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    keep.keep(run)
-    for name in ("a.html", "a.md"):
-        assert bench(monkeypatch, "report", str(run), "-o", str(tmp_path / name)) == 0
-    page = (tmp_path / "a.html").read_text()
-    assert page.count("which this needs") == 2  # latencies, and over time
-    assert page.count("<svg") == 2 + 2  # block by block and phases once, changes wide and narrow
-    assert figures.block_changes(overlap_bench.load(run)).axes
-
-
-def test_a_run_that_is_not_finished_is_left_as_it_is(tmp_path: Path) -> None:
-    run = Path(stored(tmp_path, "a", count=2))
-    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(StoreError, match="is not finished"):
-        keep.keep(run)
-    with pytest.raises(api.BadSetting, match="a block needs requests and rounds"):
-        keep.keep(run, ["steps"])
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
-
-
-def test_left_out_twice_is_left_out_once(run: Path) -> None:
-    keep.keep(run, SOME)
-    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    keep.keep(run, SOME)
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
-    assert read_manifest(run).left_out == ["steps", "work"]
-
-
 def test_what_is_no_table_can_not_have_been_left_out(run: Path) -> None:
     plan = msgspec.structs.replace(read_manifest(run), left_out=["summary"])
     write_manifest(run, plan)
     with pytest.raises(StoreError, match="was edited"):
         read_manifest(run)
-
-
-def test_damage_to_what_stayed_is_named(run: Path) -> None:
-    keep.keep(run)
-    values = run / "values.parquet"
-    write_table(values, pd.read_parquet(values).drop(columns="metric"))
-    with pytest.raises(StoreError, match=r"values\.parquet was edited: it has other columns"):
-        overlap_bench.load(run)
-    values.write_bytes(values.read_bytes()[:-20])
-    with pytest.raises(StoreError, match=r"values\.parquet is damaged or was edited"):
-        overlap_bench.load(run)
-    (run / "summary.json").unlink()
-    with pytest.raises(StoreError, match=r"a is not a finished run: summary\.json: No such file"):
-        across_runs.compare([str(run)])
 
 
 @pytest.mark.parametrize("change", ["another's", "twice", "gone", "gone from a metric"])

@@ -228,12 +228,6 @@ def test_closed_loop_keeps_its_places_full(bench: Bench) -> None:
     assert frame["scheduled_ns"].tolist() == [start] * 3 + ends[:17]  # due when a place became free
 
 
-def test_burst_sends_everything_at_once(bench: Bench) -> None:
-    bench.engine()
-    frame = bench.round(Workload(pretok=False, num_requests=50, arrival="burst", max_new_tokens=2))
-    assert frame["scheduled_ns"].nunique() == 1
-
-
 def test_one_process_serves_rounds_of_both_arms(bench: Bench) -> None:
     bench.engine()
     bench.engine()
@@ -301,13 +295,6 @@ def test_an_engine_that_was_asked_for_nothing_is_not_silent(tmp_path: Path) -> N
         generator.context.destroy(linger=0)
 
 
-def test_it_shows_that_it_lives_while_nothing_happens(bench: Bench) -> None:
-    bench.engine()
-    bench.start([Planned(0, 0, "mute", 3, False)], Workload(arrival="burst"))
-    for _ in range(2):
-        assert isinstance(bench.hear(), messages.Progress)
-
-
 def test_ctrl_c_is_left_to_the_runner(bench: Bench) -> None:
     bench.engine()
     os.kill(bench.process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal; this one stays
@@ -369,21 +356,10 @@ def test_times_that_an_endpoint_knows_better_replace_those_of_the_message() -> N
     assert (exchange.chunk_ns, exchange.chunk_lag_ns, exchange.finished_ns) == ([20], [5], 30)
 
 
-def test_without_such_times_those_of_the_message_stand() -> None:
-    round_ = Round(order(1), started_ns=0)
-    round_.sent(0, 1, 2)
-    round_.arrived(50, [api.Chunk(0, [7], "x", [49])])
-    round_.arrived(60, [finish(0)])
-    (exchange,) = round_.exchanges
-    assert (exchange.sent_ns, exchange.submitted_ns) == (1, 2)
-    assert (exchange.chunk_ns, exchange.finished_ns) == ([50], 60)
-
-
 MS = 1_000_000
 CHUNKS = (api.Chunk(0, [7], "x", [60 * MS]), api.Chunk(0, [8], "y", [70 * MS]))
 FINISH = api.Finish(0, "length", 1, 2, 20 * MS, 30 * MS, 40 * MS)
 OUT_OF_ORDER = "the engine's stamps are out of order"
-GAVE_UP = "the engine ended it as cancelled, and nobody had asked for that"
 
 
 def what_is_wrong(*events: api.Event) -> str:

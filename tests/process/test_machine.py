@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from overlap_bench.harness.common import machine
-from tests.support.repositories import commit, fingerprint
+from tests.support.repositories import fingerprint
 
 
 @pytest.fixture
@@ -82,11 +82,3 @@ def test_looking_at_the_code_writes_nothing(checkout: Path) -> None:
     before = fingerprint(checkout / ".git")
     assert not found.code().dirty
     assert fingerprint(checkout / ".git") == before
-
-
-def test_what_is_installed_into_somebodys_repository_is_no_part_of_it(tmp_path: Path) -> None:
-    commit(tmp_path, {".gitignore": ".venv\n", "harness/theirs.py": ""}, "theirs")
-    installed = tmp_path / ".venv" / "site-packages"
-    (installed / "harness" / "common").mkdir(parents=True)
-    shutil.copy(machine.__file__, installed / "harness" / "common" / "machine.py")
-    assert of(installed).code().commit == ""

@@ -209,13 +209,6 @@ def test_a_request_that_does_not_end_is_refused_and_the_connection_closed(server
     assert server.get("/health") == (200, {"status": "ok"})
 
 
-def test_garbage_is_refused_and_the_connection_closed(server: Server) -> None:
-    with socket.create_connection(server.address, timeout=PATIENCE_S) as client:
-        client.sendall(b"garbage\r\n\r\n")
-        received = b"".join(iter(lambda: client.recv(1 << 16), b""))
-    assert received.startswith(b"HTTP/1.1 400 ")
-
-
 @given(total=st.integers(1, 60), most=st.integers(1, 7))
 def test_every_token_is_in_one_chunk_and_none_comes_before_it_is_due(total: int, most: int) -> None:
     made = answer(total, most, continuous_usage_stats=True)
@@ -258,13 +251,6 @@ def test_percentiles_of_lateness_are_exact_to_the_microsecond(us: list[int]) -> 
         if said[f"p{share}"] < mock.LONGEST_US:
             assert below >= share / 100 * len(us)
             assert sum(each < said[f"p{share}"] for each in us) < share / 100 * len(us)
-
-
-def test_serve_without_mock_names_what_is_there(tmp_path: Path) -> None:
-    bench = start(installed(tmp_path), tmp_path, "serve")
-    code, _, stderr = bench.end()
-    assert code == 2
-    assert "bench mock" in stderr
 
 
 def test_ctrl_c_ends_a_mock_with_130(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,8 @@ import psutil
 import pytest
 
 from overlap_bench.harness.store import tables
-from tests.support.bench_command import PATIENCE_S, Bench, last_line, start
+from tests.support.bench_command import PATIENCE_S, Bench, last_line, only_run, start
+from tests.support.clockwork import distribution
 from tests.support.in_process import ended
 from tests.support.places import ROOT
 from tests.support.small_server import SmallServer, running
@@ -38,21 +38,13 @@ def server() -> Iterator[SmallServer]:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The engine as it is installed: by its entry point."""
     site = tmp_path_factory.mktemp("site")
-    information = site / "openai_engine-1.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: openai-engine\nVersion: 1\n")
-    (information / "entry_points.txt").write_text("[bench.engines]\nopenai = engines.openai:SPEC\n")
+    distribution(site, "openai-engine", openai="engines.openai:SPEC")
     path = os.pathsep.join((str(ROOT), str(site), os.environ.get("PYTHONPATH", "")))
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "120", "OPENAI_API_KEY": KEY}
 
 
 def url(server: SmallServer) -> str:
     return f"url=http://127.0.0.1:{server.port}"
-
-
-def only_run(folder: Path) -> Path:
-    (found,) = (folder / "results").iterdir()
-    return found
 
 
 def find_server(bench: Bench) -> psutil.Process:
@@ -93,38 +85,6 @@ def test_two_addresses_are_two_arms_of_one_boot_each(
     assert [list(each) for each in requests["chunk_tokens"]] == [[1, 1, 1, 1]] * 8
     for file in tmp_path.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
-
-
-def test_one_address_alone_is_measured_and_what_failed_is_shown(
-    server: SmallServer, environment: dict[str, str], tmp_path: Path
-) -> None:
-    prompts = tmp_path / "prompts"
-    prompts.write_text("Hello\nbreak\nHello\ncut\n")
-    arm = ("--before", url(server), "--prompts", str(prompts))
-    code, stdout, stderr = ended(environment, tmp_path, *ENGINE, *arms_alone(arm))
-    assert code == 0, stderr
-    assert "Failed requests" in stdout
-    assert "1 × HTTP 500: out of memory" in stdout
-    assert "the stream was cut short" in stdout
-    assert "client_lag_ms_p99" in stdout
-
-
-def arms_alone(arm: tuple[str, ...]) -> tuple[str, ...]:
-    return (*arm, "--primary", "ttft_ms_p50", "--seed", "3")
-
-
-def test_where_none_succeeds_the_first_cause_is_the_answer(
-    server: SmallServer, environment: dict[str, str], tmp_path: Path
-) -> None:
-    bad = ("--before", url(server), "--prompt", "break")
-    code, _, stderr = ended(environment, tmp_path, *ENGINE, *bad)
-    assert (code, last_line(stderr)) == (4, "bench: before served no request: HTTP 500: out of memory")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        there = f"url=http://127.0.0.1:{nobody.getsockname()[1]}"
-        code, _, stderr = ended(environment, tmp_path, *ENGINE, "--before", there)
-    assert code == 4
-    assert "connection refused" in last_line(stderr)
 
 
 def test_a_command_is_a_server_per_boot(environment: dict[str, str], tmp_path: Path) -> None:
@@ -186,11 +146,6 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
     kept = Path(said.rpartition(" ")[2])
     assert kept.read_text().split() == ["1", "n"]
     kept.unlink()
-    code, _, stderr = ended(environment, tmp_path, *ENGINE, "--before", "cmd=false {port}")
-    assert code == 4
-    assert last_line(stderr).endswith(
-        "the server ended with status 1 before it was ready: it printed nothing"
-    )
     sleeping = ["sleep", "60.25"]  # nobody else's
     loads = f"sh -c {shlex.quote(f'echo loading the model; exec {shlex.join(sleeping)}')} {{port}}"
     code, _, stderr = ended(
@@ -201,17 +156,6 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
     assert "the server was not ready after 2 s (start_timeout_s): loading the model" in said
     Path(said.rpartition(" ")[2]).unlink()
     assert sleeping not in [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
-
-
-def test_a_server_that_serves_nothing_leaves_its_output(environment: dict[str, str], tmp_path: Path) -> None:
-    arm = ("--before", f"cmd={COMMAND}", "--prompt", "break")
-    code, _, stderr = ended(environment, tmp_path, *ENGINE, *arm)
-    said = last_line(stderr)
-    assert code == 4
-    assert "the server served no request: HTTP 500: out of memory; its output is in " in said
-    kept = Path(said.rpartition(" ")[2])
-    assert "loading the model" in kept.read_text()
-    kept.unlink()
 
 
 def long_run(
@@ -239,16 +183,8 @@ def test_a_server_that_dies_ends_the_run_in_one_line(environment: dict[str, str]
     assert not bench.left()
 
 
-def test_a_killed_harness_leaves_no_server(environment: dict[str, str], tmp_path: Path) -> None:
-    bench, server = long_run(environment, tmp_path)
-    bench.popen.kill()
-    bench.end()
-    server.wait(PATIENCE_S)
-
-
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
-def test_a_harness_that_is_ended_leaves_no_server_that_a_script_started(
-    environment: dict[str, str], tmp_path: Path, by: signal.Signals
+def test_a_killed_harness_leaves_no_server_that_a_script_started(
+    environment: dict[str, str], tmp_path: Path
 ) -> None:
     script, ended = tmp_path / "serve.sh", tmp_path / "ended"
     script.write_text(
@@ -257,7 +193,7 @@ def test_a_harness_that_is_ended_leaves_no_server_that_a_script_started(
     bench, server = long_run(environment, tmp_path, f"sh {script} {{port}}")
     parent = server.parent()
     assert parent.name() == "sh"
-    bench.popen.send_signal(by)
+    bench.popen.kill()
     bench.end()
     server.wait(PATIENCE_S)
     parent.wait(PATIENCE_S)

@@ -23,8 +23,6 @@ from overlap_bench.harness.run import readings
 from overlap_bench.harness.studies import doctor
 from tests.support.places import ROOT
 
-PR_SET_NAME = 15
-
 
 def failing(error: Exception) -> Callable[..., NoReturn]:
     def fail(*_: object) -> NoReturn:
@@ -228,3 +226,6 @@ def test_a_locale_that_lacks_a_character_ends_no_command(tmp_path: Path, more: d
     assert "[-4.1%, -1.8%]" in compared
     assert json.loads(as_json)["comparisons"]
     assert len(list(tmp_path.iterdir())) == 1
+
+
+PR_SET_NAME = 15

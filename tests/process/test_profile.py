@@ -62,8 +62,8 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def design(*set_: str) -> Design:
-    asked = Request(variant="overlap", both=set_, options={"device": "emulated"})
+def design() -> Design:
+    asked = Request(variant="overlap", options={"device": "emulated"})
     return make_design(asked, api.find_engines(), load_variants(), lambda: "emulated")
 
 
@@ -257,11 +257,12 @@ def test_a_profile_has_sound_traces_with_every_track_and_arrow_and_a_picture(tmp
     assert 5 <= counts["f", "copy_done"] <= 7
 
 
+@pytest.mark.parametrize("nvtx_tool", [""], indirect=True, ids=["listening"])
 def test_below_nsys_every_process_tells_a_tool_of_its_ranges_in_its_own_domain(
-    tmp_path: Path, nsys_calls: Path, nvtx_tool: dict[str, str]
+    tmp_path: Path, nvtx_tool: dict[str, str]
 ) -> None:
     nsys = program(tmp_path / "nsys", STAND_IN)
-    told = tmp_path / "told"
+    nsys_calls, told = tmp_path / "calls", tmp_path / "told"
     told.mkdir()
     code, out, err = profiled(
         tmp_path,
@@ -292,16 +293,9 @@ def test_below_nsys_every_process_tells_a_tool_of_its_ranges_in_its_own_domain(
     assert [each[3] for each in ranges if each[0] == "profile"] == ["6"]
 
 
-@pytest.fixture
-def nsys_calls(tmp_path: Path) -> Path:
-    return tmp_path / "calls"
-
-
-@pytest.mark.parametrize("below_nsys", [False, True])
-def test_ctrl_c_ends_every_process_and_leaves_no_folder(tmp_path: Path, below_nsys: bool) -> None:
+def test_ctrl_c_ends_every_process_and_leaves_no_folder(tmp_path: Path) -> None:
     nsys = program(tmp_path / "nsys", '#!/bin/sh\nshift\nwhile [ "${1#--}" != "$1" ]; do shift; done\n"$@"\n')
-    given = ("--nsys", str(nsys)) if below_nsys else ()
-    running = start(installed(tmp_path), tmp_path, "profile", *SMALL, *given)
+    running = start(installed(tmp_path), tmp_path, "profile", *SMALL, "--nsys", str(nsys))
     running.find("overlap_bench.engines.host")
     os.kill(running.popen.pid, signal.SIGINT)
     code, out, err = running.end()

@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.manifest import Manifest, read_manifest
 from tests.process.test_experiment import write as write_experiment
-from tests.support.bench_command import Bench, last_line, start
-from tests.support.clockwork import CLOCKWORK, installed
+from tests.support.bench_command import Bench, last_line, only_run, start
+from tests.support.clockwork import CLOCKWORK
 from tests.support.ray_nodes import Nodes, nodes
 
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
@@ -26,21 +22,10 @@ LONG = (*COMPARE, "--num-requests", "60")  # a block takes seconds
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:
-        yield {**installed(tmp_path_factory.mktemp("site")), "TMPDIR": sockets}
-
-
-@pytest.fixture(scope="module")
 def cluster(environment: dict[str, str]) -> Iterator[Nodes]:
     """One for all: each test says which nodes it has."""
     with nodes(environment) as made:
         yield made
-
-
-def run_folder(folder: Path) -> Path:
-    (found,) = (folder / "results").iterdir()
-    return found
 
 
 def measured_by(folder: Path) -> list[str]:
@@ -71,7 +56,7 @@ def test_blocks_are_measured_by_all_nodes_and_kept_as_those_of_one_machine(
     cluster.add("two")
     code, stdout, stderr = bench.end()
     assert code == 0, stderr
-    folder = run_folder(tmp_path)
+    folder = only_run(tmp_path)
     assert json.loads(stdout).items() >= json.loads((folder / "summary.json").read_text()).items()
     assert set(measured_by(folder)) == {"one", "two"}
     plan = read_manifest(folder)
@@ -93,7 +78,7 @@ def test_ctrl_c_ends_all_nodes_blocks_and_the_rest_is_measured_without_ray(
     assert (code, stdout) == (130, "")
     assert " of 4 blocks are kept, go on with bench run --resume" in last_line(stderr)
     assert not cluster.left()
-    folder = run_folder(tmp_path)
+    folder = only_run(tmp_path)
     kept = {number: written(folder, number) for number in tables.finished_blocks(folder)}
     assert kept
     code, _, stderr = start(environment, tmp_path, "run", "--resume", str(folder)).end()
@@ -116,7 +101,7 @@ def test_a_node_that_dies_costs_its_block_which_another_measures_in_the_same_ord
     cluster.kill("two")
     code, _, stderr = bench.end()
     assert code == 0, stderr
-    folder = run_folder(tmp_path)
+    folder = only_run(tmp_path)
     by = measured_by(folder)
     plan = read_manifest(folder)
     (block,) = repeated(plan)
@@ -148,7 +133,7 @@ def test_a_worker_that_is_killed_costs_its_block_and_killed_again_the_run(
     assert code == 4
     assert "its worker died" in last_line(stderr)
     assert "1 of 2 blocks are kept" in last_line(stderr)
-    assert repeated(read_manifest(run_folder(tmp_path))) == [1]
+    assert repeated(read_manifest(only_run(tmp_path))) == [1]
     assert not cluster.left()
 
 
@@ -161,7 +146,7 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_is_gone_on_with(
     bench.popen.kill()
     bench.popen.wait()
     assert not cluster.left()
-    folder = run_folder(tmp_path)
+    folder = only_run(tmp_path)
     kept = written(folder, 0)
     code, _, stderr = start(
         environment, tmp_path, "run", "--resume", str(folder), "--ray", cluster.address
@@ -206,65 +191,3 @@ def test_sweeps_and_experiments_run_on_a_cluster_too(
         assert len(by) == 2
         assert {node for nodes_of_run in by for node in nodes_of_run} == {"one", "two"}
     assert by[0] == by[1]
-
-
-def test_a_cluster_without_a_node_that_may_measure_is_refused(
-    cluster: Nodes, environment: dict[str, str], tmp_path: Path
-) -> None:
-    cluster.has()
-    asked = ("run", *COMPARE, "--ray", cluster.address)
-    code, _, stderr = start(environment, tmp_path, *asked).end()
-    assert code == 2
-    assert "no node of the cluster has the resource bench_node" in last_line(stderr)
-
-
-def test_this_machine_alone_is_a_cluster_too_and_finds_what_it_finds_without_ray(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install 'overlap-bench[ray]'")
-    results = []
-    for name, ray in (("alone", ()), ("local", ("--ray", "local"))):
-        (tmp_path / name).mkdir()
-        asked = ("run", *COMPARE, "--blocks", "3", "--format", "json", *ray)
-        bench = start(environment, tmp_path / name, *asked)
-        code, stdout, stderr = bench.end()
-        assert code == 0, stderr
-        assert not bench.left()
-        results.append(json.loads(stdout))
-        assert len(read_manifest(run_folder(tmp_path / name)).nodes) == len(ray) / 2
-    assert [*map(shape, results)] == [shape(results[0])] * 2
-
-
-def shape(result: dict[str, Any]) -> dict[str, Any]:
-    """What does not depend on how fast the machine was: what was compared with what, how, and what of it is
-    judged."""
-    (compared,) = result["comparisons"]
-    same = ("before", "after", "blocks", "confidence", "margin", "primary", "outputs", "failures", "nodes")
-    return {
-        **{name: compared[name] for name in same},
-        "metrics": {name: row["verdict"] is not None for name, row in compared["metrics"].items()},
-        "mechanism": [*compared["mechanism"]],
-        "stopped": result["stopped_because"],
-    }
-
-
-def test_without_ray_the_option_says_how_to_get_it(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "site" / "ray").mkdir(parents=True)
-    (tmp_path / "site" / "ray" / "__init__.py").write_text("raise ImportError('not here')\n")
-    without = {
-        **environment,
-        "PYTHONPATH": f"{tmp_path / 'site'}:{environment['PYTHONPATH']}",
-    }
-    code, _, stderr = start(without, tmp_path, "run", *COMPARE, "--ray", "local").end()
-    assert code == 2
-    assert last_line(stderr) == "bench: --ray needs Ray: pip install 'overlap-bench[ray]'"
-
-
-def test_nothing_but_a_cluster_brings_ray() -> None:
-    look = (
-        "import sys; from overlap_bench.harness.cli.app import built; "
-        "from overlap_bench.harness.run.cluster import driver; "
-        "from overlap_bench.harness.studies import measure; built('run'); print('ray' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -11,7 +11,7 @@ from pathlib import Path
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.manifest import read_manifest
 from tests.support.bench_command import Bench, last_line, start, wait_until_serving
-from tests.support.in_process import ended
+from tests.support.in_process import done
 from tests.support.places import ROOT
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}/tests/support/a_project:{ROOT}", "COLUMNS": "120"}
@@ -53,8 +53,7 @@ def test_a_killed_device_or_output_process_ends_the_run_which_then_goes_on(tmp_p
 
 def test_two_arms_answer_the_same_and_the_difference_between_them_is_explained(tmp_path: Path) -> None:
     asked = ("--variant", "async-output", "--blocks", "1", "--segments", "2", "--num-requests", "32")
-    code, stdout, stderr = ended(ENVIRONMENT, tmp_path, "run", *SMALL, *asked, "--format", "json")
-    assert code == 0, stderr
+    stdout = done(ENVIRONMENT, tmp_path, "run", *SMALL, *asked, "--format", "json")
     (comparison,) = json.loads(stdout)["comparisons"]
     assert comparison["outputs"]["identical"] == comparison["outputs"]["compared"] == 32
     assert comparison["prediction"]["model"] == "async_output"
@@ -64,8 +63,7 @@ def test_two_arms_answer_the_same_and_the_difference_between_them_is_explained(t
         "engines.overlap.presets/tokenizer.json",
         "engines.overlap.presets/tokenizer.json",
     ]
-    code, stdout, stderr = ended(ENVIRONMENT, tmp_path, "explain", str(folder), "--format", "json")
-    assert code == 0, stderr
+    stdout = done(ENVIRONMENT, tmp_path, "explain", str(folder), "--format", "json")
     found = json.loads(stdout)
     assert found["prediction"] == comparison["prediction"]
     parts = dict(found["step_us"])

@@ -20,7 +20,7 @@ from overlap_bench.harness.store.files import StoreError
 from tests.support.in_process import bench
 from tests.support.made_blocks import manifest
 from tests.support.made_runs import stored
-from tests.support.places import REFERENCE, ROOT
+from tests.support.places import REFERENCE
 
 RUNS = REFERENCE / "runs"
 FRAMES = ("requests", "steps", "rounds", "work")
@@ -54,21 +54,6 @@ def test_every_column_is_documented(name: str, tables: tuple[str, ...]) -> None:
             found = documented(column, columns)
             assert found is not None, f"{table}.{column}"
             assert dtype(frame[column]) == found.dtype.replace("list", "list of int64"), f"{table}.{column}"
-
-
-def test_each_frame_holds_every_block_and_arm(whole: frames.Run) -> None:
-    for table in FRAMES:
-        groups = getattr(whole, table).groupby(["block", "arm"]).size()
-        assert len(groups) == 12, table
-    assert len(whole.rounds) == 6 * 2 * 10
-    assert whole.arms == ("before", "after")
-
-
-def test_a_frame_is_joined_when_it_is_first_asked_for(tmp_path: Path) -> None:
-    run = overlap_bench.load(stored(tmp_path, "a", plan=manifest(2)))
-    assert dict(run.frames) == {}
-    assert run.rounds is run.rounds
-    assert set(run.frames) == {"rounds"}
 
 
 def test_the_frames_give_the_metrics(whole: frames.Run) -> None:
@@ -164,22 +149,6 @@ def test_an_unfinished_run_has_frames_and_no_result(tmp_path: Path) -> None:
         _ = run.result
 
 
-@pytest.mark.parametrize("broken", ["manifest", "blocks", "table"])
-def test_what_is_no_run_is_one_line(tmp_path: Path, broken: str) -> None:
-    run = Path(stored(tmp_path, "a", plan=manifest(1), count=1))
-    match broken:
-        case "manifest":
-            (run / "manifest.json").unlink()
-        case "blocks":
-            (run / "blocks" / "000").rename(run / "000")
-        case "table":
-            (run / "blocks" / "000" / "rounds.parquet").write_bytes(b"PAR1")
-    with pytest.raises(StoreError) as caught:
-        overlap_bench.load(run)
-    assert str(run) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_the_package_is_light_until_it_is_used() -> None:
     code = "import sys, overlap_bench; overlap_bench.load; overlap_bench.compare\n"
     code += "print(sorted({'numpy', 'pandas', 'matplotlib', 'jinja2', 'scipy'} & set(sys.modules)))\n"
@@ -187,9 +156,3 @@ def test_the_package_is_light_until_it_is_used() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\nTrue\n"
     assert done.stderr.endswith("AttributeError: module 'overlap_bench' has no attribute 'lode'\n")
-
-
-def test_nothing_shadows_the_functions() -> None:
-    """A module harness/load.py would take the place of harness.load once it is imported."""
-    names = {path.stem for folder in ("harness", "overlap_bench") for path in (ROOT / folder).iterdir()}
-    assert not {"load", "compare"} & names

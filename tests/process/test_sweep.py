@@ -18,9 +18,8 @@ from rich.console import Console
 import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.engines.overlap import SPEC
-from overlap_bench.harness.analysis import noise_floor, words
+from overlap_bench.harness.analysis import noise_floor
 from overlap_bench.harness.analysis import sweep as sweep_
-from overlap_bench.harness.analysis.result import Axis as AxisResult
 from overlap_bench.harness.analysis.result import Warning
 from overlap_bench.harness.common import formatting
 from overlap_bench.harness.plan import grid
@@ -33,7 +32,7 @@ from overlap_bench.harness.store.files import SWEEP_FILE, StoreError, write_json
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
 from overlap_bench.harness.store.tables import write_block
 from tests.support.bench_command import last_line, start
-from tests.support.clockwork import CLOCKWORK, installed
+from tests.support.clockwork import CLOCKWORK
 from tests.support.in_process import bench, ended
 from tests.support.made_blocks import blocks, described, manifest
 from tests.support.made_runs import stored_sweep
@@ -80,46 +79,6 @@ def test_toggles_engine_options_and_workload_options_can_be_swept() -> None:
     assert [each.design.workload.pretok for each in lengths] == [True, False] * 2
     alone = points("model=tiny-gpt2,tiny-llama", engine="overlap")
     assert [len(each.design.arms) for each in alone] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("over", "message"),
-    [
-        ([], "say what to sweep: --over concurrency=1,8,32"),
-        (["concurency=1,8"], "unknown setting to sweep 'concurency'; did you mean concurrency?"),
-        (["h2b=pinned,packed"], "unknown setting to sweep 'h2b'; did you mean h2d?"),
-        (["concurrency"], "--over needs NAME=VALUE,VALUE,..., not 'concurrency'"),
-        (["concurrency=1,,8"], "--over needs NAME=VALUE,VALUE,..., not 'concurrency=1,,8'"),
-        (["concurrency=1,1"], "--over concurrency=1,1 names a value twice"),
-        (["concurrency=1"], "--over concurrency=1 has one value, and a sweep needs at least two"),
-        (["concurrency=1,8", "concurrency=8,9"], "--over concurrency is given twice"),
-        (["concurrency=1,many"], "concurrency=many"),
-        (["concurrency=0,8"], "concurrency=0: concurrency must be at least 1, not 0"),
-        (["h2d=pined,pinned"], "h2d=pined: unknown choice of h2d 'pined'; did you mean pinned?"),
-        (["variant=overlap,copy-done"], "variant is swept: leave it out elsewhere"),
-        (["rate=5,9"], "rate=5: rate applies only with arrival=poisson or gamma"),
-        (
-            ["sync=copy-done,launch-and-copy"],
-            "sync=copy-done: sync applies only with schedule=overlap",
-        ),
-        (["max_new_tokens=8,08"], "max_new_tokens=8 and max_new_tokens=08 are the same run"),
-        (["seed=1,2"], "unknown setting to sweep 'seed'"),
-        (["blocks=1,2"], "unknown setting to sweep 'blocks'"),
-        (["plant_ns=1,2"], "unknown setting to sweep 'plant_ns'"),
-        (["num_requests=" + ",".join(map(str, range(1, 202)))], "spans 201 points, more than 200"),
-    ],
-)
-def test_bad_input_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, over: list[str],
-    message: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    flags = [part for text in over for part in ("--over", text)]
-    assert bench(monkeypatch, "sweep", "--variant", "pinned-h2d", *flags) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in error
-    assert not list(tmp_path.iterdir())
 
 
 # -- from disk --------------------------------------------------------------------------------------------
@@ -170,24 +129,6 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     assert {line["concurrency"] for line in lines} == {"1", "8"}
     assert [float(line["confidence"]) for line in lines if line["metric"] == "tpot_ms_p50"] == [0.95, 0.95]
     assert "| 8 |" in page.markdown_page(sweep_tables.page(result))
-
-
-def test_a_narrow_terminal_has_the_values_of_both_axes(tmp_path: Path) -> None:
-    result, _ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
-    axes = [*result.axes, AxisResult(name="variant", values=["overlap"])]
-    points = [replace(each, at=each.at | {"variant": "overlap"}) for each in result.comparisons]
-    both = replace(result, axes=axes, comparisons=points)
-    table = page.narrowed(sweep_tables.changes_table(both))
-    assert table.columns == ("concurrency", "variant", "before", "after", "change\ninterval\nverdict")
-    row = points[0].metrics["tpot_ms_p50"]
-    assert table.rows[0] == (
-        "1", "overlap", formatting.number(row.before), formatting.number(row.after),
-        f"{words.difference(row)}\n{words.interval(row)}\nfaster",
-    )  # fmt: skip
-    text = io.StringIO()
-    Console(file=text, width=80).print(*page.terminal_table(sweep_tables.changes_table(both), 80), sep="\n")
-    assert max(map(len, text.getvalue().splitlines())) <= 80
-    assert "overlap" in text.getvalue()
 
 
 def test_points_of_different_length_say_so(tmp_path: Path) -> None:
@@ -317,11 +258,6 @@ def test_another_commit_or_other_points_are_refused(
 # -- whole sweeps -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return installed(tmp_path_factory.mktemp("site"))
-
-
 def test_a_sweep_that_is_killed_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
     few = (*CLOCKWORK[:-4], "--max-new-tokens", "8", "--blocks", "2", "--after", "pace=fast")
     over = ("--over", "num-requests=2,4")
@@ -353,11 +289,3 @@ def test_a_sweep_that_is_killed_goes_on(environment: dict[str, str], tmp_path: P
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     code, stdout, _ = ended(environment, tmp_path, "sweep", str(folder), "--format", "json")
     assert (code, json.loads(stdout)) == (0, result)
-
-
-def test_a_sweep_whose_first_point_fails_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
-    failing = (*CLOCKWORK, "--after", "boot=breaks", "--over", "pace=slow,fast")
-    code, _, stderr = ended(environment, tmp_path, "sweep", *failing)
-    assert code == 4
-    assert last_line(stderr).endswith("the engine of after failed: the mainspring is broken")
-    assert not list((tmp_path / "results").iterdir())

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
@@ -21,7 +21,7 @@ from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.run import records
 from overlap_bench.harness.run.session import Booted, RunFailed, Session
 from overlap_bench.harness.workload.plan import Planned
-from tests.support.clockwork import SUPPORT
+from tests.support.clockwork import SUPPORT, distribution
 from tests.support.places import ROOT
 
 ASKED = [Planned(number, 0, "a", 32, False) for number in range(3)]
@@ -31,10 +31,7 @@ STEPS = 4
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The turning engine, as an installed distribution, here and in the hosts."""
-    information = tmp_path / "turning-1.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: turning\nVersion: 1\n")
-    (information / "entry_points.txt").write_text("[bench.engines]\nturning = turning_engine:SPEC\n")
+    distribution(tmp_path, "turning", turning="turning_engine:SPEC")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(SUPPORT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(SUPPORT), str(tmp_path))))
@@ -43,12 +40,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def arm(name: str, turn: str = "ends", patience: str = "long") -> Arm:
     toggles = {"turn": turn, "patience": patience}
     return Arm(name=name, engine="turning", options=api.EngineOptions(), toggles=toggles)
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    with Session() as found:
-        yield found
 
 
 def take_turns(session: Session, booted: Sequence[Booted]) -> list[tuple[api.RoundRecord, api.TurnTable]]:

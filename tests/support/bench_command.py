@@ -108,6 +108,12 @@ def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
 
 
+def only_run(folder: Path) -> Path:
+    """The one run that was measured into this folder's results."""
+    (found,) = (folder / "results").iterdir()
+    return found
+
+
 def finished(run: Path) -> dict[int, str]:
     """Each finished block of a run, by what is in it."""
     return {

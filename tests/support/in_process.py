@@ -48,6 +48,13 @@ def ended(environment: Mapping[str, str], folder: Path, *arguments: str) -> tupl
     return code, *(_written(each) for each in (stdout, stderr))
 
 
+def done(environment: Mapping[str, str], folder: Path, *arguments: str) -> str:
+    """The stdout of a `bench` run that went well."""
+    code, stdout, stderr = ended(environment, folder, *arguments)
+    assert code == 0, stderr
+    return stdout
+
+
 def _written(stream: io.TextIOWrapper) -> str:
     stream.seek(0)
     return stream.read()

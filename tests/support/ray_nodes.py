@@ -92,10 +92,6 @@ class Nodes:
         """Other tests run beside these, with folders of their own."""
         return bool(process.environ().get("TMPDIR") == self._environment["TMPDIR"])
 
-    def kill_head(self) -> None:
-        """Nobody places anything any more; the nodes are still there, and their work goes on."""
-        self._cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
-
     def stop(self) -> None:
         for name in [*self._nodes]:
             self.kill(name)

@@ -59,18 +59,6 @@ class Told:
     order: str = ""
 
 
-class Sender(Protocol):
-    """On the first rank, on the scheduler's thread."""
-
-    def send(self, number: int, batch: Batch) -> None:
-        """Tell every other rank of a step."""
-
-    def order(self, what: str) -> None:
-        """Tell every other rank to do something else, behind the steps before."""
-
-    def close(self) -> None: ...
-
-
 class Receiver(Protocol):
     """On each other rank."""
 

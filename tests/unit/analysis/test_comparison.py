@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -15,7 +14,6 @@ from overlap_bench.harness.analysis.result import Counter, Outputs, to_plain
 from overlap_bench.harness.analysis.values import block_values
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report import formats
-from overlap_bench.harness.run import records
 from overlap_bench.harness.store.changed import ChangedCode, Overlaid
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import (
@@ -23,11 +21,9 @@ from tests.support.made_blocks import (
     blocks,
     described,
     manifest,
-    requests,
     result,
     shown,
     side,
-    steps,
     warned,
 )
 
@@ -84,13 +80,6 @@ def test_only_declared_metrics_carry_verdicts() -> None:
     assert judged == {"tpot_ms_p50", "latency_ms_p50", "itl_token_ms_p50"}
     adjusted = {name for name, row in metrics_of.items() if row.p_adjusted is not None}
     assert adjusted == {"latency_ms_p50", "itl_token_ms_p50"}
-
-
-def test_offered_load_gets_no_verdict() -> None:
-    plan = manifest(secondaries=("throughput_req_s",))
-    row = result(0.9, plan).comparisons[0].metrics["throughput_req_s"]
-    assert row.change is not None
-    assert row.verdict is None
 
 
 @pytest.mark.parametrize(
@@ -191,14 +180,6 @@ def test_a_metric_that_one_block_lacks_is_compared_over_no_others() -> None:
     assert rows["queue_wait_ms_p50"].before is not None
     waited = rows["queue_wait_ms_p50"]
     assert {waited.after, waited.change, waited.delta, waited.ci_low} == {None}
-
-
-def test_the_frames_here_have_the_columns_of_the_real_ones() -> None:
-    done_columns: Sequence[str] = requests(4).columns
-    empty = records.steps_frame(api.RoundRecord())
-    assert set(steps(4).columns) == set(empty.columns)
-    assert {"request", "digest", "error"} <= set(done_columns)
-    assert "tpot_ms_p50" in definitions.METRICS
 
 
 def test_what_can_not_be_compared_is_named_by_its_block_and_arm() -> None:

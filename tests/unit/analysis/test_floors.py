@@ -99,11 +99,6 @@ def test_a_later_run_shows_the_floor_beside_its_verdict(tmp_path: Path) -> None:
         assert "±" not in line or "floor" in line or "margin" in line  # stacked, it says what it is
 
 
-def test_without_a_floor_nothing_is_shown(tmp_path: Path) -> None:
-    (only,) = with_floor(result(0.9), later(), tmp_path / "none").comparisons
-    assert {row.floor for row in only.metrics.values()} == {None}
-
-
 def warnings(folder: Path, plan: Manifest, **more: Any) -> str:
     return "\n".join(warned(with_floor(result(0.9, plan, **more), plan, folder).comparisons[0]))
 

@@ -117,8 +117,3 @@ def test_every_form_has_all_plans() -> None:
     text = formats.to_markdown(found)
     assert all(name in text for name in found.sd)
     assert "--max-regression" in text
-
-
-def test_a_minute_is_one_and_two_are_several() -> None:
-    assert "1 minute at most" in gate_plan_tables.conclusion(plans(minutes=1.0))
-    assert "2 minutes at most" in gate_plan_tables.conclusion(plans(minutes=2.0))

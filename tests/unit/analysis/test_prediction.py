@@ -161,18 +161,6 @@ def test_a_calibration_from_elsewhere_says_what_differs(here: dict[str, Any], wh
 
 
 @pytest.mark.parametrize(
-    ("error", "points"), [(-1.7, "−170.0"), (0.123, "+12.3"), (-0.0033, "−0.33"), (0.00004, "+0.00")]
-)
-def test_how_far_a_prediction_is_off_is_told_in_decimals(error: float, points: str) -> None:
-    found = Prediction(
-        metric="m", model="overlap", change=0.1, ci_low=None, ci_high=None, measured=0.1 - error, error=error,
-        calibration="a test",
-    )  # fmt: skip
-    line = tables.prediction_line(found)
-    assert f"is off by {points} points" in line
-
-
-@pytest.mark.parametrize(
     ("primary", "said"),
     [
         ("step_ms_matched", ""),

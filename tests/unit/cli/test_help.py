@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from overlap_bench.engines.overlap.presets import PRESETS
 from overlap_bench.harness.cli import app
 from tests.support.in_process import bench
 
@@ -52,10 +51,3 @@ def test_every_option_is_told_as_it_was_written(
         for word in (*each.opts, *each.secondary_opts):
             assert word in told or not word.startswith("-"), word
         assert each.help in told
-
-
-def test_the_presets_are_named_where_a_model_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = help_of(monkeypatch, capsys, "run", "--help", columns=100)
-    assert all(preset in told for preset in PRESETS)

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_bench.engines import api
-from overlap_bench.harness.cli import app as cli
 from overlap_bench.harness.plan import experiment_file
 from overlap_bench.harness.plan.experiment_file import Adjusted
 from overlap_bench.harness.plan.orders import workload_order
-from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.studies import experiment
 from tests.support.in_process import bench
 
@@ -49,41 +47,6 @@ def test_a_share_is_of_a_mean_over_the_same_steps(name: str) -> None:
     columns = [column for table in found.tables for column in table.columns]
     wholes = {each.of for each in (*found.claims, *columns) if each.share.startswith("phase_")}
     assert wholes <= {"decode_step_ms_mean"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_counter_is_called_a_mean_over_decode_steps(name: str) -> None:
-    """Counters are of a round, and their steps include the prefills."""
-    for table in experiment_file.read(experiment_file.find(name)).tables:
-        if any(column.value == "launch_lag_us" for column in table.columns):
-            assert "decode step" not in table.title
-            assert "prefills included" in table.note
-
-
-def test_what_pinning_per_call_costs_is_named_in_every_part_that_holds_it() -> None:
-    found = experiment_file.read(experiment_file.find("roseinfer-pinned-h2d"))
-    rows = [row for table in found.tables for row in table.rows if "pin-per-call" in (row.before, row.arm)]
-    assert len(rows) == 2
-    assert all("pinning per call" in row.label for row in rows)
-
-
-def test_the_follow_up_reuses_buffers_for_rows_that_are_dirty_on_both_sides() -> None:
-    planned = experiment.plan("roseinfer-pinned-h2d", Adjusted(device="emulated"))
-    designs = planned.designs()
-    claim = next(each for each in planned.experiment.claims if "follow-up" in each.says)
-    arms = {arm.name: arm.toggles for arm in designs["follow-up"]["long"].arms}
-    before, after = arms[claim.before], arms[claim.arm]
-    assert {name for name in before if before[name] != after[name]} == {"h2d"}
-    assert before["tables"] == after["tables"] == "dirty-rows"
-
-
-def test_what_to_do_afterwards_can_be_done() -> None:
-    found = [experiment_file.read(experiment_file.find(name)) for name in NAMES]
-    lines = {each.name: " ".join(each.follow_up) for each in found}
-    assert "bench explain" in lines["roseinfer-pinned-h2d"]  # the tails of submit lag and queue wait
-    for line in lines.values():
-        assert set(re.findall(r"bench (\w+)", line)) <= cli.COMMANDS.keys()
-        assert set(re.findall(r"--variant ([\w-]+)", line)) <= load_variants().keys()
 
 
 @pytest.mark.parametrize(

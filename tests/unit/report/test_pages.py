@@ -26,27 +26,6 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
         assert word in text
 
 
-def test_sixty_columns_break_no_name() -> None:
-    lines = shown(result(), 60).splitlines()
-    for name in ("throughput_tok_s", "submit_lag_ms_p99", "itl_token_ms_p99"):
-        assert any(name in line for line in lines)
-
-
-@pytest.mark.parametrize(("width", "most"), [(60, 88), (80, 73), (120, 55)])
-def test_variants_are_listed_on_a_screen_or_so_and_no_name_is_broken(width: int, most: int) -> None:
-    found = load_variants()
-    text = io.StringIO()
-    Console(file=text, width=width).print(listings.variants(found, "overlap"))
-    lines = text.getvalue().splitlines()
-    assert len(lines) <= most
-    assert max(map(len, lines)) <= width
-    assert "bench variants --engine vllm lists those of vllm" in lines
-    found = {name: each for name, each in found.items() if each.engine == "overlap"}
-    assert {line.split()[0] for line in lines if line.strip()} >= set(found)
-    words = {word for line in lines for word in line.split()}
-    assert words >= {word for each in found.values() for word in f"{each.title} {each.source}".split()}
-
-
 @pytest.mark.parametrize("name", [each.name for each in load_variants().values() if each.engine == "overlap"])
 def test_a_variant_in_full_says_where_its_code_is(name: str) -> None:
     found, text = load_variants()[name], io.StringIO()
@@ -56,31 +35,6 @@ def test_a_variant_in_full_says_where_its_code_is(name: str) -> None:
         path = f"engines/overlap/toggles/{toggle.replace('-', '_')}.py"
         assert path in said
         assert (ROOT / path).exists()
-
-
-@pytest.mark.parametrize(("width", "most"), [(60, 92), (100, 64)])
-def test_engines_are_listed_without_a_broken_name_and_one_of_them_on_a_screen_or_so(
-    width: int, most: int
-) -> None:
-    found = {
-        name: spec
-        for name, spec in find_engines().items()
-        if name in ("openai", "overlap", "transformers", "vllm")
-    }
-    text = io.StringIO()
-    Console(file=text, width=width).print(*listings.engines(found), sep="\n")
-    lines = text.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    said = {word.rstrip(",;") for line in lines for word in line.split()}
-    for spec in found.values():
-        for each in spec.toggles:
-            told = " ".join((each.name, *each.choices, each.changes, each.source))
-            assert said >= {word.rstrip(",;") for word in told.split()}, each.name
-        for setting in spec.settings:
-            assert said >= {setting.name, *(word.rstrip(",;") for word in setting.summary.split())}
-    one = io.StringIO()
-    Console(file=one, width=width).print(*listings.engines({"overlap": found["overlap"]}), sep="\n")
-    assert len(one.getvalue().splitlines()) <= most
 
 
 def test_markdown_is_a_table_of_even_rows() -> None:
@@ -99,29 +53,6 @@ def lines(table: Table, width: int) -> list[str]:
 
 def words(table: Table, width: int) -> list[str]:
     return " ".join(lines(table, width)).split()
-
-
-def test_a_header_that_is_too_wide_is_broken_behind_its_underscores() -> None:
-    names = ("device", "copy_only_ms", "host_wait_ms", "launch_wait_ms")
-    table = Table("Waits", names, (("emulated", "1.25", "2.5", "3.75"),), "", names[1:])
-    assert "launch_wait_ms" in words(table, 80)
-    narrow = words(table, 44)
-    assert {"copy_", "only_ms"} <= set(narrow) or {"copy_only_", "ms"} <= set(narrow)
-    assert not any(word in {"launch_wait_m", "copy_only_m"} for word in narrow)
-
-
-def test_a_metric_that_is_too_long_is_broken_behind_its_underscores() -> None:
-    row = ("step_ms_sliced_same_device", "3.425", "3.334", "−2.7%", "[−23.8%, +15.1%]", "descriptive")
-    names = ("metric", "before", "after", "change", "interval", "verdict")
-    shown = lines(Table("t", names, (row,)), 60)
-    assert any(line.split()[:1] == ["step_ms_sliced_same_"] for line in shown)
-    assert any(line.split()[:1] == ["device"] for line in shown)
-
-
-def test_a_header_that_is_too_wide_keeps_the_spaces_between_its_words() -> None:
-    cause = "wait.copy_done (decode) +1.30; wait.copy_done (prefill) +0.12; schedule (decode) +0.06"
-    table = Table("Late", ("arm", "what the thread did more of, ms"), (("before", cause),), numbers=())
-    assert "what the thread did" in " ".join(words(table, 36))
 
 
 DEVICES = Table(
@@ -155,21 +86,6 @@ def test_no_number_and_no_name_of_a_narrow_table_is_broken(table: Table, width: 
         assert set(cell.split()) <= set(shown), cell
     if width == 60:  # columns below each other, each with the whole of its name
         assert set(" ".join(table.columns).split()) <= set(shown)
-
-
-def test_an_interval_is_on_one_line_before_a_name_is() -> None:
-    whole = max(map(len, lines(STEP, 120)))
-    text = "\n".join(lines(STEP, whole - 4))
-    assert "[−1,440, −1,180]" in text
-    assert "completion latency" not in text
-
-
-def test_what_is_long_in_a_narrow_table_of_numbers_is_its_text() -> None:
-    name = "void_gemm_kernel_with_a_name_that_no_terminal_has_room_for"
-    names = ("kernel", "count", "total_ms")
-    shown = words(Table("Kernels", names, ((name, "12,345", "1,538.25"),), "", names[1:]), 40)
-    assert {"12,345", "1,538.25"} <= set(shown)
-    assert name not in shown
 
 
 @pytest.mark.parametrize(

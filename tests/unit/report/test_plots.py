@@ -20,22 +20,20 @@ import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison
 from overlap_bench.harness.analysis.frames import Run
-from overlap_bench.harness.analysis.result import Axis, Comparison, MetricRow, PointResult, Result
+from overlap_bench.harness.analysis.result import Axis, Comparison, PointResult, Result
 from overlap_bench.harness.analysis.sweep import Sweep
 from overlap_bench.harness.metrics import requests
 from overlap_bench.harness.report import figures
-from overlap_bench.harness.report.figures import style, times
+from overlap_bench.harness.report.figures import style
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store import tables
 from tests.support.made_blocks import block, manifest, result, side
 from tests.support.made_runs import (
-    NAMES,
     factorial_blocks,
     factorial_found,
     planned_factorial,
     stored,
     stored_sweep,
-    stored_three,
 )
 from tests.support.places import REFERENCE
 
@@ -81,11 +79,6 @@ def test_axes_have_names_and_units(real: Run, name: str) -> None:
     assert matplotlib.pyplot.get_fignums() == []  # none is held by pyplot
 
 
-def test_log_axes_say_so(real: Run) -> None:
-    for axes in figures.latency_cdfs(real).axes:
-        assert (axes.get_xscale() == "log") == ("log scale" in axes.get_xlabel())
-
-
 def test_a_long_tail_has_a_log_axis(real: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     even, stretched = np.linspace(4.0, 5.0, 50), np.append(np.linspace(4.0, 5.0, 50), 900.0)
     samples = {"ttft_ms": even, "tpot_ms": even, "itl_token_ms": stretched, "itl_chunk_ms": stretched}
@@ -103,12 +96,6 @@ def test_bars_start_at_zero_and_are_as_long_as_the_result_says(real: Run) -> Non
         lengths = [bar.get_width() for bar in axes.patches]
         rows = [found.metrics[f"phase_{name.replace('.', '_')}_us"] for name in names]
         assert lengths == [*(row.before for row in rows), *(row.after for row in rows)]
-
-
-def test_the_arms_differ_without_colour() -> None:
-    before, after = style.ARMS["before"], style.ARMS["after"]
-    for part in ("face", "line", "marker", "hatch"):
-        assert getattr(before, part) != getattr(after, part)
 
 
 def test_intervals_are_those_of_the_result(real: Run) -> None:
@@ -130,16 +117,6 @@ def test_the_mean_of_the_blocks_is_the_change(real: Run) -> None:
     assert mean == pytest.approx(found.metrics["tpot_ms_p50"].change)
     in_unit = figures.block_changes(real, "exposed_host_us")
     assert in_unit.axes[0].get_ylabel() == "change (us)"
-
-
-def test_a_curve_reaches_its_largest_sample(real: Run) -> None:
-    axes = figures.latency_cdfs(real).axes[0]
-    for arm, line in zip(
-        real.arms, (each for each in axes.lines if each.get_label() in real.arms), strict=True
-    ):
-        samples = real.requests.loc[real.requests["arm"] == arm, "ttft_ms"]
-        assert line.get_xdata()[[0, -1]].tolist() == [samples.min(), samples.max()]
-        assert line.get_ydata()[-1] == 1
 
 
 def test_what_a_run_has_not_got_is_one_line(real: Run, tmp_path: Path) -> None:
@@ -174,13 +151,6 @@ def test_an_engine_that_does_not_stamp_tokens_has_itl_by_chunk(tmp_path: Path) -
     assert "ITL by chunk" in figures.latency_cdfs(run).axes[2].get_xlabel()
     with pytest.raises(api.BadSetting, match="has no ITL by token"):
         figures.itl_over_time(run)
-
-
-def test_one_block_has_points_and_no_interval(tmp_path: Path) -> None:
-    run = overlap_bench.load(stored(tmp_path, "a", 0.9, plan=manifest(1)))
-    assert "no interval" in figures.changes(run).axes[0].get_title(loc="left")
-    labels = [text.get_text() for text in figures.block_changes(run).legends[0].get_texts()]
-    assert not any("interval" in label for label in labels)
 
 
 def test_names_from_a_run_are_not_taken_for_mathematics(tmp_path: Path) -> None:
@@ -277,17 +247,6 @@ def test_only_what_carries_a_verdict_is_filled_and_decides(factored: Run) -> Non
     assert "on average over the settings of the others, no verdict" in legend_of(axes)
 
 
-def test_a_wide_interval_does_not_press_the_effects_together() -> None:
-    plan = planned_factorial("h2d,output", blocks=2)
-    tpot = {"before": 4.0, "h2d": 3.6, "output": 3.8, "h2d+output": 3.4}
-    result = comparison.result(plan, factorial_blocks(plan, tpot, noise=0.3))
-    axes = figures.effects(found_by(result)).axes[0]
-    rows = result.factorial.metrics["tpot_ms_p50"].effects
-    assert axes.get_xlim()[1] < 100 * max(row.ci_high for row in rows)
-    assert axes.get_xlim()[1] > 100 * max(abs(row.change) for row in rows)
-    assert "an interval without an end goes on" in legend_of(axes)
-
-
 def test_what_was_left_out_has_no_mark() -> None:
     plan = planned_factorial("schedule,output=inline:deferred")
     tpot = {"before": 4.0, "schedule": 3.6, "output": 3.8}
@@ -341,15 +300,6 @@ def test_a_gain_that_is_undecided_for_whatever_reason_is_hollow(swept: Sweep) ->
         points.append(replace(first, at={"concurrency": str(place)}, metrics={"tpot_ms_p50": row}))
     axes = figures.gains(with_points(swept, points)).axes[0]
     assert filled(axes) == [False, False, False, False, True, True]
-
-
-def test_gains_that_stopped_at_different_looks_have_different_confidences(swept: Sweep) -> None:
-    points = [
-        replace(each, confidence=level)
-        for each, level in zip(swept.result.comparisons, (0.9975, 0.9745), strict=True)
-    ]
-    axes = drawn(lambda width: figures.gains(with_points(swept, points), width=width)).axes[0]
-    assert "change, 97.45 to 99.75% interval" in legend_of(axes)
 
 
 def test_other_axes_are_panels(swept: Sweep) -> None:
@@ -418,56 +368,3 @@ def test_what_a_plot_is_drawn_of_is_said_where_it_gets_something_else(
         with pytest.raises(api.BadSetting) as caught:
             draw([given] if name == "funnel" else given)
         assert str(caught.value) == f"this draws {wanted}, not a {type(given).__name__}"
-
-
-def test_a_funnel_of_one_run_is_told_to_take_several(real: Run) -> None:
-    for given in (real, "results/a-run"):
-        with pytest.raises(api.BadSetting, match="a funnel takes several runs of bench aa"):
-            figures.funnel(given)  # type: ignore[arg-type]
-
-
-def test_a_run_of_several_arms_has_its_latencies_drawn(tmp_path: Path) -> None:
-    run = overlap_bench.load(stored_three(tmp_path / "run"))
-    figure = figures.latency_cdfs(run)
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert set(NAMES) <= set(names)
-    assert len(figures.itl_over_time(run).axes) == 2
-    looks = style.looks(NAMES).values()
-    assert len({look.marker for look in looks}) == len({str(look.line) for look in looks}) == 3
-    with pytest.raises(api.BadSetting, match="has 3 arms"):
-        figures.block_changes(run)
-
-
-@pytest.mark.parametrize("width", [style.WIDTH, 3.7])
-def test_what_is_said_beside_a_phase_stays_inside_the_figure(width: float) -> None:
-    row = MetricRow(
-        unit="us",
-        better="lower",
-        before=10_436.0,
-        after=9_406.0,
-        delta=-1030.4,
-        ci_low=-2056.2,
-        ci_high=-3.12,
-    )
-    metrics = {"phase_h2d_us": replace(row, before=309.3, after=88.0), "phase_wait_copy_done_us": row}
-    figure = figures.phases(of_comparison(replace(PLAIN, metrics=metrics)), width)
-    figure.canvas.draw()
-    for axes in figure.axes:
-        for text in axes.texts:
-            assert text.get_window_extent().x1 <= figure.bbox.x1, text.get_text()
-
-
-def test_a_log_axis_over_less_than_a_decade_has_more_than_two_ticks() -> None:
-    latencies = np.append(np.full(99, 6.1), 32.0)  # from 6 to 32 lie 10 and 20, of 1, 2 and 5
-    with style.drawing():
-        _, axes = style.figure(style.WIDTH / 3, 2.6)
-        times._curves(axes, {"before": latencies, "after": latencies}, "ttft_ms")
-    low, high = axes.get_xlim()
-    assert axes.get_xscale() == "log"
-    assert sum(low <= each <= high for each in axes.get_xticks()) > 2
-
-
-def test_a_legend_is_as_wide_as_its_figure_at_most() -> None:
-    made = figures.changes(overlap_bench.load(REFERENCE / "runs" / "pinned-h2d-turns"))  # all five entries
-    made.canvas.draw()
-    assert made.legends[0].get_window_extent().x1 <= made.bbox.x1

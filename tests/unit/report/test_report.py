@@ -3,28 +3,20 @@ stay words."""
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import shutil
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 import overlap_bench
-from overlap_bench.engines import api
 from overlap_bench.harness.analysis import words
 from overlap_bench.harness.analysis.frames import Run
-from overlap_bench.harness.analysis.result import Failures
 from overlap_bench.harness.report import html, tables
-from overlap_bench.harness.report.figures import style
-from overlap_bench.harness.report.figures.page import PROPERTIES
 from overlap_bench.harness.store.tables import table_path
 from tests.support.in_process import bench
 from tests.support.made_blocks import manifest
@@ -96,12 +88,6 @@ def test_the_file_needs_nothing_else(page: str) -> None:
     assert len(page.encode()) < 3_000_000
 
 
-def test_what_figures_refer_to_is_theirs(page: str) -> None:
-    parsed = Page(page)
-    assert len(parsed.ids) == len(set(parsed.ids))
-    assert {ref[1:] for ref in parsed.references if ref.startswith("#")} <= set(parsed.ids)
-
-
 def test_the_verdict_comes_first_with_the_jsons_numbers(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,55 +113,6 @@ def test_the_parts_come_in_the_order_in_which_they_are_read(page: str) -> None:
     ]  # fmt: skip
 
 
-def test_the_first_screen_is_the_verdict_with_the_pairs_and_the_step_side_by_side(page: str) -> None:
-    header, _, rest = page.partition("</header>")
-    leading, _, rest = rest.partition("</section>")
-    assert not Page(header.rpartition("<body>")[2] + "</header>").tags & {"svg", "table"}
-    assert texts(Page(leading + "</section>"), "h2") == ["Block by block", "Host phases"]
-    assert leading.lstrip().startswith('<section class="leading">')
-    assert leading.count("<svg") == 2  # one drawing of each, whatever the screen
-    assert 'class="wide"' not in leading
-    assert rest.count('class="wide"') == 3
-
-
-def test_a_figure_is_laid_out_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By savefig it would be twice, which took a third of the time of a report."""
-    done: list[object] = []
-    lay_out = ConstrainedLayoutEngine.execute
-
-    def counted(engine: ConstrainedLayoutEngine, figure: Figure) -> object:
-        done.append(figure)
-        return lay_out(engine, figure)
-
-    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", counted)
-    html.to_html(run)
-    assert len(done) == len(set(map(id, done))) == 8
-
-
-def test_the_collector_is_off_while_a_report_is_made_and_on_again_whatever_came_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[bool] = []
-    monkeypatch.setattr(html, "write", lambda run, out: seen.append(gc.isenabled()))
-    assert bench(monkeypatch, "report", str(RUN), "-o", str(tmp_path / "report.html")) == 0
-    monkeypatch.undo()
-    assert bench(monkeypatch, "report", str(tmp_path / "none")) == 2
-    assert seen == [False]
-    assert gc.isenabled()
-
-
-def test_failed_requests_are_on_the_page_with_their_causes(run: Run) -> None:
-    (comparison,) = run.result.comparisons
-    before = Failures(failed=2, requests=960, causes={"timed out": 2})
-    failing = msgspec.structs.replace(comparison, failures={**comparison.failures, "before": before})
-    other = replace(run)
-    # In place of what it would compute.
-    other.__dict__["result"] = msgspec.structs.replace(run.result, comparisons=[failing])
-    page = Page(html.to_html(other))
-    assert "Failed requests" in texts(page, "h2")
-    assert "2 × timed out" in texts(page, "td")
-
-
 def test_every_cell_is_a_cell_of_the_commands_tables(run: Run, page: str) -> None:
     (comparison,) = run.result.comparisons
     cells = texts(Page(page), "td")
@@ -186,17 +123,6 @@ def test_every_cell_is_a_cell_of_the_commands_tables(run: Run, page: str) -> Non
     assert any(f"{outputs.identical} of {outputs.compared}" in text for text in texts(Page(page), "p"))
     # What a variant is said to be today is no part of a stored run. A figure's path may hold any digits.
     assert not any("4790" in text for text in (*cells, *texts(Page(page), "p")))
-
-
-def test_figures_take_the_colours_of_the_page(page: str) -> None:
-    figures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
-    assert len(figures) == 8  # two that lead, and three others, each for a page and for a phone
-    for colour, name in PROPERTIES.items():
-        assert not any(colour in figure for figure in figures)
-        assert page.count(f"{name}:") == 2  # light and dark
-    assert style.ARMS["before"].colour in page
-    assert "prefers-color-scheme: dark" in page
-    assert 'name="viewport"' in page
 
 
 def test_the_command_writes_a_page_and_markdown(
@@ -244,25 +170,6 @@ def test_a_figure_that_can_not_be_drawn_says_why(page_of_one: Page) -> None:
     assert any("has no step records, so no phases" in text for text in captions)
 
 
-def test_a_server_at_an_address_was_not_booted(tmp_path: Path) -> None:
-    plan = manifest(1)
-    there = [msgspec.structs.replace(arm, toggles={"url": "http://a"}) for arm in plan.design.arms]
-    for name, arms, said in (
-        (
-            "a",
-            [plan.design.arms[0], there[1]],
-            "each one fresh boot of before; the first boots are discarded",
-        ),
-        ("b", there, "before: a server that was running, and was not booted"),
-    ):
-        design = msgspec.structs.replace(plan.design, arms=tuple(arms))
-        run = overlap_bench.load(stored(tmp_path, name, plan=msgspec.structs.replace(plan, design=design)))
-        rows = dict(html.method(run).rows)
-        assert rows["blocks"] == f"1, {said}; after: a server that was running, and was not booted"
-        assert rows["rounds"] == "2 for each arm, pooled, after 1 to warm up"
-    assert "discarded" not in html.to_html(run)
-
-
 def test_what_a_run_says_is_text(tmp_path: Path) -> None:
     plan = manifest(1)
     arms = tuple(msgspec.structs.replace(arm, env={"X": HOSTILE + arm.name}) for arm in plan.design.arms)
@@ -281,36 +188,6 @@ def test_what_a_run_says_is_text(tmp_path: Path) -> None:
     assert not re.search(r"<(?!/?details>|/?summary>)", markdown)
     assert "](http" not in markdown
     assert "\n# a heading" not in markdown
-
-
-@pytest.mark.parametrize("broken", ["unfinished", "without a block", "without a table", "cut short", "empty"])
-def test_a_run_that_is_not_whole_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: str
-) -> None:
-    folder = Path(stored(tmp_path, "a", count=2 if broken == "unfinished" else None, plan=manifest(3)))
-    path = table_path(folder, 1, "requests")
-    match broken:
-        case "without a block":
-            path.parent.rename(tmp_path / "elsewhere")
-        case "without a table":
-            path.unlink()
-        case "cut short":
-            path.write_bytes(path.read_bytes()[:-20])
-        case "empty":
-            (folder / "manifest.json").write_bytes(b"")
-    out = tmp_path / "report.html"
-    assert bench(monkeypatch, "report", str(folder), "-o", str(out)) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("bench: ")
-    assert str(folder) in said.err
-    assert said.err.count("\n") == 1
-    assert not out.exists()
-
-
-def test_an_ending_that_is_neither_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(api.BadSetting, match=r"end .*report.pdf in \.html or \.md"):
-        html.write(tmp_path / "nowhere", tmp_path / "report.pdf")
 
 
 def test_a_report_goes_into_the_folder_of_its_run_or_says_where_else(

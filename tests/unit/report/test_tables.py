@@ -17,7 +17,6 @@ from overlap_bench.harness.cli import printing
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.report import brief, formats, tables
-from overlap_bench.harness.report.page import narrowed
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import REQUESTS, blocks, manifest, result, warned
 
@@ -83,16 +82,6 @@ def test_arms_are_told_apart_by_what_differs() -> None:
     assert tables.changed_settings(base, here) == "before: ref=base (0123456789); after: ref=as installed"
 
 
-def test_what_both_arms_share_is_told_behind_what_differs() -> None:
-    (found,) = result().comparisons
-    before, after = (
-        msgspec.structs.replace(each, toggles={"schedule": "serial", **each.toggles, "graph": "on"})
-        for each in (found.before, found.after or found.before)
-    )
-    said = tables.changed_settings(before, after)
-    assert said == "before: h2d=pageable; after: h2d=pinned; both: schedule=serial, graph=on"
-
-
 def of_variant(name: str) -> Comparison:
     """A result of its two arms."""
     variant = load_variants()[name]
@@ -102,30 +91,6 @@ def of_variant(name: str) -> Comparison:
         for toggles in (variant.before, variant.after)
     )
     return msgspec.structs.replace(only, before=before, after=after)
-
-
-def test_what_the_source_says_stands_beside_what_was_measured_of_it() -> None:
-    only = of_variant("pinned-h2d")
-    said = brief.claimed(only)
-    assert said is not None
-    assert said.startswith("The source: throughput 3042 -> 3210 tokens/s (+5.5%), TPOT p50 12.51 -> 11.77 ms")
-    row = only.metrics["tpot_ms_p50"]
-    assert "; ours: throughput_tok_s +" in said
-    assert said.endswith(f", tpot_ms_p50 {words.difference(row)} {words.interval(row)}.")
-    whole = result()
-    assert said in brief.page(whole, only).lines
-    assert said not in formats.to_markdown(msgspec.structs.replace(whole, comparisons=[only]))
-    assert brief.claimed(of_variant("inline-launch")) == "The source: simpler; no number."
-
-
-def test_a_number_like_the_sources_is_no_confirmation_while_0_lies_in_every_interval() -> None:
-    only = of_variant("pinned-h2d")
-    wide = {
-        name: msgspec.structs.replace(row, ci_low=-0.2, ci_high=0.1) for name, row in only.metrics.items()
-    }
-    said = brief.claimed(msgspec.structs.replace(only, metrics=wide))
-    assert said is not None
-    assert said.endswith("[−20.0%, +10.0%]: not settled.")
 
 
 def test_no_source_speaks_of_another_change() -> None:
@@ -157,25 +122,6 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     without = msgspec.structs.replace(only, metrics={"tpot_ms_p50": only.metrics["tpot_ms_p50"]})
     assert tables.step_parts(without) is None
     assert not list(tables.remarks(without))
-
-
-@pytest.mark.parametrize(
-    ("distinct", "among"),
-    [
-        (1, " (1 distinct text)"),  # not one that differs
-        (12, " (12 distinct texts)"),
-        (None, ""),  # of an old run
-    ],
-)
-def test_how_many_outputs_there_are_is_not_taken_for_how_many_differ(
-    distinct: int | None, among: str
-) -> None:
-    found = Outputs(compared=72, identical=70, near_ties=2, distinct=distinct)
-    said = tables.outputs_line(found)
-    assert said == f"Outputs: 70 of 72 identical in both arms, 2 of the others near-ties{among}."
-    whole = result()
-    (only,) = whole.comparisons
-    assert said in brief.page(whole, msgspec.structs.replace(only, outputs=found)).lines
 
 
 @pytest.mark.parametrize(
@@ -229,27 +175,6 @@ def test_the_primary_comes_first_and_judged_ones_next() -> None:
     names = [row[0] for row in tables.metric_table(only).rows]
     assert names[:2] == ["tpot_ms_p50", "latency_ms_p50"]
     assert len(names) == len(set(names))
-
-
-def test_a_step_is_told_in_microseconds_too_and_nothing_else_is() -> None:
-    found = result(0.97)
-    (one,) = found.comparisons
-    row = msgspec.structs.replace(one.metrics["tpot_ms_p50"], before=3.425, after=3.324)
-    step = msgspec.structs.replace(
-        one, primary="step_ms_sliced", metrics={"step_ms_sliced": row, **one.metrics}
-    )
-    assert " (−101 us of 3.425 ms) [" in words.conclusion("emulated", step)
-    assert " us of " not in words.conclusion("emulated", one)
-    table = tables.metric_table(step)
-    told = {row[0]: row[table.columns.index("per step")] for row in table.rows}
-    assert told["step_ms_sliced"] == "−101 us"
-    assert {each for name, each in told.items() if "step_ms" not in name} == {""}
-    narrow = narrowed(table)
-    assert "per step" not in "".join(narrow.columns)
-    assert narrow.rows[0][-1].startswith(f"{table.rows[0][3]} (−101 us)\n[")
-    assert [name for (name, *_, change) in narrow.rows if "us)" in change] == [
-        name for name in told if "step_ms" in name
-    ]
 
 
 def test_one_boot_a_side_is_undecided_in_one_word() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from overlap_bench.harness.stats.change_points import LEVEL, SHORTEST, change_points, largest_splits, scatter
+from overlap_bench.harness.stats.change_points import LEVEL, SHORTEST, change_points, scatter
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 NOISES: dict[str, Draw] = {
@@ -69,10 +69,6 @@ def test_a_level_that_did_not_move_is_seen_to_move_no_more_often_than_it_says(dr
     runs = 3000
     wrong = sum(bool(change_points(draw(random, 40))) for _ in range(runs))
     assert wrong <= runs * LEVEL + 4 * (runs * LEVEL) ** 0.5
-
-
-def test_the_orders_of_a_length_are_drawn_the_same_each_time() -> None:
-    assert largest_splits(20)[0] == largest_splits.__wrapped__(20)[0]
 
 
 def test_the_scatter_is_that_within_levels() -> None:

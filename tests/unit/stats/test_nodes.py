@@ -18,22 +18,6 @@ def test_the_test_is_the_analysis_of_variance() -> None:
     assert found.p == pytest.approx(stats.f_oneway(*values.reshape(3, 3)).pvalue)
 
 
-def test_its_power_is_the_share_of_runs_in_which_it_finds_a_spread_of_the_margin() -> None:
-    random, margin, sigma = np.random.default_rng(2), 0.01, 0.008
-    own = np.log1p(margin) * random.standard_normal((4000, 3, 1))
-    runs = (own + sigma * random.standard_normal((4000, 3, 3))).reshape(4000, 9)
-    found = [agreement(run, NODES, margin) for run in runs]
-    share = np.mean([each is not None and each.disagree for each in found])
-    exact = agreement(_with_sd(sigma), NODES, margin)
-    assert exact is not None
-    assert share == pytest.approx(exact.power, abs=0.02)
-
-
-def _with_sd(sigma: float) -> list[float]:
-    """Blocks whose SD within each node is exactly that."""
-    return [sigma * step for _ in range(3) for step in (-1.0, 0.0, 1.0)]
-
-
 def test_nodes_that_differ_are_found_and_their_spread_is_told() -> None:
     random = np.random.default_rng(3)
     nodes = [str(node) for node in range(40) for _ in range(5)]

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as parquet
 import pytest
 
 from overlap_bench.engines import api
@@ -102,11 +101,6 @@ def changed(**changes: Any) -> Manifest:
     return msgspec.structs.replace(MANIFEST, **changes)
 
 
-def test_the_folders_name(folder: Path) -> None:
-    assert folder.name.startswith("20260504-030201-pinned-h2d-")
-    assert finished_blocks(folder) == []
-
-
 def test_a_run_whose_blocks_can_not_be_listed_is_not_taken_for_an_empty_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,20 +148,6 @@ def test_a_block_comes_back(folder: Path) -> None:
     assert not len(back["steps"])
     assert list(back["work"]) == ["arm", "round", *COLUMNS["work"]]  # it was empty, and is no file
     assert back["rounds"]["counter.x"].item() == 1.5
-
-
-def test_stamps_are_stored_as_their_differences_and_without_a_second_schema(folder: Path) -> None:
-    write_block(folder, 0, tables())
-    file = parquet.ParquetFile(table_path(folder, 0, "requests"))
-    columns = {
-        column.path_in_schema: column
-        for number in range(file.metadata.num_columns)
-        if (column := file.metadata.row_group(0).column(number))
-    }
-    assert "DELTA_BINARY_PACKED" in columns["sent_ns"].encodings
-    assert not columns["sent_ns"].is_stats_set
-    assert "PLAIN" in columns["token_ns.list.element"].encodings
-    assert not file.metadata.metadata
 
 
 def test_a_block_of_an_older_run_comes_back_as_one_of_now(folder: Path) -> None:
@@ -235,19 +215,6 @@ def test_a_truncated_table_is_named(folder: Path, name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_table_is_named(folder: Path) -> None:
-    write_block(folder, 0, tables())
-    (folder / "blocks" / "000" / "requests.parquet").unlink()
-    with pytest.raises(StoreError, match=r"requests\.parquet"):
-        read_block(folder, 0)
-
-
-def test_an_edited_table_is_named(folder: Path) -> None:
-    write_block(folder, 0, {**tables(), "rounds": pd.DataFrame({"arm": ["before"]})})
-    with pytest.raises(StoreError, match=r"rounds\.parquet was edited: it has no column 'round'"):
-        read_block(folder, 0)
-
-
 @pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1}', '{"schema_version": "one"}', "[]"])
 def test_a_damaged_manifest_is_named(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text)
@@ -296,63 +263,44 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
         create(tmp_path / "results", "x", NOW)
 
 
-@pytest.mark.parametrize("name", ["chunk_ns", "digest"])
-def test_a_column_that_was_taken_out_is_named(folder: Path, name: str) -> None:
-    whole = tables()
-    write_block(folder, 0, {**whole, "requests": whole["requests"].drop(columns=name)})
-    with pytest.raises(StoreError, match=rf"requests\.parquet was edited: it has no column '{name}'"):
-        read_block(folder, 0)
-
-
-@pytest.mark.parametrize("name", ["sent_ns", "chunk_ns"])
-def test_a_column_that_holds_something_else_is_named(folder: Path, name: str) -> None:
-    whole = tables()
-    write_block(folder, 0, {**whole, "requests": whole["requests"].assign(**{name: "soon"})})
-    with pytest.raises(StoreError, match=rf"column '{name}' holds something other than .*integers$"):
-        read_block(folder, 0)
+LIST, GONE = np.arange(2), object()
 
 
 @pytest.mark.parametrize(
-    ("table", "name", "value"),
+    ("table", "name", "value", "message"),
     [
-        ("requests", "arm", 1),
-        ("requests", "reason", None),
-        ("requests", "completion_tokens", "9"),
-        ("requests", "chunk_tokens", "a"),
-        ("requests", "prompt_tokens", float("inf")),
-        ("rounds", "round", 0.5),
+        ("requests", "chunk_ns", GONE, "it has no column 'chunk_ns'"),
+        ("requests", "digest", GONE, "it has no column 'digest'"),
+        ("rounds", "round", GONE, "it has no column 'round'"),
+        ("requests", "sent_ns", "soon", "column 'sent_ns' holds something other than integers"),
+        ("requests", "chunk_ns", "soon", "column 'chunk_ns' holds something other than .*integers"),
+        ("requests", "arm", 1, "column 'arm' holds something other than "),
+        ("requests", "reason", None, "column 'reason' holds something other than texts"),
+        ("requests", "completion_tokens", "9", "column 'completion_tokens' holds something other than "),
+        ("requests", "chunk_tokens", "a", "column 'chunk_tokens' holds something other than "),
+        ("requests", "prompt_tokens", float("inf"), "column 'prompt_tokens' holds something other than "),
+        ("requests", "accepted_ns", LIST, "column 'accepted_ns' holds something other than "),
+        ("requests", "error", LIST, "column 'error' holds something other than "),
+        ("rounds", "round", 0.5, "column 'round' holds something other than "),
     ],
 )
-def test_a_column_of_another_kind_is_named(folder: Path, table: str, name: str, value: Any) -> None:
+def test_a_column_that_can_not_be_is_named(
+    folder: Path, table: str, name: str, value: object, message: str
+) -> None:
     whole = tables()
-    write_block(folder, 0, {**whole, table: whole[table].assign(**{name: value})})
-    with pytest.raises(StoreError, match=f"column '{name}' holds something other than "):
+    frame = whole[table].drop(columns=name)
+    if value is not GONE:
+        frame[name] = pd.Series([value] * len(frame), dtype=object).infer_objects()
+    write_block(folder, 0, {**whole, table: frame})
+    with pytest.raises(StoreError, match=rf"{table}\.parquet was edited: .*{message}"):
         read_block(folder, 0)
 
 
 def test_a_column_in_which_one_text_is_missing_is_named(folder: Path) -> None:
     whole = tables()
     texts = ["stop"] * (len(whole["requests"]) - 1) + [None]
-    assert "stop" in texts
     write_block(folder, 0, {**whole, "requests": whole["requests"].assign(reason=texts)})
     with pytest.raises(StoreError, match="column 'reason' holds something other than texts"):
-        read_block(folder, 0)
-
-
-@pytest.mark.parametrize("name", ["accepted_ns", "error"])
-def test_a_column_that_holds_lists_where_there_are_none_is_named(folder: Path, name: str) -> None:
-    whole = tables()
-    lists = pd.Series([np.arange(2)] * len(whole["requests"]), dtype=object)
-    write_block(folder, 0, {**whole, "requests": whole["requests"].assign(**{name: lists})})
-    with pytest.raises(StoreError, match=f"column '{name}' holds something other than "):
-        read_block(folder, 0)
-
-
-def test_a_table_whose_names_are_no_text_is_named(folder: Path) -> None:
-    write_block(folder, 0, tables())
-    path = table_path(folder, 0, "rounds")
-    path.write_bytes(path.read_bytes().replace(b"started_ns", b"\xbbtarted_ns"))
-    with pytest.raises(StoreError, match=r"rounds\.parquet is damaged or was edited"):
         read_block(folder, 0)
 
 
@@ -379,10 +327,6 @@ def test_a_manifest_whose_parts_do_not_fit_is_named(folder: Path, changes: dict[
 
 
 # -- resume -----------------------------------------------------------------------------------------------
-
-
-def test_resume_takes_the_same() -> None:
-    check_resume(MANIFEST, changed(created="later", descriptions={}))
 
 
 OTHER_ARMS = (DESIGN.arms[0], msgspec.structs.replace(DESIGN.arms[1], toggles={"h2d": "packed"}))
@@ -463,13 +407,6 @@ def test_nothing_is_written_into_a_folder_that_was_removed(tmp_path: Path) -> No
     with pytest.raises(WriteFailed, match="the folder was removed"):
         write_summary(gone, {})
     assert not gone.exists()
-
-
-def test_steps_without_a_phase_are_named(folder: Path) -> None:
-    steps = pd.DataFrame({name: [0] for name in (*COLUMNS["steps"], "arm", "round") if name != "append.end"})
-    write_block(folder, 0, {**tables(), "steps": steps})
-    with pytest.raises(StoreError, match=r"steps\.parquet was edited: it has no column 'append\.end'"):
-        read_block(folder, 0)
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlap_bench.harness.trace import analysis, chrome_repair, trace_file
+from overlap_bench.harness.trace import trace_file
 from overlap_bench.harness.trace.events import Trace
 from tests.support.traces import complete, launched, part, values, written
 
@@ -307,13 +307,3 @@ def test_odd_text_is_mended_across_the_pieces_in_which_a_file_is_read(
     trace = read(tmp_path, content)
     assert trace.rows()["work"] == 12
     assert trace.warnings[0].startswith("left out: 2 entries that are no event")
-
-
-def test_repairing_leaves_json_as_it_is() -> None:
-    sound_text = b'{"a": [1, -2.5e-3, "x\\"\\u00e5\\ud83d\\ude00 inf", true, null], "b": {}}'
-    assert chrome_repair.repaired(sound_text) == sound_text
-
-
-def test_every_part_of_an_odd_trace_can_be_made(tmp_path: Path) -> None:
-    odd = [kernel(ts=b"0", dur=b"0"), kernel(dur=b"-1"), b"null", kernel(b'"\xe5"', b"inf")]
-    assert len(analysis.analyse(read(tmp_path, text(sound(EPOCH), *odd)))) == 7

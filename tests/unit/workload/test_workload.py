@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from overlap_bench.engines.api import BadSetting
@@ -107,17 +104,6 @@ def test_due_times(workload: Workload, offsets: list[int]) -> None:
     assert [each.offset_ns for each in plan(workload, 0, "", 64)] == offsets
 
 
-@given(count=st.integers(1, 200), interval=st.floats(1e-3, 1e4), arrival=st.sampled_from(["fixed", "burst"]))
-def test_due_times_by_the_clock_start_at_0_and_never_decrease(
-    count: int, interval: float, arrival: str
-) -> None:
-    workload = Workload(num_requests=count, interval_ms=interval, arrival=arrival, pretok=False)
-    offsets = [each.offset_ns for each in plan(workload, 0, "", 64)]
-    assert len(offsets) == count
-    assert offsets[0] == 0
-    assert offsets == sorted(offsets)
-
-
 @pytest.mark.parametrize("options", [{}, {"prompts": "english"}])
 @pytest.mark.parametrize("pretok", [True, False])
 @pytest.mark.parametrize("length", [1, 17, 300])
@@ -129,19 +115,6 @@ def test_input_tokens_are_exact(
     for each in plan(workload, 3, tokenizer_path, 512):
         ids = tokenizer.encode(each.prompt).ids if isinstance(each.prompt, str) else each.prompt
         assert len(ids) == length
-
-
-def test_pretok_sends_the_tokenizers_ids(tokenizer_path: str) -> None:
-    tokenizer = Tokenizer.from_file(tokenizer_path)
-    assert plan(Workload(), 0, tokenizer_path, 512)[-1].prompt == tokenizer.encode("Hello").ids
-
-
-def test_the_seed_decides_which_english_is_asked(tokenizer_path: str) -> None:
-    workload = Workload(prompts="english")
-    first, again, other = (plan(workload, seed, tokenizer_path, 512) for seed in (1, 1, 2))
-    assert first == again
-    assert [each.prompt for each in first] != [each.prompt for each in other]
-    assert len({tuple(each.prompt) for each in first}) == workload.num_requests
 
 
 def test_a_prompt_that_leaves_no_room_for_its_output_is_refused(tokenizer_path: str) -> None:
@@ -210,11 +183,6 @@ def test_a_run_can_tell_whether_its_files_are_the_same(tmp_path: Path) -> None:
         digest("/no/such/file")
 
 
-def test_a_workload_survives_the_manifest() -> None:
-    workload = Workload(prompts="english", arrival="closed", concurrency=7)
-    assert msgspec.json.decode(msgspec.json.encode(workload), type=Workload) == workload
-
-
 # ---------------------------------------------------------------------------------------------------------
 # Repeated and unique prompts, lengths that are drawn
 
@@ -225,12 +193,6 @@ def test_each_prompt_is_asked_as_often_as_it_says(tokenizer_path: str) -> None:
     prompts = [tuple(each.prompt) for each in plan(workload, 1, tokenizer_path, 512)]
     assert len(set(prompts)) == 5
     assert prompts == prompts[:5] * 4  # as far from each other as can be: the first may be done by then
-
-
-def test_the_last_prompt_of_repeats_that_do_not_divide_is_asked_less_often() -> None:
-    workload = Workload(prompts="english", prompt_repeats=3, num_requests=8, pretok=False)
-    counts = Counter(each.prompt for each in plan(workload, 1, "", 512))
-    assert sorted(counts.values()) == [2, 3, 3]
 
 
 @pytest.mark.parametrize("pretok", [True, False])
@@ -250,14 +212,6 @@ def test_unique_prompts_share_not_even_their_first_token(
         other_round = plan(workload, 2, tokenizer_path, 512)
         # Two rounds may open with the same word, of a few tokens; never with the same page of the cache.
         assert not {tuple(each[:16]) for each in ids} & {tuple(each.prompt[:16]) for each in other_round}
-
-
-def test_unique_prompts_can_be_repeated(tokenizer_path: str) -> None:
-    workload = Workload(unique_prompts=True, prompt_repeats=4, num_requests=12)
-    check(workload)
-    prompts = [tuple(each.prompt) for each in plan(workload, 1, tokenizer_path, 512)]
-    assert len({each[0] for each in prompts}) == 3
-    assert prompts == prompts[:3] * 4
 
 
 @pytest.mark.parametrize("pretok", [True, False])
