@@ -121,7 +121,11 @@ class OpenAIEngine(api.Engine):
         return api.Description(
             engine="openai",
             versions={"httptools": version("httptools")},
-            device={"kind": kind, "name": self.where.url if self.where is not None else self.command},
+            device={
+                "kind": kind,
+                "name": self.where.url if self.where is not None else self.command,
+                **({"replaced": paced.REPLACED} if pace else {}),
+            },
             model={
                 "name": model.name,
                 "vocabulary": 0,

@@ -30,7 +30,7 @@ from overlap_bench.engines.overlap.models.published import save, save_without_we
 from overlap_bench.engines.overlap.presets import PRESETS, SHAPES, Preset, tokenizer_file
 from overlap_bench.engines.pace import make_pace
 from overlap_bench.engines.processes import with_below
-from overlap_bench.engines.vllm import SPEC
+from overlap_bench.engines.vllm import SPEC, paced
 
 USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
@@ -215,6 +215,7 @@ class VllmEngine(api.Engine):
                 if self.options.pace
                 else current_platform.device_type,
                 "name": cpu_model() if cpu else current_platform.get_device_name(),
+                **({"replaced": paced.REPLACED} if self.options.pace else {}),
             },
             model={
                 "name": self.options.model,

@@ -45,6 +45,7 @@ SKIPPED = {
 }
 LOST = {"counter.steps_lost": "steps", "counter.work_rows_lost": "rows of what the device did"}
 PACED = "emulated, paced: "  # begins the kind of a device with a pace
+HOST_PACED = "paced: "  # the same, of an engine whose host code is somebody else's
 OVERRAN = 0.01  # of a paced device's programs
 # What engines/openai/engine.py counts; each served request is counted by one of COUNTED.
 COUNTED = "counter.requests_counted_by_"
@@ -107,6 +108,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
             *_of("workload", _skipped(manifest, rounds)),
             *([] if imported is None else of_import(manifest.run, imported)),
             *([] if imported is not None else _overran(manifest, blocks, rounds)),
+            *_of("device", _replaced(manifest), qualifies),
             *_of("device", _device(manifest, rounds)),
             *_of("outputs", _outputs(manifest, blocks), qualifies if differ else Severity.DESCRIBES),
             *_of("blocks", _resumed(manifest)),
@@ -432,11 +434,19 @@ def _skipped(manifest: Manifest, rounds: pd.DataFrame) -> Iterator[str]:
         yield f"skipped, over all rounds: {found}"
 
 
+def _replaced(manifest: Manifest) -> Iterator[str]:
+    """What of an engine is not its own."""
+    devices = {arm: each.device for arm, each in manifest.descriptions.items() if "replaced" in each.device}
+    for replaced in dict.fromkeys(device["replaced"] for device in devices.values()):
+        arms = " and ".join(arm for arm, device in devices.items() if device["replaced"] == replaced)
+        yield f"in {arms} a clock stands in for {replaced}. All other host code ran as installed"
+
+
 def _device(manifest: Manifest, rounds: pd.DataFrame) -> Iterator[str]:
     if "emulated" in _kinds(manifest):
         yield "emulated device: these are times of CPU cores; never compare them with a GPU's"
-    for kind in sorted(kind for kind in _kinds(manifest) if kind.startswith(PACED)):
-        name, stretched, k = kind.removeprefix(PACED).rpartition("*")
+    for kind in sorted(kind for kind in _kinds(manifest) if kind.startswith((PACED, HOST_PACED))):
+        name, stretched, k = kind.removeprefix(PACED).removeprefix(HOST_PACED).rpartition("*")
         profile = api.profiles().get(name)
         host = ", a host that is assumed" if profile and "host" in profile.assumed else ""
         by = f" times {k}, for this host's speed beside the profile's{host}" if stretched else ""

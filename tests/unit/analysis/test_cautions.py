@@ -53,6 +53,18 @@ def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
         assert ("a host that is assumed" in told) == assumed
 
 
+def test_what_of_an_engine_is_not_its_own_stands_below_the_verdict() -> None:
+    plan = manifest()
+    kind = {"kind": "paced: 10ms", "name": "x", "replaced": "the card"}
+    paced = {name: msgspec.structs.replace(each, device=kind) for name, each in plan.descriptions.items()}
+    result = comparison.result(msgspec.structs.replace(plan, descriptions=paced), blocks(1.0))
+    (found,) = (each.warnings for each in result.comparisons)
+    (told,) = (each for each in found if "stands in for" in each.text)
+    assert told.text.startswith("in before and after a clock stands in for the card.")
+    assert told.leads
+    assert any(each.text.startswith("paced: 10ms: device times are what") for each in found)
+
+
 def test_a_paced_device_and_programs_that_did_not_keep_their_pace_are_told() -> None:
     plan = manifest()
     kind = {"kind": "emulated, paced: 10ms", "name": "x"}

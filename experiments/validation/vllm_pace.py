@@ -1,0 +1,250 @@
+"""vLLM's host work beside a device's pace: what a decode step takes, for many paces in one boot.
+
+    python -m experiments.validation.vllm_pace PYTHON [TRIALS]     vLLM's interpreter; 3 trials by default
+
+A trial boots vLLM twice, with async scheduling off and on, core and host in one process. Each boot runs all
+settings in an order of its own: batches, and at each batch a pace of 0 (the host's work alone) and paces from a
+quarter of that to four times as much. What a step takes should be host and device together where async
+scheduling is off, and the larger of them where it is on. The second table has Llama 3 8B on an H100
+(engines/profiles.toml), device times stretched by k/2, k and 2k; the third what each phase takes at k.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter_ns
+from typing import Any
+
+BATCHES = (1, 16, 64, 128, 256)
+SHARES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)  # of the host's work: the device's
+PROFILE = "llama3-8b-h100"
+STEPS = 130  # of each setting
+SETTLED = 10  # steps at its begin and end that do not count
+PHASES = ("schedule", "metadata", "launch", "append", "output")
+MODES = ("off", "on")
+
+
+@dataclass
+class Sink:
+    """Takes events, and counts requests that ended."""
+
+    address: str = ""
+    ended: int = 0
+
+    def send(self, events: Sequence[Any]) -> None:
+        self.ended += sum(type(each).__name__ == "Finish" for each in events)
+
+
+def child(scheduling: str, seed: int, host_us: dict[str, float]) -> Iterator[dict[str, Any]]:
+    """Every setting in one boot of vLLM, in this interpreter. `host_us`: the host's work by batch, if known."""
+    from overlap_bench.engines import api
+    from overlap_bench.engines.pace import make_pace, settle
+    from overlap_bench.engines.vllm import SPEC, paced
+    from overlap_bench.engines.vllm.engine import build
+
+    options = api.EngineOptions(
+        model="llama3-8b",
+        dtype="bfloat16",
+        max_context=1024,
+        max_batch_size=256,
+        pace="0ns",
+        stream_interval=1,
+    )
+    toggles = {"async_scheduling": scheduling, "multiprocessing": "off", "chunked_prefill": "on"}
+    engine: Any = build(options, SPEC.check(toggles))
+    sink = Sink()
+    engine.start(sink)
+    device: Any = paced.own_device()
+    settled = {by: settle(f"{PROFILE}*{by}") for by in ("k/2", "k", "2k")}
+
+    def run(batch: int, steps: int) -> list[dict[str, int]]:
+        """The records of that many decode steps of a batch."""
+        sink.ended = 0
+        engine.begin_round()
+        for row in range(batch):
+            prompt = [300 + (row * 37 + at * 11) % 3000 for at in range(32)]
+            engine.submit(api.Request(row, prompt, steps))
+        engine.run(lambda timeout: sink.ended < batch)
+        table = engine.collect().steps
+        values = array("q", table.data)
+        width = len(table.columns)
+        starts = range(0, len(values), width)
+        rows = [dict(zip(table.columns, values[at : at + width], strict=True)) for at in starts]
+        work = array("q", engine.collect().device_work.data)
+        ends = {work[at + 1]: work[at + 3] for at in range(0, len(work), 4)}
+        for row in rows:
+            row["end"] = ends[row["step"]]
+        return [row for row in rows if row["kind"] == 1 and row["batch"] == batch]
+
+    run(16, 40)  # kernels compile
+    settings = [(batch, f"share {share}") for batch in BATCHES for share in SHARES]
+    settings += [(batch, by) for batch in BATCHES for by in settled]
+    random.Random(seed).shuffle(settings)
+    for batch, name in settings:
+        base = (
+            f"decode={round(1e3 * host_us.get(str(batch), 0) * float(name[6:]))}ns,prefill=100us"
+            if (name.startswith("share"))
+            else settled[name]
+        )
+        device.pace = make_pace(base)
+        rows = run(batch, STEPS)[SETTLED:-SETTLED]
+        gaps = [(after["end"] - before["end"]) / 1e3 for before, after in pairwise(rows)]
+        decode = device.pace.ns_of([_size(batch)]) / 1e3
+        yield {
+            "batch": batch,
+            "name": name,
+            "device_us": decode,
+            "step_us": trimmed(gaps),
+            "mean_us": fmean(gaps),
+            "phases": {
+                each: trimmed([(row[f"{each}.end"] - row[f"{each}.start"]) / 1e3 for row in rows])
+                for each in PHASES
+            },
+            "late": [device.clock.lateness.mean_ns / 1e3, device.clock.lateness.p99_ns / 1e3],
+        }
+    engine.stop()
+
+
+def _size(batch: int) -> Any:
+    from overlap_bench.engines.pace import Size
+
+    return Size("decode", batch, batch, 0)
+
+
+def trimmed(values: Sequence[float]) -> float:
+    """The mean without the tenth at either end."""
+    kept = sorted(values)
+    cut = len(kept) // 10
+    return fmean(kept[cut : len(kept) - cut or None])
+
+
+def boot(python: str, scheduling: str, seed: int, host_us: dict[str, float]) -> list[dict[str, Any]]:
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        [
+            python,
+            "-m",
+            "experiments.validation.vllm_pace",
+            "--child",
+            scheduling,
+            str(seed),
+            json.dumps(host_us),
+        ],
+        env={**os.environ, "PYTHONPATH": root},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=True,
+        encoding="utf-8",
+    )
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print("| " + " | ".join(header) + " |")
+    print("|" + "---|" * len(header))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
+def report(found: list[tuple[int, str, dict[str, Any]]]) -> None:
+    """`found`: trial, scheduling, what a setting took."""
+
+    def over(mode: str, batch: int, name: str, of: Callable[[dict[str, Any]], float]) -> list[float]:
+        return [
+            of(each) for _, one, each in found if (one, each["batch"], each["name"]) == (mode, batch, name)
+        ]
+
+    rows = []
+    for batch in BATCHES:
+        host = median(over("off", batch, "share 0.0", lambda each: each["step_us"]))
+        for share in SHARES[1:]:
+            name = f"share {share}"
+            device = median(over("off", batch, name, lambda each: each["device_us"]))
+            off, on = (median(over(mode, batch, name, lambda each: each["step_us"])) for mode in MODES)
+            alone = median(over("on", batch, "share 0.0", lambda each: each["step_us"]))
+            expected = max(alone, device)
+            rows.append(
+                [
+                    *(str(batch), f"{host:,.0f}", f"{device:,.0f}"),
+                    f"{off:,.0f}", f"{off / (host + device) - 1:+.1%}", f"{on:,.0f}", f"{on / expected - 1:+.1%}", f"{alone / device:.2f}",
+                ]
+            )  # fmt: skip
+    table(
+        ["batch", "host, us", "device, us", "off", "of the sum", "on", "of the larger", "host/device (on)"],
+        rows,
+    )
+
+    rows = []
+    for batch in BATCHES:
+        row = [str(batch)]
+        for by in ("k/2", "k", "2k"):
+            changes = [
+                on / off - 1
+                for on, off in zip(
+                    over("on", batch, by, lambda each: each["step_us"]),
+                    over("off", batch, by, lambda each: each["step_us"]),
+                    strict=True,
+                )
+            ]
+            device = median(over("off", batch, by, lambda each: each["device_us"]))
+            row += [
+                f"{device / 1e3:.2f}",
+                f"{fmean(changes):+.1%} ({min(changes):+.1%} to {max(changes):+.1%})",
+            ]
+        rows.append(row)
+    table(["batch", "k/2: device, ms", "step", "k: device, ms", "step", "2k: device, ms", "step"], rows)
+
+    rows = [
+        [str(batch), mode]
+        + [
+            f"{median(over(mode, batch, 'k', lambda each, p=phase: each['phases'][p])):,.0f}"
+            for phase in PHASES
+        ]
+        for batch in BATCHES
+        for mode in MODES
+    ]
+    table(["batch", "async", *(f"{each}, us" for each in PHASES)], rows)
+    late = [each["late"] for _, _, each in found]
+    print(
+        f"waits ended late by {fmean(each[0] for each in late):.1f} us on average, "
+        f"p99 {median(each[1] for each in late):.0f} us"
+    )
+
+
+def main() -> None:
+    if sys.argv[1] == "--child":
+        for row in child(sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])):
+            print(json.dumps(row), flush=True)
+        os._exit(0)
+    python, trials = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    began = perf_counter_ns()
+    first = boot(python, "off", 0, {})  # all paces are 0: the host's work
+    host_us = {
+        str(batch): median(
+            each["step_us"] for each in first if each["batch"] == batch and "share" in each["name"]
+        )
+        for batch in BATCHES
+    }
+    found = [
+        (trial, mode, each)
+        for trial in range(trials)
+        for mode in (MODES if trial % 2 else MODES[::-1])
+        for each in boot(python, mode, trial, host_us)
+    ]
+    report(found)
+    print(f"{trials} trials, {(perf_counter_ns() - began) / 60e9:.0f} min")
+
+
+if __name__ == "__main__":
+    main()
