@@ -38,6 +38,7 @@ USED = (
 )  # fmt: skip
 CARD_SHARE = 0.45  # of a GPU's memory: the two arms of a block stand side by side on one card
 GIB = 1 << 30
+PACE_HAS_IT = "; with --pace a clock stands in for a card, and it stays on (engines/vllm/README.md)"
 
 
 class VllmEngine(api.Engine):
@@ -164,7 +165,7 @@ class VllmEngine(api.Engine):
                 raise api.BadSetting(
                     f"{name}={self.toggles[name]}: vLLM {vllm.__version__} switches it "
                     f"{'on' if is_on else 'off'} for {self.options.model} on {current_platform.device_type}, "
-                    "whatever is asked"
+                    f"whatever is asked{PACE_HAS_IT if name == 'async_scheduling' and on_cpu() else ''}"
                 )
         if bool(config.cache_config.enable_prefix_caching) != self.options.prefix_cache:
             raise api.BadSetting(f"vLLM {vllm.__version__} does not run with this prefix_cache here")

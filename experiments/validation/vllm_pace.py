@@ -3,8 +3,8 @@
     python -m experiments.validation.vllm_pace PYTHON [TRIALS]     vLLM's interpreter; 3 trials by default
 
 A trial boots vLLM twice, with async scheduling off and on, core and host in one process. Each boot runs all
-settings in an order of its own: batches, and at each batch a pace of 0 (the host's work alone) and paces from a
-quarter of that to four times as much. What a step takes should be host and device together where async
+settings in an order of its own: batches, and at each batch a pace of 0 (the host's work alone) and paces from
+a quarter of that to four times as much. What a step takes should be host and device together where async
 scheduling is off, and the larger of them where it is on. The second table has Llama 3 8B on an H100
 (engines/profiles.toml), device times stretched by k/2, k and 2k; the third what each phase takes at k.
 """
@@ -46,7 +46,7 @@ class Sink:
 
 
 def child(scheduling: str, seed: int, host_us: dict[str, float]) -> Iterator[dict[str, Any]]:
-    """Every setting in one boot of vLLM, in this interpreter. `host_us`: the host's work by batch, if known."""
+    """Every setting in one boot of vLLM, in this interpreter. `host_us`: the host's work by batch, or {}."""
     from overlap_bench.engines import api
     from overlap_bench.engines.pace import make_pace, settle
     from overlap_bench.engines.vllm import SPEC, paced
@@ -82,9 +82,8 @@ def child(scheduling: str, seed: int, host_us: dict[str, float]) -> Iterator[dic
         rows = [dict(zip(table.columns, values[at : at + width], strict=True)) for at in starts]
         work = array("q", engine.collect().device_work.data)
         ends = {work[at + 1]: work[at + 3] for at in range(0, len(work), 4)}
-        for row in rows:
-            row["end"] = ends[row["step"]]
-        return [row for row in rows if row["kind"] == 1 and row["batch"] == batch]
+        decodes = [{**row, "end": ends[row["step"]]} for row in rows]
+        return [row for row in decodes if row["kind"] == 1 and row["batch"] == batch]
 
     run(16, 40)  # kernels compile
     settings = [(batch, f"share {share}") for batch in BATCHES for share in SHARES]
@@ -177,9 +176,10 @@ def report(found: list[tuple[int, str, dict[str, Any]]]) -> None:
             rows.append(
                 [
                     *(str(batch), f"{host:,.0f}", f"{device:,.0f}"),
-                    f"{off:,.0f}", f"{off / (host + device) - 1:+.1%}", f"{on:,.0f}", f"{on / expected - 1:+.1%}", f"{alone / device:.2f}",
+                    *(f"{off:,.0f}", f"{off / (host + device) - 1:+.1%}"),
+                    *(f"{on:,.0f}", f"{on / expected - 1:+.1%}", f"{alone / device:.2f}"),
                 ]
-            )  # fmt: skip
+            )
     table(
         ["batch", "host, us", "device, us", "off", "of the sum", "on", "of the larger", "host/device (on)"],
         rows,
@@ -205,12 +205,15 @@ def report(found: list[tuple[int, str, dict[str, Any]]]) -> None:
         rows.append(row)
     table(["batch", "k/2: device, ms", "step", "k: device, ms", "step", "2k: device, ms", "step"], rows)
 
-    rows = [
-        [str(batch), mode]
-        + [
-            f"{median(over(mode, batch, 'k', lambda each, p=phase: each['phases'][p])):,.0f}"
-            for phase in PHASES
+    def of(mode: str, batch: int) -> list[dict[str, float]]:
+        return [
+            each["phases"]
+            for _, one, each in found
+            if (one, each["batch"], each["name"]) == (mode, batch, "k")
         ]
+
+    rows = [
+        [str(batch), mode] + [f"{median(phases[each] for phases in of(mode, batch)):,.0f}" for each in PHASES]
         for batch in BATCHES
         for mode in MODES
     ]
