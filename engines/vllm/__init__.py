@@ -18,6 +18,7 @@ from overlap_bench.engines.api import EngineSpec, Toggle
 from overlap_bench.engines.overlap.presets import PRESETS, SHAPES
 
 BIND = "VLLM_CPU_OMP_THREADS_BIND"  # the core that it computes on, on a CPU
+PLANT = "BENCH_VLLM_PLANT"  # ns that its scheduler loses in each step
 CORE = "BENCH_VLLM_CORE"  # the same, of a worker that binds itself (worker.py)
 
 SPEC = EngineSpec(
@@ -55,6 +56,7 @@ SPEC = EngineSpec(
     presets=(*PRESETS, *SHAPES),
     defaults={"model": "tiny-gpt2-32"},
     paced={"model": "llama3-8b", "dtype": "bfloat16", "max_context": 2048},
+    plants=("host",),
     samples=True,
     takes_turns=True,
     overlapping={"async_scheduling": ("on",)},

@@ -35,6 +35,7 @@ from overlap_bench.engines.vllm import SPEC, paced
 USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
     "num_blocks", "sampling", "prefix_cache", "max_context", "recorder", "pace",
+    "plant_at", "plant_ns",
 )  # fmt: skip
 CARD_SHARE = 0.45  # of a GPU's memory: the two arms of a block stand side by side on one card
 GIB = 1 << 30

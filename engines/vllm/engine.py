@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from overlap_bench.engines.api import BadSetting, Engine, EngineOptions
-from overlap_bench.engines.vllm import BIND, SPEC, paced
+from overlap_bench.engines.vllm import BIND, PLANT, SPEC, paced
 from overlap_bench.engines.vllm.cores import compute_on_one_core
 
 
@@ -21,6 +21,8 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
         )
     toggles = SPEC.check(toggles)
     in_process = toggles["multiprocessing"] == "off"
+    if options.plant_at is not None:
+        os.environ[PLANT] = str(options.plant_ns)
     if options.pace:
         paced.tell(options.pace)
     # vLLM reads these when it is imported. A fork of a process that has threads can hang.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from time import perf_counter_ns
 from typing import Any
 
@@ -9,8 +10,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from overlap_bench.engines.overlap.plant import compute_for
 from overlap_bench.engines.processes import skip_teardown
-from overlap_bench.engines.vllm import paced
+from overlap_bench.engines.vllm import PLANT, paced
 from overlap_bench.engines.vllm.cores import leave_compute_core
 from overlap_bench.engines.vllm.gate import FINISH, GO, Asked, Core
 from overlap_bench.engines.vllm.steps import Steps
@@ -23,12 +25,16 @@ class _Recorded:
 
     def __init__(self, *given: Any, **named: Any) -> None:
         self.steps = Steps()
+        planted = os.environ.get(PLANT)
+        self._delay_ns = None if planted is None else int(planted)
         self.device = paced.own_device()
         super().__init__(*given, **named)
 
     def schedule(self, *given: Any, **named: Any) -> Any:
         began = perf_counter_ns()
         output = super().schedule(*given, **named)  # type: ignore[misc]
+        if self._delay_ns is not None and output.total_num_scheduled_tokens:
+            self.steps.planted_ns += compute_for(self._delay_ns)
         self.steps.made(output, began, perf_counter_ns())
         return output
 

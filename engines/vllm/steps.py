@@ -41,6 +41,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.preempted = 0  # requests, since the last step was made
+        self.planted_ns = 0  # that a delay of a known size took (--plant)
         self._made: deque[dict[str, int]] = deque()  # and not finished
         self._number = 0
         self._rows = array("q")
@@ -113,11 +114,12 @@ class Steps:
     def clear(self) -> None:
         """A round begins; the engine is idle."""
         del self._rows[:], self._programs[:]
-        self._number = self.preempted = 0
+        self._number = self.preempted = self.planted_ns = 0
 
     def record(self) -> api.RoundRecord:
         rows = len(self._rows) // len(api.STEP_COLUMNS)
         return api.RoundRecord(
             steps=api.StepTable(list(api.STEP_COLUMNS), rows, self._rows.tobytes()),
             device_work=api.DeviceWork(rows, self._programs.tobytes()),
+            counters={"planted_host_ns": self.planted_ns} if self.planted_ns else {},
         )

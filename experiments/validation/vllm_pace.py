@@ -2,11 +2,12 @@
 
     python -m experiments.validation.vllm_pace PYTHON [TRIALS]     vLLM's interpreter; 3 trials by default
 
-A trial boots vLLM twice, with async scheduling off and on, core and host in one process. Each boot runs all
-settings in an order of its own: batches, and at each batch a pace of 0 (the host's work alone) and paces from
-a quarter of that to four times as much. What a step takes should be host and device together where async
+A trial boots vLLM twice, with async scheduling off and on, core and host in one process. At each batch the
+pace changes every few steps, in an order that is drawn anew for each cycle: 0 (the host's work alone), and
+from a quarter of that work to four times as much. A step should take host and device together where async
 scheduling is off, and the larger of them where it is on. The second table has Llama 3 8B on an H100
-(engines/profiles.toml), device times stretched by k/2, k and 2k; the third what each phase takes at k.
+(engines/profiles.toml), device times stretched by k/2, k and 2k, in the same cycles; the third what each
+phase takes at k.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter_ns
@@ -28,8 +28,9 @@ from typing import Any
 BATCHES = (1, 16, 64, 128, 256)
 SHARES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)  # of the host's work: the device's
 PROFILE = "llama3-8b-h100"
-STEPS = 130  # of each setting
-SETTLED = 10  # steps at its begin and end that do not count
+CYCLES = 8
+STEPS = 12  # of each pace in a cycle
+SETTLED = 4  # of them that do not count: what is in flight, and how warm the caches are, is the last pace's
 PHASES = ("schedule", "metadata", "launch", "append", "output")
 MODES = ("off", "on")
 
@@ -48,7 +49,7 @@ class Sink:
 def child(scheduling: str, seed: int, host_us: dict[str, float]) -> Iterator[dict[str, Any]]:
     """Every setting in one boot of vLLM, in this interpreter. `host_us`: the host's work by batch, or {}."""
     from overlap_bench.engines import api
-    from overlap_bench.engines.pace import make_pace, settle
+    from overlap_bench.engines.pace import Size, make_pace, settle
     from overlap_bench.engines.vllm import SPEC, paced
     from overlap_bench.engines.vllm.engine import build
 
@@ -65,59 +66,64 @@ def child(scheduling: str, seed: int, host_us: dict[str, float]) -> Iterator[dic
     sink = Sink()
     engine.start(sink)
     device: Any = paced.own_device()
-    settled = {by: settle(f"{PROFILE}*{by}") for by in ("k/2", "k", "2k")}
 
-    def run(batch: int, steps: int) -> list[dict[str, int]]:
-        """The records of that many decode steps of a batch."""
-        sink.ended = 0
+    def run(batch: int, paces: Sequence[str]) -> list[dict[str, int]]:
+        """The records of decode steps of a batch, the pace another one every STEPS steps."""
+        sink.ended = passed = 0
         engine.begin_round()
         for row in range(batch):
             prompt = [300 + (row * 37 + at * 11) % 3000 for at in range(32)]
-            engine.submit(api.Request(row, prompt, steps))
-        engine.run(lambda timeout: sink.ended < batch)
-        table = engine.collect().steps
-        values = array("q", table.data)
-        width = len(table.columns)
+            engine.submit(api.Request(row, prompt, STEPS * len(paces) + 2))
+
+        def pump(timeout: float | None) -> bool:
+            nonlocal passed
+            turn, passed = divmod(passed, STEPS)[0], passed + 1
+            device.pace = made[paces[min(turn, len(paces) - 1)]]
+            return sink.ended < batch
+
+        engine.run(pump)
+        found = engine.collect()
+        values, width = array("q", found.steps.data), len(found.steps.columns)
         starts = range(0, len(values), width)
-        rows = [dict(zip(table.columns, values[at : at + width], strict=True)) for at in starts]
-        work = array("q", engine.collect().device_work.data)
-        ends = {work[at + 1]: work[at + 3] for at in range(0, len(work), 4)}
-        decodes = [{**row, "end": ends[row["step"]]} for row in rows]
+        rows = [dict(zip(found.steps.columns, values[at : at + width], strict=True)) for at in starts]
+        work = array("q", found.device_work.data)
+        spans = {work[at + 1]: work[at + 2 : at + 4] for at in range(0, len(work), 4)}
+        decodes = [{**row, "begin": spans[row["step"]][0], "end": spans[row["step"]][1]} for row in rows]
         return [row for row in decodes if row["kind"] == 1 and row["batch"] == batch]
 
-    run(16, 40)  # kernels compile
-    settings = [(batch, f"share {share}") for batch in BATCHES for share in SHARES]
-    settings += [(batch, by) for batch in BATCHES for by in settled]
-    random.Random(seed).shuffle(settings)
-    for batch, name in settings:
-        base = (
-            f"decode={round(1e3 * host_us.get(str(batch), 0) * float(name[6:]))}ns,prefill=100us"
-            if (name.startswith("share"))
-            else settled[name]
-        )
-        device.pace = make_pace(base)
-        rows = run(batch, STEPS)[SETTLED:-SETTLED]
-        gaps = [(after["end"] - before["end"]) / 1e3 for before, after in pairwise(rows)]
-        decode = device.pace.ns_of([_size(batch)]) / 1e3
-        yield {
-            "batch": batch,
-            "name": name,
-            "device_us": decode,
-            "step_us": trimmed(gaps),
-            "mean_us": fmean(gaps),
-            "phases": {
-                each: trimmed([(row[f"{each}.end"] - row[f"{each}.start"]) / 1e3 for row in rows])
-                for each in PHASES
-            },
-            "late": [device.clock.lateness.mean_ns / 1e3, device.clock.lateness.p99_ns / 1e3],
-        }
+    drawn = random.Random(seed)
+    for batch in BATCHES:
+        host_ns = 1e3 * host_us.get(str(batch), 0)
+        texts = {f"share {share}": f"decode={round(share * host_ns)}ns,prefill=100us" for share in SHARES}
+        texts |= {by: settle(f"{PROFILE}*{by}") for by in ("k/2", "k", "2k")}
+        made = {name: make_pace(text) for name, text in texts.items()}
+        run(batch, ["share 0.0"])  # kernels compile
+        order = [name for _ in range(CYCLES) for name in drawn.sample(list(texts), len(texts))]
+        rows = run(batch, order)
+        for name in texts:
+            device_ns = made[name].ns_of([Size("decode", batch, batch, 0)])
+            runs: list[dict[str, int]] = []  # of this pace, one after another
+            gaps, kept = [], []
+            for row in rows:
+                if row["end"] - row["begin"] != device_ns:
+                    runs = []
+                    continue
+                runs.append(row)
+                if len(runs) > SETTLED:
+                    gaps.append((row["end"] - runs[-2]["end"]) / 1e3)
+                    kept.append(row)
+            yield {
+                "batch": batch,
+                "name": name,
+                "device_us": device_ns / 1e3,
+                "step_us": trimmed(gaps),
+                "phases": {
+                    each: trimmed([(row[f"{each}.end"] - row[f"{each}.start"]) / 1e3 for row in kept])
+                    for each in PHASES
+                },
+                "late": [device.clock.lateness.mean_ns / 1e3, device.clock.lateness.p99_ns / 1e3],
+            }
     engine.stop()
-
-
-def _size(batch: int) -> Any:
-    from overlap_bench.engines.pace import Size
-
-    return Size("decode", batch, batch, 0)
 
 
 def trimmed(values: Sequence[float]) -> float:
