@@ -16,6 +16,7 @@ from overlap_bench.harness.analysis.values import block_seconds
 from overlap_bench.harness.common import core_speed
 from overlap_bench.harness.common.formatting import between, duration, percent
 from overlap_bench.harness.metrics import definitions, divergences
+from overlap_bench.harness.metrics.requests import spans_ns
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.plan.settings import PACED_MODEL
 from overlap_bench.harness.stats import checks, paired, planning
@@ -36,6 +37,7 @@ OTHERS = 0.05  # share of all CPU time used by processes that are not the run's
 FEASIBLE_S = 2 * 3600  # a run that takes longer keeps nobody's machine quiet
 SUBMIT_LAG_MS = 1.0
 LATE_READ = 0.5  # of the gap between two chunks
+SQUEEZED, SOME = 0.5, 0.02  # of the time that a request's tokens took to make; of all requests
 CLOCK_MOVED_US = 100
 ONE_ORDER = "every block ran in the same order"
 SKIPPED = {
@@ -100,6 +102,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
             *_of("steadiness", _steadiness(manifest, requests), of_rounds),
             *_of("client", _late_sends(values)),
             *_of("client", _late_reads(manifest, values), of_rounds),
+            *_of("client", _squeezed(manifest, blocks), of_rounds),
             *_of("clock", _clock(rounds), of_rounds),
             *_of("records", _lost(rounds), of_rounds),
             *_of("streams", _streams(rounds), qualifies),
@@ -348,6 +351,21 @@ def _late_reads(manifest: Manifest, values: BlockSeries) -> Iterator[str]:
             f"late reads (client lag): bytes lay unread for up to {max(late):.2f} ms (p99), long enough for "
             "the next chunk to arrive and be read as one with them; the client had too little of "
             f"{_cores(manifest)}: try fewer requests at once, or more cores"
+        )
+
+
+def _squeezed(manifest: Manifest, blocks: Sequence[Block]) -> Iterator[str]:
+    """Requests whose chunks lay unread, and were read together: by an engine's own stamps of their tokens."""
+    several = squeezed = 0
+    for requests in (each for block in blocks if len(each := block.tables["requests"])):
+        made, came = (spans_ns(requests[name]) for name in ("token_ns", "chunk_ns"))
+        several += int(np.count_nonzero((made > 0) & (came > 0)))
+        squeezed += int(np.count_nonzero((made > 0) & (came > 0) & (came < SQUEEZED * made)))
+    if squeezed > SOME * several:
+        yield (
+            f"late reads: {squeezed} of {several} requests had their chunks within less than half the time "
+            "in which the engine made their tokens, so TPOT and ITL are too small: the client had too little "
+            f"of {_cores(manifest)}, or the engine sent late; try fewer requests at once, or more cores"
         )
 
 

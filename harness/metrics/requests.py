@@ -149,6 +149,12 @@ def _edges(stamps: pd.Series) -> tuple[Int64s, Int64s]:
     return np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
 
 
+def spans_ns(stamps: pd.Series) -> Int64s:
+    """From the first of each list to its last; 0 for an empty one, and where either is not known."""
+    first, last = _edges(stamps)
+    return np.where((first >= 0) & (last >= 0), last - first, 0)
+
+
 def _lags(served: pd.DataFrame) -> Floats:
     """Of every chunk whose arrival is known, ns; an older run has none."""
     lags = np.concatenate([np.empty(0), *served.get("chunk_lag_ns", ())])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import numpy as np
 import pytest
@@ -231,6 +233,17 @@ def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
         comparison.result(manifest(), lagging)
     )
     assert "late reads" not in warnings(comparison.result(manifest(), punctual))
+    squeezed = blocks(1.0)
+    for one in squeezed:
+        requests = one.tables["requests"]
+        requests["chunk_ns"] = [
+            each[0] + np.arange(5) if number == 0 else each
+            for number, each in zip(requests["request"], requests["chunk_ns"], strict=True)
+        ]
+    told = warnings(comparison.result(manifest(), squeezed))
+    assert re.search(r"late reads: (\d+) of (\d+) requests had their chunks within less than half", told), (
+        told
+    )
     lagging[0].tables["rounds"]["counter.clock_moved_us"] = 2000
     assert "the time of day was changed by 2 ms" in warnings(comparison.result(manifest(), lagging))
 
