@@ -30,7 +30,7 @@ TABLES = (
     *("ENUM_NSYS_EVENT_TYPE", *(PREFIX + kind for kind in (*GPU, "RUNTIME", "SYNCHRONIZATION"))),
 )
 # What may hold the same under a name that is not known.
-LIKE_THESE = re.compile("KERNEL|GRAPH_TRACE|MEMCPY|MEMSET|RUNTIME|DRIVER|SYNCHRONIZATION|NVTX_EVENTS")
+LIKE_THESE = re.compile("KERNEL|GRAPH_TRACE|MEMCPY|MEMSET|RUNTIME|DRIVER|SYNCHRONIZATION|NVTX|CUDA_API")
 KERNEL_NAMES = ("demangledName", "shortName", "mangledName")
 PUSH_POP, START_END, DOMAIN = 59, 60, 75  # event types, where the export has no table of them
 PROCESS_BITS = 24  # of a global id, below the process

@@ -61,7 +61,13 @@ def test_a_table_is_read_by_a_name_with_a_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("table", "name"),
-    [(KERNEL, f"{KERNEL}_EXT"), (KERNEL, f"{KERNEL}10"), (RUNTIME, "CUPTI_ACTIVITY_KIND_DRIVER")],
+    [
+        (KERNEL, f"{KERNEL}_EXT"),
+        (KERNEL, f"{KERNEL}10"),
+        (RUNTIME, "CUPTI_ACTIVITY_KIND_DRIVER"),
+        ("NVTX_EVENTS", "NVTX_RANGES"),
+        (RUNTIME, "CUDA_API_CALLS"),
+    ],
 )
 def test_a_table_by_an_unknown_name_is_named(tmp_path: Path, table: str, name: str) -> None:
     trace = changed(tmp_path, renamed(table, name))
