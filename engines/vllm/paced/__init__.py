@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlap_bench.engines.api import EngineError
+
 if TYPE_CHECKING:
     from overlap_bench.engines.vllm.paced.device import Device
 
@@ -55,6 +57,8 @@ def own_device() -> Device | None:
     """The paced device of this process; None where it has a real one."""
     if PACE not in os.environ:
         return None
-    from overlap_bench.engines.vllm.paced.worker import device as found
+    from overlap_bench.engines.vllm.paced.device import INSTALLED
 
-    return found
+    if not INSTALLED:
+        raise EngineError("vLLM did not take the pace: its platform is not the paced one")
+    return INSTALLED[-1]

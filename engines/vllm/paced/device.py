@@ -299,6 +299,9 @@ class Driver:
         return torch.device("cpu")
 
 
+INSTALLED: list[Device] = []  # what is in CUDA's place in this process, once something is
+
+
 def offer_triton() -> None:
     """vLLM takes a Triton with one active driver for usable; in a build for CPUs, one called "cpu"."""
     from triton.backends import backends
@@ -313,6 +316,7 @@ def install(device: Device) -> None:
     from triton.backends import backends
     from triton.runtime.driver import driver
 
+    INSTALLED.append(device)
     Event.owner = Stream.owner = Graph.owner = Kernel.owner = device
     backends.pop("cpu", None)  # else two would compile for the same target
     driver.set_active(Driver())
