@@ -110,7 +110,7 @@ def test_a_ref_that_does_not_boot(repository: Path, environment: dict[str, str])
     assert_nothing_is_left(environment)
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
 def test_a_gate_that_is_ended(repository: Path, environment: dict[str, str], by: signal.Signals) -> None:
     """After kill -9 the next run removes its folders."""
     asked = ("--base-ref", "base", "--head-ref", "tidied", "--blocks", "30")

@@ -371,6 +371,7 @@ def sampled() -> dict[str, object]:
         (AIPERF, {"request_latency": None}, "request_latency|is not a result of"),
         (VLLM, {"duration": "long"}, r"Expected `float`, got `str` - at `\$\.duration`"),
         (VLLM_DETAILED, {"ttfts": [0.1]}, "its lists of requests differ in length"),
+        (VLLM_DETAILED, {"itls": [[0.1]]}, "its lists of requests differ in length"),
         (VLLM_DETAILED, first(VLLM_DETAILED, "ttfts", float("nan")), "request 0 took nan s"),
         (VLLM_DETAILED, first(VLLM_DETAILED, "ttfts", -0.011), r"request 0 took -0\.011 s"),
         (VLLM_DETAILED, first(VLLM_DETAILED, "itls", [0.01, float("inf")]), "request 0 took inf s"),

@@ -21,7 +21,7 @@ from overlap_bench.harness.store.files import (
     write_json,
 )
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
-from overlap_bench.harness.store.tables import TABLES, write_block, write_table
+from overlap_bench.harness.store.tables import write_block, write_table
 from overlap_bench.harness.studies import experiment, gate
 from overlap_bench.harness.studies.factorial import read as read_factorial
 from tests.process import test_experiment
@@ -49,7 +49,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *w
     return found
 
 
-@pytest.mark.parametrize("tables", [(), SOME, TABLES])
+@pytest.mark.parametrize("tables", [(), SOME])
 def test_the_numbers_stay_the_same(
     tables: tuple[str, ...],
     run: Path,
