@@ -49,6 +49,8 @@ class EngineSpec:
     starts_alone: bool = False
     # EngineOptions that a pace brings with it where they are not set; None: it has no device with a pace.
     paced: Mapping[str, Any] | None = None
+    # Choices of toggles that a pace brings with it, in the place of a variant's that nobody asked for.
+    paced_toggles: Mapping[str, str] = field(default_factory=dict)
     # Whether it is worth asking what can't work here before the first arm boots: boots take long.
     preflight: bool = False
     boots_long: bool = False  # as a server does: with minutes, its blocks are then longer than others

@@ -56,6 +56,7 @@ SPEC = EngineSpec(
     presets=(*PRESETS, *SHAPES),
     defaults={"model": "tiny-gpt2-32"},
     paced={"model": "llama3-8b", "dtype": "bfloat16", "max_context": 2048},
+    paced_toggles={"enforce_eager": "off", "chunked_prefill": "on"},  # as vLLM has them on a card
     plants=("host",),
     samples=True,
     takes_turns=True,

@@ -23,6 +23,11 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
     in_process = toggles["multiprocessing"] == "off"
     if options.plant_at is not None:
         os.environ[PLANT] = str(options.plant_ns)
+    if options.pace and toggles["enforce_eager"] == "on":
+        raise BadSetting(
+            "enforce_eager=on: an eager forward pass is hundreds of launches, which a pace does not count; "
+            "leave it off"
+        )
     if options.pace:
         paced.tell(options.pace)
     # vLLM reads these when it is imported. A fork of a process that has threads can hang.

@@ -112,6 +112,8 @@ def make_arm(
             new_toggles[key] = value
         elif kind == "option":
             new_options[key] = parse_typed(key, value, options_by_name[key].type)
+    if new_options.get("pace"):
+        new_toggles |= {name: choice for name, choice in spec.paced_toggles.items() if name not in changes}
     full = spec.check(new_toggles)
     if spec.setting("url") is not None:
         _check_server(name, full)

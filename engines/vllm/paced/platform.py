@@ -44,10 +44,8 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: Any) -> None:
         """The forward pass is the clock's: there is nothing to compile, and no piece of a graph."""
-        from vllm.config import (
-            CompilationMode,
-            CUDAGraphMode,
-        )  # which asks for a platform when it is imported
+        # vllm.config asks for a platform when it is imported.
+        from vllm.config import CompilationMode, CUDAGraphMode
 
         compilation = vllm_config.compilation_config
         compilation.mode = CompilationMode.NONE

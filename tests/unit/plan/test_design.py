@@ -26,7 +26,7 @@ from overlap_bench.harness.plan.checks import check_metrics
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.plan.orders import orders, round_seed
 from overlap_bench.harness.plan.request import Request
-from overlap_bench.harness.plan.settings import make_design
+from overlap_bench.harness.plan.settings import make_arm, make_design
 from overlap_bench.harness.plan.variants import Variant, load_variants
 from overlap_bench.harness.workload.plan import plan
 from overlap_bench.harness.workload.workload import Workload
@@ -141,6 +141,20 @@ def test_k_is_measured_once_and_stands_in_the_design_as_a_number(monkeypatch: py
     for options, both in (({"pace": "llama3-8b-h100*k"}, []), ({}, ["pace=llama3-8b-h100*k"])):
         found = made(variant="pinned", options=options, both=both)
         assert {arm.options.pace for arm in found.arms} == {"llama3-8b-h100*2"}
+
+
+def test_a_pace_brings_what_vllm_chooses_on_a_card() -> None:
+    def toggles(**changes: str) -> dict[str, str]:
+        found = make_arm({"vllm": VLLM}, "before", "vllm", {}, {"enforce_eager": "on"}, changes)
+        return dict(found.toggles)
+
+    assert toggles()["enforce_eager"] == "on"
+    assert toggles(pace="10ms")["enforce_eager"] == "off"
+    assert toggles(pace="10ms")["chunked_prefill"] == "on"
+    assert toggles(pace="10ms", chunked_prefill="off")["chunked_prefill"] == "off"
+    assert make_arm({"vllm": VLLM}, "before", "vllm", {"pace": "10ms"}, {}, {}).device_holds == ""
+    with pytest.raises(api.BadSetting, match=r"engine transformers has no device with a pace"):
+        make_arm({"transformers": TRANSFORMERS}, "before", "transformers", {"pace": "10ms"}, {}, {})
 
 
 def test_a_pace_brings_its_device_its_model_and_its_rounds() -> None:
