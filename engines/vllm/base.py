@@ -39,6 +39,8 @@ USED = (
 )  # fmt: skip
 CARD_SHARE = 0.45  # of a GPU's memory: the two arms of a block stand side by side on one card
 GIB = 1 << 30
+# What pydantic says around the one sentence that vLLM raised in it.
+PYDANTICS_OWN = re.compile(r"^\d+ validation errors? for \w+ Value error, | \[type=value_error, .*$")
 PACE_HAS_IT = "; with --pace a clock stands in for a card, and it stays on (engines/vllm/README.md)"
 
 
@@ -296,6 +298,7 @@ def error_of(request: int, error: Exception) -> api.Error:
 
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error.__cause__ or error).split())
+    text = PYDANTICS_OWN.sub("", text)
     return text or type(error).__name__
 
 

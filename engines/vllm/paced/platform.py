@@ -9,6 +9,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import DeviceCapability, Platform
 
 from overlap_bench.engines.vllm.paced.device import offer_triton
+from overlap_bench.engines.vllm.paced.fits import TRIED
 
 offer_triton()  # before vLLM looks whether there is a Triton
 
@@ -58,10 +59,14 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
             ("speculative decoding", vllm_config.speculative_config is not None),
             ("LoRA", vllm_config.lora_config is not None),
             ("several ranks", parallel.world_size * parallel.data_parallel_size > 1),
-            ("the V1 model runner", not vllm_config.use_v2_model_runner),
         ):
             if used:
                 raise ValueError(f"the paced device does not know {name}: leave it out")
+        if not vllm_config.use_v2_model_runner:
+            raise ValueError(
+                "this vLLM chose the V1 model runner, which the paced device does not know; "
+                f"{TRIED} was tried"
+            )
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "overlap_bench.engines.vllm.paced.worker.PacedWorker"
 
