@@ -24,12 +24,8 @@ from overlap_bench.engines.openai.turns import Processes, Turning
 from overlap_bench.engines.pace import make_pace
 from overlap_bench.engines.vllm import paced
 
-USED = (
-    "model",
-    "sampling",
-    "recorder",
-    "pace",
-)  # all else is the server's own affair, and stands in its command
+# All else is the server's own affair, and stands in its command.
+USED = ("model", "sampling", "recorder", "pace")
 ASKED_FIRST = api.Request(0, "Hi", 1, stop_on_eos=True)
 ALIVE_NS = 1_000_000_000  # between two signs of life to the load generator, which has a time-out of its own
 

@@ -110,7 +110,7 @@ def stopped(children: Sequence[Child], parked: Collection[int] = ()) -> str:
 
 
 def _words(pid: int) -> list[str]:
-    """Of its command."""
+    """The words of its command line; none where it has ended."""
     line: bytes = known(Path(f"/proc/{pid}/cmdline").read_bytes, b"")
     return line.decode(errors="replace").rstrip("\0").split("\0")
 

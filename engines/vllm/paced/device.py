@@ -142,8 +142,8 @@ class Device:
             )
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """A step is executed or sampled; torch's operations in the first of a kind are counted."""
+    def counting(self) -> Iterator[None]:
+        """Around what a step asks of torch: in the first steps of a kind its operations are counted."""
         counts = self.now_counts
         if not self.serving or counts.steps > LOOKS:
             yield
@@ -256,7 +256,7 @@ class Kernel:
 
 
 class _Utils:
-    """Of Triton's driver: it loads no binary."""
+    """The part of Triton's driver that loads binaries and knows the card. It loads none."""
 
     def load_binary(self, *given: Any) -> tuple[int, int, int, int, int]:
         return 1, 2, 32, 0, 1024

@@ -120,11 +120,11 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         if not (scheduler_output.total_num_scheduled_tokens and device.serving):
             return super().execute_model(scheduler_output, *given, **named)
         device.begin(kind_of(scheduler_output))
-        with device.step():
+        with device.counting():
             return super().execute_model(scheduler_output, *given, **named)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        with device.step():
+        with device.counting():
             output = super().sample_tokens(grammar_output)
         device.charge()
         device.program.launched_ns = perf_counter_ns()

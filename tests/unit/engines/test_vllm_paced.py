@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from time import perf_counter_ns
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,7 +100,7 @@ def test_torchs_operations_are_counted_and_its_views_are_not() -> None:
 
     device = make_device("1us")
     device.begin("decode")
-    with device.step():
+    with device.counting():
         one = torch.zeros(4)
         two = one + 1
         two.view(2, 2)
@@ -112,3 +115,17 @@ def test_a_device_that_boots_is_not_paced() -> None:
     device.serving = False
     Graph().replay()
     assert device.clock.free == 0
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_drivers_part_is_spent_without_the_gil_unless_it_is_to_be_held(
+    held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = make_device("decode=1us,prefill=1us,launch=3us")
+    device.held = held
+    spent: list[int] = []
+    monkeypatch.setattr(device.clock, "spend", spent.append, raising=False)
+    began = perf_counter_ns()
+    Kernel(None, None)()
+    assert spent == ([] if held else [3000])
+    assert not held or perf_counter_ns() - began >= 3000
