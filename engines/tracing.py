@@ -27,6 +27,7 @@ from overlap_bench.engines.api import HostRanges
 # A tool is loaded by the NVTX library of the process itself, which looks for it here.
 INJECTIONS = ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH")
 WINDOW, WINDOW_DOMAIN = "steady-decode", "profile"
+SETTLED = 8  # decode steps in a row, after which decode counts as steady
 
 
 class Ranges:
@@ -73,6 +74,43 @@ def _unasked(name: str) -> Any:
     domain.handle = DomainHandle(name)
     domain.__init__(name)
     return domain
+
+
+class Window:
+    """Steady decode in a profiled round, which a tool sees too: it opens after SETTLED decode steps in a row,
+    and holds the next `steps` steps, whatever they are. `opened_ns` and `closed_ns` are -1 until then."""
+
+    def __init__(self) -> None:
+        self._mark = open_ranges(WINDOW_DOMAIN, [WINDOW])
+        self._steps = 0  # 0: none is to be marked
+        self._in_a_row = 0
+        self._last = 0  # the window ends where this step begins
+        self.opened_ns = self.closed_ns = -1
+
+    def begin(self, steps: int) -> None:
+        """A round begins that is to have a window of so many steps."""
+        self._steps, self._in_a_row = steps, 0
+        self.opened_ns = self.closed_ns = -1
+
+    def end(self) -> None:
+        """The round is over. A window that is still open never was one."""
+        if self.opened_ns >= 0 and self.closed_ns < 0 and self._mark is not None:
+            self._mark.pop()
+        self._steps = 0
+
+    def add_step(self, step: int, kind: str) -> None:
+        """A step was scheduled."""
+        if not self._steps or self.closed_ns >= 0:
+            return
+        self._in_a_row = self._in_a_row + 1 if kind == "decode" else 0
+        if self.opened_ns < 0 and self._in_a_row > SETTLED:
+            self.opened_ns, self._last = perf_counter_ns(), step + self._steps
+            if self._mark is not None:
+                self._mark.push(0, self._steps)
+        elif self.opened_ns >= 0 and step >= self._last:
+            self.closed_ns = perf_counter_ns()
+            if self._mark is not None:
+                self._mark.pop()
 
 
 class RangeLog:

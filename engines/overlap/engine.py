@@ -327,8 +327,8 @@ class OverlapEngine(api.Engine):
         if self._tracer is None:
             return None
         return api.Profile(
-            opened_ns=self._tracer.opened_ns,
-            closed_ns=self._tracer.closed_ns,
+            opened_ns=self._tracer.window.opened_ns,
+            closed_ns=self._tracer.window.closed_ns,
             hosts=[self._tracer.end_profile(), *self._loop.output.take_ranges()],
             streams={"program": "forward", "h2d": "forward", "d2h": self._loop.d2h.stream.name},
         )

@@ -11,14 +11,13 @@ from array import array
 from time import perf_counter_ns
 
 from overlap_bench.engines.api import PHASES, STEP_COLUMNS, STEP_KINDS, HostRanges, StepTable
-from overlap_bench.engines.tracing import WINDOW, WINDOW_DOMAIN, RangeLog, listening, open_ranges
+from overlap_bench.engines.tracing import RangeLog, Window, listening
 
 (RECV, SCHEDULE, METADATA, H2D, LAUNCH, WAIT_LAUNCH_DONE, WAIT_COPY_DONE, APPEND, OUTPUT) = range(len(PHASES))
 
 WIDTH = len(STEP_COLUMNS)
 STARTS = tuple(STEP_COLUMNS.index(f"{phase}.start") for phase in PHASES)  # its end is the next column
 MOST_STEPS = 1 << 17  # of one round; later steps are run, not recorded, and counted as `lost`
-SETTLED = 8  # decode steps in a row, after which decode counts as steady
 
 
 class Recorder:
@@ -89,45 +88,27 @@ class Recorder:
 
 class Tracer(Recorder):
     """A recorder that also reports each phase to NVTX, and in a profiled round keeps each one by itself, for
-    a timeline. In such a round it marks a window of steady decode: it opens after SETTLED decode steps in a
-    row, and holds the next `steps` steps, whatever they are."""
+    a timeline, and marks a window of steady decode."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ranges = RangeLog("engine", PHASES)
-        self._mark = open_ranges(WINDOW_DOMAIN, [WINDOW])
-        self._steps = 0  # of the window; 0: none is to be marked
-        self._in_a_row = 0
-        self._last = 0  # the window ends where this step begins
-        self.opened_ns = self.closed_ns = -1
+        self.window = Window()
 
     def begin_profile(self, next_step: int, steps: int) -> None:
         """Begin a round that is kept, with a window of so many steps in it."""
         self.begin_round(next_step)
         self._ranges.keep()
-        self._steps, self._in_a_row = steps, 0
-        self.opened_ns = self.closed_ns = -1
+        self.window.begin(steps)
 
     def end_profile(self) -> HostRanges:
-        """What was kept. A window that is still open never was one."""
-        if self.opened_ns >= 0 and self.closed_ns < 0 and self._mark is not None:
-            self._mark.pop()
-        self._steps = 0
+        """What was kept."""
+        self.window.end()
         return self._ranges.take("engine", "scheduler")
 
     def add_step(self, step: int, kind: str, batch: int, tokens: int, preempted: int) -> None:
         super().add_step(step, kind, batch, tokens, preempted)
-        if not self._steps or self.closed_ns >= 0:
-            return
-        self._in_a_row = self._in_a_row + 1 if kind == "decode" else 0
-        if self.opened_ns < 0 and self._in_a_row > SETTLED:
-            self.opened_ns, self._last = perf_counter_ns(), step + self._steps
-            if self._mark is not None:
-                self._mark.push(0, self._steps)
-        elif self.opened_ns >= 0 and step >= self._last:
-            self.closed_ns = perf_counter_ns()
-            if self._mark is not None:
-                self._mark.pop()
+        self.window.add_step(step, kind)
 
     def begin(self, phase: int, step: int) -> int:
         return self._ranges.begin(phase, step)

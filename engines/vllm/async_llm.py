@@ -18,6 +18,7 @@ from threading import Thread
 from time import perf_counter_ns
 from typing import Any
 
+import msgspec
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -28,6 +29,7 @@ from overlap_bench.engines.vllm import CORE
 from overlap_bench.engines.vllm.base import Active, VllmEngine, error_of, on_cpu
 from overlap_bench.engines.vllm.cores import leave_compute_core
 from overlap_bench.engines.vllm.gate import FINISH, GO, LOOK, Asked, Gate
+from overlap_bench.engines.vllm.steps import processed, ranges
 
 SHORT_S = 0.0002  # beside a step
 HOPS = 4  # of the loop, from an output in a request's queue to its event on its way
@@ -46,9 +48,11 @@ class AsyncLLMEngine(VllmEngine):
         self._over = self._refused = 0  # of them; the loop's
         self._ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outputs = 0  # of requests, which the loop has seen
+        self._spans: list[tuple[int, int, int]] | None = None  # of a profiled round: see steps.processed
         self._seen = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        Thread(target=self._loop.run_forever, name="asyncio", daemon=True).start()
+        self._thread = Thread(target=self._loop.run_forever, name="asyncio", daemon=True)
+        self._thread.start()
         self._llm = asyncio.run_coroutine_threadsafe(self._open(config), self._loop).result()
         if self.options.recorder:
             self._gate.open()
@@ -58,13 +62,16 @@ class AsyncLLMEngine(VllmEngine):
         llm = AsyncLLM.from_vllm_config(config, disable_log_stats=not self.options.recorder)
         process = llm.output_processor.process_outputs
 
-        def processed(outputs: list[Any], *given: Any, **named: Any) -> Any:
+        def process_counted(outputs: list[Any], *given: Any, **named: Any) -> Any:
+            began = perf_counter_ns()
             done = process(outputs, *given, **named)
             self._outputs += len(outputs)
+            if self._spans is not None:
+                self._spans.append((self._outputs, began, perf_counter_ns()))
             self._seen.set()
             return done
 
-        llm.output_processor.process_outputs = processed
+        llm.output_processor.process_outputs = process_counted
         return llm
 
     def arguments(self) -> AsyncEngineArgs:
@@ -143,11 +150,26 @@ class AsyncLLMEngine(VllmEngine):
             await asyncio.sleep(0)
 
     def begin_round(self) -> None:
+        self._spans = None
         if self.options.recorder:
             self._gate.clear()
 
+    def begin_profile(self, steps: int) -> None:
+        self.check_profile()
+        self._gate.begin_profile(steps)
+        self._spans = []
+
     def collect(self) -> api.RoundRecord:
-        return self._gate.collect() if self.options.recorder else api.RoundRecord()
+        if not self.options.recorder:
+            return api.RoundRecord()
+        record, outputs = self._gate.collect()
+        if record.profile is None:
+            return record
+        thread, name = self._thread.native_id or 0, api.PHASES.index("output")
+        found = processed(self._spans or [], record, outputs)
+        host = ranges("output", {thread: self._thread.name}, ((thread, name, *each) for each in found))
+        profile = msgspec.structs.replace(record.profile, hosts=[*record.profile.hosts, host])
+        return msgspec.structs.replace(record, profile=profile)
 
     def stop(self) -> None:
         llm = getattr(self, "_llm", None)

@@ -6,10 +6,12 @@ import logging
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,6 +32,7 @@ from overlap_bench.engines.overlap.models.published import save, save_without_we
 from overlap_bench.engines.overlap.presets import PRESETS, SHAPES, Preset, tokenizer_file
 from overlap_bench.engines.pace import make_pace
 from overlap_bench.engines.processes import with_below
+from overlap_bench.engines.tracing import listening
 from overlap_bench.engines.vllm import SPEC, paced
 
 USED = (
@@ -84,6 +87,16 @@ class VllmEngine(api.Engine):
         if self._saved is not None:
             self._saved.cleanup()
             self._saved = None
+
+    def check_profile(self) -> None:
+        """Raises BadSetting where a round can't be profiled."""
+        if not self.options.recorder:
+            raise api.BadSetting("a profile is made of step records, and --recorder off keeps none")
+        if listening() and find_spec("nvtx") is None:
+            raise api.BadSetting(
+                f"{sys.executable} has no nvtx, and Nsight Systems would wait for a range that never begins: "
+                f"{sys.executable} -m pip install nvtx"
+            )
 
     # -- what is asked of vLLM -----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from overlap_bench.engines.vllm.steps import Steps
 
 ADDRESS = "BENCH_VLLM_GATE"  # in the environment of the core
 BEGIN, END, GO, LOOK, FINISH = b"begin", b"end", b"go", b"look", b"finish"  # to a core that steps
-CLEAR, COLLECT, COUNT = b"clear", b"collect", b"count"  # to its records
+CLEAR, COLLECT, COUNT, PROFILE = b"clear", b"collect", b"count", b"profile"  # to its records
 
 
 @contextmanager
@@ -88,8 +88,12 @@ class Gate:
     def clear(self) -> None:
         self._request(CLEAR)
 
-    def collect(self) -> RoundRecord:
-        return msgspec.msgpack.decode(self._request(COLLECT), type=RoundRecord)
+    def begin_profile(self, steps: int) -> None:
+        self._request(b"%s %d" % (PROFILE, steps))
+
+    def collect(self) -> tuple[RoundRecord, list[int]]:
+        """What the core recorded; how many outputs of requests each step and all before it gave."""
+        return msgspec.msgpack.decode(self._request(COLLECT), type=tuple[RoundRecord, list[int]])
 
     def begun(self) -> int:
         """How many steps are in flight."""
@@ -137,7 +141,9 @@ def _answer(records: Connection, steps: Steps) -> None:
         if word == CLEAR:
             steps.clear()
         elif word == COLLECT:
-            answer = msgspec.msgpack.encode(steps.record())
+            answer = msgspec.msgpack.encode((steps.record(), steps.outputs))
+        elif word.startswith(PROFILE):
+            steps.begin_profile(int(word.split()[1]))
         else:
             answer = str(steps.begun).encode()
         records.send_bytes(answer)

@@ -66,6 +66,11 @@ class InProcessEngine(VllmEngine):
         if self.options.recorder:
             self._core.scheduler.steps.clear()
 
+    def begin_profile(self, steps: int) -> None:
+        self.check_profile()
+        self.drain()
+        self._core.scheduler.steps.begin_profile(steps)
+
     def collect(self) -> api.RoundRecord:
         return self._core.scheduler.steps.record() if self.options.recorder else api.RoundRecord()
 

@@ -10,12 +10,15 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from overlap_bench.engines.api import PHASES
 from overlap_bench.engines.overlap.plant import compute_for
 from overlap_bench.engines.processes import skip_teardown
 from overlap_bench.engines.vllm import PLANT, paced
 from overlap_bench.engines.vllm.cores import leave_compute_core
 from overlap_bench.engines.vllm.gate import FINISH, GO, Asked, Core
-from overlap_bench.engines.vllm.steps import Steps
+from overlap_bench.engines.vllm.steps import Steps, nvtx_ranges
+
+SCHEDULE, APPEND = PHASES.index("schedule"), PHASES.index("append")
 
 
 class _Recorded:
@@ -28,24 +31,39 @@ class _Recorded:
         planted = os.environ.get(PLANT)
         self._delay_ns = None if planted is None else int(planted)
         self.device = paced.own_device()
+        self._ranges = nvtx_ranges()
+        if self.device is not None:
+            self.device.ranges = self._ranges
+        self._outputs = 0  # of requests, so far
         super().__init__(*given, **named)
 
     def schedule(self, *given: Any, **named: Any) -> Any:
+        if self.device is not None:
+            self.device.step = self.steps.next
+        if self._ranges is not None:
+            self._ranges.push(SCHEDULE, self.steps.next)
         began = perf_counter_ns()
         output = super().schedule(*given, **named)  # type: ignore[misc]
         if self._delay_ns is not None and output.total_num_scheduled_tokens:
             self.steps.planted_ns += compute_for(self._delay_ns)
         self.steps.made(output, began, perf_counter_ns())
+        if self._ranges is not None:
+            self._ranges.pop()
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        if self._ranges is not None:
+            self._ranges.push(APPEND, self.steps.oldest)
         began = perf_counter_ns()
         dropped = sum(name not in self.requests for name in scheduler_output.num_scheduled_tokens)
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         program = None
         if self.device is not None and scheduler_output.total_num_scheduled_tokens:
             program = self.device.programs.popleft()
-        self.steps.finished(dropped, began, perf_counter_ns(), program)
+        self._outputs += sum(len(each.outputs) for each in outputs.values())
+        self.steps.finished(dropped, began, perf_counter_ns(), program, self._outputs)
+        if self._ranges is not None:
+            self._ranges.pop()
         return outputs
 
     def _preempt_request(self, *given: Any, **named: Any) -> Any:
@@ -69,7 +87,7 @@ class _Gated(_Recorded):
         leave_compute_core()
         skip_teardown()  # after vLLM's own end of its core, which would else be killed for its slowness
         self._core = Core(self.steps)
-        self._requests = self._outputs = 0  # so far
+        self._requests = 0  # so far
         self._finishing = False
 
     def add_request(self, *given: Any, **named: Any) -> Any:
@@ -90,7 +108,6 @@ class _Gated(_Recorded):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._outputs += sum(len(each.outputs) for each in outputs.values())
         if self._finishing and not self.steps.begun:
             self._finishing = False
             self._pause(PauseState.UNPAUSED)

@@ -7,19 +7,26 @@ On a CPU that is the model's own; on a card it is that, and waiting for it.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import chain, pairwise
+from threading import get_native_id
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from overlap_bench.engines import api
+from overlap_bench.engines.tracing import Ranges, Window, open_ranges
 
 if TYPE_CHECKING:
     from overlap_bench.engines.vllm.paced.device import Program
 
 PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "decode", "mixed"))
 NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
+WIDTH = len(api.STEP_COLUMNS)
+STREAMS = {"program": "forward"}
 
 
 def finish_begun(core: Any, step: Callable[[], object], states: Any) -> None:
@@ -35,6 +42,12 @@ def finish_begun(core: Any, step: Callable[[], object], states: Any) -> None:
         core.scheduler.set_pause_state(states.UNPAUSED)
 
 
+def nvtx_ranges() -> Ranges | None:
+    """Of the phases of a step, for a tool that listens and an interpreter that has nvtx, which vLLM does not
+    bring."""
+    return open_ranges("engine", api.PHASES) if find_spec("nvtx") is not None else None
+
+
 class Steps:
     """The steps of a round. They are told apart by the order in which they are made, which is that in which
     they end."""
@@ -47,6 +60,19 @@ class Steps:
         self._rows = array("q")
         self._programs = array("q")
         self._on_host_ns = 0  # when the tokens of the step before were
+        self._thread = 0  # that the core runs on
+        self._window: Window | None = None  # of a profiled round
+        self.outputs: list[int] = []  # of requests, that all steps up to each row have given
+
+    @property
+    def next(self) -> int:
+        """The number of the step that may be made next."""
+        return self._number
+
+    @property
+    def oldest(self) -> int:
+        """The number of the step that is finished next; -1 where nothing runs in it."""
+        return self._made[0].get("step", -1) if self._made else -1
 
     @property
     def begun(self) -> int:
@@ -75,12 +101,18 @@ class Steps:
                 "schedule.end": ended_ns,
             }
         )
+        if self._window is not None:
+            self._thread = get_native_id()
+            self._window.add_step(self._number, api.STEP_KINDS[self._made[-1]["kind"]])
         self._number += 1
         self.preempted = 0
 
-    def finished(self, dropped: int, began_ns: int, ended_ns: int, program: Program | None = None) -> None:
+    def finished(
+        self, dropped: int, began_ns: int, ended_ns: int, program: Program | None = None, outputs: int = 0
+    ) -> None:
         """The tokens of the oldest step were on the host, and are appended; those of `dropped` requests were
-        not wanted any more. `program`: what a paced device knows of it."""
+        not wanted any more. `program`: what a paced device knows of it. `outputs`: of requests, that it and
+        all steps before it gave."""
         facts = self._made.popleft()
         if not facts:
             return
@@ -101,6 +133,7 @@ class Steps:
         self._on_host_ns = began_ns
         facts |= {"dropped": dropped, "append.start": began_ns, "append.end": ended_ns}
         self._rows.extend((NOT_THERE | facts).values())
+        self.outputs.append(outputs)
 
     def said(self) -> None:
         """What the latest finished step gave is detokenized and sent."""
@@ -113,13 +146,70 @@ class Steps:
 
     def clear(self) -> None:
         """A round begins; the engine is idle."""
-        del self._rows[:], self._programs[:]
+        del self._rows[:], self._programs[:], self.outputs[:]
         self._number = self.preempted = self.planted_ns = 0
+        self._window = None
+
+    def begin_profile(self, steps: int) -> None:
+        """A round begins that is profiled, with a window of so many steps of steady decode."""
+        self.clear()
+        self._window = Window()
+        self._window.begin(steps)
 
     def record(self) -> api.RoundRecord:
-        rows = len(self._rows) // len(api.STEP_COLUMNS)
+        rows = len(self._rows) // WIDTH
         return api.RoundRecord(
             steps=api.StepTable(list(api.STEP_COLUMNS), rows, self._rows.tobytes()),
             device_work=api.DeviceWork(rows, self._programs.tobytes()),
             counters={"planted_host_ns": self.planted_ns} if self.planted_ns else {},
+            profile=self._profile(),
         )
+
+    def _profile(self) -> api.Profile | None:
+        if self._window is None:
+            return None
+        self._window.end()
+        host = ranges("engine", {self._thread: "scheduler"}, self._phases())
+        return api.Profile(
+            opened_ns=self._window.opened_ns, closed_ns=self._window.closed_ns, hosts=[host], streams=STREAMS
+        )
+
+    def _phases(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """The rows of api.HostRanges."""
+        columns = [
+            (number, api.STEP_COLUMNS.index(f"{phase}.start")) for number, phase in enumerate(api.PHASES)
+        ]
+        for row in range(0, len(self._rows), WIDTH):
+            for number, at in columns:
+                start, end = self._rows[row + at : row + at + 2]
+                if start >= 0:
+                    yield self._thread, number, self._rows[row], start, end
+
+
+def ranges(
+    role: str, threads: dict[int, str], rows: Iterator[tuple[int, int, int, int, int]]
+) -> api.HostRanges:
+    """What threads of this process did."""
+    found = sorted(rows, key=lambda row: row[4])
+    return api.HostRanges(
+        role=role,
+        pid=os.getpid(),
+        threads=threads,
+        names=list(api.PHASES),
+        rows=len(found),
+        data=array("q", chain.from_iterable(found)).tobytes(),
+    )
+
+
+def processed(
+    spans: list[tuple[int, int, int]], record: api.RoundRecord, outputs: list[int]
+) -> Iterator[tuple[int, int, int]]:
+    """When the outputs of each step were processed in another process: step, begin and end, ns, one row for
+    each of `spans`: how many outputs of requests were processed by then, begin, end. `outputs`: how many each
+    row of `record` and all before it gave."""
+    assert record.steps is not None
+    values = array("q", record.steps.data)
+    for before, (row, upto) in pairwise([(-1, 0), *enumerate(outputs)]):
+        for count, began, ended in spans:
+            if before[1] < count <= upto:
+                yield values[row * WIDTH], began, ended

@@ -19,13 +19,12 @@ from overlap_bench.engines.overlap.recorder import (
     OUTPUT,
     RECV,
     SCHEDULE,
-    SETTLED,
     NoRecorder,
     Recorder,
     Tracer,
     make_recorder,
 )
-from overlap_bench.engines.tracing import INJECTIONS
+from overlap_bench.engines.tracing import INJECTIONS, SETTLED
 from tests.support.in_process_engine import column, serve
 
 
@@ -92,8 +91,8 @@ def test_the_window_opens_where_decode_is_steady_and_holds_so_many_steps(tracer)
     unsteady = ["decode"] * SETTLED + ["prefill"]
     steps(tracer, unsteady + ["decode"] * (SETTLED + 5))
     kept = rows(tracer.end_profile())
-    opened = kept[(kept[:, 3] <= tracer.opened_ns) & (tracer.opened_ns <= kept[:, 4]), 2]
-    closed = kept[(kept[:, 3] <= tracer.closed_ns) & (tracer.closed_ns <= kept[:, 4]), 2]
+    opened = kept[(kept[:, 3] <= tracer.window.opened_ns) & (tracer.window.opened_ns <= kept[:, 4]), 2]
+    closed = kept[(kept[:, 3] <= tracer.window.closed_ns) & (tracer.window.closed_ns <= kept[:, 4]), 2]
     assert opened.tolist() == [len(unsteady) + SETTLED]
     assert closed.tolist() == [len(unsteady) + SETTLED + 3]
 
@@ -101,8 +100,8 @@ def test_the_window_opens_where_decode_is_steady_and_holds_so_many_steps(tracer)
 def test_a_window_that_the_round_did_not_reach_the_end_of_was_not_closed(tracer):
     tracer.begin_profile(0, 3)
     steps(tracer, ["decode"] * (SETTLED + 2))
-    assert tracer.opened_ns > 0
-    assert tracer.closed_ns == -1
+    assert tracer.window.opened_ns > 0
+    assert tracer.window.closed_ns == -1
 
 
 def test_every_range_is_kept_with_its_thread_also_the_second_of_a_step(tracer):

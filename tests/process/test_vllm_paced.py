@@ -115,3 +115,27 @@ def test_async_scheduling_hides_the_host_behind_the_device(tmp_path: Path) -> No
     assert metrics["exposed_host_us"]["after"] < metrics["exposed_host_us"]["before"]
     for phase in ("schedule", "metadata", "launch", "append"):
         assert metrics[f"phase_{phase}_us"]["before"] > 0
+
+
+@pytest.mark.parametrize("multiprocessing", ["off", "on"])
+def test_a_profile_shows_each_phase_of_a_step_and_the_device(tmp_path: Path, multiprocessing: str) -> None:
+    done = subprocess.run(
+        [
+            *BENCH,
+            *("profile", "--engine", "vllm", "--pace", "3ms", "--set", f"python={PYTHON}"),
+            *("--set", f"multiprocessing={multiprocessing}", "--set", "async_scheduling=on"),
+            *("--max-new-tokens", "48", "--num-requests", "4", "--arrival", "burst", "--out", str(tmp_path)),
+        ],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (trace,) = tmp_path.glob("*/*.trace.json")
+    events = json.loads(trace.read_text())["traceEvents"]
+    steps: dict[str, set[int]] = {}
+    for each in events:
+        if each["ph"] == "X" and "step" in each["args"]:
+            steps.setdefault(each["name"], set()).add(each["args"]["step"])
+    for name in ("schedule", "metadata", "launch", "wait.copy_done", "append", "output", "decode"):
+        assert len(steps[name]) >= 24, name

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from overlap_bench.engines.api import PHASES
 from overlap_bench.engines.pace import Clock, Ledger, Pace, Size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from overlap_bench.engines.tracing import Ranges
+
 KINDS = ("decode", "prefill", "mixed")
+METADATA, LAUNCH, WAIT = (PHASES.index(phase) for phase in ("metadata", "launch", "wait.copy_done"))
 LOOKS = 3  # steps of a kind whose operations are counted; what a step of that kind asks for hardly varies
 
 
@@ -53,6 +57,7 @@ class Program:
     """A step on its way: what the clock makes of it, and when the host got where with it; ns, -1 not yet."""
 
     prepare_ns: int  # the runner began to prepare its inputs
+    step: int = -1
     sizes: list[Size] = field(default_factory=list)  # what it computes: a decode, a prefill, or both
     launch_ns: int = -1  # inputs are ready
     launched_ns: int = -1  # all of the step is queued, sampling and copies too
@@ -75,6 +80,9 @@ class Device:
     program: Program = field(default_factory=lambda: Program(0))
     programs: deque[Program] = field(default_factory=lambda: deque(maxlen=64))  # whose tokens are not taken
     serving: bool = False  # what boots is not paced
+    ranges: Ranges | None = None  # NVTX, where a tool listens
+    step: int = -1  # that is prepared, by the scheduler's count
+    _in_range: bool = False
 
     @property
     def ledger(self) -> Ledger:
@@ -88,8 +96,30 @@ class Device:
         """A step is about to be prepared."""
         self.kind = kind
         self.now_counts.steps += 1
-        self.program = Program(perf_counter_ns())
+        self.program = Program(perf_counter_ns(), step=self.step)
         self.programs.append(self.program)
+        self._range(METADATA)
+
+    def prepared(self) -> None:
+        """Its inputs are ready, and the host launches it."""
+        self.program.launch_ns = perf_counter_ns()
+        if self.serving:
+            self._range(LAUNCH)
+
+    def launched(self) -> None:
+        """All of it is queued, sampling and copies too."""
+        self.program.launched_ns = perf_counter_ns()
+        self._range(None)
+
+    def _range(self, phase: int | None) -> None:
+        """What a tool sees the host do from now on; None: nothing."""
+        if self.ranges is None:
+            return
+        if self._in_range:
+            self.ranges.pop()
+        self._in_range = phase is not None
+        if phase is not None:
+            self.ranges.push(phase, self.step)
 
     # -- what vLLM calls ---------------------------------------------------------------------------------
 
@@ -119,18 +149,23 @@ class Device:
 
     def replay(self) -> None:
         self.now_counts.replays += 1
-        self.program.launch_ns = perf_counter_ns()
+        self.prepared()
         self.spend(self.ledger.replay_ns)
         self.forward()
 
     def wait(self, end_ns: int, program: Program | None = None) -> None:
         """Sleep until then, as behind an event that blocks; who sleeps is woken a little later."""
         self.now_counts.events += 1
+        shown = None if program is None else self.ranges
+        if shown is not None and program is not None:
+            shown.push(WAIT, program.step)
         began = perf_counter_ns()
         if began < end_ns:
             self.clock.wait(end_ns + self.ledger.wake_ns)
         if program is not None:
             program.wait_ns, program.woke_ns = began, perf_counter_ns()
+        if shown is not None:
+            shown.pop()
 
     def charge(self) -> None:
         """What torch's operations and copies cost beside what their dispatch takes here."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any
 
 from overlap_bench.engines.vllm.paced import STARTED, fits, told
@@ -93,7 +92,7 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         self._eos = eos[0] if isinstance(eos, list) else eos
 
     def _forward(self, positions: torch.Tensor, **given: Any) -> torch.Tensor:
-        device.program.launch_ns = perf_counter_ns()
+        device.prepared()
         device.forward()
         return torch.zeros(positions.shape[-1], WIDTH)
 
@@ -127,7 +126,7 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         with device.counting():
             output = super().sample_tokens(grammar_output)
         device.charge()
-        device.program.launched_ns = perf_counter_ns()
+        device.launched()
         return output
 
     def sample(self, hidden_states: Any, batch: Any, grammar_output: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from time import perf_counter_ns
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlap_bench.engines.api import PHASES
 from overlap_bench.engines.pace import Size, make_pace
 from overlap_bench.engines.vllm.paced.device import Device, Event, Graph, Kernel, Stream
 from overlap_bench.engines.vllm.paced.tokens import EOS_ONE_IN, draw, seed_of, words_of
@@ -115,6 +117,26 @@ def test_a_device_that_boots_is_not_paced() -> None:
     device.serving = False
     Graph().replay()
     assert device.clock.free == 0
+
+
+def test_a_tool_sees_one_range_after_the_other_with_the_step_they_are_for() -> None:
+    device = make_device("1us")
+    seen: list[tuple[str, int] | str] = []
+    device.ranges = SimpleNamespace(  # type: ignore[assignment]
+        push=lambda name, step: seen.append((PHASES[name], step)), pop=lambda: seen.append("end")
+    )
+    for step in (4, 5):
+        device.step = step
+        device.begin("decode")
+        device.program.sizes = [Size("decode", 1, 1, 1)]
+        Graph().replay()
+        device.launched()
+    event = Event()
+    event.record()
+    device.step = 6  # is prepared while the host waits for the one before
+    event.synchronize()
+    of_a_step = [(name, step) for step in (4, 5) for name in ("metadata", "launch")]
+    assert seen == [each for name in (*of_a_step, ("wait.copy_done", 5)) for each in (name, "end")]
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -7,8 +7,11 @@ from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
+from overlap_bench.engines.tracing import SETTLED
 from overlap_bench.engines.vllm.paced.device import Program
-from overlap_bench.engines.vllm.steps import Steps, finish_begun
+from overlap_bench.engines.vllm.steps import Steps, finish_begun, processed
 from overlap_bench.harness.run.records import broken, steps_frame
 
 
@@ -117,6 +120,47 @@ def test_a_round_forgets_the_one_before_it() -> None:
         steps.made(scheduled(old={"a": 1}), 0, 1)
         steps.finished(0, 5, 6)
         assert list(steps_frame(steps.record())["step"]) == [0]
+
+
+def profiled(decodes: int, window: int) -> Steps:
+    """A profiled round: a prefill, then decodes, step n from 100 n to 100 n + 60; one output each."""
+    steps = Steps()
+    steps.begin_profile(window)
+    for number in range(1 + decodes):
+        steps.made(scheduled(old={"a": number}), 100 * number, 100 * number + 10)
+        steps.finished(0, 100 * number + 50, 100 * number + 60, outputs=7 + number)
+    return steps
+
+
+def test_a_profiled_round_keeps_every_phase_and_a_window_of_steady_decode() -> None:
+    profile = profiled(SETTLED + 5, 3).record().profile
+    assert profile is not None
+    assert 0 < profile.opened_ns < profile.closed_ns
+    (host,) = profile.hosts
+    assert list(host.threads.values()) == ["scheduler"]
+    rows = np.frombuffer(host.data, np.int64).reshape(host.rows, 5)
+    assert [(host.names[name], step, end - start) for _, name, step, start, end in rows[:4].tolist()] == [
+        ("schedule", 0, 10),
+        ("append", 0, 10),
+        ("schedule", 1, 10),
+        ("append", 1, 10),
+    ]
+    never_closed = profiled(SETTLED + 1, 3).record().profile
+    assert never_closed is not None
+    assert never_closed.closed_ns == -1
+
+
+def test_a_round_that_is_not_profiled_has_no_profile() -> None:
+    steps = profiled(3, 1)
+    steps.clear()
+    assert steps.record().profile is None
+
+
+def test_outputs_processed_elsewhere_are_told_by_the_step_that_gave_them() -> None:
+    steps = profiled(3, 1)
+    spans = [(7, 61, 64), (8, 161, 164), (10, 361, 364)]  # step 2 gave none that anybody waits for
+    found = processed(spans, steps.record(), [7, 8, 8, 10])
+    assert list(found) == [(0, 61, 64), (1, 161, 164), (3, 361, 364)]
 
 
 class State(Enum):
