@@ -178,7 +178,7 @@ def discarded(
     up = time.monotonic()
     if watch is not None:
         manifests = _watched(session, trees, manifests, booted, watch, observe)
-    watched = time.monotonic() - up  # of these boots alone
+    once = session.asked_s + time.monotonic() - up  # which no later block pays again
     measured = _block(session, manifests, -1, booted, heard)
     ended = time.monotonic()
     if design.plant is not None and manifests[0].plant_ns is None:
@@ -194,7 +194,7 @@ def discarded(
     observe(BlockDone(-1, time.monotonic() - began))
     ends = [*(at for _, at in starts[1:]), ended]
     rounds = [(index, end - at) for (index, at), end in zip(starts, ends, strict=True)]
-    boots = time.monotonic() - began - watched - sum(seconds for _, seconds in rounds)
+    boots = time.monotonic() - began - once - sum(seconds for _, seconds in rounds)
     asked = measured[0]["requests"] if "requests" in measured[0] else pd.DataFrame()
     observe(Foreseen(block_seconds(design, warmup(design.workload), boots, rounds, asked)))
     return manifests

@@ -92,6 +92,7 @@ class Session:
         self._alive: list[Child] = []
         self._failed: set[str] = set()  # roles of hosts that said so, and are stopping their engines
         self._boots = 0
+        self.asked_s = 0.0  # that the engines took to say whether they can run; only the first boot asks
         self._on_cpu: set[str] = set()  # arms that have said that they share no card's memory
         self._rounds = 0
         self._began_ns = 0
@@ -162,7 +163,9 @@ class Session:
         if first:
             for arm in arms:
                 check_interpreter(arm)
+            began = monotonic()
             kinds = preflight.ask(arms, on_booting)
+            self.asked_s = monotonic() - began
             self._on_cpu |= {name for name, kind in kinds.items() if kind == "cpu"}
         if any(spec_of(arm).starts_alone and arm.name not in self._on_cpu for arm in arms):
             at_once = 1
