@@ -22,6 +22,7 @@ from overlap_bench.harness.run.events import (
     BlockDone,
     Booting,
     Event,
+    Foreseen,
     NodeDone,
     Observer,
     RoundBegun,
@@ -104,6 +105,7 @@ class Display:
     ) -> None:
         self._design, self._say, self._redraw, self._plain = design, say, redraw, plain
         self._seconds: list[float] = []  # of finished blocks
+        self._foreseen_s: float | None = None  # of one, by the first boots
         self._left = 0  # blocks not yet done
         self._at_once = 1  # blocks under way
         self._in_turns = False
@@ -137,6 +139,8 @@ class Display:
             case Progress(finished=finished, total=total, tpot_ms=tpot):
                 live = f", TPOT {tpot:.2f} ms" if tpot is not None else ""
                 self._show(f"{self._round}, {finished} of {total} requests{live}")
+            case Foreseen(seconds, design):
+                self._design, self._foreseen_s = design, seconds
             case SoFar(blocks, found):
                 self._so_far = f" | so far, no verdict yet: {found}"
                 self._plain(f"after {blocks_of(blocks)}, no verdict yet: {found}")
@@ -170,10 +174,13 @@ class Display:
         self._redraw(f"{self._block}: {what}{self._time_left()}{self._so_far}")
 
     def _time_left(self) -> str:
-        if not self._seconds:
+        if self._seconds:
+            each = sum(self._seconds) / len(self._seconds)
+        elif self._foreseen_s is not None:
+            each = self._foreseen_s
+        else:
             return ""
         most = "at most " if self._design.may_end_early else ""
-        each = sum(self._seconds) / len(self._seconds)
         seconds = self._left * each / self._at_once
         if self._design.max_minutes is not None:
             ends = self._began + 60 * self._design.max_minutes

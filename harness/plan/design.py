@@ -102,6 +102,9 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             extra={"first": True},
         ),
     ] = None
+    # After the first boots, rounds and segments become as few as let the run end in about so many seconds,
+    # and this becomes None.
+    aim_s: float | None = None
     against_itself: bool = False  # both arms are one setting: what they differ by is noise
     overlay: tuple[str, ...] = ()  # files of a ref's repository that every ref's tree gets, by pattern
     plant: float | None = None  # delay put into each step of the after arm, as a share of the before's step

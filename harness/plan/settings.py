@@ -42,6 +42,7 @@ ROUNDS = {"cuda": 2, "emulated": 10, "paced": 4}  # a paced round is longer, and
 # are long, three segments would save little more of a block, and its pairs scatter more.
 SEGMENTS = {"unpaced": 16, "paced": 5, "gate": 8, "minutes": 3, "minutes, long boots": 8}
 ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2, "minutes": 1, "minutes, long boots": 1}
+AIM_S = 80.0  # from the first boot to the last block: imports before and the result after take some of 90 s
 FEWEST_TURNS = 2  # of the longest output: the first one takes its prompt in
 MOST_IN_TIME = 100  # blocks, where minutes end the run
 # Steps of a turn that no interval ends with. A serial loop begins a turn with an idle device, and so does
@@ -377,6 +378,9 @@ def complete(
     design = msgspec.structs.replace(design, **request.design)
     design = with_turns(design, request, engines, usual or SLICED)
     design = with_plant(with_stopping(design, request), request, engines)
+    long = any(engines[arm.engine].boots_long for arm in design.arms)
+    if scale != "cuda" and not long and _is_usual(design, request):
+        design = msgspec.structs.replace(design, aim_s=AIM_S)
     if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
         raise api.BadSetting("tokenize_workers applies only with --no-pretok: ids need no tokenizing")
     if request.max_regression is not None:
@@ -435,6 +439,12 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
     if "rounds" not in request.design:
         by_turns["rounds"] = ROUNDS_BESIDE_TURNS[use]
     return msgspec.structs.replace(design, **by_turns)
+
+
+def _is_usual(design: Design, request: Request) -> bool:
+    """Whether nothing was said of how much to measure, so that what fits into AIM_S may decide."""
+    asked = {"blocks", "rounds", "segments", "max_minutes"} & request.design.keys()
+    return len(design.arms) == 2 and design.segments > 0 and not design.may_end_early and not asked
 
 
 def composed_otherwise(arms: Sequence[Arm], engines: Mapping[str, api.EngineSpec]) -> str:

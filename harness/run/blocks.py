@@ -47,7 +47,7 @@ from overlap_bench.harness.run.events import (
     Said,
     SegmentBegun,
 )
-from overlap_bench.harness.run.forecast import block_seconds
+from overlap_bench.harness.run.forecast import block_seconds, costs, sized
 from overlap_bench.harness.run.overlay import Trees, checked_out
 from overlap_bench.harness.run.session import Booted, Session
 from overlap_bench.harness.run.watch import OVER, SERVING, Watch, to_be_watched
@@ -196,7 +196,11 @@ def discarded(
     rounds = [(index, end - at) for (index, at), end in zip(starts, ends, strict=True)]
     boots = time.monotonic() - began - once - sum(seconds for _, seconds in rounds)
     asked = measured[0]["requests"] if "requests" in measured[0] else pd.DataFrame()
-    observe(Foreseen(block_seconds(design, warmup(design.workload), boots, rounds, asked)))
+    each = costs(design, warmup(design.workload), boots, rounds, asked)
+    if design.aim_s is not None:
+        rest = design.aim_s - (time.monotonic() - began)
+        manifests = [msgspec.structs.replace(one, design=sized(one.design, each, rest)) for one in manifests]
+    observe(Foreseen(block_seconds(manifests[0].design, each), manifests[0].design))
     return manifests
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.run import messages
 
 
@@ -55,9 +56,11 @@ class BlockDone:
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """What a block will take, in seconds, by the one that was thrown away. Of a cluster nobody says so."""
+    """What a block will take, in seconds, by the one that was thrown away, and the design as it is now sized.
+    Of a cluster nobody says so."""
 
     seconds: float
+    design: Design
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,9 +213,13 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
             f"{stored.run} is finished, and was stored without {_and(stored.left_out)}; bench rerun measures "
             "it again"
         )
+    asked = now.design
+    if asked.aim_s is not None:  # as many of both as the first boots allowed
+        sizes = {"rounds": stored.design.rounds, "segments": stored.design.segments}
+        asked = msgspec.structs.replace(asked, **sizes, aim_s=stored.design.aim_s)
     pairs: tuple[tuple[str, Any, Any], ...] = (
         ("another commit", stored.code, now.code),
-        ("settings that are not its own", stored.design, now.design),
+        ("settings that are not its own", stored.design, asked),
         ("another machine", stored.machine, now.machine),
         ("other versions", stored.versions, now.versions),
         ("other files", stored.files, now.files),

@@ -170,6 +170,8 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
                 if isinstance(event, Foreseen) and design.max_minutes is not None:
                     foreseen, said = clock.forecast(design, len(finished_blocks(folder)), event.seconds)
                     observe(Said(said))
+                elif isinstance(event, Foreseen) and design.aim_s is not None:
+                    observe(Said(_announced(event)))
 
             with closing(source({folder: manifest}, heard)) as measured:
                 yield
@@ -208,6 +210,16 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
             error.add_note("no block was done, so nothing is kept")
         raise
     return Outcome(found, outputs_differ(manifest, found), folder)
+
+
+def _announced(foreseen: Foreseen) -> str:
+    """When the answer comes, of a run whose blocks are sized by its first boots."""
+    design, each = foreseen.design, duration(foreseen.seconds)
+    rounds = "a round" if design.rounds == 1 else f"{design.rounds} rounds"
+    return (
+        f"{blocks_of(design.blocks)} of about {each}, each {design.segments} segments in turns and {rounds}: "
+        f"done in about {duration(design.blocks * foreseen.seconds)}"
+    )
 
 
 def judge_with(

@@ -348,6 +348,16 @@ def test_a_run_of_so_many_minutes_has_no_number_of_blocks_of_its_own() -> None:
         made(variant="pinned", design={"max_minutes": 0.0})
 
 
+def test_a_run_of_which_nothing_was_asked_is_sized_by_its_first_boots() -> None:
+    assert made(variant="pinned").aim_s == settings.AIM_S
+    for asked in ("blocks", "rounds", "segments"):
+        assert made(variant="pinned", design={asked: 4}).aim_s is None
+    assert made(variant="pinned", design={"max_minutes": 3.0}).aim_s is None
+    assert made(variant="pinned", max_regression=0.02).aim_s is None
+    assert made(variant="pinned", options={"device": "cuda"}).aim_s is None
+    assert made(variant="pinned", until_decided=True).aim_s is None
+
+
 def test_a_run_with_minutes_has_more_and_shorter_blocks_where_boots_are_cheap() -> None:
     timed = {"design": {"max_minutes": 3.0}}
     assert (made(variant="pinned", **timed).segments, made(variant="pinned", **timed).rounds) == (3, 1)

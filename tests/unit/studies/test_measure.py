@@ -16,7 +16,7 @@ from overlap_bench.harness.analysis.values import block_values
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design, Gate
 from overlap_bench.harness.run.blocks import warmup
-from overlap_bench.harness.run.forecast import block_seconds
+from overlap_bench.harness.run.forecast import Costs, block_seconds, costs, sized
 from overlap_bench.harness.stats.stopping import until_clear, until_decided
 from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.studies import measure
@@ -164,4 +164,23 @@ def test_what_a_block_takes_follows_from_the_discarded_one(
     workload: Workload, rounds: list[tuple[int, float]], requests: pd.DataFrame, seconds: float
 ) -> None:
     design = manifest(workload=workload, rounds=2, warmup_rounds=1, segments=3).design
-    assert block_seconds(design, warmup(workload), 10.0, rounds, requests) == pytest.approx(seconds)
+    each = costs(design, warmup(workload), 10.0, rounds, requests)
+    assert block_seconds(design, each) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "segments", "rounds"),
+    [
+        (600.0, 16, 3),  # as many as there are without a limit
+        (6 * (10 + 2 + 9.5), 9, 1),  # turns first: they decide
+        (6 * (10 + 16 + 4.5), 16, 2),
+        (0.0, 3, 1),
+    ],
+)
+def test_segments_and_rounds_are_as_many_as_fit_and_never_too_few(
+    left_s: float, segments: int, rounds: int
+) -> None:
+    design = replace(manifest().design, blocks=6, segments=16, rounds=3, aim_s=80.0)
+    found = sized(design, Costs(boots=10.0, round=2.0, segment=1.0), left_s)
+    assert (found.segments, found.rounds, found.aim_s) == (segments, rounds, None)
+    assert replace(found, segments=16, rounds=3, aim_s=80.0) == design
