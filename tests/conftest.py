@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,6 +21,18 @@ settings.load_profile("no clock")
 
 
 HERE = Path(__file__).resolve().parent
+# Files that README's test command leaves to CI, where `--late` runs them: more than half of all CPU time, for
+# what few changes touch. One that is named on the command line runs in any case.
+LATE = {
+    *(f"engine/test_{name}.py" for name in (
+        "cuda_logic", "evaluation", "overlap_run", "ranks", "transformers_engine", "vllm_engine",
+    )),
+    *(f"process/test_{name}.py" for name in (
+        "action", "experiment", "factorial", "fuzz", "gpu_check", "installed", "keep", "notebooks",
+        "openai_run", "ray", "real_run", "record_pace", "several_arms", "sweep",
+    )),
+}  # fmt: skip
+_left: list[int] = []  # how many tests each collection left to CI
 _state = tempfile.TemporaryDirectory(prefix="bench-tests-")
 
 
@@ -35,10 +48,38 @@ def pytest_unconfigure() -> None:
     _state.cleanup()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--late", action="store_true", help="run the tests that are left to CI, and no others")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`-m unit` asks for a folder's tests, `-m "not process"` leaves one's out."""
     for item in items:
         item.add_marker(item.path.relative_to(HERE).parts[0])
+    named = {(config.invocation_params.dir / each.split("::")[0]).resolve() for each in config.args}
+    late = [str(item.path.relative_to(HERE)) in LATE and item.path not in named for item in items]
+    wanted = config.getoption("--late")
+    left = [item for item, is_late in zip(items, late, strict=True) if is_late != wanted]
+    if not left:
+        return
+    items[:] = [item for item, is_late in zip(items, late, strict=True) if is_late == wanted]
+    config.hook.pytest_deselected(items=left)
+    if not wanted:
+        _left.append(len(left))
+        if hasattr(config, "workeroutput"):  # one of xdist's processes, which tells the one that reports
+            config.workeroutput["left"] = len(left)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of xdist's processes has ended."""
+    if left := getattr(node, "workeroutput", {}).get("left"):
+        _left.append(left)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _left:
+        terminalreporter.write_line(f"{_left[-1]} tests were left to CI: pytest -n 3 --dist loadfile --late")
 
 
 @pytest.fixture(scope="module", autouse=True)
