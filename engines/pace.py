@@ -12,9 +12,11 @@ reaches. All are a program's own: padding counts, as it does in a captured graph
 lines from point to point, and is level before the first and after the last. `launch`, `replay`, `copy`, `pin`
 and `wake` are the ledger: what a call into the driver takes, without Python. `name` is what results call it.
 
-At the end of any of them, `*2.3` stretches all times. `*k` stretches them by this host's slowness, so that
-host and device keep the proportion that they have beside the card: `settle` measures k once, before a run,
-and puts the number in its place. `*k/2` and `*2k` show what a conclusion owes to k.
+Behind any of them, `,ledger=2` has the driver's calls cost twice as much, and `,ledger=0` nothing.
+
+At the end, `*2.3` stretches all times. `*k` stretches them by this host's slowness, so that host and device
+keep the proportion that they have beside the card: `settle` measures k once, before a run, and puts the
+number in its place. `*k/2` and `*2k` show what a conclusion owes to k.
 
 Imports the standard library alone: what replays a pace lives in anybody's interpreter.
 """
@@ -58,6 +60,7 @@ _DURATION = re.compile(rf"({_NUMBER})(ns|us|ms|s)")
 _TABLE = re.compile(r"(\w+)\[([^\]]*)\]")
 _STRETCHED = re.compile(rf"(.*)\*({_NUMBER})", re.DOTALL)
 _BY_HOST = re.compile(rf"(.*)\*({_NUMBER})?k(?:/({_NUMBER}))?", re.DOTALL)
+_LEDGER_TIMES = re.compile(rf"(.*),\s*ledger=({_NUMBER})", re.DOTALL)
 _FORMULA = re.compile(r"(?!.*\.toml$)([\d.]|\w+\s*=)")
 _LONGEST_NS = 60e9  # of one program: beyond it the engine would be taken for dead
 
@@ -213,15 +216,23 @@ def make_pace(text: str) -> Pace:
     by = f"*{found[2]}" if found else ""
     if not 0.001 <= stretch <= 1000:
         raise BadSetting(f"a pace can be stretched 0.001 to 1000 times, not '{text}'")
+    base, times, of_ledger = _ledger_times(base)
     if _FORMULA.match(base):
         name, whole = base, base
     else:
         name, profile = _named(base)
         whole = profile.text
+    by = of_ledger + by
     parts = _parts(whole)
     name = parts.pop("name", name)
     decode, prefill = (_terms(parts.pop(kind), kind) for kind in ("decode", "prefill"))
-    return Pace(name + by, whole + by, decode, prefill, _ledger(parts).times(stretch), stretch)
+    return Pace(name + by, whole + by, decode, prefill, _ledger(parts).times(times * stretch), stretch)
+
+
+def _ledger_times(base: str) -> tuple[str, float, str]:
+    """A pace without what it says of how much its ledger counts; that number; that text."""
+    found = _LEDGER_TIMES.fullmatch(base)
+    return (found[1].strip(), float(found[2]), f",ledger={found[2]}") if found else (base, 1.0, "")
 
 
 def settle(text: str) -> str:
@@ -230,6 +241,7 @@ def settle(text: str) -> str:
     found = _BY_HOST.fullmatch(text) or _STRETCHED.fullmatch(text)
     base = found[1].strip() if found else text
     by = text[len(found[1]) :] if found else ""
+    base, _, of_ledger = _ledger_times(base)
     name, profile = ("", None) if _FORMULA.match(base) else _named(base)
     if found and found.re is _BY_HOST:
         host = profile.host_ns if profile else next(iter(profiles().values())).host_ns
@@ -240,8 +252,8 @@ def settle(text: str) -> str:
             "."
         )
     settled = f"name={name},{profile.text}" if profile and base.endswith(".toml") else base
-    make_pace(settled + by)
-    return settled + by
+    make_pace(settled + of_ledger + by)
+    return settled + of_ledger + by
 
 
 def host_k(host_ns: float) -> float:

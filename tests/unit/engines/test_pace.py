@@ -163,6 +163,20 @@ def test_k_is_a_number_once_it_is_settled(monkeypatch: pytest.MonkeyPatch, text:
         assert settle(settled) == settled
 
 
+@pytest.mark.parametrize("text", ["llama3-8b-h100", "decode=1ms,prefill=2ms,launch=4us,wake=10us,name=x"])
+def test_a_ledger_can_count_twice_or_not_at_all(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(paces, "_here", lambda: 2.5 * profiles()["llama3-8b-h100"].host_ns)
+    plain = make_pace(text)
+    for times in (0.0, 2.0, 0.5):
+        other = make_pace(f"{text},ledger={times:g}")
+        assert other.ledger == plain.ledger.times(times)
+        assert (other.decode, other.name) == (plain.decode, f"{plain.name},ledger={times:g}")
+        assert make_pace(other.text).ledger == other.ledger
+    settled = make_pace(settle(f"{text},ledger=2*k"))
+    assert settled.ledger == plain.ledger.times(2 * 2.5)
+    assert settled.name.endswith(",ledger=2*2.5")
+
+
 @pytest.mark.parametrize("text", ["10ms*k/0", "10ms*0k", "10ms*9999k", "10ms*k/99999", "*k", "k", "h100*k"])
 def test_a_k_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(paces, "_here", lambda: profiles()["llama3-8b-h100"].host_ns)
