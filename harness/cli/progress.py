@@ -49,6 +49,8 @@ def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
 
     if about := question(design):
         say(about)
+    if design.aim_s is not None:
+        say(f"{blocks_of(design.blocks)}, sized by the first boots so that the answer comes in 90 s")
     if not console.is_terminal:
         yield Display(design, say, plain=say)
         return
@@ -111,7 +113,10 @@ class Display:
         self._in_turns = False
         self._began = time.monotonic()
         self._told_s = 0.0  # how long a boot had taken when a line last said so
-        self._block = self._round = self._so_far = ""
+        self._block = self._round = self._arm = self._so_far = ""
+        self._first: (
+            dict[str, float] | None
+        ) = {}  # TPOT of each arm in the first boots, ms; None: it was told
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -128,7 +133,7 @@ class Display:
                     self._plain(f"{what}; its log: {log}")
             case RoundBegun(_, arm, index):
                 which = f"round {index + 1} of {self._design.rounds}" if index >= 0 else "warm-up"
-                self._round = f"{arm}, {which}"
+                self._round, self._arm = f"{arm}, {which}", arm
                 self._in_turns = False
                 self._show(self._round)
             case SegmentBegun(_, index):
@@ -138,6 +143,8 @@ class Display:
                 pass  # its requests all end with it: "0 of 32 requests" would be all that is seen of them
             case Progress(finished=finished, total=total, tpot_ms=tpot):
                 live = f", TPOT {tpot:.2f} ms" if tpot is not None else ""
+                if tpot is not None:
+                    self._tell_first(tpot)
                 self._show(f"{self._round}, {finished} of {total} requests{live}")
             case Foreseen(seconds, design):
                 self._design, self._foreseen_s = design, seconds
@@ -147,6 +154,7 @@ class Display:
             case Said(line):
                 self._say(line)
             case BlockDone(block, seconds, stolen):
+                self._first = None  # from here on, what is seen counts
                 if block >= 0:
                     self._seconds.append(seconds)
                     self._left -= 1
@@ -164,6 +172,16 @@ class Display:
         return (
             "first boots (discarded)" if block == -1 else f"block {block + 1} of {most}{self._design.blocks}"
         )
+
+    def _tell_first(self, tpot_ms: float) -> None:
+        """That every arm serves, as soon as it does."""
+        if self._first is None:
+            return
+        self._first[self._arm] = tpot_ms
+        if len(self._first) == len(self._design.arms):
+            each = ", ".join(f"{arm} {ms:.2f} ms" for arm, ms in self._first.items())
+            self._say(f"a decode step takes {each}, as a first look at boots that do not count")
+            self._first = None
 
     def _tell_stolen(self, stolen: float) -> None:
         """In time to stop, and to come back when the machine is quieter."""

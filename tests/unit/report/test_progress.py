@@ -13,6 +13,7 @@ from overlap_bench.harness.run.events import (
     BlockBegun,
     BlockDone,
     Booting,
+    Foreseen,
     NodeDone,
     RoundBegun,
     SegmentBegun,
@@ -58,6 +59,35 @@ def test_a_run_with_minutes_says_no_more_time_than_they_leave() -> None:
     found = re.fullmatch(r"block 1 of at most 100 done in 12 s, at most (\d+) s left", plain[0])
     assert found is not None
     assert int(found[1]) <= 60  # and not 99 blocks' 1,188
+
+
+def test_that_every_arm_serves_is_told_once_and_only_of_boots_that_do_not_count() -> None:
+    said = list[str]()
+    display = Display(manifest().design, said.append)
+    display(BlockBegun(-1, left=6))
+    for arm, tpot_ms in (("before", None), ("before", 3.4), ("after", 3.3), ("after", 3.2)):
+        display(RoundBegun(-1, arm, -1))
+        display(Progress(round_id=0, finished=3, total=32, tpot_ms=tpot_ms))
+    assert said == [
+        "a decode step takes before 3.40 ms, after 3.30 ms, as a first look at boots that do not count"
+    ]
+    other = Display(manifest().design, said.append)
+    other(BlockBegun(-1, left=6))
+    other(BlockDone(-1, 9.0))
+    for arm in ("before", "after"):
+        other(RoundBegun(0, arm, 0))
+        other(Progress(round_id=0, finished=3, total=32, tpot_ms=3.0))
+    assert len(said) == 1
+
+
+def test_the_time_left_is_told_before_the_first_block_is_done() -> None:
+    drawn = list[str]()
+    display = Display(manifest().design, drawn.append, redraw=drawn.append)
+    display(Foreseen(12.0, replace(manifest().design, segments=7, rounds=1)))
+    display(BlockBegun(0, left=6))
+    assert drawn[-1] == "block 1 of 6: booting, 72 s left"
+    display(SegmentBegun(0, 1))
+    assert drawn[-1].startswith("block 1 of 6: in turns, segment 2 of 7")
 
 
 def test_requests_are_counted_in_rounds_and_not_in_turns() -> None:
