@@ -40,6 +40,7 @@ USED = (
     "num_blocks", "sampling", "prefix_cache", "max_context", "recorder", "pace",
     "plant_at", "plant_ns",
 )  # fmt: skip
+USED_PACED = (*USED, "block_size")  # without a pace vLLM chooses it by its device
 CARD_SHARE = 0.45  # of a GPU's memory: the two arms of a block stand side by side on one card
 GIB = 1 << 30
 # What pydantic says around the one sentence that vLLM raised in it.
@@ -111,7 +112,7 @@ class VllmEngine(api.Engine):
             max_num_batched_tokens=max(options.prefill_max_tokens, options.max_batch_size),
             num_gpu_blocks_override=options.num_blocks,
             **({} if on_cpu() else {"gpu_memory_utilization": CARD_SHARE}),
-            **({"attention_backend": "FLASH_ATTN"} if options.pace else {}),
+            **({"attention_backend": "FLASH_ATTN", "block_size": options.block_size} if options.pace else {}),
             enable_prefix_caching=options.prefix_cache,
             stream_interval=options.stream_interval,
             async_scheduling=toggles["async_scheduling"] == "on",
@@ -147,7 +148,7 @@ class VllmEngine(api.Engine):
     def _configure(self, write: Callable[[Preset, Path], None], arms: int = 1) -> Any:
         """vLLM's config of this arm. Raises BadSetting for what can't work. `write`: how a preset becomes the
         folder that vLLM loads models from. `arms`: how many have to fit into what memory is free."""
-        self.options.refuse_unused(SPEC.name, USED)
+        self.options.refuse_unused(SPEC.name, USED_PACED if self.options.pace else USED)
         _check_device(self.options.device)
         self._tokenizer = tokenizer_file(self.options.model)  # which refuses a typo
         self._folder = Path(self.options.model).expanduser()
