@@ -112,14 +112,19 @@ def test_records_are_the_cores() -> None:
     with opened() as (gate, core):
         core.steps.made(scheduled(new=("a",)), 1, 2)
         assert gate.begun() == 1
-        core.steps.finished(0, 3, 4)
+        core.steps.finished(0, 3, 4, outputs=5)
         assert gate.begun() == 0
-        record = gate.collect()
+        record, outputs = gate.collect()
+        assert outputs == [5]
         assert record.steps is not None
         assert record.steps.rows == 1
         assert record == core.steps.record()
         gate.clear()
-        assert gate.collect().steps == Steps().record().steps
+        assert gate.collect() == (Steps().record(), [])
+        gate.begin_profile(24)
+        record, _ = gate.collect()
+        assert record.profile is not None
+        assert record.profile.opened_ns == -1
 
 
 def test_a_core_that_is_gone_is_an_error() -> None:
