@@ -14,11 +14,13 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from itertools import cycle
 from time import perf_counter_ns
 
 from overlap_bench.engines.api import TURN_COLUMNS, BeginTurns, Engine, TurnTable
+from overlap_bench.engines.contention import Others
 
 PATIENCE_S = 10.0  # how long a turn may take, at least
 FIRST = 6  # times as long while this engine has had none: a first turn takes all prompts in
@@ -26,9 +28,16 @@ LONGER = 20  # how much longer than this engine's own longest turn
 
 
 class Turns:
-    """One engine's turns on one set of requests. `own`: its FIFO, for reading; `pids`: all its processes."""
+    """One engine's turns on one set of requests. `own`: its FIFO, for reading; `pids`: all its processes;
+    `delay`: the engine's (api.Engine.delay)."""
 
-    def __init__(self, order: BeginTurns, own: int, pids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        order: BeginTurns,
+        own: int,
+        pids: Collection[int],
+        delay: Callable[[str, int], int] = lambda phase, ns: 0,
+    ) -> None:
         self.order = order
         self.requests = 0  # that have come so far
         self.holding = False
@@ -36,9 +45,12 @@ class Turns:
         _empty(own)  # of a baton that was still on its way when the turns before these were ended
         self._next = os.open(order.next, os.O_WRONLY | os.O_NONBLOCK)
         self._clocks = [~pid << 3 | 2 for pid in pids]  # clock_getcpuclockid(3)
+        self._delay, self._delays = delay, cycle(order.delays)
+        self._others = Others([*order.run, *pids])
         self._rows = array("q")
         self._steps = 0  # of this turn
         self._taken_ns = 0
+        self._others_ns = 0  # of them, as the turn began
         self._idle = False  # it has nothing left to do
         self._parked_ns, self._parked_cpu_ns = perf_counter_ns(), self._cpu_ns()
         self._longest_ns = 0
@@ -65,10 +77,12 @@ class Turns:
             if passes + 1 < self.order.arms:
                 os.write(self._next, bytes([passes + 1]))
             return False
-        cpu = self._cpu_ns()
+        cpu, self._others_ns = self._cpu_ns(), self._others.cpu_ns()
         self._taken_ns = perf_counter_ns()
         self._rows.extend((self._taken_ns - self._parked_ns, cpu - self._parked_cpu_ns))
         self.holding, self._steps = True, 0
+        if self.order.delays:
+            self._delay(*next(self._delays))
         return True
 
     def between_steps(self, engine: Engine, idle: bool) -> None:
@@ -81,11 +95,13 @@ class Turns:
         if self._steps < self.order.steps and not idle:
             return
         engine.drain()
+        delayed = self._delay("", 0) if self.order.delays else 0
         drained = perf_counter_ns()
         self.holding = False
         self._parked_ns, self._parked_cpu_ns = drained, self._cpu_ns()
         self._longest_ns = max(self._longest_ns, drained - self._taken_ns)
-        self._rows.extend((self._taken_ns, drained))
+        held = self._others.held_ns(self._others_ns, self._others.cpu_ns(), drained - self._taken_ns)
+        self._rows.extend((self._taken_ns, drained, held, delayed))
         os.write(self._next, bytes([1 if idle else 0]))
 
     def table(self) -> TurnTable:

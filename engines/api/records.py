@@ -83,13 +83,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     streams: dict[str, str]
 
 
-TURN_COLUMNS = ("parked_ns", "parked_cpu_ns", "taken_ns", "drained_ns")
+TURN_COLUMNS = ("parked_ns", "parked_cpu_ns", "taken_ns", "drained_ns", "others_ns", "delayed_ns")
 
 
 class TurnTable(msgspec.Struct, frozen=True):
     """An engine's turns with the baton, as its host saw them: int64 rows of TURN_COLUMNS. How long it was
     parked before, and the CPU time that its processes used meanwhile; when it took the baton, and when all
-    that it began was finished."""
+    that it began was finished; in between, the CPU time that processes which are not the run's took of its
+    cores (-1: not told), and what BeginTurns.delays took. The host of an older commit sends the first four.
+    """
 
     rows: int
     data: bytes

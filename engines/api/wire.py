@@ -50,12 +50,16 @@ class BeginProfile(msgspec.Struct, frozen=True, array_like=True, tag="p"):
 
 class BeginTurns(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """From now on, run only while you hold the baton: `steps` steps, then pass it to the FIFO `next`. `arms`
-    take turns; the first turn comes once each has its `requests` requests."""
+    take turns; the first turn comes once each has its `requests` requests. `run`: the pids of all that the
+    measurement is made of. `delays`: of each turn in its order, the phase in which its steps are delayed (""
+    for none), and for how many ns each; from the first again where there are more turns."""
 
     steps: int
     requests: int
     next: str
     arms: int
+    run: list[int] = []
+    delays: list[tuple[str, int]] = []
 
 
 class EndTurns(msgspec.Struct, frozen=True, array_like=True, tag="u"):

@@ -5,8 +5,10 @@
 A simulated run draws its blocks from those that `recorded_turns` kept of its loop, each with the two arms as
 they were or swapped, so that what their boots differ by stays in. A neighbour comes on top: it computes and
 rests for times of one mean, drawn from an exponential distribution, and a turn takes SLOWER times as long
-while it computes. The change between the arms is a factor on every turn of the second one, the same in each
-boot: one that is another from boot to boot, as that of `overlap`, needs more blocks.
+while it computes; where the change itself alters how an arm waits, the second arm suffers WAITS times as much
+from it. Pairs beside it are left out as a run leaves them out (slices.deciding). The change between the arms
+is a factor on every turn of the second one, the same in each boot: one that is another from boot to boot, as
+that of `overlap`, needs more blocks.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from overlap_bench.harness.stats import paired, verdicts
 
 DWELLS_S = (None, 0.1, 1.0, 10.0, 60.0)  # of a neighbour; None: there is none
 SLOWER = 2.0
+WAITS = (1.0, 3.0)
 CHANGES = (0.0, 0.01, 0.02)
 RUNS = 2_000  # simulated, of each cell
 SECONDS = (90.0, 180.0)  # of a run
@@ -39,11 +42,14 @@ HEADER = [
     "loop",
     "run",
     "neighbour computes for",
+    "second arm suffers",
     "0%: called a change",
+    "by all turns",
     "1%: seen",
     "2%: seen",
     "intervals that hold the truth, fewest",
     "half-width, median",
+    "no verdict",
 ]
 
 
@@ -79,14 +85,14 @@ class Neighbour:
             np.concatenate([[0.0], np.cumsum(lengths * computes)]),
         )
 
-    def slowed(self, pairs: Pairs, began_s: float) -> Floats:
-        """The steps of these pairs beside it, one turn behind the other from that moment on."""
+    def share(self, pairs: Pairs, began_s: float) -> Floats:
+        """Of each turn of these pairs beside it, one turn behind the other from that moment on, what it
+        computes."""
         lengths = pairs.turn_us.ravel() / US_PER_S
         ends = began_s + np.cumsum(lengths)
         begun, ended = np.interp([ends - lengths, ends], self.moments, self.computed)
-        share = ((ended - begun) / lengths).reshape(pairs.step_us.shape)
-        slowed: Floats = pairs.step_us * (1 + (SLOWER - 1) * share)
-        return slowed
+        share: Floats = ((ended - begun) / lengths).reshape(pairs.step_us.shape)
+        return share
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,48 +101,69 @@ class Cell:
     blocks: int
     seconds: float
     dwell_s: float | None
+    waits: float
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """Shares of RUNS, by CHANGES."""
 
+    by_all: float  # that all turns would call a change, where there is none
+    no_verdict: float  # a block in which too few turns were undisturbed
     called: tuple[float, ...]  # a change
     seen: tuple[float, ...]  # called slower, and the interval holds the truth
     holding: tuple[float, ...]
     half_width: float  # of runs without a change, the median
 
 
-def noise(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) -> Floats:
-    """What each block of a run says of arms that do not differ: log ratios."""
+def noise(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) -> tuple[Floats, Floats, bool]:
+    """What each block of a run says of arms that do not differ, log ratios: by the turns that decide, and by
+    all; and whether enough were undisturbed in every block."""
     dwell_s = cell.dwell_s
     neighbour = None if dwell_s is None else Neighbour.drawn(random, dwell_s, 2 * cell.seconds)
-    found = []
+    deciding, all_, enough = [], [], True
     for number, drawn in enumerate(random.integers(len(recorded), size=cell.blocks)):
         pairs = recorded[drawn]
         began_s = number * cell.seconds / cell.blocks
-        step_us = pairs.step_us if neighbour is None else neighbour.slowed(pairs, began_s)
-        found.append(slices.trimmed(np.log(step_us[:, 1] / step_us[:, 0])))
-    swapped: Floats = np.array(found) * random.choice((-1, 1), size=cell.blocks)
-    return swapped
+        calm = np.ones(len(pairs.step_us), bool)
+        ratios = np.log(pairs.step_us[:, 1] / pairs.step_us[:, 0]) * random.choice((-1, 1))
+        if neighbour is not None:
+            share = neighbour.share(pairs, began_s)
+            suffered = np.log1p((SLOWER - 1) * share * (1.0, cell.waits))
+            ratios = ratios + suffered[:, 1] - suffered[:, 0]
+            calm = np.all(share <= slices.HELD, axis=1)
+        few = calm.sum() < max(slices.FEWEST_PAIRS, slices.ENOUGH * len(ratios))
+        enough &= not few
+        deciding.append(slices.trimmed(ratios if few else ratios[calm]))
+        all_.append(slices.trimmed(ratios))
+    return np.array(deciding), np.array(all_), enough
+
+
+def judged(ratios: Floats) -> tuple[paired.Effect, str | None]:
+    effect = paired.effect([1.0] * len(ratios), ratios.tolist())
+    return effect, verdicts.verdict(effect, MARGIN, "lower", is_time=True)
 
 
 def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) -> Found:
     called, seen, holding = np.zeros((3, RUNS, len(CHANGES)), bool)
+    by_all, no_verdict = np.zeros((2, RUNS), bool)
     half_widths = []
     for run in range(RUNS):
-        ratios = np.exp(noise(recorded, cell, random))
+        deciding, all_, enough = noise(recorded, cell, random)
+        by_all[run] = judged(np.exp(all_))[1] in verdicts.CHANGES
+        no_verdict[run] = not enough
         for place, change in enumerate(CHANGES):
-            effect = paired.effect([1.0] * cell.blocks, (ratios * (1 + change)).tolist())
+            effect, verdict = judged(np.exp(deciding) * (1 + change))
             assert effect.low is not None
             assert effect.high is not None
-            verdict = verdicts.verdict(effect, MARGIN, "lower", is_time=True)
-            holding[run, place] = effect.low <= change <= effect.high
-            called[run, place] = verdict in verdicts.CHANGES
-            seen[run, place] = verdict == "slower" and holding[run, place]
+            holding[run, place] = not enough or effect.low <= change <= effect.high
+            called[run, place] = enough and verdict in verdicts.CHANGES
+            seen[run, place] = enough and verdict == "slower" and holding[run, place]
             if not change:
                 half_widths.append((effect.high - effect.low) / 2)
     return Found(
+        by_all=float(by_all.mean()),
+        no_verdict=float(no_verdict.mean()),
         called=tuple(called.mean(axis=0).tolist()),
         seen=tuple(seen.mean(axis=0).tolist()),
         holding=tuple(holding.mean(axis=0).tolist()),
@@ -148,9 +175,10 @@ def cells_of(loop: str, runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
     """With as many blocks as fit, by these recorded runs of that loop."""
     block_s = max((run["seconds"] - FIRST_S) / len(run["blocks"]) for run in runs)
     return [
-        Cell(loop, int((seconds - FIRST_S) / block_s), seconds, dwell_s)
+        Cell(loop, int((seconds - FIRST_S) / block_s), seconds, dwell_s, waits)
         for seconds in SECONDS
         for dwell_s in DWELLS_S
+        for waits in (WAITS if dwell_s is not None else WAITS[:1])
     ]
 
 
@@ -159,10 +187,13 @@ def row(cell: Cell, found: Found) -> list[str]:
         cell.loop,
         f"{cell.seconds:g} s, {cell.blocks} blocks",
         "no neighbour" if cell.dwell_s is None else f"{cell.dwell_s:g} s",
+        f"{cell.waits:g} times as much",
         f"{found.called[0]:.1%}",
+        f"{found.by_all:.1%}",
         *(f"{each:.1%}" for each in found.seen[1:]),
         f"{min(found.holding):.1%}",
         f"±{found.half_width:.2%}",
+        f"{found.no_verdict:.1%}",
     ]
 
 

@@ -72,7 +72,7 @@ def block(folder: Path, number: int) -> dict[str, Any]:
         name: slices.decode_slices(turns[turns["arm"] == name]) for name in ("before", "equal", "slower")
     }
     step_ns = float(np.exp(slices.trimmed(np.log(decodes["before"]["interval_ns"]))))
-    planted = float(rounds.loc[rounds["arm"] == "slower", "counter.planted_host_ns"].sum())
+    planted = float(rounds.loc[rounds["arm"] == "slower", "planted_host_ns"].sum())
     ran = int((steps["arm"] == "slower").sum())
     found: dict[str, Any] = {"step_ns": step_ns, "planted": planted / ran / step_ns}
     for name in ("equal", "slower"):

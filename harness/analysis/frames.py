@@ -163,6 +163,10 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "turn_ns": Column("int64", "ns", "from taking the baton until all was finished, by its steps"),
         "parked_ns": Column("int64", "ns", "since its turn before"),
         "parked_cpu_ns": Column("int64", "ns", "CPU time that all its processes used meanwhile"),
+        "others_ns": Column(
+            "int64", "ns", "in the turn, CPU time of others; -1: not told; not of older runs"
+        ),
+        "delayed_ns": Column("int64", "ns", "in the turn, by bench sensitivity; not of older runs"),
         "part.": Column("float64", "ns", "of interval_ns: metrics/attribution.py; not of older runs"),
     },
     "divergences": {  # a row for each output that is not the first arm's

@@ -166,6 +166,8 @@ class Sliced(msgspec.Struct, frozen=True, kw_only=True):
     batch: float  # requests in a step, mean over pairs
     pairs: int
     kept: float  # share of the before arm's slices that have a partner
+    undisturbed: int | None = None  # pairs beside which nothing else used the cores; they decide
+    disturbed: float | None = None  # the change in the others, where they are many
     within: float | None = None  # SD that the change of a block owes to its pairs alone, of log ratios
     between: float | None = None  # the rest of its SD, from boot to boot; None with one block
 

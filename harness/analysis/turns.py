@@ -13,7 +13,7 @@ from overlap_bench.harness.analysis.result import Severity, Sliced, Warning
 from overlap_bench.harness.common.formatting import percent
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.metrics.block import Values
-from overlap_bench.harness.metrics.definitions import DRAINED, SLICED
+from overlap_bench.harness.metrics.definitions import DRAINED, SLICED, UNDISTURBED
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.block import Block
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OF_ROUNDS = "step_ms_matched"  # the same step, in the rounds: at the before arm's mix of batches
 OF_CLIENTS = "tpot_ms_p50"  # what there is of it where an engine records no steps in rounds
 BUSY = 0.05  # of a core, while parked
+TOLD = 0.05  # of the pairs: from so many disturbed ones on, what they say is told
 SURE = 0.01  # the level of what takes a verdict back: there are two such tests a run
 
 
@@ -31,17 +32,27 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     """Why turns decide nothing here, in words; None where nothing speaks against them, or too little was
     measured to tell.
 
-    A step must cost as much when a turn is counted to its very end, within the margin; and rounds must not
-    decide the opposite: the other direction, or a change surely beyond the margin where turns find none. That
-    both agree on the direction and not on the size is no contradiction: `of_size` tells it.
+    Enough turns must be undisturbed in each block, unless the change is one that sharing the cores can't
+    make. A step must cost as much when a turn is counted to its
+    very end, within the margin; and rounds must not decide the opposite: the other direction, or a change
+    surely beyond the margin where turns find none. That both agree on the direction and not on the size is no
+    contradiction: `of_size` tells it.
     """
     alpha = min(alpha, SURE)
+    calm = min(
+        (values[arm.name].get(UNDISTURBED, 1.0) for values in per_block for arm in design.arms), default=1.0
+    )
+    turns = _effect(design, per_block, alpha, SLICED)
+    if calm < slices.ENOUGH and not (turns is not None and _beyond_sharing(turns)):
+        return (
+            f"other processes used the cores in all but {calm:.0%} of a block's turns, and those left say "
+            "too little; stop these processes, or give the run more time: --max-minutes"
+        )
     if (apart := _apart(design, per_block, alpha, DRAINED)) is not None:
         return (
             f"work is put off past the end of a turn, and not saved: counted until all of it was done "
             f"({DRAINED}), the change is another one, by {_said(apart)}"
         )
-    turns = _effect(design, per_block, alpha, SLICED)
     for told in (OF_ROUNDS, OF_CLIENTS):
         rounds = _effect(design, per_block, alpha, told)
         if rounds is not None:
@@ -95,6 +106,14 @@ def _apart(design: Design, per_block: Sequence[Values], alpha: float, name: str)
     return found if found is not None and _side(found, design.margin) else None
 
 
+def _beyond_sharing(effect: paired.Effect) -> bool:
+    """Whether a step surely takes more than twice as long, or less than half: a core that one other process
+    wants too gives half of its time."""
+    assert effect.low is not None
+    assert effect.high is not None
+    return effect.low > 1.0 or effect.high < -0.5
+
+
 def _side(effect: paired.Effect, margin: float) -> int:
     """-1 or 1 where the whole interval lies below or above ±margin, else 0."""
     assert effect.low is not None
@@ -119,10 +138,19 @@ def sliced(design: Design, blocks: Sequence[Block]) -> Sliced | None:
         steps=design.turn_steps,
         batch=float(batches.mean()) if len(batches) else 0.0,
         pairs=len(batches),
+        undisturbed=sum(each.calm for each in parts),
+        disturbed=_mean_change(parts),
         kept=min(each.kept for each in parts),
         within=within,
         between=between,
     )
+
+
+def _mean_change(parts: Sequence[_Part]) -> float | None:
+    """Of disturbed pairs, where they are a share that anybody would ask for."""
+    calm, pairs = sum(each.calm for each in parts), sum(len(each.batches) for each in parts)
+    found = [each.disturbed for each in parts if each.disturbed is not None]
+    return float(np.expm1(np.mean(found))) if pairs - calm > TOLD * pairs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +159,8 @@ class _Part:
 
     batches: NDArray[np.float64]  # of each pair
     kept: float
+    calm: int  # pairs beside which nothing else used the cores
+    disturbed: float | None  # the change in the others, as a log ratio
     error: float
     change: float
 
@@ -139,10 +169,16 @@ class _Part:
         first, second = slices.step_sliced(before, after)
         whole = [slices.decode_slices(each) for each in (before, after)]
         pairs = slices.pair(*whole)
+        used, calm = slices.deciding(pairs), slices.undisturbed(pairs)
+        disturbed = pairs.drop(calm.index)
         return cls(
             batches=pairs["batch"].to_numpy(float),
             kept=slices.kept(pairs, *whole),
-            error=slices.error_of_pairs(pairs),
+            calm=len(calm),
+            disturbed=slices.trimmed(np.log(disturbed["interval_ns_after"] / disturbed["interval_ns_before"]))
+            if len(disturbed)
+            else None,
+            error=slices.error_of_pairs(used),
             change=float(np.log(second.get(SLICED, np.nan) / first.get(SLICED, np.nan))),
         )
 

@@ -138,7 +138,11 @@ class Display:
                 self._show(self._round)
             case SegmentBegun(_, index):
                 self._in_turns = True
-                self._show(f"in turns, segment {index + 1} of {self._design.segments}")
+                planned = self._design.segments
+                more = f"{index + 1 - planned} more, as others use the cores"
+                self._show(
+                    f"in turns, segment {index + 1} of {planned}" if index < planned else f"in turns, {more}"
+                )
             case Progress() if self._in_turns:
                 pass  # its requests all end with it: "0 of 32 requests" would be all that is seen of them
             case Progress(finished=finished, total=total, tpot_ms=tpot):

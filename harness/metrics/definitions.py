@@ -54,6 +54,7 @@ IN_TURNS = (SLICED, SLICED_SAME_DEVICE, SLICED_SAME_HOST)
 SLICED_MEAN = "step_ms_sliced_mean"  # with every rare stall in it
 OF_PAIRS = (*IN_TURNS, SLICED_MEAN)  # what can decide in turns
 DRAINED = "step_ms_drained"  # a step more in a turn, to its very end
+UNDISTURBED = "turns_undisturbed"  # no metric: the share of pairs beside which nothing else used the cores
 # What takes device times for the device's own, by the whole step that says it without them.
 SPLIT = {
     SAME_DEVICE: MATCHED[0],

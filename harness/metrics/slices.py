@@ -12,11 +12,15 @@ import pandas as pd
 
 from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.metrics.attribution import PARTS
-from overlap_bench.harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS, SLICED_MEAN
+from overlap_bench.harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS, SLICED_MEAN, UNDISTURBED
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
+HELD = 0.05  # of a turn: CPU time of processes that are not the run's, from which on it is disturbed
+ENOUGH = 0.2  # the share of undisturbed pairs from which on they alone decide
+FEWEST_PAIRS = 10  # and how many they have to be
 KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased choice
 SAME = ["round", "turn", "first_step", "steps", "batch", "tokens"]
+BESIDE = ("parked_ns", "parked_cpu_ns", "others_ns", "delayed_ns")  # of a turn, as its host saw them
 PART = "part."  # begins the columns of where the interval goes
 
 
@@ -31,9 +35,9 @@ def of_turns(
     first `lead` steps, which fill the pipeline; -1 where there is none); device_ns (mean, of the steps that
     these intervals end with; -1 where it is not known); turn_ns (from taking the baton until all was
     finished, by the number of steps); parked_ns and parked_cpu_ns (before it, all processes of the engine
-    together); with `parts`, one column behind PART for each, a mean over the steps of interval_ns, to which
-    they add up. An engine that records no device work ends a step when its tokens are on the host; its steps
-    have no parts.
+    together); others_ns and delayed_ns (in the turn, as of api.TurnTable); with `parts`, one column behind
+    PART for each, a mean over the steps of interval_ns, to which they add up. An engine that records no
+    device work ends a step when its tokens are on the host; its steps have no parts.
     """
     ordered = steps.sort_values("step")
     ends, device = ordered["device_end_ns"].to_numpy(), ordered["device_ns"].to_numpy()
@@ -44,9 +48,8 @@ def of_turns(
     known = parts is not None and len(parts) > 0
     shares = parts.reindex(numbers)[list(PARTS)].to_numpy() if parts is not None and known else None
     rows = []
-    for turn, (taken, drained, parked, parked_cpu) in enumerate(
-        turns[["taken_ns", "drained_ns", "parked_ns", "parked_cpu_ns"]].itertuples(index=False)
-    ):
+    for turn, had in enumerate(turns.itertuples()):
+        taken, drained = had.taken_ns, had.drained_ns
         mine = np.flatnonzero((ends > taken) & (ends <= drained))
         if not len(mine):
             continue
@@ -62,8 +65,7 @@ def of_turns(
                 "interval_ns": round(between / max(1, len(inner))),
                 "device_ns": round(device[inner].mean()) if len(inner) else -1,
                 "turn_ns": round((drained - taken) / len(mine)),
-                "parked_ns": parked,
-                "parked_cpu_ns": parked_cpu,
+                **{name: getattr(had, name) for name in BESIDE},
             }
         )
         if shares is not None:
@@ -73,8 +75,7 @@ def of_turns(
 
 
 COLUMNS = (
-    "turn", "first_step", "steps", "batch", "tokens", "interval_ns", "device_ns", "turn_ns", "parked_ns",
-    "parked_cpu_ns",
+    "turn", "first_step", "steps", "batch", "tokens", "interval_ns", "device_ns", "turn_ns", *BESIDE,
 )  # fmt: skip
 PART_COLUMNS = tuple(f"{PART}{name}" for name in PARTS)
 
@@ -96,6 +97,31 @@ def kept(pairs: pd.DataFrame, *arms: pd.DataFrame) -> float:
     return len(pairs) / possible if possible else np.nan
 
 
+def undisturbed(turns: pd.DataFrame) -> pd.DataFrame:
+    """Of decode_slices, or of their pairs, those beside which nothing else used the cores, in either turn of
+    a pair. That looks at nothing which a change of an engine can move. All, where the machine does not tell.
+    """
+    turn_ns = ("turn_ns", "turn_ns_before", "turn_ns_after")
+    calm = np.ones(len(turns), bool)
+    for name in filter(turns.columns.__contains__, turn_ns):
+        others = name.replace("turn_ns", "others_ns")
+        if others in turns:  # not of older runs
+            calm &= (turns[others] <= HELD * turns[name] * turns["steps"]).to_numpy()
+    return turns[calm]
+
+
+def deciding(turns: pd.DataFrame) -> pd.DataFrame:
+    """The undisturbed ones; all, where these are too few."""
+    calm = undisturbed(turns)
+    return calm if len(calm) >= max(FEWEST_PAIRS, ENOUGH * len(turns)) else turns
+
+
+def calm_enough(turns: pd.DataFrame, before: str, after: str) -> bool:
+    """Whether enough pairs of these two arms' turns are undisturbed; where there are none, nothing is."""
+    pairs = pair(*(decode_slices(turns[turns["arm"] == name]) for name in (before, after)))
+    return len(undisturbed(pairs)) >= max(min(FEWEST_PAIRS, len(pairs)), ENOUGH * len(pairs))
+
+
 def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
     """The decode step of each arm in turns, ms: IN_TURNS, SLICED_MEAN and DRAINED. NaN where
     too few pairs are left.
@@ -109,26 +135,31 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
     step_ms_sliced_mean         of the first arm, the plain mean of its slices' intervals; of another, that
                                 times the ratio of both means over their pairs. A rare long step is in it
     step_ms_drained             see `drained`
+    turns_undisturbed           the share of pairs in which nothing else used the cores. Where they are enough
+                                (`deciding`), all that is of pairs is of these
     """
     own, *theirs = map(decode_slices, (before, *others))
     paired = [pair(own, each) for each in theirs]
     if not all(kept(pairs, own, each) >= KEPT for pairs, each in zip(paired, theirs, strict=True)):
         return tuple(dict.fromkeys((*IN_TURNS, SLICED_MEAN, DRAINED), np.nan) for _ in (before, *others))
+    shares = [len(undisturbed(pairs)) / len(pairs) for pairs in paired]
+    own, *theirs = map(deciding, (own, *theirs))
     first = _middle(own["interval_ns"]) / NS_PER_MS
     mean = float(own["interval_ns"].mean()) / NS_PER_MS
-    found = [{**dict.fromkeys(IN_TURNS, first), SLICED_MEAN: mean}]
-    for pairs in paired:
+    found = [{**dict.fromkeys(IN_TURNS, first), SLICED_MEAN: mean, UNDISTURBED: min(shares)}]
+    for pairs, calm in zip(map(deciding, paired), shares, strict=True):
         ratio = _middle(pairs["interval_ns_after"] / pairs["interval_ns_before"])
         exposed = pairs["interval_ns_after"] - pairs["device_ns_after"]
         more = exposed - (pairs["interval_ns_before"] - pairs["device_ns_before"])
         known = (pairs[["device_ns_before", "device_ns_after"]] >= 0).all(axis=None)
         host = trimmed(more / pairs["interval_ns_before"]) if known else np.nan
-        shares = (ratio, 1 + host, ratio - host)
+        parts = (ratio, 1 + host, ratio - host)
         of_mean = float(pairs["interval_ns_after"].mean() / pairs["interval_ns_before"].mean())
         found.append(
             {
-                **{name: first * share for name, share in zip(IN_TURNS, shares, strict=True)},
+                **{name: first * share for name, share in zip(IN_TURNS, parts, strict=True)},
                 SLICED_MEAN: mean * of_mean,
+                UNDISTURBED: calm,
             }
         )
     for whole, values in zip((own, *theirs), found, strict=True):
@@ -144,8 +175,11 @@ def parts_of_step(
     of the change, much as step_ms_sliced. None where too few pairs are left, or nothing is known of parts."""
     whole = [decode_slices(each) for each in (before, after)]
     pairs = pair(*whole)
+    if not kept(pairs, *whole) >= KEPT:
+        return None
+    pairs = deciding(pairs)
     columns = [[f"{name}_{side}" for name in PART_COLUMNS] for side in ("before", "after")]
-    if not kept(pairs, *whole) >= KEPT or not set(columns[0] + columns[1]) <= set(pairs):
+    if not set(columns[0] + columns[1]) <= set(pairs):
         return None
     if not every:
         order = np.argsort(pairs["interval_ns_after"] / pairs["interval_ns_before"])

@@ -134,7 +134,19 @@ def in_turns(comparison: Comparison) -> str | None:
     return (
         f"Turns give the decode step: both arms ran the same steps at batch {sliced.batch:.3g}, alternating "
         f"every {sliced.steps}: {sliced.pairs:,} pairs, {sliced.kept:.0%} kept. Rounds give all else: the "
-        "workload with its own arrivals, one arm at a time."
+        f"workload with its own arrivals, one arm at a time.{beside_others(comparison)}"
+    )
+
+
+def beside_others(comparison: Comparison) -> str:
+    """What turns say while other processes used the cores, and which decide; "" where those are few."""
+    sliced, row = comparison.sliced, comparison.metrics.get(definitions.SLICED)
+    if sliced is None or sliced.undisturbed is None or sliced.disturbed is None or row is None:
+        return ""
+    share = sliced.undisturbed / sliced.pairs
+    return (
+        f" Undisturbed turns ({share:.0%}): {difference(row)} {interval(row)}; while other processes used "
+        f"the cores: {percent(sliced.disturbed)}."
     )
 
 

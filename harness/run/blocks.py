@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,9 @@ import pandas as pd
 
 from overlap_bench.engines import api
 from overlap_bench.harness.common import differences, processes
-from overlap_bench.harness.metrics import divergences
+from overlap_bench.harness.metrics import divergences, slices
 from overlap_bench.harness.metrics.attribution import of_each_step
 from overlap_bench.harness.metrics.requests import mean_decoding
-from overlap_bench.harness.metrics.slices import of_turns
 from overlap_bench.harness.metrics.steps import decode_intervals
 from overlap_bench.harness.plan.design import Arm, Design, of_one_model
 from overlap_bench.harness.plan.orders import round_seed, segment_seed, turn_order, workload_order
@@ -59,6 +59,7 @@ from overlap_bench.harness.workload.plan import Planned, plan, skipped
 from overlap_bench.harness.workload.workload import Workload
 
 LONGER_TURNS = 3  # one segment in so many has turns of twice as many steps
+MOST_SEGMENTS = 2  # times as many as planned, where others use the cores
 WARMUP_SHARE = 4  # a warm-up round has this part of the requests: enough to touch every code path
 
 
@@ -320,12 +321,27 @@ def _block(
                         table.insert(1, "round", index)
                         if index >= 0:
                             parts[number][name].append(table)
-    for segment in range(design.segments if block >= 0 else 0):
+    for segment in count():
+        if block < 0 or (segment >= design.segments and not _measure_more(design, segment, parts)):
+            break
         for number in workload_order(design.seed, block, segment, len(designs)):
             parts[number]["slices"] += _segment(
                 session, manifests[number], block, segment, booted, context, observe
             )
     return [_whole(one, each) for one, each in zip(designs, parts, strict=True)]
+
+
+def _measure_more(design: Design, segments: int, parts: Sequence[Mapping[str, list[pd.DataFrame]]]) -> bool:
+    """Whether others used the cores in so many turns of a block that it needs more segments: no more than
+    twice those that were planned. What the arms did has no part in it."""
+    if not design.segments or segments >= MOST_SEGMENTS * design.segments:
+        return False
+    before, *after = (arm.name for arm in design.arms)
+    for tables in parts:
+        turns = pd.concat(tables["slices"], ignore_index=True)
+        if len(turns) and any(not slices.calm_enough(turns, before, name) for name in after):
+            return True
+    return False
 
 
 def _segment(
@@ -347,16 +363,16 @@ def _segment(
             f"a request failed while engines took turns: {failed}; --segments 0 compares by rounds, and "
             "counts one that fails"
         )
-    slices = []
+    found = []
     for each in turning:
         record, turns = session.collect_turns(each)
         steps = records.steps_frame(record)
         parts = of_each_step(steps, records.device_frame(record), each.arm.toggles.get("launch") == "thread")
-        frame = of_turns(steps, records.turns_frame(turns), design.turn_lead, parts)
+        frame = slices.of_turns(steps, records.turns_frame(turns), design.turn_lead, parts)
         frame.insert(0, "arm", each.arm.name)
         frame.insert(1, "round", segment)
-        slices.append(frame)
-    return slices
+        found.append(frame)
+    return found
 
 
 def steps_of_turn(design: Design, segment: int) -> int:

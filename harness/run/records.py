@@ -127,8 +127,13 @@ def steps_frame(record: api.RoundRecord) -> pd.DataFrame:
 
 
 def turns_frame(turns: api.TurnTable) -> pd.DataFrame:
-    """One row per turn of an engine: the columns of api.TURN_COLUMNS."""
-    return pd.DataFrame(_matrix(turns.data, len(api.TURN_COLUMNS)), columns=api.TURN_COLUMNS)
+    """One row per turn of an engine: the columns of api.TURN_COLUMNS, -1 where the host of an older commit
+    sends no such column."""
+    width = len(turns.data) // 8 // turns.rows if turns.rows else len(api.TURN_COLUMNS)
+    sent = list(api.TURN_COLUMNS[:width])
+    return pd.DataFrame(_matrix(turns.data, width), columns=sent).reindex(
+        columns=api.TURN_COLUMNS, fill_value=-1
+    )
 
 
 def device_frame(record: api.RoundRecord) -> pd.DataFrame:

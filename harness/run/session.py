@@ -20,6 +20,7 @@ import zmq
 
 from overlap_bench.engines import api
 from overlap_bench.engines.machine import known
+from overlap_bench.engines.processes import with_below
 from overlap_bench.harness.common import processes, temporary
 from overlap_bench.harness.common.processes import Child
 from overlap_bench.harness.common.signals import postponed, undisturbed
@@ -323,15 +324,23 @@ class Session:
         self._to_load.send(msgspec.msgpack.encode(order))
 
     def take_turns(
-        self, booted: Sequence[Booted], plan: Sequence[Planned], steps: int, on_progress: OnProgress
+        self,
+        booted: Sequence[Booted],
+        plan: Sequence[Planned],
+        steps: int,
+        on_progress: OnProgress,
+        delays: Sequence[tuple[str, int]] = (),
     ) -> messages.RoundDone:
         """Have these engines, begun, each serve `plan` (all of it due at once), `steps` steps at a time, in
-        turn and in this order; meanwhile this process sleeps. Raises RunFailed for one that keeps its turn.
-        """
+        turn and in this order; meanwhile this process sleeps. `delays`: as of api.BeginTurns. Raises
+        RunFailed for one that keeps its turn."""
         self._loaded, self._turning = None, {each.arm.name for each in booted}
         self._parked = {pid for each in booted for role, pid in each.pids.items() if role == "server"}
+        started = [*self.pids.values(), *(pid for each in booted for pid in each.pids.values())]
+        run = list(known(with_below, started, started))
         for each, following in zip(booted, [*booted[1:], booted[0]], strict=True):
-            self._ask(each, api.BeginTurns(steps, len(plan), str(following.baton), len(booted)), api.Begun)
+            order = api.BeginTurns(steps, len(plan), str(following.baton), len(booted), run, list(delays))
+            self._ask(each, order, api.Begun)
         copies = [
             msgspec.structs.replace(each, id=place * len(plan) + number)
             for place in range(len(booted))

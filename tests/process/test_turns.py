@@ -149,3 +149,24 @@ def test_an_engine_is_parked_once_it_has_all_its_requests(tmp_path: Path) -> Non
     turns.between_steps(api.Engine(), idle=True)
     (parked_ns,) = records.turns_frame(turns.table())["parked_ns"]
     assert parked_ns <= perf_counter_ns() - complete_ns
+
+
+def test_each_turn_has_the_delay_that_it_was_given_and_says_what_it_took(tmp_path: Path) -> None:
+    fifo = tmp_path / "one"
+    os.mkfifo(fifo)
+    end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    put: list[tuple[str, int]] = []
+
+    def delay(phase: str, ns: int) -> int:
+        put.append((phase, ns))
+        return 7 * len(put)
+
+    order = api.BeginTurns(1, 0, str(fifo), 1, delays=[("", 0), ("schedule", 500)])
+    turns = Turns(order, end, [os.getpid()], delay)
+    os.write(end, bytes(1))
+    for _ in range(3):
+        assert turns.take()
+        turns.between_steps(api.Engine(), idle=False)
+    taken = put[::2]  # between them each is taken back
+    assert taken == [("", 0), ("schedule", 500), ("", 0)]
+    assert records.turns_frame(turns.table())["delayed_ns"].tolist() == [14, 28, 42]

@@ -11,7 +11,7 @@ from overlap_bench.harness.analysis.experiment_result import Finished
 from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.analysis.values import block_values
 from overlap_bench.harness.metrics.block import Values
-from overlap_bench.harness.metrics.definitions import DRAINED, SLICED
+from overlap_bench.harness.metrics.definitions import DRAINED, SLICED, UNDISTURBED
 from overlap_bench.harness.plan.experiment_file import Quantity
 from overlap_bench.harness.report import tables
 from overlap_bench.harness.stats import paired
@@ -51,6 +51,28 @@ def test_turns_decide_nothing_where_their_end_or_the_rounds_contradict_them(
 ) -> None:
     found = turns.disagreement(DESIGN, blocks(*changes), 0.05)
     assert found is None if why is None else found is not None and found.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("change", "calm", "told"),
+    [
+        (-0.12, 0.5, False),
+        (-0.12, 0.1, True),  # others used the cores nearly all the time, and it may be of them
+        (0.0, 0.1, True),
+        (0.9, 0.1, True),
+        (1.4, 0.1, False),  # no neighbour makes a step so much longer
+        (-0.6, 0.1, False),
+    ],
+)
+def test_beside_others_nothing_is_decided_that_they_may_have_made(
+    change: float, calm: float, told: bool
+) -> None:
+    found = blocks(change, change, change)
+    for values in found[2].values():  # in one block
+        values[UNDISTURBED] = calm  # type: ignore[index]
+    why = turns.disagreement(DESIGN, found, 0.05)
+    assert (why is not None) == told
+    assert why is None or why.startswith("other processes used the cores in all but 10% of a block's turns")
 
 
 def test_a_verdict_is_taken_back_by_what_is_sure_and_not_by_what_one_run_in_twenty_shows() -> None:

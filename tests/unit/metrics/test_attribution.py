@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from overlap_bench.engines.api import STEP_COLUMNS
 from overlap_bench.harness.metrics.attribution import PARTS, attribute, matched_means, of_each_step, paint
-from overlap_bench.harness.metrics.slices import PART_COLUMNS, of_turns
+from overlap_bench.harness.metrics.slices import BESIDE, PART_COLUMNS, of_turns
 from overlap_bench.harness.metrics.steps import decode_intervals, exposed_host_us, matched_share
 
 Phases = Mapping[str, tuple[int, int]]
@@ -191,7 +191,7 @@ def test_a_slice_of_steps_has_their_mean_parts_and_they_add_up_to_its_interval()
         )
     ).assign(tokens=1)
     turns = pd.DataFrame(
-        {"taken_ns": [0, 900_000], "drained_ns": [250_000, 1_300_000], "parked_ns": 0, "parked_cpu_ns": 0}
+        {"taken_ns": [0, 900_000], "drained_ns": [250_000, 1_300_000]} | dict.fromkeys(BESIDE, 0)
     )
     parts = of_each_step(steps, pd.DataFrame(), forward_thread=False)
     found = of_turns(steps, turns, lead=1, parts=parts)

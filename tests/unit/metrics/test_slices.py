@@ -37,6 +37,8 @@ def turns_of(*spans_ms: tuple[float, float]) -> pd.DataFrame:
                 "parked_cpu_ns": MS // 100,
                 "taken_ns": round(taken * MS),
                 "drained_ns": round(drained * MS),
+                "others_ns": 0,
+                "delayed_ns": 0,
             }
             for taken, drained in spans_ms
         ]
@@ -61,6 +63,7 @@ def arm(
         "device_ns": MS // 2,
         "parked_ns": MS,
         "parked_cpu_ns": 0,
+        "others_ns": 0,
     }
     return pd.DataFrame(rows)
 
@@ -199,3 +202,52 @@ def test_a_step_without_a_device_has_no_parts():
     first, second = slices.step_sliced(before, after)
     assert second[SLICED] / first[SLICED] == pytest.approx(1.1)
     assert all(np.isnan(second[name]) for name in definitions.IN_TURNS[1:])
+
+
+def beside_others(intervals_ms: list[float], others: list[float]) -> pd.DataFrame:
+    """Slices beside which other processes used these shares of a turn."""
+    made = arm(intervals_ms)
+    return made.assign(others_ns=np.round(np.array(others) * made["turn_ns"] * made["steps"]).astype(int))
+
+
+def test_turns_in_which_others_used_the_cores_decide_nothing_where_enough_are_left():
+    quiet, bursts = [2.0] * 12, [4.0] * 8
+    calm = [0.0] * 12 + [0.5] * 8
+    before = beside_others(quiet + bursts, calm)
+    after = beside_others([1.9] * 12 + [1.0] * 8, [0.0] * 12 + [0.02] * 8)  # beside it there was less
+    first, second = slices.step_sliced(before, after)
+    assert first[SLICED] == pytest.approx(2.0)
+    assert second[SLICED] == pytest.approx(1.9)
+    assert second[definitions.SLICED_MEAN] / first[definitions.SLICED_MEAN] == pytest.approx(0.95)
+    assert first[definitions.UNDISTURBED] == second[definitions.UNDISTURBED] == 0.6
+
+
+def test_where_too_few_turns_are_undisturbed_all_are_shown_and_the_share_says_so():
+    before, after = (beside_others([each] * 20, [0.5] * 18 + [0.0] * 2) for each in (2.0, 1.0))
+    first, second = slices.step_sliced(before, after)
+    assert second[SLICED] / first[SLICED] == pytest.approx(0.5)
+    assert second[definitions.UNDISTURBED] == 0.1
+
+
+@given(st.lists(st.tuples(st.floats(1, 5), st.floats(0, 1), st.floats(0, 1)), min_size=12, max_size=40))
+def test_which_turns_count_depends_on_others_alone(turns):
+    noise, first, second = map(list, zip(*turns, strict=True))
+    sides = beside_others(noise, first), beside_others([2 * each for each in noise], second)
+    calm = slices.undisturbed(slices.pair(*sides))["turn"].tolist()
+    changed = sides[0], sides[1].assign(interval_ns=7, parked_cpu_ns=9 * MS)
+    assert slices.undisturbed(slices.pair(*changed))["turn"].tolist() == calm
+
+
+def test_turns_of_a_machine_that_does_not_tell_and_of_older_runs_all_count():
+    for unknown in (arm([2.0] * 12).assign(others_ns=-1), arm([2.0] * 12).drop(columns="others_ns")):
+        assert len(slices.undisturbed(unknown)) == 12
+
+
+def test_a_block_has_enough_turns_once_a_fifth_of_them_are_undisturbed() -> None:
+    def turns(others: list[float]) -> pd.DataFrame:
+        both = [beside_others([2.0] * len(others), others).assign(arm=name) for name in ("before", "after")]
+        return pd.concat(both, ignore_index=True)
+
+    assert slices.calm_enough(turns([0.0] * 10 + [0.5] * 40), "before", "after")
+    assert not slices.calm_enough(turns([0.0] * 9 + [0.5] * 41), "before", "after")
+    assert slices.calm_enough(turns([0.0] * 3), "before", "after")  # too few of either kind

@@ -88,11 +88,13 @@ def test_the_time_left_is_told_before_the_first_block_is_done() -> None:
     assert drawn[-1] == "block 1 of 6: booting, 72 s left"
     display(SegmentBegun(0, 1))
     assert drawn[-1].startswith("block 1 of 6: in turns, segment 2 of 7")
+    display(SegmentBegun(0, 8))
+    assert drawn[-1].startswith("block 1 of 6: in turns, 2 more, as others use the cores")
 
 
 def test_requests_are_counted_in_rounds_and_not_in_turns() -> None:
     drawn = list[str]()
-    display = Display(manifest().design, drawn.append, redraw=drawn.append)
+    display = Display(replace(manifest().design, segments=8), drawn.append, redraw=drawn.append)
     display(BlockBegun(0, left=6))
     display(RoundBegun(0, "after", 0))
     display(Progress(round_id=0, finished=3, total=32, tpot_ms=None))

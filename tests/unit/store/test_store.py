@@ -423,3 +423,12 @@ def test_every_column_that_a_run_writes_is_read_back(tmp_path: Path, name: str) 
     whole = pd.DataFrame({each: [0] for each in (*COLUMNS[name], "arm", "round") if each not in table})
     write_block(tmp_path, 0, {**tables(), name: pd.concat([table, whole], axis=1)})
     assert len(read_table(tmp_path, 0, name)) == 1
+
+
+def test_a_run_that_its_first_boots_sized_is_gone_on_with_as_it_was_asked_for() -> None:
+    asked = msgspec.structs.replace(DESIGN, segments=16, rounds=3, aim_s=80.0)
+    sized = msgspec.structs.replace(asked, segments=7, rounds=1, aim_s=None)
+    check_resume(changed(design=sized), changed(design=asked))
+    check_resume(changed(design=sized), changed(design=sized))
+    with pytest.raises(StoreError, match="segments"):
+        check_resume(changed(design=sized), changed(design=msgspec.structs.replace(asked, aim_s=None)))

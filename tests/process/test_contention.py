@@ -1,0 +1,47 @@
+"""What a turn is told of other work on the machine: real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from overlap_bench.engines.contention import Others
+
+SPENT_NS = 30_000_000
+COMPUTES = "while True: pass"
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    while not happened():
+        os.sched_yield()
+
+
+def test_cpu_time_of_others_is_counted_and_that_of_the_run_is_not() -> None:
+    with subprocess.Popen([sys.executable, "-c", COMPUTES]) as other:
+        everybody, without = Others([os.getpid()]), Others([os.getpid(), other.pid])
+        before = without.cpu_ns()
+        wait_for(lambda: everybody.cpu_ns() > SPENT_NS)
+        used = everybody.cpu_ns()
+        other.kill()
+    assert used > SPENT_NS
+    assert without.cpu_ns() - before < used
+
+
+def test_a_process_that_begins_later_counts_from_its_begin() -> None:
+    others = Others([os.getpid()])
+    others.cpu_ns()
+    with subprocess.Popen([sys.executable, "-c", COMPUTES]) as other:
+        wait_for(lambda: others.cpu_ns() > SPENT_NS)
+        other.kill()
+
+
+def test_on_many_cores_what_fits_beside_a_run_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = Others([os.getpid()])
+    for cores, held in ((2, 700), (4, 700), (5, 200), (8, 0)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert others.held_ns(300, 1000, 500) == held
+    assert others.held_ns(300, -1, 500) == -1
