@@ -177,7 +177,8 @@ class Host:
                     engine.begin_profile(steps)
                     self.reply(api.Begun(self.config.name))
                 case api.BeginTurns():
-                    self.turns, self.turning = Turns(message, self._baton, {os.getpid(), *self.pidfds}), True
+                    own = {os.getpid(), *self.pidfds}
+                    self.turns, self.turning = Turns(message, self._baton, own, engine.delay), True
                     engine.begin_turns()
                     self.reply(api.Begun(self.config.name))
                 case api.EndTurns():

@@ -9,6 +9,7 @@
 
     run = overlap_bench.load("results/a-factorial")         # run.effects: a frame of every effect
     sweep = overlap_bench.load_sweep("results/a-sweep")     # sweep.changes, sweep.values, sweep.runs
+    found = overlap_bench.load_sensitivity("results/a-sensitivity")  # found.phases; plots.sensitivity(found)
 
 Columns with their types and units: harness/analysis/frames.py, COLUMNS. Metrics:
 harness/metrics/definitions.py. The method: harness/stats/stats.md. Importing this is light; pandas and
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
     from overlap_bench.harness.analysis.frames import Run
     from overlap_bench.harness.analysis.result import Result
+    from overlap_bench.harness.analysis.sensitivity import Sensitivity
     from overlap_bench.harness.analysis.sweep import Sweep
     from overlap_bench.harness.report import figures as plots
 
-__all__ = ["compare", "load", "load_sweep", "plots"]
+__all__ = ["compare", "load", "load_sensitivity", "load_sweep", "plots"]
 
 
 def load(run: str | Path) -> Run:
@@ -36,6 +38,13 @@ def load(run: str | Path) -> Run:
     from overlap_bench.harness.analysis import frames
 
     return frames.load(run)
+
+
+def load_sensitivity(folder: str | Path) -> Sensitivity:
+    """What `bench sensitivity` left in a folder; see sensitivity.Sensitivity. Raises StoreError, one line."""
+    from overlap_bench.harness.analysis import sensitivity
+
+    return sensitivity.read(folder)
 
 
 def load_sweep(sweep: str | Path) -> Sweep:

@@ -1,7 +1,7 @@
 """overlap-bench for programs: what an engine of yours is made of, and the results of a run.
 
     from overlap_bench import Engine, EngineSpec, Toggle  # and all else of overlap_bench.engines.api
-    from overlap_bench import compare, load, load_sweep, plots  # of overlap_bench.harness
+    from overlap_bench import compare, load, load_sensitivity, load_sweep, plots  # of overlap_bench.harness
 
 A name is imported when it is first asked for: the process that an engine runs in may lack pandas, and an
 engine needs nothing but the contract.
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overlap_bench.engines.api import *  # noqa: F403
-    from overlap_bench.harness import compare, load, load_sweep, plots  # noqa: F401
+    from overlap_bench.harness import compare, load, load_sensitivity, load_sweep, plots  # noqa: F401
 
-RESULTS = ("compare", "load", "load_sweep", "plots")
+RESULTS = ("compare", "load", "load_sensitivity", "load_sweep", "plots")
 
 
 def __dir__() -> list[str]:

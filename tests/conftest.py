@@ -29,7 +29,7 @@ LATE = {
     )),
     *(f"process/test_{name}.py" for name in (
         "action", "experiment", "factorial", "fuzz", "gpu_check", "installed", "keep", "notebooks",
-        "openai_run", "ray", "real_run", "record_pace", "several_arms", "sweep",
+        "openai_run", "ray", "real_run", "record_pace", "sensitivity", "several_arms", "sweep",
     )),
 }  # fmt: skip
 _left: list[int] = []  # how many tests each collection left to CI

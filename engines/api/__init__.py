@@ -21,7 +21,9 @@ builds, and the spec's place in its pyproject.toml,
 Once that is installed beside `bench`, `bench engines` lists it and `bench run --engine yours` measures it. A
 complete one, with a toggle, is examples/own_engine. Where arms take turns every few steps, small changes
 show in a minute on a noisy machine (harness/stats/stats.md, "Turns"): say `takes_turns` in the spec, call
-pump(0) once between two steps, and write `drain`. What an engine can't tell (step records, counters, a stamp
+pump(0) once between two steps, and write `drain`. `bench sensitivity` shows what a microsecond in each part
+of a step costs: name its `phases` in the spec, hand `delay` on to a `Delay`, and `spend` it at the end of
+each. What an engine can't tell (step records, counters, a stamp
 that it does not have: -1) it leaves out, and the metrics made of that are absent, not zero.
 
 All stamps are `time.perf_counter_ns()`, CLOCK_MONOTONIC on Linux: one clock for every process of a machine.
@@ -78,6 +80,7 @@ from overlap_bench.engines.api.wire import (
     ToHost,
     Waiting,
 )
+from overlap_bench.engines.delay import Delay
 from overlap_bench.engines.errors import BadFile, BadSetting, EngineError, first_line
 from overlap_bench.engines.pace import Ledger, PaceProfile, host_k, make_pace, profiles, settle
 
@@ -98,6 +101,7 @@ __all__ = [
     "Chunk",
     "Collect",
     "Collected",
+    "Delay",
     "Description",
     "DeviceWork",
     "EndTurns",

@@ -255,6 +255,12 @@ class Engine:
     def end_turns(self) -> None:
         """Requests may be left, and go on freely."""
 
+    def delay(self, phase: str, ns: int) -> int:
+        """From now on each step computes for `ns` more at the end of that phase, on the thread that runs it,
+        and holds the interpreter meanwhile; 0: no more. What delays took since the last call, ns. Called
+        between steps, of an engine whose EngineSpec names its `phases`; engines.delay.Delay does it."""
+        raise BadSetting("this engine can't be delayed in a phase")
+
     def collect(self) -> RoundRecord:
         """What was recorded since begin_round or begin_profile. The engine is idle when this is called."""
         return RoundRecord()

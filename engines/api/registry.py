@@ -27,6 +27,7 @@ class EngineSpec:
     build: str
     needs: str = ""  # what must be installed, for `bench engines`
     plants: tuple[str, ...] = ()  # where it can delay each step by a known time: "device", "host"
+    phases: tuple[str, ...] = ()  # of a step, in which it can be delayed (bench sensitivity)
     scores: bool = False  # whether EngineOptions.scoring means something to it
     samples: bool = False  # whether EngineOptions.sampling does
     # Whether it can stop after any step and go on with the next as if nothing had been: it calls pump(0)

@@ -49,6 +49,7 @@ SPEC = EngineSpec(
     build=f"{__name__}.engine:build",
     packages=("overlap_bench.engines",),
     plants=("device", "host"),
+    phases=("schedule", "metadata", "h2d", "launch", "append", "output"),
     scores=True,
     samples=True,
     takes_turns=True,

@@ -304,6 +304,9 @@ class OverlapEngine(api.Engine):
         self._loop.drain()
         self._drain_devices()
 
+    def delay(self, phase: str, ns: int) -> int:
+        return self._loop.recorder.delay.put(phase, ns)
+
     def _drain_devices(self) -> None:
         self._device.drain()
         if self._ranks is not None:

@@ -11,6 +11,7 @@ from array import array
 from time import perf_counter_ns
 
 from overlap_bench.engines.api import PHASES, STEP_COLUMNS, STEP_KINDS, HostRanges, StepTable
+from overlap_bench.engines.delay import Delay
 from overlap_bench.engines.tracing import RangeLog, Window, listening
 
 (RECV, SCHEDULE, METADATA, H2D, LAUNCH, WAIT_LAUNCH_DONE, WAIT_COPY_DONE, APPEND, OUTPUT) = range(len(PHASES))
@@ -28,6 +29,7 @@ class Recorder:
         self._first = 0  # the number of the first step of this round
         self._rows = 0
         self.lost = 0
+        self.delay = Delay()
 
     def begin_round(self, next_step: int) -> None:
         # One row more than there are steps: a `recv` goes to the step that may follow, and none followed the
@@ -63,6 +65,8 @@ class Recorder:
     def end(self, phase: int, step: int, began: int) -> None:
         """The phase ends, and belongs to that step; none if it is negative. A phase that comes twice in a
         step is summed: its end moves on by what the second one took."""
+        if self.delay.phase and step >= 0:
+            self.delay.spend(PHASES[phase])
         now = perf_counter_ns()
         row = step - self._first
         if not 0 <= row < MOST_STEPS:

@@ -58,6 +58,7 @@ SPEC = EngineSpec(
     paced={"model": "llama3-8b", "dtype": "bfloat16", "max_context": 2048},
     paced_toggles={"enforce_eager": "off", "chunked_prefill": "on"},  # as vLLM has them on a card
     plants=("host",),
+    phases=("schedule", "metadata", "launch", "append", "output"),
     samples=True,
     takes_turns=True,
     overlapping={"async_scheduling": ("on",)},

@@ -49,6 +49,7 @@ class AsyncLLMEngine(VllmEngine):
         self._ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outputs = 0  # of requests, which the loop has seen
         self._spans: list[tuple[int, int, int]] | None = None  # of a profiled round: see steps.processed
+        self._delay = api.Delay()
         self._seen = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="asyncio", daemon=True)
@@ -65,6 +66,7 @@ class AsyncLLMEngine(VllmEngine):
         def process_counted(outputs: list[Any], *given: Any, **named: Any) -> Any:
             began = perf_counter_ns()
             done = process(outputs, *given, **named)
+            self._delay.spend("output")
             self._outputs += len(outputs)
             if self._spans is not None:
                 self._spans.append((self._outputs, began, perf_counter_ns()))
@@ -132,6 +134,11 @@ class AsyncLLMEngine(VllmEngine):
     def end_turns(self) -> None:
         self._turning = False
         self._gate.end()
+
+    def delay(self, phase: str, ns: int) -> int:
+        here = phase == "output"  # outputs are processed in this process, all else is the core's
+        spent = self._delay.put(phase, ns if here else 0)
+        return spent + self._gate.delay(phase, 0 if here else ns)
 
     def drain(self) -> None:
         while (asked := self._asks()) is not None and asked.begun:

@@ -92,7 +92,7 @@ class VllmEngine(api.Engine):
     def check_profile(self) -> None:
         """Raises BadSetting where a round can't be profiled."""
         if not self.options.recorder:
-            raise api.BadSetting("a profile is made of step records, and --recorder off keeps none")
+            raise api.BadSetting("a profile is made of step records, and recorder=off keeps none")
         if listening() and find_spec("nvtx") is None:
             raise api.BadSetting(
                 f"{sys.executable} has no nvtx, and Nsight Systems would wait for a range that never begins: "

@@ -21,7 +21,7 @@ from overlap_bench.engines.vllm.steps import Steps
 
 ADDRESS = "BENCH_VLLM_GATE"  # in the environment of the core
 BEGIN, END, GO, LOOK, FINISH = b"begin", b"end", b"go", b"look", b"finish"  # to a core that steps
-CLEAR, COLLECT, COUNT, PROFILE = b"clear", b"collect", b"count", b"profile"  # to its records
+CLEAR, COLLECT, COUNT, PROFILE, DELAY = b"clear", b"collect", b"count", b"profile", b"delay"  # to its records
 
 
 @contextmanager
@@ -91,6 +91,9 @@ class Gate:
     def begin_profile(self, steps: int) -> None:
         self._request(b"%s %d" % (PROFILE, steps))
 
+    def delay(self, phase: str, ns: int) -> int:
+        return int(self._request(b"%s %d %s" % (DELAY, ns, phase.encode())))
+
     def collect(self) -> tuple[RoundRecord, list[int]]:
         """What the core recorded; how many outputs of requests each step and all before it gave."""
         return msgspec.msgpack.decode(self._request(COLLECT), type=tuple[RoundRecord, list[int]])
@@ -144,6 +147,9 @@ def _answer(records: Connection, steps: Steps) -> None:
             answer = msgspec.msgpack.encode((steps.record(), steps.outputs))
         elif word.startswith(PROFILE):
             steps.begin_profile(int(word.split()[1]))
+        elif word.startswith(DELAY):
+            _, ns, phase = word.decode().split(" ")
+            answer = str(steps.delay.put(phase, int(ns))).encode()
         else:
             answer = str(steps.begun).encode()
         records.send_bytes(answer)

@@ -66,6 +66,10 @@ class InProcessEngine(VllmEngine):
         if self.options.recorder:
             self._core.scheduler.steps.clear()
 
+    def delay(self, phase: str, ns: int) -> int:
+        took: int = self._core.scheduler.steps.delay.put(phase, ns)
+        return took
+
     def begin_profile(self, steps: int) -> None:
         self.check_profile()
         self.drain()

@@ -33,7 +33,7 @@ class _Recorded:
         self.device = paced.own_device()
         self._ranges = nvtx_ranges()
         if self.device is not None:
-            self.device.ranges = self._ranges
+            self.device.ranges, self.device.delay = self._ranges, self.steps.delay
         self._outputs = 0  # of requests, so far
         super().__init__(*given, **named)
 
@@ -46,6 +46,8 @@ class _Recorded:
         output = super().schedule(*given, **named)  # type: ignore[misc]
         if self._delay_ns is not None and output.total_num_scheduled_tokens:
             self.steps.planted_ns += compute_for(self._delay_ns)
+        if output.total_num_scheduled_tokens:
+            self.steps.delay.spend("schedule")
         self.steps.made(output, began, perf_counter_ns())
         if self._ranges is not None:
             self._ranges.pop()
@@ -61,6 +63,8 @@ class _Recorded:
         if self.device is not None and scheduler_output.total_num_scheduled_tokens:
             program = self.device.programs.popleft()
         self._outputs += sum(len(each.outputs) for each in outputs.values())
+        if scheduler_output.total_num_scheduled_tokens:
+            self.steps.delay.spend("append")
         self.steps.finished(dropped, began, perf_counter_ns(), program, self._outputs)
         if self._ranges is not None:
             self._ranges.pop()

@@ -18,6 +18,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from overlap_bench.engines import api
+from overlap_bench.engines.delay import Delay
 from overlap_bench.engines.tracing import Ranges, Window, open_ranges
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Steps:
     def __init__(self) -> None:
         self.preempted = 0  # requests, since the last step was made
         self.planted_ns = 0  # that a delay of a known size took (--plant)
+        self.delay = Delay()
         self._made: deque[dict[str, int]] = deque()  # and not finished
         self._number = 0
         self._rows = array("q")
@@ -137,6 +139,8 @@ class Steps:
 
     def said(self) -> None:
         """What the latest finished step gave is detokenized and sent."""
+        if self._rows:
+            self.delay.spend("output")
         if self._rows:
             row = len(self._rows) - len(api.STEP_COLUMNS)
             start, end = (row + api.STEP_COLUMNS.index(name) for name in ("output.start", "output.end"))

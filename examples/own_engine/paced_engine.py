@@ -33,6 +33,7 @@ SPEC = bench.EngineSpec(
     toggles=(OUTPUT,),
     build="paced_engine:build",
     takes_turns=True,
+    phases=("output",),  # in which bench sensitivity delays it
     asks_text=True,  # it names no tokenizer, so prompts can't come as token ids
 )
 
@@ -53,6 +54,7 @@ class PacedEngine(bench.Engine):
     record: array[int] = field(default_factory=lambda: array("q"))  # a row of bench.STEP_COLUMNS per step
     programs: array[int] = field(default_factory=lambda: array("q"))  # a row of bench.DeviceWork per step
     deferred_writes: int = 0
+    delays: bench.Delay = field(default_factory=bench.Delay)
 
     def start(self, events: bench.EventSink) -> bench.Description:
         self.events = events
@@ -112,9 +114,13 @@ class PacedEngine(bench.Engine):
         """Sends what is not written yet; returns when that began and ended."""
         began = now()
         spin(began, WRITE_US)
+        self.delays.spend("output")
         self.events.send(self.unwritten)
         self.unwritten = []
         return began, now()
+
+    def delay(self, phase: str, ns: int) -> int:
+        return self.delays.put(phase, ns)
 
     def drain(self) -> None:
         """The other arm's turn comes: what is not written yet would be written on its time."""

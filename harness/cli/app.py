@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": ("measure:compare", "Print a stored run again, or compare several."),
     "rerun": ("measure:rerun", "Measure a stored run again, as its manifest says."),
     "profile": ("look:profile", "Show where the time of a few decode steps goes."),
+    "sensitivity": ("look:sensitivity", "Show what a microsecond in each host phase costs a step."),
     "explain": ("look:explain", "Explain a run: its steps, its late requests, its change."),
     "report": ("look:report", "Write what a run found as one web page, or markdown."),
     "gate": ("measure:gate", "Fail where a change makes a metric worse; for pull requests."),

@@ -16,6 +16,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.cli import printing
 from overlap_bench.harness.cli.exit_codes import say
 from overlap_bench.harness.cli.options import (
+    OF_A_LINE,
     OF_A_VERDICT,
     OUTPUT,
     RESULTS,
@@ -87,6 +88,41 @@ def profile(
     profiled = profiling.profile(design, wanted, tool, out, say)
     _show(_read(profiled.traces, of_profile=True), all_tables, format)
     say(f"the picture is {profiled.picture}; the traces open in ui.perfetto.dev")
+
+
+@partial(measuring, without=OF_A_LINE)
+def sensitivity(
+    request: Request,
+    phases: Annotated[
+        list[str] | None, option(PROFILE, "Phases to delay; once for each (all).", "--phase", metavar="PHASE")
+    ] = None,
+    saves: Annotated[
+        list[str] | None,
+        option(PROFILE, "What a step feels of a phase shorter by so much.", metavar="PHASE=13us"),
+    ] = None,
+    out: Out = RESULTS,
+    format: Form = Format.TABLE,
+    debug: Debug = False,
+) -> None:
+    """Find where the next microsecond pays: known delays in each host phase of a step, and what the step
+    makes of them. One boot a trial (--blocks), in turns beside turns without."""
+    from overlap_bench.harness.common.machine import guess_device
+    from overlap_bench.harness.plan.variants import load_variants
+    from overlap_bench.harness.studies import sensitivity as study
+
+    design = make_design(request, api.find_engines(), load_variants(), guess_device)
+    if len(design.arms) > 1:
+        raise api.BadSetting(
+            "sensitivity looks at one engine: give --engine and --set, no variant and no --after"
+        )
+    found = study.measure(design, phases or (), study.parse_savings(saves or ()), out, say)
+    printing.show(found, format)
+
+    from overlap_bench.harness.report.figures import delays
+
+    picture = out / found.run / "sensitivity.png"
+    delays.sensitivity(found).savefig(picture)
+    say(f"the picture is {picture}")
 
 
 def trace(

@@ -114,14 +114,17 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     # In turn with the other arm's; pooled.
     rounds: Annotated[
         int,
-        Meta(description="Measured rounds of a boot (3, 2 paced or timed; without turns 10, 4, 2 on cuda)."),
+        Meta(
+            description="Measured rounds of a boot (1 to 3, as 90 s allow; timed 1; without turns 10, 4, 2 "
+            "on cuda)."
+        ),
     ] = 2
     warmup_rounds: Annotated[int, Meta(description="Rounds of a boot thrown away (1).")] = 1
     segments: Annotated[
         int,
         Meta(
-            description="Segments of a boot, in which arms take turns every few steps (16; gate or timed 8, "
-            "paced 5)."
+            description="Segments of a boot, in which arms take turns every few steps (3 to 16, paced 5, as "
+            "90 s allow; gate 8, timed 3)."
         ),
     ] = 0
     turn_steps: int = 0  # of a turn

@@ -13,6 +13,7 @@ from overlap_bench.harness.analysis.experiment_result import ExperimentResult
 from overlap_bench.harness.analysis.explain import Explained
 from overlap_bench.harness.analysis.gate_plans import GatePlans
 from overlap_bench.harness.analysis.result import Result, SweepResult, to_plain
+from overlap_bench.harness.analysis.sensitivity import Sensitivity
 from overlap_bench.harness.report import (
     brief,
     catalogue_tables,
@@ -22,6 +23,7 @@ from overlap_bench.harness.report import (
     factorial_tables,
     gate_plan_tables,
     gate_tables,
+    sensitivity_tables,
     sweep_tables,
     tables,
     trace_tables,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 Form = tuple[Callable[[Any], Page | Iterable[Page]], Callable[[Any], str]]
 FORMS: dict[type, Form] = {
     SweepResult: (sweep_tables.page, sweep_tables.to_csv),
+    Sensitivity: (sensitivity_tables.page, sensitivity_tables.to_csv),
     Explained: (explain_tables.page, explain_tables.to_csv),
     ExperimentResult: (experiment_tables.page, experiment_tables.to_csv),
     Evaluation: (evaluation_tables.page, evaluation_tables.to_csv),
@@ -49,6 +52,7 @@ Found = (
     Result
     | SweepResult
     | Explained
+    | Sensitivity
     | ExperimentResult
     | Evaluation
     | GatePlans

@@ -205,3 +205,29 @@ def test_a_step_behind_a_wait_has_no_recv_from_before_it(device: Device) -> None
     first = [step for step, kind in enumerate(column(record, "kind")) if kind == 0]
     assert len(first) == 2
     assert [step for step, known in enumerate(recorded) if not known] == first[1:]
+
+
+# -- delays of a known size --------------------------------------------------------------------------------
+
+
+def test_a_delay_is_spent_in_its_phase_of_each_step_and_stands_in_its_record():
+    records = Recorder()
+    records.begin_round(0)
+    assert records.delay.put("schedule", 200_000) == 0
+    for step in range(3):
+        for phase in (SCHEDULE, LAUNCH):
+            began = records.begin(phase, step)
+            if phase == SCHEDULE:
+                records.add_step(step, "decode", 1, 1, 0)
+            records.end(phase, step, began)
+    records.end(SCHEDULE, -1, records.begin(SCHEDULE, 3))  # no step came of it
+    spent = records.delay.put("", 0)
+    assert spent >= 3 * 200_000
+    table = records.table()
+    assert table is not None
+    rows = np.frombuffer(table.data, dtype=np.int64).reshape(table.rows, -1)
+    frame = dict(zip(table.columns, rows.T, strict=True))
+    in_phase = (frame["schedule.end"] - frame["schedule.start"]).sum()
+    assert in_phase >= spent
+    assert ((frame["launch.end"] - frame["launch.start"]) < in_phase).all()
+    assert records.delay.put("", 0) == 0

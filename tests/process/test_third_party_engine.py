@@ -49,6 +49,16 @@ def test_and_its_toggle_is_measured_like_any_other_with_its_counter_and_its_step
     assert {"device_busy", "exposed_host_us"} <= comparison["limit"].keys()
 
 
+def test_and_its_phase_is_delayed_to_see_what_that_costs(environment: dict[str, str], tmp_path: Path) -> None:
+    asked = ("--no-pretok", "--blocks", "2", "--max-new-tokens", "48", "--saves", "output=20us")
+    stdout = done(environment, tmp_path, "sensitivity", "--engine", "paced", *asked, "--format", "json")
+    found = json.loads(stdout)
+    (phase,) = found["phases"]
+    assert phase["phase"] == "output"
+    assert phase["us"] >= 200  # paced_engine.WRITE_US
+    assert found["savings"][0]["gain_us"] > 0
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from overlap_bench.engines.api import PHASES
+from overlap_bench.engines.delay import Delay
 from overlap_bench.engines.pace import Clock, Ledger, Pace, Size
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Device:
     serving: bool = False  # what boots is not paced
     ranges: Ranges | None = None  # NVTX, where a tool listens
     step: int = -1  # that is prepared, by the scheduler's count
+    delay: Delay = field(default_factory=Delay)  # of the phases that are here, metadata and launch
     _in_range: bool = False
 
     @property
@@ -102,12 +104,15 @@ class Device:
 
     def prepared(self) -> None:
         """Its inputs are ready, and the host launches it."""
+        if self.serving:
+            self.delay.spend("metadata")
         self.program.launch_ns = perf_counter_ns()
         if self.serving:
             self._range(LAUNCH)
 
     def launched(self) -> None:
         """All of it is queued, sampling and copies too."""
+        self.delay.spend("launch")
         self.program.launched_ns = perf_counter_ns()
         self._range(None)
 

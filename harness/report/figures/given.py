@@ -5,6 +5,7 @@ from __future__ import annotations
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.frames import Run
 from overlap_bench.harness.analysis.result import Comparison
+from overlap_bench.harness.analysis.sensitivity import Sensitivity
 from overlap_bench.harness.analysis.stored import check_two
 from overlap_bench.harness.analysis.sweep import Sweep
 
@@ -30,3 +31,12 @@ def comparison_of(run: Run) -> Comparison:
     check_two(run.folder, run.manifest)
     (found,) = run.result.comparisons
     return found
+
+
+def check_sensitivity(given: object) -> None:
+    """Raises BadSetting for anything but what was loaded of a sensitivity."""
+    if not isinstance(given, Sensitivity):
+        raise api.BadSetting(
+            "this draws a sensitivity, from overlap_bench.load_sensitivity(FOLDER), not a "
+            f"{type(given).__name__}"
+        )

@@ -121,6 +121,9 @@ def test_records_are_the_cores() -> None:
         assert record == core.steps.record()
         gate.clear()
         assert gate.collect() == (Steps().record(), [])
+        gate.delay("append", 1000)
+        core.steps.delay.spend("append")
+        assert gate.delay("", 0) >= 1000
         gate.begin_profile(24)
         record, _ = gate.collect()
         assert record.profile is not None

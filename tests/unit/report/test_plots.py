@@ -358,11 +358,11 @@ def test_what_a_plot_is_drawn_of_is_said_where_it_gets_something_else(
     name: str, real: Run, swept: Sweep
 ) -> None:
     draw, of_sweep = getattr(figures, name), name in ("against", "frontier", "gains")
-    wanted = (
-        "a sweep, from overlap_bench.load_sweep(FOLDER)"
-        if of_sweep
-        else "a run, from overlap_bench.load(FOLDER)"
-    )
+    wanted = "a run, from overlap_bench.load(FOLDER)"
+    if of_sweep:
+        wanted = "a sweep, from overlap_bench.load_sweep(FOLDER)"
+    elif name == "sensitivity":
+        wanted = "a sensitivity, from overlap_bench.load_sensitivity(FOLDER)"
     other = real if of_sweep else swept
     for given in ("results/a-run", PLAIN, other):
         with pytest.raises(api.BadSetting) as caught:

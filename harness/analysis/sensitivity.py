@@ -1,0 +1,140 @@
+"""What a microsecond of host work in each phase of a step costs, from turns with known delays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from overlap_bench.harness.metrics.arrays import Floats
+from overlap_bench.harness.metrics.slices import trimmed
+from overlap_bench.harness.stats.knee import Knee, over_trials, points
+from overlap_bench.harness.store.files import StoreError
+
+FILE = "sensitivity.json"
+NS_PER_US = 1e3
+NO_SLACK = 0.005  # of a step: what is hidden of a delay that is felt at once, by the accuracy of the fit
+FEWEST_SIZES = 3  # of which a trial must have turns, for a line through them
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """`us`: what it takes of a step by itself. `slope`: us that a step takes longer for each us more in this
+    phase, beyond `slack_us`, up to which more is hidden; None where no delay went that far, and the slope is
+    over all. `gain_most`: us that a step would be shorter without the phase, at most: what is hidden gains
+    nothing."""
+
+    phase: str
+    us: float
+    slope: float
+    slope_low: float
+    slope_high: float
+    slack_us: float | None
+    slack_low: float
+    slack_high: float | None
+    gain_most: float
+    points: list[tuple[float, float]]  # delay and cost, us: of each size, the mean over trials
+
+
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step feels of a phase that gets shorter by `us` (--saves)."""
+
+    phase: str
+    us: float
+    gain_us: float
+    gain_low: float
+    gain_high: float
+
+
+class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
+    """Phases, those first that could give most. `left_out`: phases of which nothing can be said, with why."""
+
+    schema_version: int
+    run: str
+    engine: str
+    device: str
+    model: str
+    toggles: dict[str, str]
+    batch: int
+    step_us: float
+    trials: int
+    phases: list[Phase]
+    savings: list[Saving] = []
+    left_out: dict[str, str] = {}
+    notes: list[str] = []
+
+
+def read(folder: str | Path) -> Sensitivity:
+    """Of a folder that `bench sensitivity` left. Raises StoreError."""
+    path = Path(folder) / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Sensitivity)
+    except (OSError, msgspec.DecodeError) as error:
+        raise StoreError(f"{path} is not what bench sensitivity leaves: {error}") from error
+
+
+def phases(
+    trials: Sequence[pd.DataFrame], names: Sequence[str], step_us: float
+) -> tuple[list[Phase], dict[str, str]]:
+    """`trials`: turns of each. Delayed ones have `phase`, `size_ns` (asked for), `delay_ns` (spent, by the
+    step) and `cost_ns` (beside their neighbours); others have the `us` of each phase."""
+    found, left_out = [], dict[str, str]()
+    for name in names:
+        lines = [line for each in trials if (line := points_of(each, name)) is not None]
+        if len(lines) < len(trials) or len({len(x) for x, *_ in lines}) > 1:
+            left_out[name] = "its code did not run in a step, or nothing of it is recorded here"
+            continue
+        own = float(
+            np.mean([trimmed(each.loc[each["phase"] == "", f"us.{name}"].dropna()) for each in trials])
+        )
+        means = np.mean([line[:2] for line in lines], axis=0)
+        found.append(_phase(name, own, over_trials(lines), step_us, means))
+    return sorted(found, key=lambda each: -each.gain_most), left_out
+
+
+def points_of(turns: pd.DataFrame, phase: str) -> tuple[Floats, Floats, Floats] | None:
+    """stats.knee.points of a phase, us; None where too little of it was delayed."""
+    mine = turns[(turns["phase"] == phase) & turns["cost_ns"].notna() & (turns["delay_ns"] > 0)]
+    if mine["size_ns"].nunique() < FEWEST_SIZES:
+        return None
+    delays, costs, sizes = (
+        mine[name].to_numpy(float) / NS_PER_US for name in ("delay_ns", "cost_ns", "size_ns")
+    )
+    return points(delays, costs, sizes)
+
+
+def _phase(name: str, us: float, knee: Knee, step_us: float, means: Floats) -> Phase:
+    # Without a slack, less of it is felt as more of it is.
+    felt = knee.slack is not None and knee.slack_low <= NO_SLACK * step_us
+    return Phase(
+        phase=name,
+        us=us,
+        slope=knee.slope,
+        slope_low=knee.slope_low,
+        slope_high=knee.slope_high,
+        slack_us=knee.slack,
+        slack_low=knee.slack_low,
+        slack_high=knee.slack_high,
+        gain_most=max(0.0, knee.slope) * us if felt else 0.0,
+        points=[(float(x), float(y)) for x, y in means.T],
+    )
+
+
+def saving(phase: Phase, us: float) -> Saving:
+    """What is hidden gains nothing; else the phase's slope times what it gets shorter."""
+    felt = 1.0 if phase.gain_most else 0.0
+    return Saving(
+        phase=phase.phase,
+        us=us,
+        gain_us=felt * phase.slope * us,
+        gain_low=felt * phase.slope_low * us,
+        gain_high=felt * phase.slope_high * us,
+    )
+
+
+def with_savings(found: Sensitivity, saves: Mapping[str, float]) -> Sensitivity:
+    by_name = {each.phase: each for each in found.phases}
+    savings = [saving(by_name[name], us) for name, us in saves.items() if name in by_name]
+    return msgspec.structs.replace(found, savings=savings)

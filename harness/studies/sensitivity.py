@@ -1,0 +1,200 @@
+"""`bench sensitivity`: known delays in each phase of a step, in turns beside turns without them."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import sensitivity
+from overlap_bench.harness.analysis.sensitivity import Sensitivity
+from overlap_bench.harness.metrics import slices
+from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.plan.orders import segment_seed
+from overlap_bench.harness.plan.settings import turns_of
+from overlap_bench.harness.run import blocks, records
+from overlap_bench.harness.run.session import Booted, Session
+from overlap_bench.harness.stats.knee import fit
+from overlap_bench.harness.store.files import SCHEMA_VERSION, write_json
+from overlap_bench.harness.store.folders import create, discard
+
+BATCH = 16  # of a step, where the workload does not say
+# Sizes of delays, by the length of a step: of a first look; where nothing is hidden; and above a slack. Those
+# below it are shares of it.
+COARSE, SERIAL, ABOVE = (0.05, 0.3, 0.7, 1.1, 1.5), (0.03, 0.1, 0.25, 0.5, 0.8), (0.1, 0.3, 0.6)
+BELOW = (0.5, 0.9)
+NO_SLACK = 0.05  # of a step
+COARSE_REPEATS, REPEATS = 3, 12  # of each phase and size
+FEWEST_TRIALS = 2
+FEWEST_TURNS = 4  # of a segment, the first of which takes the prompts in
+NS_PER_US = 1e3
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`sizes`: ns by phase, none where a step's length is not known yet."""
+
+    arm: Arm
+    design: Design
+    phases: tuple[str, ...]
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def measure(
+    design: Design, wanted: Sequence[str], saves: dict[str, float], out: Path, say: Say
+) -> Sensitivity:
+    """Measure in a new folder under `out`. Raises BadSetting, RunFailed; what is not finished leaves no
+    folder."""
+    (arm,) = design.arms
+    spec = api.find_engines()[arm.engine]
+    if not spec.phases:
+        raise api.BadSetting(f"engine {spec.name} names no phases in which its steps can be delayed")
+    for phase in [*wanted, *saves]:
+        api.pick(phase, dict.fromkeys(spec.phases), f"phase of {spec.name}")
+    if design.blocks < FEWEST_TRIALS:
+        raise api.BadSetting(f"an interval needs at least {FEWEST_TRIALS} trials, not {design.blocks}")
+    if not arm.options.recorder:
+        raise api.BadSetting("what a delay costs is read from step records, and recorder=off keeps none")
+    turns = turns_of(design.arms, api.find_engines())
+    least = FEWEST_TURNS * turns["turn_steps"]
+    if (design.workload.most_new_tokens or least) < least:
+        raise api.BadSetting(f"a segment needs {FEWEST_TURNS} turns: --max-new-tokens of {least} or more")
+    workload = blocks.of_segment(design.workload, design.workload.concurrency or BATCH)
+    plan = Plan(
+        arm, msgspec.structs.replace(design, workload=workload, **turns), tuple(wanted) or spec.phases
+    )
+    folder = create(out, f"sensitivity-{arm.engine}", datetime.now().astimezone())
+    try:
+        say(f"writing to {folder}")
+        found = _measure(plan, folder.name, say)
+        found = sensitivity.with_savings(found, saves)
+        write_json(folder / sensitivity.FILE, found)
+    except BaseException:
+        discard(folder)
+        raise
+    return found
+
+
+def parse_savings(texts: Sequence[str]) -> dict[str, float]:
+    """ "schedule=13us" texts as us by phase. Raises BadSetting."""
+    found = {}
+    for text in texts:
+        phase, equals, time = text.partition("=")
+        number = re.fullmatch(r"([0-9.]+)(us|ms)", time)
+        if not equals or number is None:
+            raise api.BadSetting(f"--saves needs PHASE=TIME such as schedule=13us, not '{text}'")
+        found[phase] = float(number[1]) * (1e3 if number[2] == "ms" else 1)
+    return found
+
+
+def _measure(plan: Plan, run: str, say: Say) -> Sensitivity:
+    trials: list[pd.DataFrame] = []
+    with Session() as session:
+        for trial in range(plan.design.blocks):
+            say(f"trial {trial + 1} of {plan.design.blocks}: booting")
+            (booted,) = session.boot([plan.arm]).values()
+            if not trial:
+                plan = _sized(session, plan, booted, say)
+            trials.append(_trial(session, plan, booted, trial, REPEATS))
+            session.shut([booted])
+    quiet = pd.concat(trials)
+    step_us = slices.trimmed(quiet.loc[quiet["phase"] == "", "interval_ns"]) / NS_PER_US
+    found, left_out = sensitivity.phases(trials, plan.phases, step_us)
+    return Sensitivity(
+        schema_version=SCHEMA_VERSION,
+        run=run,
+        engine=plan.arm.engine,
+        device=booted.description.device["kind"],
+        model=str(booted.description.model["name"]),
+        toggles=plan.arm.toggles,
+        batch=plan.design.workload.num_requests,
+        step_us=step_us,
+        trials=len(trials),
+        phases=found,
+        left_out=left_out,
+    )
+
+
+def _sized(session: Session, plan: Plan, booted: Booted, say: Say) -> Plan:
+    """The plan with sizes of delays, below, near and above the slack that each phase seems to have: by a
+    first look, of which nothing counts, and which warms the engine up."""
+    for _ in range(2):
+        undelayed = _segment(session, plan, booted, 0, [("", 0)])
+    step_ns = slices.trimmed(slices.decode_slices(undelayed)["interval_ns"])
+    batch, took = plan.design.workload.num_requests, f"{step_ns / NS_PER_US:,.0f} us"
+    say(f"a step takes {took} at batch {batch}; a first look at how much of a delay is hidden")
+    plan = replace(plan, sizes=dict.fromkeys(plan.phases, _shares(COARSE, step_ns)))
+    look = _trial(session, plan, booted, -1, COARSE_REPEATS)
+    sizes = {}
+    for phase in plan.phases:
+        points = sensitivity.points_of(look, phase)
+        slack = None if points is None else fit(*points).slack
+        if slack is None:  # beyond all of them, or nothing can be told
+            sizes[phase] = _shares(COARSE, step_ns)
+        elif (slack_ns := slack * NS_PER_US) < NO_SLACK * step_ns:
+            sizes[phase] = _shares(SERIAL, step_ns)
+        else:
+            near = [round(share * slack_ns) for share in BELOW]
+            sizes[phase] = (*near, *(round(slack_ns) + size for size in _shares(ABOVE, step_ns)))
+    return replace(plan, sizes=sizes)
+
+
+def _shares(shares: Sequence[float], step_ns: float) -> tuple[int, ...]:
+    return tuple(round(share * step_ns) for share in shares)
+
+
+def _trial(session: Session, plan: Plan, booted: Booted, trial: int, repeats: int) -> pd.DataFrame:
+    """All its turns: each phase and size so often, in an order that is drawn."""
+    drawn = random.Random(f"{plan.design.seed}/{trial}")
+    cells = [(phase, size) for phase in plan.phases for size in plan.sizes[phase]]
+    delays = [each for _ in range(repeats) for each in drawn.sample(cells, len(cells))]
+    turns = max(3, (plan.design.workload.most_new_tokens or 0) // plan.design.turn_steps)
+    _segment(session, plan, booted, 0, [("", 0)])  # warms up
+    found = []
+    for start in range(0, len(delays), turns // 2):
+        some = delays[start : start + turns // 2]
+        asked = [("", 0), *(turn for each in some for turn in (each, ("", 0)))]
+        found.append(_segment(session, plan, booted, 1 + start, asked))
+    return pd.concat(found, ignore_index=True)
+
+
+def _segment(
+    session: Session, plan: Plan, booted: Booted, segment: int, delays: list[tuple[str, int]]
+) -> pd.DataFrame:
+    """One set of requests: decode turns, with what each was to be delayed by, and what it cost."""
+    design = plan.design
+    context = int(booted.description.model["context"])
+    asked, _ = blocks.planned(design.workload, segment_seed(design.seed, 0, segment), booted, context)
+    session.begin(booted)
+    done = session.take_turns([booted], asked, design.turn_steps, lambda progress: None, delays)
+    if failed := next(filter(None, done.data.errors), ""):
+        raise api.EngineError(f"a request failed: {failed}")
+    record, table = session.collect_turns(booted)
+    steps, turns = records.steps_frame(record), records.turns_frame(table)
+    frame = slices.of_turns(steps, turns, design.turn_lead).assign(round=segment)
+    frame = slices.decode_slices(frame).set_index("turn", drop=False)
+    asked_of = [delays[turn % len(delays)] for turn in frame["turn"]]
+    frame["phase"], frame["size_ns"] = [name for name, _ in asked_of], [size for _, size in asked_of]
+    frame["delay_ns"] = turns["delayed_ns"].reindex(frame.index) / frame["steps"]
+    quiet = frame["interval_ns"].where(frame["phase"] == "")
+    beside = pd.concat([quiet.reindex(frame.index + by).set_axis(frame.index) for by in (-1, 1)], axis=1)
+    frame["cost_ns"] = np.where(frame["phase"] == "", np.nan, frame["interval_ns"] - beside.mean(axis=1))
+    numbers = steps.sort_values("step").reset_index(drop=True)
+    for phase in plan.phases:
+        spans = (numbers[f"{phase}.end"] - numbers[f"{phase}.start"]).where(numbers[f"{phase}.start"] >= 0)
+        means = [
+            float(spans.iloc[first + design.turn_lead : first + count].mean())
+            for first, count in zip(frame["first_step"], frame["steps"], strict=True)
+        ]
+        frame[f"us.{phase}"] = np.array(means) / NS_PER_US
+    return frame.reset_index(drop=True)

@@ -1,0 +1,47 @@
+"""`bench sensitivity`, as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tests.support.in_process import done, ended
+
+SMALL = (
+    *("sensitivity", "--engine", "overlap", "--pace", "3ms", "--blocks", "2", "--max-batch-size", "4"),
+    *("--num-requests", "4", "--arrival", "closed", "--concurrency", "4", "--max-new-tokens", "64"),
+)
+
+
+def test_a_serial_loop_feels_what_it_is_delayed_by(tmp_path: Path) -> None:
+    phases = ("--phase", "schedule", "--phase", "append", "--saves", "schedule=13us")
+    said = done({**os.environ}, tmp_path, *SMALL, *phases, "--format", "json", "--out", "out")
+    found = json.loads(said)
+    (folder,) = (tmp_path / "out").iterdir()
+    assert json.loads((folder / "sensitivity.json").read_text()) == found
+    assert (folder / "sensitivity.png").stat().st_size > 1000
+    assert found["batch"] == 4
+    assert found["trials"] == 2
+    assert {each["phase"] for each in found["phases"]} == {"schedule", "append"}
+    for each in found["phases"]:
+        assert 0.5 < each["slope"] < 2  # a delay may be paid by what it does to caches, too
+        assert each["us"] > 0
+        longest, cost = each["points"][-1]
+        assert 0.5 * longest < cost < 2 * longest
+    assert [each["phase"] for each in found["savings"]] == ["schedule"]
+
+
+def test_what_can_not_be_delayed_is_refused_before_anything_boots(tmp_path: Path) -> None:
+    for arguments, message in (
+        ((*SMALL, "--phase", "shedule"), "did you mean schedule"),
+        ((*SMALL, "--saves", "schedule=13"), "--saves needs PHASE=TIME"),
+        ((*SMALL, "--blocks", "1"), "at least 2 trials"),
+        ((*SMALL, "--set", "recorder=off"), "recorder=off keeps none"),
+        ((*SMALL, "--max-new-tokens", "8"), "--max-new-tokens of 16 or more"),
+        (("sensitivity", "--engine", "transformers"), "names no phases"),
+    ):
+        code, _, stderr = ended({**os.environ}, tmp_path, *arguments)
+        assert code == 2
+        assert message in stderr
+        assert not list(tmp_path.iterdir())

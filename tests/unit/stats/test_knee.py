@@ -1,0 +1,62 @@
+"""Lines with a knee: what is found of delays whose cost is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap_bench.harness.stats import knee
+
+SIZES = np.array([100.0, 250.0, 500.0, 1000.0, 2500.0])  # us
+
+
+def trial(
+    slope: float, slack: float, random: np.random.Generator, noise_us: float = 200.0, turns: int = 20
+) -> tuple[np.ndarray, ...]:
+    sizes = np.repeat(SIZES, turns)
+    costs = slope * np.maximum(0, sizes - slack) + noise_us * random.standard_t(3, len(sizes))
+    return knee.points(sizes, costs, sizes)
+
+
+@given(st.floats(0.5, 2.0), st.floats(0, 800))
+def test_without_noise_slope_and_slack_are_found(slope: float, slack: float) -> None:
+    costs = slope * np.maximum(0, SIZES - slack)
+    line = knee.fit(SIZES, costs, np.ones(len(SIZES)))
+    assert line.slack is not None
+    assert line.slack == pytest.approx(slack, abs=30)
+    assert line.slope == pytest.approx(slope, rel=0.03)
+
+
+def test_what_is_hidden_at_every_size_has_no_knee_in_reach() -> None:
+    random = np.random.default_rng(1)
+    found = knee.over_trials([trial(1.0, 9000.0, random) for _ in range(6)])
+    assert found.slack is None
+    assert found.slack_low == SIZES.max()
+    assert found.slope_low < 0 < found.slope_high
+    assert abs(found.slope) < 0.05
+
+
+@pytest.mark.parametrize(("slope", "slack"), [(1.0, 0.0), (1.0, 900.0), (1.6, 300.0), (0.6, 0.0)])
+def test_intervals_hold_the_truth_in_95_of_100_runs(slope: float, slack: float) -> None:
+    random = np.random.default_rng(2)
+    held = np.zeros((200, 2), bool)
+    for run in range(len(held)):
+        found = knee.over_trials([trial(slope, slack, random) for _ in range(6)])
+        assert found.slack is not None
+        assert found.slack_high is not None
+        held[run] = (
+            found.slope_low <= slope <= found.slope_high,
+            found.slack_low <= slack <= found.slack_high,
+        )
+    assert held[:, 0].mean() >= 0.88
+    assert held[:, 1].mean() >= 0.88
+
+
+def test_a_rare_stall_decides_nothing() -> None:
+    sizes = np.repeat(SIZES, 10)
+    costs = sizes.copy()
+    costs[::10] += 50_000
+    line = knee.fit(*knee.points(sizes, costs, sizes))
+    assert line.slope == pytest.approx(1, abs=0.02)
