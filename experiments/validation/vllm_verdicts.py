@@ -72,7 +72,7 @@ def block(folder: Path, number: int) -> dict[str, Any]:
         name: slices.decode_slices(turns[turns["arm"] == name]) for name in ("before", "equal", "slower")
     }
     step_ns = float(np.exp(slices.trimmed(np.log(decodes["before"]["interval_ns"]))))
-    planted = float(rounds.loc[rounds["arm"] == "slower", "planted_host_ns"].sum())
+    planted = float(rounds.loc[rounds["arm"] == "slower", "counter.planted_host_ns"].sum())
     ran = int((steps["arm"] == "slower").sum())
     found: dict[str, Any] = {"step_ns": step_ns, "planted": planted / ran / step_ns}
     for name in ("equal", "slower"):
@@ -122,9 +122,9 @@ def main() -> None:
     if folder == given.folder.parent:
         measure.measure(design(given.python, given.blocks), given.folder, on_stderr)
         folder = next(given.folder.glob("*/manifest.json")).parent
-    elif len(tables.finished_blocks(folder)) < read_manifest(folder).design.blocks:
+    elif len(tables.finished_blocks(folder)) < min(given.blocks, read_manifest(folder).design.blocks):
         measure.resume(folder, None, on_stderr, lambda *stored: True)
-    blocks = [block(folder, number) for number in tables.finished_blocks(folder)]
+    blocks = [block(folder, number) for number in tables.finished_blocks(folder)[: given.blocks]]
     runs = [
         blocks[at : at + BLOCKS_OF_RUN] for at in range(0, len(blocks) - BLOCKS_OF_RUN + 1, BLOCKS_OF_RUN)
     ]
