@@ -106,8 +106,8 @@ def points_of(turns: pd.DataFrame, phase: str) -> tuple[Floats, Floats, Floats] 
 
 
 def _phase(name: str, us: float, knee: Knee, step_us: float, means: Floats) -> Phase:
-    # Without a slack, less of it is felt as more of it is.
-    felt = knee.slack is not None and knee.slack_low <= NO_SLACK * step_us
+    # Without a slack that any delay lay within, less of it is felt as more of it is.
+    felt = knee.slack is not None and knee.slack_low <= max(NO_SLACK * step_us, float(means[0][0]))
     return Phase(
         phase=name,
         us=us,

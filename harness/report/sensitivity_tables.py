@@ -53,6 +53,8 @@ def phase_table(found: Sensitivity) -> Table:
 def slack(each: Phase) -> str:
     if each.slack_us is None or each.slack_high is None:
         return f"over {each.slack_low:,.0f}"
+    if each.slack_high < each.points[0][0]:  # no delay was short enough to lie within it
+        return f"under {each.points[0][0]:,.0f}"
     return f"{each.slack_us:,.0f} [{each.slack_low:,.0f}, {each.slack_high:,.0f}]"
 
 

@@ -8,12 +8,13 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import sensitivity
+from overlap_bench.harness.report.sensitivity_tables import slack
 from overlap_bench.harness.studies.sensitivity import parse_savings
 
 US = 1000
 SIZES = (100, 300, 1000, 2500, 5000)  # us
-SLACK = {"schedule": 0.0, "launch": 900.0, "output": 99_000.0}
-OWN = {"schedule": 250.0, "launch": 60.0, "output": 400.0}
+SLACK = {"schedule": 0.0, "append": 60.0, "launch": 900.0, "output": 99_000.0}
+OWN = {"schedule": 250.0, "append": 80.0, "launch": 60.0, "output": 400.0}
 
 
 def trial(seed: int) -> pd.DataFrame:
@@ -42,6 +43,8 @@ def test_phases_come_in_the_order_of_what_they_could_give_and_hidden_ones_give_n
     assert schedule.slack_low < 20
     assert schedule.gain_most == pytest.approx(250, rel=0.05)
     by_name = {each.phase: each for each in others}
+    assert by_name["append"].gain_most == pytest.approx(80, rel=0.05)  # no delay lay within its slack
+    assert slack(by_name["append"]) == "under 100"
     assert by_name["launch"].slack_us == pytest.approx(900, abs=100)
     assert by_name["output"].slack_us is None
     assert by_name["output"].slack_low >= 5000
