@@ -25,11 +25,13 @@ HERE = Path(__file__).resolve().parent
 # what few changes touch. One that is named on the command line runs in any case.
 LATE = {
     *(f"engine/test_{name}.py" for name in (
-        "cuda_logic", "evaluation", "overlap_run", "ranks", "transformers_engine", "vllm_engine",
+        "cuda_logic", "divergences", "evaluation", "overlap_run", "ranks", "transformers_engine",
+        "vllm_engine",
     )),
     *(f"process/test_{name}.py" for name in (
-        "action", "experiment", "factorial", "fuzz", "gpu_check", "installed", "keep", "notebooks",
-        "openai_run", "ray", "real_run", "record_pace", "sensitivity", "several_arms", "sweep",
+        "action", "across_runs", "experiment", "factorial", "fuzz", "gpu_check", "installed", "keep",
+        "notebooks", "openai_run", "profile", "ray", "real_run", "record_pace", "sensitivity",
+        "several_arms", "sweep", "trust",
     )),
 }  # fmt: skip
 _left: list[int] = []  # how many tests each collection left to CI
