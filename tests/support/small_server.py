@@ -50,6 +50,7 @@ class SmallServer:
     unknown: str = ""
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
+    replying: int = 0  # requests of any kind whose reply is not sent to its end
     port: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,7 +58,8 @@ class SmallServer:
         number = self.connections
         try:
             while await self.reply(reader, writer, number):
-                pass
+                await writer.drain()
+                self.replying -= 1
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -66,6 +68,7 @@ class SmallServer:
     async def reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> bool:
         """Answer one request; whether the connection goes on."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        self.replying += 1
         method, path, _ = head[0].split(" ")
         headers = {
             name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)
