@@ -516,8 +516,9 @@ class Session:
 
     def _raise_if_explained(self, patience_ms: int = EXPLAIN_MS) -> None:
         """A host that fails says why and ends; which of the two is seen first is chance."""
-        if self._from_hosts.poll(patience_ms):
-            message = self._heard()
+        until = monotonic() + patience_ms / 1e3
+        while self._from_hosts.poll(max(0, round(1e3 * (until - monotonic())))):
+            message = self._heard()  # another word of it may lie before
             if isinstance(message, api.Failed):
                 raise self._failure(message)
 
