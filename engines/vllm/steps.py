@@ -141,7 +141,6 @@ class Steps:
         """What the latest finished step gave is detokenized and sent."""
         if self._rows:
             self.delay.spend("output")
-        if self._rows:
             row = len(self._rows) - len(api.STEP_COLUMNS)
             start, end = (row + api.STEP_COLUMNS.index(name) for name in ("output.start", "output.end"))
             if self._rows[start] == -1:
