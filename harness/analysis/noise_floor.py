@@ -35,6 +35,9 @@ NEEDED = ("engine", "model", "kind", "method")  # a floor that differs in one of
 # where none is.
 OF_ONE_SETTING = (*definitions.MATCHED[1:], *definitions.IN_TURNS[1:])
 WEIGHED = ("machine", "device", "workload", "options", "rounds", "segments", "blocks")  # the weightiest first
+# A run sizes these by its first boots, so no two have the same. Within this factor an interval differs by
+# less than a quarter: its width goes with the root of how much is measured, or less.
+SIZES, ALIKE = ("rounds", "segments"), 1.5
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,8 +236,9 @@ def beside_known(result: Result, manifest: Manifest, folder: Path) -> Result:
 def _differences(floor: Circumstances, wanted: Circumstances) -> dict[str, str]:
     """What differs, by name, the weightiest first."""
     old, new = msgspec.to_builtins(floor), msgspec.to_builtins(wanted)
+    alike = {name for name in SIZES if max(old[name], new[name]) <= ALIKE * min(old[name], new[name])}
     found = {name: differences_.difference(old[name], new[name], name) for name in WEIGHED}
-    return {name: said for name, said in found.items() if said}
+    return {name: said for name, said in found.items() if said and name not in alike}
 
 
 def _age(floor: Floor, manifest: Manifest) -> str:

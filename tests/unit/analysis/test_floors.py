@@ -127,6 +127,11 @@ def test_a_foreign_floor_is_named(tmp_path: Path, plan: Manifest, reason: str) -
     assert reason in text
 
 
+def test_a_floor_of_nearly_as_many_rounds_is_no_foreign_one(tmp_path: Path) -> None:
+    kept(tmp_path, aa())
+    assert "noise floor" not in warnings(tmp_path, redesigned(later(), rounds=3))
+
+
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
