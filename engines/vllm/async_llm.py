@@ -11,6 +11,7 @@ import asyncio
 import os
 import select
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -48,6 +49,7 @@ class AsyncLLMEngine(VllmEngine):
         self._over = self._refused = 0  # of them; the loop's
         self._ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outputs = 0  # of requests, which the loop has seen
+        self._processing_ns = 0  # them, in this round
         self._spans: list[tuple[int, int, int]] | None = None  # of a profiled round: see steps.processed
         self._delay = api.Delay()
         self._seen = asyncio.Event()
@@ -68,8 +70,10 @@ class AsyncLLMEngine(VllmEngine):
             done = process(outputs, *given, **named)
             self._delay.spend("output")
             self._outputs += len(outputs)
+            ended = perf_counter_ns()
+            self._processing_ns += ended - began
             if self._spans is not None:
-                self._spans.append((self._outputs, began, perf_counter_ns()))
+                self._spans.append((self._outputs, began, ended))
             self._seen.set()
             return done
 
@@ -158,6 +162,7 @@ class AsyncLLMEngine(VllmEngine):
 
     def begin_round(self) -> None:
         self._spans = None
+        self._processing_ns = 0
         if self.options.recorder:
             self._gate.clear()
 
@@ -165,15 +170,20 @@ class AsyncLLMEngine(VllmEngine):
         self.check_profile()
         self._gate.begin_profile(steps)
         self._spans = []
+        self._processing_ns = 0
 
     def collect(self) -> api.RoundRecord:
         if not self.options.recorder:
             return api.RoundRecord()
         record, outputs = self._gate.collect()
+        record = msgspec.structs.replace(
+            record, counters={**record.counters, "output_processing_ns": self._processing_ns}
+        )
         if record.profile is None:
             return record
         thread, name = self._thread.native_id or 0, api.PHASES.index("output")
-        found = processed(self._spans or [], record, outputs)
+        assert record.steps is not None
+        found = processed(self._spans or [], array("q", record.steps.data), outputs)
         host = ranges("output", {thread: self._thread.name}, ((thread, name, *each) for each in found))
         profile = msgspec.structs.replace(record.profile, hosts=[*record.profile.hosts, host])
         return msgspec.structs.replace(record, profile=profile)

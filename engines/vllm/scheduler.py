@@ -9,6 +9,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import core
 
 from overlap_bench.engines.api import PHASES
 from overlap_bench.engines.overlap.plant import compute_for
@@ -83,6 +84,28 @@ class RecordedAsyncScheduler(_Recorded, AsyncScheduler):  # type: ignore[misc]
     pass
 
 
+def record_sending(steps: Steps) -> None:
+    """Have vLLM's core say when it serializes and sends what a step gave. Its thread for that starts after
+    its scheduler is made, and looks up both names then."""
+    send = core.EngineCoreProc._send_msg_tracking_payload
+    began = 0
+
+    class Encoder(core.MsgpackEncoder):  # type: ignore[misc]
+        def encode_into(self, outputs: Any, *given: Any) -> Any:
+            nonlocal began
+            began = perf_counter_ns()
+            steps.sending(len(outputs.outputs))
+            return super().encode_into(outputs, *given)
+
+    def recorded(*given: Any) -> Any:
+        tracker = send(*given)
+        steps.sent(began)
+        return tracker
+
+    core.MsgpackEncoder = Encoder
+    core.EngineCoreProc._send_msg_tracking_payload = staticmethod(recorded)
+
+
 class _Gated(_Recorded):
     """Of a core in a process of its own: it schedules a step once the host has let it (gate.py)."""
 
@@ -91,6 +114,7 @@ class _Gated(_Recorded):
         leave_compute_core()
         skip_teardown()  # after vLLM's own end of its core, which would else be killed for its slowness
         self._core = Core(self.steps)
+        record_sending(self.steps)
         self._requests = 0  # so far
         self._finishing = False
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from threading import get_native_id
@@ -28,6 +28,7 @@ PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "de
 NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
 WIDTH = len(api.STEP_COLUMNS)
 STREAMS = {"program": "forward"}
+NAMES = [*api.PHASES, "send"]  # of a profile's ranges; what is sent is so on a thread beside the steps'
 
 
 def finish_begun(core: Any, step: Callable[[], object], states: Any) -> None:
@@ -65,6 +66,9 @@ class Steps:
         self._thread = 0  # that the core runs on
         self._window: Window | None = None  # of a profiled round
         self.outputs: list[int] = []  # of requests, that all steps up to each row have given
+        self._sent = self._send_ns = 0  # outputs of requests, beside the steps, and how long it took
+        self._sends: list[tuple[int, int, int]] = []  # of a profiled round: see `processed`
+        self._sender = 0  # that thread
 
     @property
     def next(self) -> int:
@@ -147,10 +151,24 @@ class Steps:
                 self._rows[start] = self._rows[row + api.STEP_COLUMNS.index("append.end")]
                 self._rows[end] = perf_counter_ns()
 
+    def sending(self, outputs: int) -> None:
+        """So many outputs of requests are about to be sent. They count before the host can have them: once it
+        has all, it may begin a round."""
+        self._sent += outputs
+
+    def sent(self, began_ns: int) -> None:
+        """They were serialized since then, and sent, on a thread beside the steps'."""
+        self.delay.spend("send")
+        ended_ns = perf_counter_ns()
+        self._send_ns += ended_ns - began_ns
+        if self._window is not None:
+            self._sender = get_native_id()
+            self._sends.append((self._sent, began_ns, ended_ns))
+
     def clear(self) -> None:
         """A round begins; the engine is idle."""
-        del self._rows[:], self._programs[:], self.outputs[:]
-        self._number = self.preempted = self.planted_ns = 0
+        del self._rows[:], self._programs[:], self.outputs[:], self._sends[:]
+        self._number = self.preempted = self.planted_ns = self._sent = self._send_ns = 0
         self._window = None
 
     def begin_profile(self, steps: int) -> None:
@@ -161,10 +179,11 @@ class Steps:
 
     def record(self) -> api.RoundRecord:
         rows = len(self._rows) // WIDTH
+        counters = {"planted_host_ns": self.planted_ns, "send_ns": self._send_ns}
         return api.RoundRecord(
             steps=api.StepTable(list(api.STEP_COLUMNS), rows, self._rows.tobytes()),
             device_work=api.DeviceWork(rows, self._programs.tobytes()),
-            counters={"planted_host_ns": self.planted_ns} if self.planted_ns else {},
+            counters={name: ns for name, ns in counters.items() if ns},
             profile=self._profile(),
         )
 
@@ -172,7 +191,8 @@ class Steps:
         if self._window is None:
             return None
         self._window.end()
-        host = ranges("engine", {self._thread: "scheduler"}, self._phases())
+        threads = {self._thread: "scheduler"} | ({self._sender: "send"} if self._sends else {})
+        host = ranges("engine", threads, chain(self._phases(), self._sent_by_step()))
         return api.Profile(
             opened_ns=self._window.opened_ns, closed_ns=self._window.closed_ns, hosts=[host], streams=STREAMS
         )
@@ -188,9 +208,14 @@ class Steps:
                 if start >= 0:
                     yield self._thread, number, self._rows[row], start, end
 
+    def _sent_by_step(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Likewise."""
+        for step, start, end in processed(self._sends, self._rows, self.outputs):
+            yield self._sender, NAMES.index("send"), step, start, end
+
 
 def ranges(
-    role: str, threads: dict[int, str], rows: Iterator[tuple[int, int, int, int, int]]
+    role: str, threads: dict[int, str], rows: Iterable[tuple[int, int, int, int, int]]
 ) -> api.HostRanges:
     """What threads of this process did."""
     found = sorted(rows, key=lambda row: row[4])
@@ -198,20 +223,18 @@ def ranges(
         role=role,
         pid=os.getpid(),
         threads=threads,
-        names=list(api.PHASES),
+        names=NAMES,
         rows=len(found),
         data=array("q", chain.from_iterable(found)).tobytes(),
     )
 
 
 def processed(
-    spans: list[tuple[int, int, int]], record: api.RoundRecord, outputs: list[int]
+    spans: list[tuple[int, int, int]], values: array[int], outputs: list[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """When the outputs of each step were processed in another process: step, begin and end, ns, one row for
-    each of `spans`: how many outputs of requests were processed by then, begin, end. `outputs`: how many each
-    row of `record` and all before it gave."""
-    assert record.steps is not None
-    values = array("q", record.steps.data)
+    """When the outputs of each step were handled by another thread or process: step, begin and end, ns, one
+    row for each of `spans`: how many outputs of requests were handled by then, begin, end. `values`: of the
+    step records; `outputs`: how many each row of them and all before it gave."""
     for before, (row, upto) in pairwise([(-1, 0), *enumerate(outputs)]):
         for count, began, ended in spans:
             if before[1] < count <= upto:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from enum import Enum, auto
+from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from overlap_bench.engines.api import RoundRecord
 from overlap_bench.engines.tracing import SETTLED
 from overlap_bench.engines.vllm.paced.device import Program
 from overlap_bench.engines.vllm.steps import Steps, finish_begun, processed
@@ -29,6 +32,11 @@ def scheduled(
             req_ids=list(old), num_output_tokens=list(old.values()), resumed_req_ids=set(resumed)
         ),
     )
+
+
+def steps_of(record: RoundRecord) -> array[int]:
+    assert record.steps is not None
+    return array("q", record.steps.data)
 
 
 def test_a_step_is_a_prefill_a_decode_or_both() -> None:
@@ -159,8 +167,23 @@ def test_a_round_that_is_not_profiled_has_no_profile() -> None:
 def test_outputs_processed_elsewhere_are_told_by_the_step_that_gave_them() -> None:
     steps = profiled(3, 1)
     spans = [(7, 61, 64), (8, 161, 164), (10, 361, 364)]  # step 2 gave none that anybody waits for
-    found = processed(spans, steps.record(), [7, 8, 8, 10])
+    found = processed(spans, steps_of(steps.record()), [7, 8, 8, 10])
     assert list(found) == [(0, 61, 64), (1, 161, 164), (3, 361, 364)]
+
+
+def test_what_is_sent_on_another_thread_is_in_the_profile_and_its_time_counted() -> None:
+    steps = profiled(3, 1)
+    steps.sending(7)  # all that step 0 gave
+    steps.sent(began := perf_counter_ns())
+    record = steps.record()
+    assert record.profile is not None
+    (host,) = record.profile.hosts
+    rows = np.frombuffer(host.data, np.int64).reshape(host.rows, 5)
+    (row,) = rows[rows[:, 1] == host.names.index("send")].tolist()
+    assert row[2:4] == [0, began]
+    assert record.counters["send_ns"] == row[4] - began > 0
+    steps.clear()
+    assert "send_ns" not in steps.record().counters
 
 
 class State(Enum):
