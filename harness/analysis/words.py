@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from overlap_bench.harness.analysis.result import Comparison, MetricRow, Moved, NodeRow, Outputs
-from overlap_bench.harness.common.formatting import blocks_of, number, percent, signed
+from overlap_bench.harness.common.formatting import blocks_of, number, percent, signed, with_unit
 from overlap_bench.harness.metrics import definitions
+
+SUBJECTS = {  # of a sentence; any other metric is called by its name
+    definitions.SLICED: "The decode step",
+    "step_ms_matched": "The decode step in rounds",
+    **{f"{name}_ms_p{q}": f"{name.upper()} p{q}" for name in ("ttft", "tpot") for q in (50, 90, 95, 99)},
+    "throughput_tok_s": "Throughput",
+}
 
 
 class Ranged(Protocol):
@@ -22,25 +29,43 @@ class Ranged(Protocol):
 
 
 def conclusion(device: str, comparison: Comparison) -> str:
-    """One sentence: the primary's change, its interval, the verdict, and whether outputs agree."""
-    name = comparison.primary
-    row = comparison.decided
-    where = f"over {blocks_of(comparison.blocks)} on the {device} device"
+    """For a person, the verdict first: "pinned-h2d: faster. The decode step is 3.0% shorter [1.8%, 4.1%]:
+    3.425 → 3.324 ms (6 blocks, emulated device)." Behind it, whether outputs differ."""
+    name, row, variant = comparison.primary, comparison.decided, comparison.variant
+    subject, where = SUBJECTS.get(name, name), f"({blocks_of(comparison.blocks)}, {device} device)"
     if row is None:
-        return f"{comparison.variant}: {name} was not measured {where}."
+        return f"{variant}: {subject} was not measured {where}."
     if comparison.after is None:
-        return f"{comparison.variant}: {name} is {number(row.before)} {row.unit} {where}."
-    change = f"{comparison.variant}: {name} changed by {difference(row)}"
-    change += in_step(name, row.before, row.after)
+        return f"{variant}: {subject} is {with_unit(row.before, row.unit)} {where}."
     changed = comparison.changed_code
     if changed is not None and not changed.counts:
-        decided = f"{change} {interval(row)}".rstrip() + f" {where}: no verdict: {changed.never_ran}."
+        decided = f"no verdict: {changed.never_ran}"
     elif row.ci_low is None:
-        alone = f": {row.verdict}." if row.verdict else "; one block gives no verdict."
-        decided = f"{change} {where}{alone}"
+        decided = row.verdict or "one block gives no verdict"
     else:
-        decided = f"{change} {interval(row)} {where}: {_decision(row, comparison.margin)}."
-    return f"{decided} {outputs_that_differ(comparison.outputs)}".rstrip()
+        decided = _decision(row, comparison.margin)
+    found = f"{variant}: {decided}. {_found(name, subject, row)} {where}."
+    return f"{found} {outputs_that_differ(comparison.outputs)}".rstrip()
+
+
+def _found(name: str, subject: str, row: MetricRow) -> str:
+    """The change in words: "The decode step is 3.0% shorter [1.8%, 4.1%]: 3.425 → 3.324 ms"."""
+    moved = row.delta if row.change is None else row.change
+    if moved is None:
+        return f"{subject} was measured in one arm alone"
+    less, more = ("shorter", "longer") if definitions.of_a_step(name) else ("lower", "higher")
+    size = difference(row)[1:]  # without its sign, which the word has
+    sides = f"{number(row.before)} → {with_unit(row.after, row.unit)}"
+    return f"{subject} is {size} {less if moved < 0 else more} {_unsigned(row)}".rstrip() + f": {sides}"
+
+
+def _unsigned(row: MetricRow) -> str:
+    """The interval without signs where both ends have the same, the smaller one first."""
+    if not row.excludes_zero or row.ci_low is None or row.ci_high is None:
+        return interval(row)
+    shown = percent if row.change is not None else signed
+    low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
+    return f"[{shown(low)[1:]}, {shown(high)[1:]}]"
 
 
 def _decision(row: MetricRow, margin: float) -> str:
@@ -111,7 +136,7 @@ def moved(found: Moved) -> str:
 
 
 def confidence(level: float) -> str:
-    """Of an interval, in percent: "95"."""
+    """The level of an interval, in percent: "95"."""
     return f"{100 * level:.4g}"
 
 

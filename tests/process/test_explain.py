@@ -96,7 +96,7 @@ def test_phases_are_of_turns_where_there_were_turns_and_agree_with_the_first_lin
     noises = [0.01, -0.01, 0.012, -0.012, 0.008, -0.008]
     found = explain.explain(run_in_turns(tmp_path, {"device": 2.0, "h2d": 0.8, "unattributed": 0.8}, noises))
     assert found.measured_in == "turns"
-    assert "step_ms_sliced changed by −10.0%" in found.headline
+    assert "The decode step is 10.0% shorter" in found.headline
     whole = found.step_us["interval"]
     assert (whole.before, whole.after) == pytest.approx((4000, 3600))  # in rounds it is another share
     assert found.step_us["h2d"].delta == pytest.approx(-400)

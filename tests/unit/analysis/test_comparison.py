@@ -128,7 +128,7 @@ def test_one_arm_alone() -> None:
         "better",
         "before",
     }
-    assert "tpot_ms_p50 is 4 ms over 2 blocks" in words.conclusion(found.device, only)
+    assert "TPOT p50 is 4 ms (2 blocks, " in words.conclusion(found.device, only)
     assert "One arm" in shown(found, 100)
     assert "| tpot_ms_p50 | 4 ms |" in formats.to_markdown(found)
     half = msgspec.structs.replace(described(), deterministic=False)
@@ -303,7 +303,7 @@ def test_a_change_that_never_ran_is_shown_and_not_judged() -> None:
     )
     assert said in words.conclusion("emulated", found)
     text = shown(result(0.9, plan), 300)
-    assert text.splitlines()[0].endswith(f"{said}.")
+    assert text.splitlines()[0].startswith(f"{found.variant}: {said}. ")
     assert "Changed code: 2 functions differ. Never ran: map.py: Map.get, map.py: Map.insert." in text
     assert "no ref has: pkg/_C.so (0123456789)" in text
     assert to_plain(found)["changed_code"]["counts"] is False

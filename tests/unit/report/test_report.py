@@ -97,10 +97,10 @@ def test_the_verdict_comes_first_with_the_jsons_numbers(
     row = comparison["metrics"][comparison["primary"]]
     first = Page(page).first_in_body()
     assert first == words.conclusion(printed["device"], overlap_bench.compare(RUN).comparisons[0])
-    said = [float(each.replace("−", "-")) for each in re.findall(r"([+−][\d.]+)%", first)]
-    expected = [100 * row[name] for name in ("change", "ci_low", "ci_high")]
+    said = [float(each) for each in re.findall(r"([\d.]+)%", first)]
+    expected = [-100 * row[name] for name in ("change", "ci_high", "ci_low")]  # it is called shorter
     assert said == [round(value, 2 if abs(value) < 1 else 1) for value in expected]
-    assert f"over {comparison['blocks']} blocks" in first
+    assert f"({comparison['blocks']} blocks, " in first
     assert row["verdict"] in first
 
 
@@ -134,7 +134,8 @@ def test_the_command_writes_a_page_and_markdown(
         assert bench(monkeypatch, "report", folder, "-o", str(out)) == 0
         assert capsys.readouterr().out == f"{out}\n"
     conclusion = Page((tmp_path / "report.html").read_text()).first_in_body()
-    assert conclusion.endswith("over 1 block on the emulated device; one block gives no verdict.")
+    assert ": one block gives no verdict. TPOT p50 is " in conclusion
+    assert conclusion.endswith("(1 block, emulated device).")
     markdown = (tmp_path / "deep" / "report.md").read_text()
     assert markdown.startswith(f"**{conclusion}**\n")
     assert markdown.index("### Warnings") < markdown.index("<details>") < markdown.index("### Environment")
@@ -157,7 +158,7 @@ def page_of_one(alone: Run) -> Page:
 
 
 def test_one_arm_has_no_changes(alone: Run, page_of_one: Page) -> None:
-    assert "tpot_ms_p50 is 4.001 ms over 2 blocks" in page_of_one.first_in_body()
+    assert "TPOT p50 is 4.001 ms (2 blocks, " in page_of_one.first_in_body()
     headings = set(texts(page_of_one, "h2"))
     assert not {"Changes", "Block by block"} & headings
     assert {"One arm", "Latencies"} <= headings

@@ -36,13 +36,22 @@ def test_the_conclusion_says_the_verdict(factor: float, noise: float, expected: 
     assert expected in words.conclusion(found.device, found.comparisons[0])
 
 
+def test_an_interval_has_signs_in_a_sentence_only_where_it_holds_zero() -> None:
+    sure, unsure = result(0.9, noise=0.001), result(0.995, noise=0.05)
+    sentence = words.conclusion(sure.device, sure.comparisons[0])
+    assert re.search(
+        r": faster\. TPOT p50 is 10\.\d% lower \[\d+\.\d%, \d+\.\d%\]: \d\S* → \d\S* ms \(6 blocks, ",
+        sentence,
+    )
+    assert re.search(r"\[−\d\S*%, \+\d\S*%\]", words.conclusion(unsure.device, unsure.comparisons[0]))
+
+
 def test_a_primary_that_is_zero_somewhere_is_told_in_its_unit() -> None:
     found = result(0.9, manifest(goodput={"tpot": 3.8}, primary="goodput_req_s"))
     only = found.comparisons[0]
     sentence = words.conclusion(found.device, only)
-    assert "goodput_req_s changed by +" in sentence
-    assert "req/s" in sentence
-    assert "better" in sentence
+    assert f"{only.variant}: better. goodput_req_s is " in sentence
+    assert " req/s higher [" in sentence
     assert not any("fresh run" in line for line in warned(only))
 
 
