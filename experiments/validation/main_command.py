@@ -4,20 +4,30 @@
 
 A fixed list of 40 runs, 20 of each in turn, of which each call does the next. Each is `bench run --variant
 pinned-h2d` with its defaults, timed whole (installation aside), about 90 s. What it says of undisturbed turns
-should be the same in both.
+should be the same in both. Each arm's turns are then paired with its own next ones: arms that are equal, and
+as disturbed as the run was. DRAWN runs of six blocks are drawn from these, and judged as a run is.
 """
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import nullcontext
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
+import pandas as pd
+from scipy import stats
+
 from experiments.common import command_line
-from experiments.common.record import write_result
+from experiments.common.record import Rows, write_result
 from experiments.common.repeated_runs import bench, earlier
 from experiments.validation.sliced_aa import bursts
-from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics import definitions, slices
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.stats.verdicts import detected
+from overlap_bench.harness.store import tables
 
 HEADER = [
     "beside",
@@ -39,18 +49,79 @@ SHOWN = (definitions.SLICED, "tpot_ms_p50")
 
 BESIDE = ("nothing", "bursts")
 RUNS = BESIDE * 20
+DRAWN = 10_000
 
 
 def measured(*flags: str) -> dict[str, Any]:
-    run = bench("run", "--variant", "pinned-h2d", *flags)
+    with tempfile.TemporaryDirectory() as folder:
+        run = bench("run", "--variant", "pinned-h2d", *flags, out=Path(folder))
+        (stored,) = Path(folder).glob("*/manifest.json")
+        equal = own_pairs(stored.parent)
     comparison = run["comparison"]
     return {
+        "equal": equal,
         **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
         "sliced": comparison["sliced"],
         "metrics": {name: comparison["metrics"][name] for name in SHOWN},
         "outputs": comparison["outputs"],
         "noise": [line for line in comparison["warnings"] if line.startswith("noise")],
     }
+
+
+def own_pairs(run: Path) -> list[dict[str, float]]:
+    """What a run would say of equal arms, one of each block and arm: its turns are paired with its own next
+    ones, in alternating order. The log of the change that decides, and the share of undisturbed pairs."""
+    found = []
+    for number in tables.finished_blocks(run):
+        frame = tables.read_table(run, number, "slices")
+        for _, turns in slices.decode_slices(frame).groupby("arm"):
+            pairs = slices.pair(*sides(turns))
+            change = slices.deciding(pairs).eval("interval_ns_after / interval_ns_before")
+            calm = len(slices.undisturbed(pairs)) / len(pairs)
+            found.append({"log": slices.trimmed(np.log(change)), "calm": calm})
+    return found
+
+
+def sides(turns: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """One arm's turns as those of two, which take turns in the order that runs have: the first of two first,
+    then the second."""
+    ordered = turns.sort_values(["round", "turn"])
+    place = ordered.groupby("round").cumcount().to_numpy()
+    first = np.isin(place % 4, (0, 3))
+    told = ordered.assign(turn=place // 2, first_step=0, tokens=0)  # these differ by their place alone
+    return told[first], told[~first]
+
+
+def called_different(blocks: list[dict[str, float]], random: np.random.Generator) -> tuple[int, int]:
+    """How many of DRAWN runs of six blocks are decided at all, and how many find a change."""
+    drawn = random.choice(len(blocks), (DRAWN, 6))
+    swapped = random.choice((-1, 1), (DRAWN, 6))
+    calm, logs = (np.array([each[name] for each in blocks]) for name in ("calm", "log"))
+    decided = calm[drawn].min(axis=1) >= slices.ENOUGH
+    changes = np.exp((logs[drawn] * swapped)[decided])
+    wrong = sum(detected(paired.effect([1.0] * 6, each.tolist())) for each in changes)
+    return int(decided.sum()), wrong
+
+
+def replayed(runs: list[dict[str, Any]]) -> Rows:
+    """What is found where nothing differs, by what the runs were beside."""
+    table = [["turns of", "blocks", "runs drawn", "decided", "called different", "95% interval"]]
+    for kind in BESIDE:
+        blocks = [each for run in runs if run["beside"] == kind for each in run.get("equal", ())]
+        if not blocks:
+            continue
+        decided, wrong = called_different(blocks, np.random.default_rng(0))
+        found = stats.binomtest(wrong, max(1, decided)).proportion_ci()
+        share = f"{wrong / max(1, decided):.2%}"
+        shown = [
+            f"{len(blocks)}",
+            f"{DRAWN:,}",
+            f"{decided:,}",
+            share,
+            f"{found.low:.2%} to {found.high:.2%}",
+        ]
+        table.append([f"runs beside {kind}", *shown])
+    return table
 
 
 def half_width(row: dict[str, Any]) -> float:
@@ -87,7 +158,7 @@ def cells(run: dict[str, Any]) -> list[str]:
 
 
 def summary(runs: list[dict[str, Any]]) -> str:
-    """Of the runs of one kind: median time and half-width, the widest, and the mean change."""
+    """Median time and half-width of the runs of one kind, the widest, and the mean change."""
     turns = [run["metrics"][definitions.SLICED] for run in runs]
     widths, seconds = [half_width(each) for each in turns], median(run["seconds"] for run in runs)
     mean = fmean(each["change"] for each in turns)
@@ -119,6 +190,7 @@ def main() -> None:
             title=f"`bench run --variant pinned-h2d`, {told}",
             header=HEADER,
             rows=list(map(cells, runs)),
+            sections={"Where nothing differs": replayed(runs)},
             data=runs,
         )
 
