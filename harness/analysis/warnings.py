@@ -89,7 +89,7 @@ def _of(kind: str, texts: Iterable[str], severity: Severity = Severity.DESCRIBES
 
 
 def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[Warning]:
-    """Those that do not depend on the change: under what conditions it was measured."""
+    """The warnings that do not depend on the change: under what conditions it was measured."""
     imported = manifest.imported
     requests, rounds = _joined(blocks, "requests", OF_REQUESTS), _joined(blocks, "rounds")
     qualifies = Severity.QUALIFIES
@@ -134,7 +134,7 @@ def _resumed(manifest: Manifest) -> Iterator[str]:
 def of_factorial(
     manifest: Manifest, blocks: Sequence[Block], values: BlockSeries, judged: Mapping[str, Floats]
 ) -> list[Warning]:
-    """Those about a factorial as a whole, not about any one pair of its arms. `judged`: the weights of
+    """The warnings about a factorial as a whole, not about any one pair of its arms. `judged`: the weights of
     the arms in each effect that carries a verdict."""
     return [
         *few_blocks(manifest, len(blocks)),
@@ -144,8 +144,8 @@ def of_factorial(
 
 
 def few_blocks(manifest: Manifest, blocks: int) -> list[Warning]:
-    """That there are too few for a narrow interval, or for any. A rule that looks at fewer has enough of
-    them."""
+    """Warn that there are too few blocks for a narrow interval, or for any. A rule that looks at fewer has
+    enough of them."""
     design = manifest.design
     more = "--blocks 6" if design.max_minutes is None else "a longer --max-minutes, or --blocks 6,"
     if blocks == 1:
@@ -277,8 +277,8 @@ def _position(found: checks.Position, ran: str, left: str, weakened: bool) -> li
 def _drift(found: checks.Drift | None, margin: float, arms: str) -> Iterator[str]:
     if found is not None and abs(found.change) > margin and found.p < ALPHA:
         yield (
-            f"drift: {arms} moved by {percent(found.change)} from the first block to the last; what "
-            "the boots of a block share of that cancels in the change between them"
+            f"drift: {arms} moved by {percent(found.change)} from the first block to the last. The arms of a "
+            "block are compared with each other, so what drifts in both of them cancels"
         )
 
 

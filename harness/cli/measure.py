@@ -207,7 +207,10 @@ def gate(
         raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
 
     if calibrate and (run is not None or base_ref or head_ref or on_undecided or plan or history):
-        raise api.BadSetting("--calibrate measures the base that is installed: no run, no refs, no verdict")
+        raise api.BadSetting(
+            "--calibrate measures what is installed against itself: leave out --run, --base-ref, --head-ref, "
+            "--plan, --history and --on-undecided"
+        )
     if plan is not None and run is not None:
         raise api.BadSetting(f"--plan is for a gate that measures, and {run} is already measured")
     if ray is not None and (calibrate or run is not None):

@@ -132,9 +132,9 @@ def in_turns(comparison: Comparison) -> str | None:
     if sliced is None:
         return None
     return (
-        f"Turns give the decode step: both arms ran the same steps at batch {sliced.batch:.3g}, alternating "
-        f"every {sliced.steps}: {sliced.pairs:,} pairs, {sliced.kept:.0%} kept. Rounds give all else: the "
-        f"workload with its own arrivals, one arm at a time.{beside_others(comparison)}"
+        f"The decode step was measured in turns: the arms alternated every {sliced.steps} steps of the same "
+        f"requests, batch {sliced.batch:.3g}, {sliced.pairs:,} pairs ({sliced.kept:.0%} kept). All else was "
+        f"measured in rounds: one arm at a time ran the whole workload.{beside_others(comparison)}"
     )
 
 
@@ -157,8 +157,8 @@ def scatter(comparison: Comparison) -> str | None:
     if sliced is None or sliced.within is None or sliced.between is None:
         return None
     return (
-        f"The change of a block scatters by {sliced.within:.2%} for its pairs, which more --segments make "
-        f"less, and by {sliced.between:.2%} from boot to boot, which more --blocks do."
+        f"The change scatters by {sliced.within:.2%} within a block: more --segments average that out. It "
+        f"scatters by {sliced.between:.2%} between boots: more --blocks do."
     )
 
 
