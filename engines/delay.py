@@ -20,7 +20,7 @@ class Delay:
         return spent
 
     def spend(self, phase: str) -> None:
-        """That phase ends."""
+        """Spend the delay if it is in this phase, which ends now."""
         if phase != self.phase:
             return
         began = perf_counter_ns()

@@ -26,5 +26,5 @@ class BadFile(BadSetting):
 
 
 def first_line(error: Exception) -> str:
-    """Of a library's paragraphs, as far as anybody reads: it may quote a file or a name of any length."""
+    """The first line of a library's paragraphs, no longer than anybody reads: it may quote a whole file."""
     return str(error).strip().split("\n")[0].rstrip(".")[:LONGEST]

@@ -305,7 +305,7 @@ class Connections:
 
     @property
     def replies(self) -> list[Reply]:
-        """Those that are awaited."""
+        """The replies that are awaited."""
         return [each.reply for each in self._by_descriptor.values() if each.reply is not None]
 
     def expect_anew(self) -> None:

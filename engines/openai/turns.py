@@ -61,7 +61,7 @@ class Steps:
         return step
 
     def ended(self, request: int) -> None:
-        """That request gets nothing more."""
+        """Note that a request gets nothing more."""
         self._missing.clear()
         self._latest.pop(request, None)
         self._look()

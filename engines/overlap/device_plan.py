@@ -62,8 +62,8 @@ class DevicePlan:
 
     @property
     def prefill_tokens(self) -> int:
-        """Of one prefill at most: a preempted request is prefilled again with all its tokens, alone if they
-        are too many."""
+        """The most tokens of one prefill: a preempted request is prefilled again with all its tokens, alone
+        if they are too many."""
         return max(self.options.prefill_max_tokens, self.options.max_context)
 
     @property
@@ -112,7 +112,7 @@ class DevicePlan:
 
     @property
     def table_row_bytes(self) -> int:
-        """Of one request's row in the block tables that the device keeps."""
+        """The size of one request's row in the block tables that the device keeps."""
         return self.limits.block_buckets[-1] * ITEM_BYTES["int32"]
 
     @property

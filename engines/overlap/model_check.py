@@ -47,7 +47,7 @@ def check_model(name: str, model: Model, dtype: torch.dtype, device: torch.devic
 
 
 def _lengths(shape: Shape, max_context: int) -> tuple[int, int]:
-    """Of a short request and of a long one."""
+    """The lengths of a short request and of a long one."""
     few = len(A_FEW_TOKENS)
     last = max((each for each in shape.thresholds if each < max_context), default=few)
     return min(few, max_context), min(last + few, max_context)
@@ -77,7 +77,7 @@ class _Checked:
 def _side_by_side(
     name: str, model: Model, requests: list[Tensor], dtype: torch.dtype, device: torch.device
 ) -> list[Tensor]:
-    """Of each request the logits behind its last two tokens [2, vocabulary], in a cache of its own."""
+    """The logits behind the last two tokens of each request [2, vocabulary], in a cache of its own."""
     shape, rows = model.shape, len(requests)
     most = max(len(ids) for ids in requests)
     blocks = -(-most // _BLOCK)

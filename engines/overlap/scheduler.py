@@ -319,7 +319,7 @@ class Scheduler:
         return chunks
 
     def _admissible(self) -> Iterator[tuple[Active, list[int]]]:
-        """Those that wait, each with the blocks of its prefix that are kept, as long as there are slots and
+        """Waiting requests, each with the blocks of its prefix that are kept, as long as there are slots and
         blocks for them. Each must be admitted before the next one is asked for.
 
         The blocks of a step's growth are left free for each request, the admitted one included: running
@@ -430,8 +430,8 @@ class Scheduler:
         return replace(batch, unfinished=unfinished, preempted=decoding.preempted)
 
     def _wanting(self) -> tuple[list[Active], dict[Active, int], int]:
-        """Those that have use for one more token, how many more blocks some of them need for it, and how many
-        tokens of the longest have keys and values then."""
+        """The requests that have use for one more token, how many more blocks some of them need for it, and
+        how many tokens of the longest have keys and values then."""
         size, ahead, deepest = self.pool.block_size, self.gives - 1, 0
         requests, growing = list[Active](), dict[Active, int]()
         for each in self.running:

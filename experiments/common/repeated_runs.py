@@ -60,7 +60,7 @@ def earlier(script: str) -> list[dict[str, Any]]:
 
 
 def kept(run: dict[str, Any]) -> dict[str, Any]:
-    """Of a run, what its row needs; the whole comparison of each would be megabytes."""
+    """What a run's row needs; the whole comparison of each would be megabytes."""
     comparison = run["comparison"]
     primary = comparison["metrics"][comparison["primary"]]
     return {

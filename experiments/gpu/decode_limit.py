@@ -65,7 +65,7 @@ class Steady:
 
 
 def steady(work: np.ndarray, steps: set[int] | None = None) -> Steady:
-    """Of int64 rows (kind, step, start, end), ns; of those steps alone."""
+    """The steady part of int64 rows (kind, step, start, end), ns: those of these steps alone."""
     rows = work[work[:, 0] == 0]
     if steps is not None:
         rows = rows[np.isin(rows[:, 1], list(steps))]

@@ -95,7 +95,7 @@ PLACES: dict[str, Callable[[], AbstractContextManager[None]]] = {
 
 
 def round_of(pace: str, batch: int) -> tuple[np.ndarray, float, float, dict[str, int]]:
-    """Of one boot's second round: times of decode steps (ms), busy, CPU seconds per step, counters."""
+    """One boot's second round: times of decode steps (ms), busy, CPU seconds per step, counters."""
     options = api.EngineOptions(device="emulated", model="micro-gpt2", pace=pace)
     engine, sink = OverlapEngine(options, SPEC.check(SETTINGS)), Collected()
     engine.start(sink)

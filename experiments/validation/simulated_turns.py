@@ -55,7 +55,7 @@ HEADER = [
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Those of a recorded block, in their order. Each array: [pairs, 2], before and after."""
+    """The pairs of a recorded block, in their order. Each array: [pairs, 2], before and after."""
 
     step_us: Floats  # a turn's mean step
     turn_us: Floats  # the whole turn

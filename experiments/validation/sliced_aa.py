@@ -81,7 +81,7 @@ class Cell:
 
     @property
     def hides(self) -> bool:
-        """That what is planted takes place while the device computes."""
+        """Whether what is planted takes place while the device computes."""
         return self.loop == "overlapped" and self.place == "host"
 
 

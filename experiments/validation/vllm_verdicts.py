@@ -63,8 +63,8 @@ def design(python: str, blocks: int) -> Design:
 
 
 def block(folder: Path, number: int) -> dict[str, Any]:
-    """Of one block: the log of each arm's change in turns, what was planted as a share of a step, and the
-    mean step of `before`, ns."""
+    """What one block gives: the log of each arm's change in turns, what was planted as a share of a step, and
+    the mean step of `before`, ns."""
     turns = tables.read_table(folder, number, "slices")
     rounds = tables.read_table(folder, number, "rounds")
     steps = tables.read_table(folder, number, "steps")
@@ -107,7 +107,7 @@ def interval(effect: paired.Effect) -> str:
 
 
 def replayed(logs: Floats, random: np.random.Generator) -> int:
-    """Of RUNS of six blocks drawn from these, their arms as they were or swapped: how many find a change."""
+    """How many of RUNS of six blocks find a change, drawn from these, their arms as they were or swapped."""
     drawn = random.choice(logs, (RUNS, BLOCKS_OF_RUN)) * random.choice((-1, 1), (RUNS, BLOCKS_OF_RUN))
     return sum(detected(judged(each)) for each in drawn)
 

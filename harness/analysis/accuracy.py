@@ -27,7 +27,8 @@ APART = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Of one continuation: log-probability, natural; whether greedy decoding would give it; its tokens."""
+    """What a model makes of one continuation: log-probability, natural; whether greedy decoding would give
+    it; its tokens."""
 
     logprob: float
     greedy: bool
@@ -91,7 +92,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row(task: str, metric: str, before: Sequence[float], after: Sequence[float] | None) -> Row:
-    """Of values per item, the same items in the same order."""
+    """The row of values per item, the same items in the same order."""
     first = np.asarray(before, np.float64)
     if after is None:
         return Row(task, metric, len(first), float(first.mean()))

@@ -80,7 +80,7 @@ def _factorial(
 
 
 def in_time(manifest: Manifest, blocks: int) -> str | None:
-    """That time ended the run after so many blocks; None where it did not."""
+    """Why the run ended after so many blocks, if time was up; None where it was not."""
     limit, foreseen = manifest.design.max_minutes, manifest.blocks_foreseen
     if limit is None or blocks != manifest.blocks_in_time:
         return None

@@ -174,7 +174,7 @@ class Finished:
         return {arm: found[arm] for arm in arms}
 
     def effect(self, quantity: Quantity) -> paired.Effect | None:
-        """Of a change."""
+        """The effect that a change is."""
         sides = self.sides(quantity)
         if sides is None:
             return None
@@ -268,8 +268,9 @@ def sum_of(parts: Sequence[Outputs]) -> Outputs:
 
 
 def _warnings(plan: Plan, decided: Comparison | None, runs: Runs) -> list[Warning]:
-    """Those of the claims, the first one first, then the circumstances of each run; one that holds for every
-    run is said once, others name their workloads, with their boots where others have one of that name."""
+    """The warnings of the claims, the first one first, then the circumstances of each run; one that holds for
+    every run is said once, others name their workloads, with their boots where others have one of that
+    name."""
     places: dict[Warning, dict[tuple[str, str], None]] = {}
     first, *others = plan.experiment.claims
     where = first.boots, first.workload
@@ -309,7 +310,7 @@ def _of_described(claim: Claim, run: Finished) -> list[Warning]:
 
 
 def _few_requests(claim: Claim, run: Finished) -> list[Warning]:
-    """That a high percentile is made of few requests. It is computed per boot, so more boots do not help."""
+    """Warn that a high percentile is made of few requests. It is made per boot: more boots do not help."""
     name, _, level = claim.change.rpartition("_p")
     needed = tail.NEEDED_SAMPLES.get(int(level)) if name in definitions.DISTRIBUTIONS else None
     if needed is None or name.startswith(("itl", "client_lag")):  # these have many samples a request

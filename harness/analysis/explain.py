@@ -218,7 +218,7 @@ def _part(per_block: Sequence[Sequence[float]], whole: Sequence[Sequence[float]]
 
 
 def rank_times(arm: Arm, blocks: Sequence[Block]) -> list[RankTimes]:
-    """Of each of the arm's ranks; none where it has one."""
+    """The times of each of the arm's ranks; none where it has one."""
     boots = [ranks.times(block.of(arm.name, "steps"), block.of(arm.name, "work")) for block in blocks]
     of_ranks = list(zip(*boots, strict=True))
     if len(of_ranks) < 2:

@@ -244,7 +244,7 @@ class Run:
 
     @property
     def effects(self) -> pd.DataFrame:
-        """Of a factorial: one row per metric and effect. metric, effect ("h2d", "h2d × output"), where
+        """A factorial's effects: one row per metric and effect. metric, effect ("h2d", "h2d × output"), where
         ("alone", "with_others", "average" or "together"), change, ci_low, ci_high (fractions), sd, p,
         p_adjusted, verdict. Raises BadSetting for another run."""
         if self.result.factorial is None:

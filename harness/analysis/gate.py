@@ -59,7 +59,7 @@ def is_gone(name: str, before: Sequence[float], after: Sequence[float]) -> bool:
 
 
 def overall(judged: Mapping[str, Judged]) -> GateVerdict:
-    """Of the metrics: fail where one fails, pass where all pass."""
+    """The verdict of all metrics: fail where one fails, pass where all pass."""
     found = {each.verdict for each in judged.values()}
     return "fail" if "fail" in found else "pass" if found == {"pass"} else "undecided"
 

@@ -94,7 +94,7 @@ def remarks(manifest: Manifest) -> Iterator[str]:
 
 
 def of_nodes_that_disagree(found: Nodes | None, verdict: str | None) -> list[Warning]:
-    """That each node counts once, and what would settle it where nothing is decided."""
+    """Warn that each node counts once, and say what would settle it where nothing is decided."""
     if found is None or found.unit == "block":
         return []
     said = (

@@ -41,9 +41,9 @@ SIZES, ALIKE = ("rounds", "segments"), 1.5
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one metric between equal arms. `floor` is half of the 95% interval: a smaller change says nothing
-    here; `detectable`, the true change that as many blocks detect in 4 of 5 runs. Fractions, or in the
-    metric's unit on the difference scale."""
+    """What one metric does between equal arms. `floor` is half of the 95% interval: a smaller change says
+    nothing here; `detectable`, the true change that as many blocks detect in 4 of 5 runs. Fractions, or in
+    the metric's unit on the difference scale."""
 
     scale: paired.Scale
     sd: float  # of the paired differences, log ratios or in the unit
@@ -96,7 +96,7 @@ def folder_of(run: Path) -> Path:
 
 
 def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
-    """Of a run; the before arm speaks for both."""
+    """The circumstances of a run; the before arm speaks for both."""
     design = manifest.design
     before: Arm = design.arms[0]
     device = manifest.descriptions[before.name].device

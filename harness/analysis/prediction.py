@@ -105,7 +105,7 @@ class Before:
         return self.interval - self.device
 
     def aftermath(self, calibration: Calibration | None) -> Measured:
-        """Of the messages, us of a mean interval. Where the records tell it, its error is 0 here, being in
+        """What messages take, us of a mean interval. Where the records tell it, its error is 0 here, being in
         the spread over blocks already."""
         sent = self.chunks > 0
         if not sent.any():

@@ -120,7 +120,7 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one arm: failed requests, of how many, and how often each cause, the first one first."""
+    """How many requests of one arm failed, of how many, and how often each cause, the first one first."""
 
     failed: int
     requests: int

@@ -67,7 +67,7 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
 
 
 def of_size(design: Design, per_block: Sequence[Values], alpha: float) -> list[Warning]:
-    """That the step changed by surely more, or less, in rounds than in turns."""
+    """Warn that the step changed by surely more, or less, in rounds than in turns."""
     apart, rounds = (
         _apart(design, per_block, alpha, OF_ROUNDS),
         _effect(design, per_block, alpha, OF_ROUNDS),
@@ -87,7 +87,7 @@ def of_size(design: Design, per_block: Sequence[Values], alpha: float) -> list[W
 def _effect(
     design: Design, per_block: Sequence[Values], alpha: float, name: str, base: str = ""
 ) -> paired.Effect | None:
-    """Of a metric, or of its ratio to another one; None where a block has no value of it."""
+    """The effect on a metric, or on its ratio to another one; None where a block has no value of it."""
     before, after = (
         [
             values[arm.name].get(name, 0.0) / (values[arm.name].get(base, np.nan) if base else 1.0)
@@ -147,7 +147,7 @@ def sliced(design: Design, blocks: Sequence[Block]) -> Sliced | None:
 
 
 def _mean_change(parts: Sequence[_Part]) -> float | None:
-    """Of disturbed pairs, where they are a share that anybody would ask for."""
+    """The mean change of disturbed pairs, where they are a share that anybody would ask for."""
     calm, pairs = sum(each.calm for each in parts), sum(len(each.batches) for each in parts)
     found = [each.disturbed for each in parts if each.disturbed is not None]
     return float(np.expm1(np.mean(found))) if pairs - calm > TOLD * pairs else None

@@ -105,7 +105,7 @@ def kind_of(name: str) -> tuple[str, bool]:
 
 
 def scale_of(name: str, *series: Sequence[float]) -> paired.Scale:
-    """Of a metric, or of a counter."""
+    """The scale of a metric, or of a counter."""
     can_be_zero = name in definitions.METRICS and definitions.METRICS[name].can_be_zero
     return "ratio" if min(map(min, series)) > 0 and not can_be_zero else "difference"
 

@@ -59,7 +59,7 @@ def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
 
 
 def among_others(name: str) -> Callable[[Path, Design], AbstractContextManager[Observer]]:
-    """Of a run that is measured beside others: its lines, each after its name."""
+    """Print the lines of a run that is measured beside others, each after its name."""
 
     @contextmanager
     def shown(folder: Path, design: Design) -> Iterator[Observer]:
@@ -178,7 +178,7 @@ class Display:
         )
 
     def _tell_first(self, tpot_ms: float) -> None:
-        """That every arm serves, as soon as it does."""
+        """Tell that every arm serves, as soon as it does."""
         if self._first is None:
             return
         self._first[self._arm] = tpot_ms

@@ -18,7 +18,7 @@ STEADY = 1.15  # slow over fast (see `spread`), below which a speed is steady
 
 
 def cores() -> list[int]:
-    """Those to look at, of the ones this process may run on."""
+    """The cores to look at, of those this process may run on."""
     usable = sorted(os.sched_getaffinity(0))
     return usable[:: -(-len(usable) // MOST_CORES)]
 

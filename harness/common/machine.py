@@ -47,7 +47,7 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fingerprint() -> Machine:
-    """Of this machine."""
+    """What this machine is."""
     return Machine(
         cpu=cpu_model(),
         cores=len(os.sched_getaffinity(0)),
@@ -100,7 +100,7 @@ def code(besides: Sequence[str] = ()) -> Code:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of every package a number here may depend on."""
+    """The versions of Python and of every package a number here may depend on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         if told := known(version, None, package):

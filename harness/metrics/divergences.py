@@ -69,7 +69,7 @@ def _at(tokens: Sequence[int], place: int) -> int:
 
 
 def between(divergences: pd.DataFrame, arms: Sequence[str]) -> pd.DataFrame:
-    """Those between two arms, whichever is the run's first; where neither is, there are none."""
+    """The divergences of two arms, whichever is the run's first; where neither is, there are none."""
     if not len(divergences):
         return divergences
     return divergences[divergences["before"].isin(arms) & divergences["arm"].isin(arms)]

@@ -156,7 +156,7 @@ def spans_ns(stamps: pd.Series) -> Int64s:
 
 
 def _lags(served: pd.DataFrame) -> Floats:
-    """Of every chunk whose arrival is known, ns; an older run has none."""
+    """The lag of every chunk whose arrival is known, ns; an older run has none."""
     lags = np.concatenate([np.empty(0), *served.get("chunk_lag_ns", ())])
     return lags[lags >= 0]
 

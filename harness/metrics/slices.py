@@ -81,7 +81,7 @@ PART_COLUMNS = tuple(f"{PART}{name}" for name in PARTS)
 
 
 def decode_slices(slices: pd.DataFrame) -> pd.DataFrame:
-    """Those of whole turns of decode steps."""
+    """The slices of whole turns of decode steps."""
     whole = slices["steps"] == slices.groupby("round")["steps"].transform("max")
     return slices[whole & (slices["batch"] > 0) & (slices["interval_ns"] >= 0)]
 
@@ -98,9 +98,9 @@ def kept(pairs: pd.DataFrame, *arms: pd.DataFrame) -> float:
 
 
 def undisturbed(turns: pd.DataFrame) -> pd.DataFrame:
-    """Of decode_slices, or of their pairs, those beside which nothing else used the cores, in either turn of
-    a pair. That looks at nothing which a change of an engine can move. All, where the machine does not tell.
-    """
+    """The decode_slices, or pairs of them, beside which nothing else used the cores, in either turn of a
+    pair. The rule looks at nothing which a change of an engine can move. All, where the machine does not
+    tell."""
     turn_ns = ("turn_ns", "turn_ns_before", "turn_ns_after")
     calm = np.ones(len(turns), bool)
     for name in filter(turns.columns.__contains__, turn_ns):

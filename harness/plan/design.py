@@ -67,7 +67,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Factorial(msgspec.Struct, frozen=True, kw_only=True):
-    """That the arms of a design are the settings of some factors; what is made of it: stats/contrasts.py."""
+    """Marks a design whose arms are the settings of some factors; what is made of it: stats/contrasts.py."""
 
     factors: tuple[Factor, ...]
     left_out: tuple[LeftOut, ...] = ()

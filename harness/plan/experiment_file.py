@@ -312,7 +312,7 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """Of the committed experiments."""
+    """The names of the committed experiments."""
     return sorted(path.stem for path in folder().glob("*.toml"))
 
 
@@ -429,7 +429,7 @@ def _check_first(claim: Claim, experiment: Experiment) -> None:
 
 
 def units() -> dict[str, str]:
-    """Of what can be shown, by its name: every metric, EXTRA, and the engines' counters, per step."""
+    """The unit of what can be shown, by its name: every metric, EXTRA, the engines' counters per step."""
     toggles = [toggle for spec in api.find_engines().values() for toggle in spec.toggles]
     counters = [counter_as_shown(name) for toggle in toggles for name in toggle.counters]
     return {name: unit_of(name) for name in (*definitions.METRICS, *EXTRA, *counters)}
@@ -441,7 +441,7 @@ def counter_as_shown(name: str) -> str:
 
 
 def unit_of(name: str) -> str:
-    """Of a metric or a counter."""
+    """The unit of a metric or a counter."""
     if name in definitions.METRICS:
         return definitions.METRICS[name].unit
     return EXTRA.get(name) or ("us" if name.endswith("_us") else "per step")

@@ -47,7 +47,7 @@ class Page:
     afterwards: Sequence[str] = ()
 
     def lists(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Those that hold something, with their titles."""
+        """The lists that hold something, with their titles."""
         named = {"Notes": self.notes, "Warnings": self.warnings, "Afterwards": self.afterwards}
         yield from ((title, entries) for title, entries in named.items() if entries)
 

@@ -115,7 +115,7 @@ def _sides(
 
 
 def _of_gaps(result: TraceResult) -> Iterator[Line]:
-    """Of each device the longest on each side, and what the host did in the longer one."""
+    """The longest gap of each device on each side, and what the host did in the longer one."""
     longest = [_longest(source) for source in (result.before, result.after) if source is not None]
     for device in dict.fromkeys(device for side in longest for device in side):
         found = [side.get(device) for side in longest]

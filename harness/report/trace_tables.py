@@ -63,7 +63,7 @@ def _two(part: PartResult, rows: Sequence[RowResult], note: str, compared: bool)
 
 
 def _change(measure: str, value: Value) -> str:
-    """Of what is shown in percent, in points: its change in percent would be mistaken for these."""
+    """The change in points of what is shown in percent: its change in percent would be mistaken for these."""
     before, after = value.before, value.after
     if measure not in SHARES or before is None or after is None:
         return percent(value.change)

@@ -33,8 +33,8 @@ def costs(
     rounds: Sequence[tuple[int, float]],
     requests: pd.DataFrame,
 ) -> Costs:
-    """Of a block whose boots and ends take `boots` seconds. `rounds`: index and seconds of those that
-    were thrown away, of every arm, below zero those that asked `warmup`; `requests`: of the others."""
+    """The costs of a block whose boots and ends take `boots` seconds. `rounds`: index and seconds of those
+    that were thrown away, of every arm, below zero those that asked `warmup`; `requests`: of the others."""
     warm = sum(seconds for index, seconds in rounds if index < 0)
     whole = sum(seconds for index, seconds in rounds if index >= 0)
     if not whole:  # this is rather too little: whoever has time for less than that has none

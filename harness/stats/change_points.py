@@ -99,7 +99,7 @@ def _p(n: int, apart: float) -> float:
 
 @cache
 def largest_splits(n: int) -> Floats:
-    """Of ORDERS random orders of n values, how far the sides of the largest split are apart; sorted."""
+    """How far the sides of the largest split are apart in ORDERS random orders of n values; sorted."""
     random = np.random.default_rng(n)
     rows = np.tile(np.arange(1.0, n + 1), (AT_ONCE, 1))
     drawn = (differences(random.permuted(rows, axis=1)).max(axis=1) for _ in range(ORDERS // AT_ONCE))

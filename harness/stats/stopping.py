@@ -96,8 +96,8 @@ def levels(places: tuple[int, ...], alpha: float) -> tuple[float, ...]:
 def as_normal(
     differences: np.ndarray[tuple[int, int], np.dtype[np.float64]], places: tuple[int, ...]
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Of runs [runs, blocks] of paired differences, at each look [runs, looks]: the normal quantile that has
-    the two-sided p of its t statistic, up to 8 (p = 1e-15)."""
+    """The normal quantile that has the two-sided p of the t statistic of runs [runs, blocks] of paired
+    differences, at each look [runs, looks], up to 8 (p = 1e-15)."""
     import numpy as np
 
     from overlap_bench.harness.stats.distributions import normal_tail, t_quantile

@@ -49,7 +49,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Repeat(msgspec.Struct, frozen=True, kw_only=True):
-    """That a block was measured once more, in its own order, because its node or what ran there failed."""
+    """Notes that a block was measured once more, in its own order, as its node or what ran there failed."""
 
     block: int
     reason: str
@@ -249,7 +249,7 @@ def described_here(design: Design, run: str, now: datetime, lot: str) -> Manifes
 
 
 def _digests(workload: Workload) -> dict[str, str]:
-    """Of all that a workload is made of and that is not in its settings."""
+    """The digests of all that a workload is made of and that is not in its settings."""
     found = {path: digest(path) for path in workload.files}
     if workload.of_python:
         found[ENGLISH] = english_digest()

@@ -47,7 +47,7 @@ Admit = Callable[[Path, Sequence[Design], str], bool]  # `admit`, the person's a
 
 
 def signature(designs: Sequence[Design]) -> str:
-    """That these were asked for here; "" where no secret can be kept."""
+    """The signature that these were asked for here; "" where no secret can be kept."""
     try:
         return _signed(designs)
     except OSError:

@@ -146,7 +146,7 @@ def steal(busy: Busy) -> Finding:
 
 
 def speed(busy: Busy) -> Finding:
-    """Of cores that are kept busy; all of them together, for threads move."""
+    """How quick busy cores are; all of them together, for threads move."""
     fast, slow = core_speed.spread(busy.loops_us)
     remedy = "other work on the same physical core, or clocks that move: use a dedicated host"
     steady = slow < core_speed.STEADY * fast

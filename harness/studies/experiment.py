@@ -63,9 +63,9 @@ class Outcome:
 
 
 def plan(name: str, adjusted: Adjusted, admit: Admit | None = None) -> Plan:
-    """Of a committed experiment by its name, or one's own by its .toml file. `admit`: where it is to be run;
-    a file is as easily somebody else's, so one that names more than engines and built-in models must be
-    admitted before what it names is read. Raises BadSetting."""
+    """The plan of a committed experiment by its name, or of one's own by its .toml file. `admit`: where it is
+    to be run; a file is as easily somebody else's, so one that names more than engines and built-in models
+    must be admitted before what it names is read. Raises BadSetting."""
     path = experiment_file.find(name)
     experiment = experiment_file.read(path)
     try:

@@ -246,7 +246,7 @@ class _Clock:
         self._longest = 0.0
 
     def boots_done(self) -> None:
-        """Those that were thrown away, before the first block: no block has them again."""
+        """Say that the boots that are thrown away are done: no block has them again."""
         if not self._longest:
             self._last = time.monotonic()
 

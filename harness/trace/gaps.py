@@ -29,7 +29,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gaps(trace: Trace) -> list[Gap]:
-    """Of each device the longest, longest first."""
+    """The gaps of each device, the longest first."""
     return [gap for device in range(len(trace.devices)) for gap in _of_device(trace, device)]
 
 

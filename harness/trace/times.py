@@ -96,7 +96,7 @@ def _without_the_far(spans: Sequence[Span]) -> _Bounds | None:
 
 
 def _first_and_last(spans: Sequence[Span], bounds: _Bounds) -> tuple[int, int]:
-    """Of the starts within bounds that are not 0; 0 and 0 where there are none."""
+    """The first and last start within bounds that is not 0; 0 and 0 where there is none."""
     found = [each for start, _ in spans if len(each := _within(start, bounds))]
     if not found:
         return 0, 0

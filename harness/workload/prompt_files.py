@@ -134,7 +134,7 @@ def _items(content: bytes) -> list[msgspec.Raw] | None:
 
 
 def _lines(path: str, content: bytes) -> Iterator[tuple[int, str]]:
-    """Those that are not blank, by their number."""
+    """The lines that are not blank, by their number."""
     if b"\0" in content:
         raise BadFile(f"{path} holds NUL characters: it is binary, or UTF-16 without a byte order mark")
     for number, line in enumerate(LINE_END.split(content), 1):

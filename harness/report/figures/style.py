@@ -23,7 +23,7 @@ INK, MUTED, GRID, BAND = "#1b1b1b", "#666666", "#dddddd", "#eeeeee"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Of one arm. `face`: what its markers are filled with."""
+    """How one arm is drawn. `face`: what its markers are filled with."""
 
     colour: str
     face: str

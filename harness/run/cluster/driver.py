@@ -181,7 +181,7 @@ class _Job:
             self.observe(Said(line))
 
     def write(self, block: int, measured: Measured) -> None:
-        """Of a run that has the block already, that one stays, and counts."""
+        """Write a block. If the run has it already, the one that it has stays, and counts."""
         for folder, there, tables, known, values in zip(
             self.folders, self.kept, measured.tables, self.values, measured.values, strict=True
         ):

@@ -38,7 +38,7 @@ class Places:
 
 
 def places(nodes: list[dict[str, Any]]) -> Places:
-    """Of the nodes that Ray lists. What a block takes fits on the smallest of them."""
+    """The places on the nodes that Ray lists. What a block takes fits on the smallest of them."""
     marked = {
         each["NodeID"]: each["Resources"]
         for each in nodes

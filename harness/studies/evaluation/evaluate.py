@@ -221,7 +221,7 @@ def compared(
 
 
 def rows(tasks: Sequence[str], before: Asked, after: Asked | None) -> list[Row]:
-    """Of what was asked for, groups pooled over their items, then of every other task."""
+    """The rows of what was asked for, groups pooled over their items, then of every other task."""
     leaves = list(dict.fromkeys(task for task, _ in before.values))
     parts = {task: _leaves(task, before.groups, leaves) for task in tasks}
     parts |= {leaf: [leaf] for leaf in leaves if leaf not in parts}

@@ -53,7 +53,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         return [(each.logprob, each.greedy) for each in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts, in windows of the context, each token scored once."""
+        """The log-likelihood of whole texts, in windows of the context, each token scored once."""
         windows = [
             [
                 make_disjoint_window(window)

@@ -51,7 +51,7 @@ def in_ms(value: float, unit: str) -> float:
 
 
 class Summary(msgspec.Struct):
-    """Of one metric."""
+    """What it says of one metric."""
 
     unit: str
     avg: float | None = None

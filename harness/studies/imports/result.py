@@ -211,5 +211,5 @@ def in_words(asked: Mapping[str, object]) -> dict[str, str]:
 
 
 def fields(said: msgspec.Struct, *names: str) -> dict[str, str]:
-    """Those fields of what a tool said, in words."""
+    """The fields of what a tool said, in words."""
     return in_words({name: getattr(said, name) for name in names})
