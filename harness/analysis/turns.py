@@ -45,8 +45,8 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     turns = _effect(design, per_block, alpha, SLICED)
     if calm < slices.ENOUGH and not (turns is not None and _beyond_sharing(turns)):
         return (
-            f"other processes used the cores in all but {calm:.0%} of a block's turns, and those left say "
-            "too little; stop these processes, or give the run more time: --max-minutes"
+            f"other processes used the cores in {1 - calm:.0%} of a block's turns, and the rest say too "
+            "little; stop these processes, or give the run more time: --max-minutes"
         )
     if (apart := _apart(design, per_block, alpha, DRAINED)) is not None:
         return (

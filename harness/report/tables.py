@@ -36,7 +36,7 @@ from overlap_bench.harness.analysis.words import (
     verdict,
 )
 from overlap_bench.harness.common.formatting import number, percent, with_unit
-from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics import definitions, slices
 from overlap_bench.harness.report import findings
 from overlap_bench.harness.report.page import NUMBERS, PER_STEP, Page, Table, csv_text, tabulated
 from overlap_bench.harness.stats import paired, planning
@@ -144,6 +144,8 @@ def beside_others(comparison: Comparison) -> str:
     if sliced is None or sliced.undisturbed is None or sliced.disturbed is None or row is None:
         return ""
     share = sliced.undisturbed / sliced.pairs
+    if share < slices.ENOUGH:
+        return f" Other processes used the cores in {1 - share:.0%} of the pairs, so all pairs count."
     return (
         f" Undisturbed turns ({share:.0%}): {difference(row)} {interval(row)}; while other processes used "
         f"the cores: {percent(sliced.disturbed)}."

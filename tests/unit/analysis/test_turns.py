@@ -72,7 +72,7 @@ def test_beside_others_nothing_is_decided_that_they_may_have_made(
         values[UNDISTURBED] = calm  # type: ignore[index]
     why = turns.disagreement(DESIGN, found, 0.05)
     assert (why is not None) == told
-    assert why is None or why.startswith("other processes used the cores in all but 10% of a block's turns")
+    assert why is None or why.startswith("other processes used the cores in 90% of a block's turns")
 
 
 def test_a_verdict_is_taken_back_by_what_is_sure_and_not_by_what_one_run_in_twenty_shows() -> None:
