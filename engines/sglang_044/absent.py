@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from overlap_bench.engines.api import EngineError
 
@@ -60,8 +60,6 @@ def stand_in(module: str, name: str) -> Any:
 
 
 class _Module(ModuleType):
-    __path__: ClassVar[list[str]] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -41,17 +41,16 @@ class Card(Device):
         super().forward()
 
     def read_back(self) -> None:
-        """A value is copied to the host, which waits for it."""
+        """A value is copied to the host, which waits for it, behind all that this thread has launched."""
         if not self.serving or get_ident() != self.thread:
             return
         waits = perf_counter_ns() < self.clock.free
-        self.wait(self.clock.free, self.program)
+        self.wait(self.clock.free + self.ledger.copy_ns, self.program)
         if waits and self.program.launch_ns < 0:  # planning: from here on the device waits for the host
             self.program.prepare_ns = perf_counter_ns()
 
     def plan(self, *given: Any) -> list[int]:
         """FlashInfer's: computed on the host in C++, and copied to the device."""
-        self.now_counts.copies += 1
         self.spend(self.ledger.copy_ns)
         return []
 

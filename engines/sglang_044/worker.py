@@ -62,6 +62,8 @@ class Model:
 class UnfilledPool(model_runner.MHATokenToKVPool):  # type: ignore[misc]
     """The KV cache, without memory."""
 
+    device: Any
+
     def _create_buffers(self) -> None:
         device, self.device = self.device, "meta"
         super()._create_buffers()

@@ -101,6 +101,7 @@ def test_a_decode_step_is_one_replay_and_a_launch_of_triton(said: Said) -> None:
         assert decode["replays"] == 1
         assert decode["launches"] >= 1
         assert decode["operations"] > 5
+        assert 5 <= decode["copies"] < 12
 
 
 @pytest.mark.parametrize("variant", ["sglang044-copy-done", "sglang044-copy-then-launch"])
