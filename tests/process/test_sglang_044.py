@@ -100,7 +100,7 @@ def test_a_decode_step_is_one_replay_and_a_launch_of_triton(said: Said) -> None:
         decode = each["counts"]["decode"]
         assert decode["replays"] == 1
         assert decode["launches"] >= 1
-        assert decode["operations"] > 5
+        assert decode["operations"] >= 5
         assert 5 <= decode["copies"] < 12
 
 

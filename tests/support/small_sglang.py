@@ -116,10 +116,11 @@ def main() -> None:
         "long": Round([api.Request(0, list(range(50, 200)), 8)], drain=2),  # its prompt in parts
         "ended": Round([api.Request(row, [row + 3], 200, stop_on_eos=True) for row in range(8)]),
         "cancelled": Round(together, cancel=(2, 5)),
+        # Of 512 slots. SGLang lets in more than fits where answers may end early.
         "crowd": Round(
-            [api.Request(row, PROMPTS[row % 8], 150) for row in range(8)], drain=5
-        ),  # of 512 slots
-        "calm": Round([api.Request(3, PROMPTS[3], 150)]),
+            [api.Request(row, prompt, 150, stop_on_eos=True) for row, prompt in enumerate(PROMPTS)], drain=5
+        ),
+        "calm": Round([api.Request(3, PROMPTS[3], 150, stop_on_eos=True)]),
         "refused": Round([api.Request(0, list(range(200)), 100), api.Request(1, [], 4), *alone]),
         "none": Round([api.Request(0, PROMPTS[0], 1)]),
     }
