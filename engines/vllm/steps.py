@@ -96,12 +96,17 @@ class Steps:
             not tokens or name in cached.resumed_req_ids
             for name, tokens in zip(cached.req_ids, cached.num_output_tokens, strict=True)
         )
+        kind = PREFILL if prefills == batch else MIXED if prefills else DECODE
+        self.add(kind, batch, output.total_num_scheduled_tokens, began_ns, ended_ns)
+
+    def add(self, kind: int, batch: int, tokens: int, began_ns: int, ended_ns: int) -> None:
+        """A step was scheduled, in that span: so many requests, and tokens for the model."""
         self._made.append(
             {
                 "step": self._number,
-                "kind": PREFILL if prefills == batch else MIXED if prefills else DECODE,
+                "kind": kind,
                 "batch": batch,
-                "tokens": output.total_num_scheduled_tokens,
+                "tokens": tokens,
                 "preempted": self.preempted,
                 "schedule.start": began_ns,
                 "schedule.end": ended_ns,
@@ -109,7 +114,7 @@ class Steps:
         )
         if self._window is not None:
             self._thread = get_native_id()
-            self._window.add_step(self._number, api.STEP_KINDS[self._made[-1]["kind"]])
+            self._window.add_step(self._number, api.STEP_KINDS[kind])
         self._number += 1
         self.preempted = 0
 
@@ -145,11 +150,15 @@ class Steps:
         """What the latest finished step gave is detokenized and sent."""
         if self._rows:
             self.delay.spend("output")
-            row = len(self._rows) - len(api.STEP_COLUMNS)
-            start, end = (row + api.STEP_COLUMNS.index(name) for name in ("output.start", "output.end"))
-            if self._rows[start] == -1:
-                self._rows[start] = self._rows[row + api.STEP_COLUMNS.index("append.end")]
-                self._rows[end] = perf_counter_ns()
+            row = len(self._rows) - WIDTH
+            if self._rows[row + api.STEP_COLUMNS.index("output.start")] == -1:
+                appended = self._rows[row + api.STEP_COLUMNS.index("append.end")]
+                self.also("output", appended, perf_counter_ns())
+
+    def also(self, phase: str, began_ns: int, ended_ns: int) -> None:
+        """The latest finished step had this phase too, or had it then."""
+        at = len(self._rows) - WIDTH + api.STEP_COLUMNS.index(f"{phase}.start")
+        self._rows[at : at + 2] = array("q", (began_ns, ended_ns))
 
     def sending(self, outputs: int) -> None:
         """So many outputs of requests are about to be sent. They count before the host can have them: once it

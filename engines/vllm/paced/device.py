@@ -282,6 +282,9 @@ class Graph:
     def replay(self) -> None:
         self.owner.replay()
 
+    def pool(self) -> None:
+        """What of its memory another graph may share: it has none."""
+
 
 class Kernel:
     """What Triton launches a compiled kernel with (its driver's launcher_cls)."""
@@ -354,11 +357,17 @@ def install(device: Device) -> None:
     """Put this device in the place of CUDA, in this process. Before vLLM's runner is imported."""
     import vllm.triton_utils  # noqa: F401  # it has looked for its drivers then
     from triton.backends import backends
-    from triton.runtime.driver import driver
 
     INSTALLED.append(device)
-    Event.owner = Stream.owner = Graph.owner = Kernel.owner = device
     backends.pop("cpu", None)  # else two would compile for the same target
+    take_cuda(device)
+
+
+def take_cuda(device: Device) -> None:
+    """What torch and Triton know as CUDA in this process is this device from now on."""
+    from triton.runtime.driver import driver
+
+    Event.owner = Stream.owner = Graph.owner = Kernel.owner = device
     driver.set_active(Driver())
     for owner, names in _IN_PLACE.items():
         for name, value in names.items():

@@ -4,7 +4,7 @@ arms must give the same, and text, stop strings and detokenizing are real work."
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,3 +42,9 @@ def draw(
 def words_of(decode: list[str]) -> NDArray[np.bool_]:
     """Which of these texts, of one token each, are text by themselves, and no part of a character."""
     return np.array([bool(text.strip()) and text.isprintable() and "\ufffd" not in text for text in decode])
+
+
+def vocabulary(size: int, decode: Callable[[int], str]) -> NDArray[np.int64]:
+    """The ids that answers are made of: of a tokenizer of that size, those that are text by themselves."""
+    ids = np.random.default_rng(0).permutation(size)[:CANDIDATES]
+    return ids[words_of([decode(each) for each in ids.tolist()])].astype(np.int64)

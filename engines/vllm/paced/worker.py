@@ -59,7 +59,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from overlap_bench.engines.pace import Size
-from overlap_bench.engines.vllm.paced.tokens import CANDIDATES, draw, seed_of, words_of
+from overlap_bench.engines.vllm.paced.tokens import draw, seed_of, vocabulary
 
 CARD = 80 << 30  # bytes
 ACTIVATIONS = 4 << 30  # bytes that a forward pass and its graphs take
@@ -86,8 +86,7 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         self._rows = torch.zeros(self.max_num_reqs, dtype=torch.int64)
         self._seeds = np.zeros(self.max_num_reqs, np.uint64)
         tokenizer = cached_tokenizer_from_config(self.model_config)
-        ids = np.random.default_rng(0).permutation(len(tokenizer))[:CANDIDATES]
-        self._words = ids[words_of([tokenizer.decode([each]) for each in ids.tolist()])].astype(np.int64)
+        self._words = vocabulary(len(tokenizer), lambda each: str(tokenizer.decode([each])))
         eos = self.model_config.hf_text_config.eos_token_id
         self._eos = eos[0] if isinstance(eos, list) else eos
 

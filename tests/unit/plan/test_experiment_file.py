@@ -17,7 +17,14 @@ from overlap_bench.harness.plan.orders import workload_order
 from overlap_bench.harness.studies import experiment
 from tests.support.in_process import bench
 
-NAMES = ("gil", "roseinfer-pinned-h2d", "sglang-launch-done", "small-model-share", "vllm-output-processor")
+NAMES = (
+    "gil",
+    "roseinfer-pinned-h2d",
+    "sglang-launch-done",
+    "sglang-launch-done-own-code",
+    "small-model-share",
+    "vllm-output-processor",
+)
 GIL = experiment_file.folder() / "gil.toml"
 
 

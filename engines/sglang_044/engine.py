@@ -1,0 +1,365 @@
+"""SGLang 0.4.4 in the host's own process, behind the contract of an engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from overlap_bench.engines import api
+from overlap_bench.engines.machine import cpu_model
+from overlap_bench.engines.overlap.presets import PRESETS, SHAPES, tokenizer_file
+from overlap_bench.engines.pace import make_pace
+from overlap_bench.engines.sglang_044 import GIL, REPLACED, SPEC, VERSION, absent, folder
+from overlap_bench.engines.sglang_044.toggles.sync import POLICIES
+
+if TYPE_CHECKING:
+    from tokenizers.decoders import DecodeStream
+
+USED = (
+    "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
+    "block_size", "num_blocks", "prefix_cache", "max_context", "recorder", "pace", "plant_at", "plant_ns",
+)  # fmt: skip
+CAPTURED = 160  # rows of the largest graph that SGLang 0.4.4 captures
+SPARE = 8  # positions that SGLang keeps of a context for itself
+
+
+class Stopped(Exception):
+    """Ends SGLang's loop, which has no end of its own."""
+
+
+def build(options: api.EngineOptions, toggles: dict[str, str]) -> api.Engine:
+    """What the host calls (api.EngineSpec.build). BadSetting where there is no SGLang of that version."""
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        found = "none"
+    if found != VERSION:
+        raise api.BadSetting(
+            f"engine {SPEC.name} needs sglang {VERSION}, and {sys.executable} has {found}: name one that has "
+            "it by --set python=PATH (engines/sglang_044/README.md says how it is made)"
+        )
+    if not options.pace:
+        raise api.BadSetting(
+            f"engine {SPEC.name} runs on a device that is a clock: --pace 10ms, or a profile"
+        )
+    options.refuse_unused(SPEC.name, USED)
+    if options.device != "auto":
+        raise api.BadSetting(
+            f"device '{options.device}': engine {SPEC.name} has the clock alone; leave it out"
+        )
+    if options.max_batch_size > CAPTURED:
+        raise api.BadSetting(
+            f"SGLang {VERSION} captures graphs for {CAPTURED} requests: max_batch_size is more"
+        )
+    os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more threads would wake for each small operation
+    return SglangEngine(options, SPEC.check(toggles))
+
+
+class SglangEngine(api.Engine):
+    def __init__(self, options: api.EngineOptions, toggles: dict[str, str]) -> None:
+        self.options = options
+        self.toggles = toggles
+        self._saved: TemporaryDirectory[str] | None = None
+        self._names = count()
+        self._active: dict[str, Active] = {}  # by SGLang's name for it
+        self._named: dict[int, str] = {}  # by request id
+        self._inbox: list[Any] = []  # what SGLang has not been given yet
+
+    def preflight(self) -> str:
+        tokenizer_file(self.options.model)  # which refuses a typo
+        return f"paced: {make_pace(self.options.pace).name}"
+
+    def start(self, events: api.EventSink) -> api.Description:
+        self.events = events
+        absent.import_without()
+        logging.getLogger("sglang").setLevel(logging.WARNING)
+
+        # All of it imports SGLang.
+        from overlap_bench.engines.sglang_044 import card, scheduler, worker
+        from overlap_bench.engines.vllm.paced.tokens import vocabulary
+
+        self._card = card.Card(make_pace(self.options.pace), held=os.environ.get(GIL) == "held")
+        card.install(self._card)
+        worker.install(self._card, POLICIES[self.toggles.get("sync", "launch-and-copy")])
+        with card.OnHost():
+            self._loop = scheduler.Loop(
+                self._arguments(),
+                self._card,
+                self._feed,
+                self._admit,
+                self._say,
+                self.options.plant_ns if self.options.plant_at else None,
+            )
+        self._tokenizer = self._loop.tokenizer
+        self._words = vocabulary(len(self._tokenizer), lambda each: str(self._tokenizer.decode([each])))
+        self._card.serving = True
+        absent.seal()
+        return self._describe()
+
+    def stop(self) -> None:
+        if self._saved is not None:
+            self._saved.cleanup()
+            self._saved = None
+
+    # -- what is asked of it ---------------------------------------------------------------------------------
+
+    def submit(self, request: api.Request) -> None:
+        accepted = perf_counter_ns()
+        ids = request.prompt if isinstance(request.prompt, list) else self._tokenizer.encode(request.prompt)
+        if not ids or len(ids) + request.max_new_tokens > self.options.max_context:
+            why = "an empty prompt" if not ids else f"{len(ids)} tokens and {request.max_new_tokens} more"
+            self.events.send([api.Error(request.id, f"SGLang: {why}, of {self.options.max_context} at most")])
+            return
+        name = f"{next(self._names):012d}"  # SGLang takes what begins with a name for it
+        self._active[name] = Active(request, ids, accepted, perf_counter_ns())
+        self._named[request.id] = name
+        self._inbox.append(self._tokenized(name, request, ids))
+
+    def cancel(self, request: int) -> None:
+        name = self._named.pop(request, None)
+        if name is None:
+            return
+        from sglang.srt.managers.io_struct import AbortReq
+
+        self._inbox.append(AbortReq(name))
+        self.events.send([self._active.pop(name).finish("cancelled")])
+
+    def run(self, pump: Callable[[float | None], bool]) -> None:
+        self._pump = pump
+        overlap = self.toggles["schedule"] == "overlap"
+        with suppress(Stopped):
+            (self._loop.event_loop_overlap if overlap else self._loop.event_loop_normal)()
+
+    def drain(self) -> None:
+        self._loop.finish_begun()
+
+    def begin_round(self) -> None:
+        self.drain()
+        self._loop.steps.clear()
+
+    def delay(self, phase: str, ns: int) -> int:
+        return self._loop.steps.delay.put(phase, ns)
+
+    def collect(self) -> api.RoundRecord:
+        return self._loop.steps.record() if self.options.recorder else api.RoundRecord()
+
+    # -- what SGLang calls -----------------------------------------------------------------------------------
+
+    def _feed(self) -> list[Any]:
+        """Between two steps. What nobody waits for any more it finishes by itself."""
+        if (self._active or not self._loop.is_left) and not self._pump(0 if self._active else None):
+            raise Stopped
+        given, self._inbox = self._inbox, []
+        return given
+
+    def _admit(self, request: Any) -> None:
+        """It got a place in the pool: its answer goes there."""
+        active = self._active.get(request.rid)
+        if active is None:
+            return
+        import torch
+
+        if active.admitted_ns < 0:
+            active.admitted_ns = perf_counter_ns()
+            active.answer = torch.from_numpy(self._answer(active))
+        begin = len(active.prompt)
+        self._loop.answers[request.req_pool_idx, begin : begin + len(active.answer)] = active.answer
+
+    def _answer(self, active: Active) -> Any:
+        import numpy as np
+
+        from overlap_bench.engines.vllm.paced.tokens import draw, seed_of
+
+        tokens = active.request.max_new_tokens
+        seeds = np.full(tokens, seed_of(active.prompt, None), np.uint64)
+        positions = np.arange(len(active.prompt), len(active.prompt) + tokens)
+        return draw(seeds, positions, self._words, self._tokenizer.eos_token_id).astype(np.int32)
+
+    def _say(self, message: Any) -> None:
+        """SGLang's BatchTokenIDOut, as events."""
+        said: list[api.Event] = []
+        decode = self._tokenizer.backend_tokenizer
+        for name, finished, ids, total in zip(
+            message.rids, message.finished_reasons, message.decode_ids, message.completion_tokens, strict=True
+        ):
+            active = self._active.get(name)
+            if active is None:
+                continue
+            said += active.events(ids, total, finished, decode)
+            if finished is not None:
+                del self._active[name]
+                self._named.pop(active.request.id, None)
+        if said:
+            self.events.send(said)
+
+    # -- how it is made --------------------------------------------------------------------------------------
+
+    def _arguments(self) -> Any:
+        """Of its server. The device is called "cpu", for tensors are the host's."""
+        from sglang.srt.server_args import ServerArgs
+
+        options = self.options
+        known = {**PRESETS, **SHAPES}
+        path = Path(options.model).expanduser()
+        if options.model in known:
+            self._saved = TemporaryDirectory(prefix="preset-")
+            path = Path(self._saved.name)
+            folder.save(known[options.model], path)
+        slots = options.max_batch_size * (options.max_context + SPARE)
+        return ServerArgs(
+            model_path=str(path),
+            device="cpu",
+            dtype=options.dtype,
+            context_length=options.max_context + SPARE,
+            max_running_requests=options.max_batch_size,
+            max_total_tokens=options.num_blocks * options.block_size if options.num_blocks else slots,
+            max_prefill_tokens=max(options.prefill_max_tokens, 1),
+            chunked_prefill_size=options.prefill_max_tokens,
+            stream_interval=options.stream_interval,
+            random_seed=options.seed,
+            watchdog_timeout=1e8,  # s; then it kills the parent of who runs no step, as in another's turn
+            attention_backend=self.toggles["attention"],
+            sampling_backend="pytorch",
+            disable_overlap_schedule=self.toggles["schedule"] == "normal",
+            disable_radix_cache=not options.prefix_cache,
+        )
+
+    def _tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
+        """As SGLang's tokenizer process sends it."""
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        sampling = SamplingParams(
+            max_new_tokens=request.max_new_tokens,
+            temperature=0,
+            stop=request.stop or None,
+            ignore_eos=not request.stop_on_eos,
+        )
+        sampling.normalize(self._tokenizer)
+        return TokenizedGenerateReqInput(
+            rid=name,
+            input_text="",
+            input_ids=ids,
+            image_inputs=None,
+            sampling_params=sampling,
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=True,
+        )
+
+    def _describe(self) -> api.Description:
+        config = self._loop.model_config
+        return api.Description(
+            engine=SPEC.name,
+            versions={
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("sglang", "torch", "transformers", "triton")},
+            },
+            device={
+                "kind": f"paced: {make_pace(self.options.pace).name}",
+                "name": cpu_model(),
+                "replaced": REPLACED,
+            },
+            model={
+                "name": self.options.model,
+                "dtype": self.options.dtype,
+                "vocabulary": config.vocab_size,
+                "context": self.options.max_context,
+                "kv_tokens": self._loop.max_total_num_tokens,
+                "tokenizer": str(tokenizer_file(self.options.model)),
+            },
+            toggles=self.toggles,
+            deterministic=True,
+            pids={"engine": os.getpid()},
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Active:
+    """A request that was taken in, and how far it is. Equal only to itself."""
+
+    request: api.Request
+    prompt: list[int]
+    accepted_ns: int
+    tokenized_ns: int
+    admitted_ns: int = -1
+    answer: Any = ()
+    count: int = 0  # tokens that were said
+    text: Text = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.text = Text(max(map(len, self.request.stop), default=1) - 1)
+
+    def events(
+        self, ids: list[int], total: int, finished: dict[str, Any] | None, tokenizer: Any
+    ) -> list[api.Event]:
+        """`ids` ends with what is new, by the number of tokens in all."""
+        new = ids[len(ids) - (total - self.count) :]
+        stamps = [perf_counter_ns()] * len(new) if len(new) == 1 else []
+        self.count = total
+        self.text.add(new, tokenizer)
+        text = self.text.say() if finished is None else self.text.end(finished.get("matched"))
+        said: list[api.Event] = []
+        if new or text:
+            said.append(api.Chunk(self.request.id, new, text, stamps))
+        if finished is not None:
+            said.append(self.finish(reason_of(finished)))
+        return said
+
+    def finish(self, reason: str) -> api.Finish:
+        return api.Finish(
+            self.request.id,
+            reason,
+            len(self.prompt),
+            self.count,
+            self.accepted_ns,
+            self.tokenized_ns,
+            self.admitted_ns,
+        )
+
+
+def reason_of(finished: dict[str, Any]) -> str:
+    """SGLang says "stop" for an end-of-text id as well as for a stop string."""
+    if finished["type"] == "stop":
+        return "stop" if isinstance(finished["matched"], str) else "eos"
+    return "length" if finished["type"] == "length" else "cancelled"
+
+
+class Text:
+    """An answer's text as it grows. Its last `kept` characters may be the beginning of a stop string, and are
+    not said before the end."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._unsaid = ""
+        self._stream: DecodeStream | None = None
+
+    def add(self, ids: list[int], tokenizer: Any) -> None:
+        if self._stream is None:
+            from tokenizers.decoders import DecodeStream
+
+            self._stream = DecodeStream(skip_special_tokens=True)
+        self._unsaid += "".join(self._stream.step(tokenizer, each) or "" for each in ids)
+
+    def say(self) -> str:
+        """What can be said before the end."""
+        said = self._unsaid[: max(0, len(self._unsaid) - self._kept)]
+        self._unsaid = self._unsaid[len(said) :]
+        return said
+
+    def end(self, matched: object) -> str:
+        """The rest, without the stop string that it ends with, if it does."""
+        return self._unsaid.partition(matched)[0] if isinstance(matched, str) else self._unsaid

@@ -1,0 +1,168 @@
+"""SGLang's workers and model runner on the card that is a clock: what stands between them and CUDA is ours,
+and nothing else is."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter_ns
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import sglang.srt.layers.attention.flashinfer_backend as flashinfer
+import sglang.srt.layers.dp_attention as dp_attention
+import sglang.srt.managers.scheduler as scheduler
+import sglang.srt.managers.tp_worker as tp_worker
+import sglang.srt.managers.tp_worker_overlap_thread as overlap_thread
+import sglang.srt.model_executor.cuda_graph_runner as cuda_graph_runner
+import sglang.srt.model_executor.model_runner as model_runner
+import torch
+from sglang.srt.distributed import parallel_state
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+from overlap_bench.engines.api import EngineError
+from overlap_bench.engines.pace import Size
+from overlap_bench.engines.sglang_044.card import Card, Wrapper, counted, lengths, torch_without_cuda
+from overlap_bench.engines.sglang_044.toggles.sync import Sync
+
+MEMORY_GB = 80.0  # of the card; KV slots are as many as were asked for
+
+
+class Alone:
+    """A group of ranks with one rank in it."""
+
+    world_size = 1
+    rank_in_group = 0
+    cpu_group = device_group = ca_comm = None
+
+    def barrier(self) -> None:
+        pass
+
+    @contextmanager
+    def graph_capture(self, context: Any = None) -> Iterator[Any]:
+        yield context or SimpleNamespace(stream=torch.cuda.Stream())
+
+
+class Model:
+    """The model: its forward pass is a program of the clock. Its logits have one column, for the sampler to
+    look at."""
+
+    torchao_applied = True  # nothing is quantized
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+
+    def forward(self, input_ids: Any, positions: Any, batch: Any, **named: Any) -> Any:
+        self.card.prepared()
+        self.card.forward()
+        return LogitsProcessorOutput(next_token_logits=torch.zeros(batch.batch_size, 1))
+
+
+class UnfilledPool(model_runner.MHATokenToKVPool):  # type: ignore[misc]
+    """The KV cache, without memory."""
+
+    device: Any
+
+    def _create_buffers(self) -> None:
+        device, self.device = self.device, "meta"
+        super()._create_buffers()
+        self.device = device
+
+
+class PacedRunner(model_runner.ModelRunner):  # type: ignore[misc]
+    card: ClassVar[Card]
+
+    def init_torch_distributed(self) -> float:
+        alone = Alone()
+        parallel_state._TP = parallel_state._PP = dp_attention._ATTN_TP_GROUP = alone
+        dp_attention._ATTN_TP_RANK, dp_attention._ATTN_TP_SIZE = 0, 1
+        dp_attention._DP_RANK, dp_attention._DP_SIZE = 0, 1
+        self.tp_group = self.attention_tp_group = alone
+        return MEMORY_GB
+
+    def load_model(self) -> None:
+        self.model = Model(self.card)
+        self.sliding_window_size = None
+        self.dtype = self.model_config.dtype
+
+    def profile_max_num_token(self, total_gpu_memory: float) -> int:
+        return int(self.server_args.max_total_tokens)
+
+    def initialize(self, *given: Any) -> None:
+        super().initialize(*given)
+        self.init_cuda_graphs()  # left out where the device is called "cpu"
+        pool = self.req_to_token_pool
+        # By a request's place in the pool and the position: the token that its answer has there.
+        self.answers = torch.zeros((pool.size, pool.max_context_len), dtype=torch.int32)
+
+    def sample(self, logits_output: Any, batch: Any) -> Any:
+        super().sample(logits_output, batch)
+        return self.answers[batch.req_pool_indices, batch.seq_lens]
+
+
+class PacedWorker(tp_worker.TpModelWorker):  # type: ignore[misc]
+    def forward_batch_generation(
+        self, model_worker_batch: Any, launch_done: Any = None, skip_sample: bool = False
+    ) -> Any:
+        card = PacedRunner.card
+        card.begin("decode" if model_worker_batch.forward_mode.is_decode() else "prefill")
+        card.program.sizes = [size_of(model_worker_batch, self.model_runner.cuda_graph_runner.capture_bs)]
+        with card.counting():
+            done = super().forward_batch_generation(model_worker_batch, launch_done, skip_sample)
+        card.launched()
+        return done
+
+
+def size_of(batch: Any, captured: list[int]) -> Size:
+    """What the step of this ModelWorkerBatch computes; a decode is padded as its graph is."""
+    rows, context = len(batch.seq_lens), int(batch.seq_lens.numpy().max())
+    if batch.forward_mode.is_decode():
+        padded = captured[bisect_left(captured, rows)]
+        return Size("decode", padded, padded, context)
+    return Size("prefill", rows, batch.extend_num_tokens, context)
+
+
+class Client(overlap_thread.TpModelWorkerClient):  # type: ignore[misc]
+    """SGLang's client of its forward thread, with the waits that were asked for, and their time."""
+
+    sync: ClassVar[Sync]
+
+    def resolve_batch_result(self, bid: int) -> Any:
+        self.asked_ns = perf_counter_ns()
+        done = self.sync.resolve(overlap_thread.TpModelWorkerClient.resolve_batch_result, self, bid)
+        self.resolved_ns = perf_counter_ns()
+        return done
+
+    @property
+    def parent_process(self) -> Any:
+        """Whom SGLang's forward thread has killed once it has logged what broke: that is the harness here."""
+        return SimpleNamespace(send_signal=lambda signal: self.output_queue.put(Broken()))
+
+    @parent_process.setter
+    def parent_process(self, process: Any) -> None:
+        pass
+
+
+class Broken:
+    """In place of a result, where the forward thread has ended."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise EngineError("SGLang's forward thread ended; what it printed says why")
+
+
+def install(card: Card, sync: Sync) -> None:
+    """Have SGLang make these in the place of its own."""
+    PacedRunner.card = Wrapper.card = card
+    Client.sync = sync
+    model_runner.MHATokenToKVPool = UnfilledPool
+    cuda_graph_runner.torch = torch_without_cuda()
+    flashinfer.BatchDecodeWithPagedKVCacheWrapper = Wrapper
+    flashinfer.BatchPrefillWithPagedKVCacheWrapper = Wrapper
+    flashinfer.BatchPrefillWithRaggedKVCacheWrapper = Wrapper
+    flashinfer.get_seq_lens, flashinfer._get_range_buf = lengths, counted
+    tp_worker.ModelRunner = PacedRunner
+    tp_worker.broadcast_pyobj = lambda data, *given: data  # to nobody
+    scheduler.TpModelWorker = overlap_thread.TpModelWorker = PacedWorker
+    scheduler.TpModelWorkerClient = Client
+    scheduler.create_grammar_backend = lambda *given: None  # no request brings a grammar

@@ -1,0 +1,155 @@
+"""What SGLang 0.4.4 gives on a clock, as JSON: run by the interpreter that has it.
+
+python -m tests.support.small_sglang SCHEDULE ATTENTION [SYNC]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from overlap_bench.engines import api
+from overlap_bench.engines.sglang_044 import engine as sglang
+
+PACE = "decode=1ms,prefill=1ms+1us*tokens,launch=2us,replay=20us,copy=2us,wake=5us"
+PROMPTS = [[10 + row, *range(40, 44 + 3 * row)] for row in range(8)]
+TOKENS = 24
+
+
+class Sink:
+    address = ""
+
+    def __init__(self) -> None:
+        self.events: list[api.Event] = []
+
+    def send(self, events: Sequence[api.Event]) -> None:
+        self.events += events
+
+    def take(self) -> dict[int, dict[str, Any]]:
+        """What was said since, by request."""
+        said: dict[int, dict[str, Any]] = {}
+        for each in self.events:
+            row = said.setdefault(each.id, {"ids": [], "text": "", "reason": ""})
+            if isinstance(each, api.Chunk):
+                assert not row["reason"]
+                row["ids"] += each.token_ids
+                row["text"] += each.text
+            elif isinstance(each, api.Finish):
+                assert each.completion_tokens == len(row["ids"]) or each.reason == "cancelled"
+                row["reason"] = each.reason
+            else:
+                row["reason"] = each.message
+        self.events = []
+        return said
+
+
+class Round:
+    """Requests that are asked for at once; `drain`: after so many steps, again and again."""
+
+    def __init__(self, requests: list[api.Request], drain: int = 0, cancel: Sequence[int] = ()) -> None:
+        self.requests, self.drain, self.cancel = requests, drain, cancel
+
+
+class Script:
+    """The host's pump: one round after the other."""
+
+    def __init__(self, engine: api.Engine, sink: Sink, rounds: dict[str, Round]) -> None:
+        self.engine, self.sink, self.rounds = engine, sink, rounds
+        self.left = list(rounds)
+        self.now = ""
+        self.steps = 0
+        self.said: dict[str, Any] = {}
+        self.records: dict[str, Any] = {}
+
+    def pump(self, timeout: float | None) -> bool:
+        if timeout == 0:
+            self.steps += 1
+            now = self.rounds[self.now]
+            if now.drain and self.steps % now.drain == 0:
+                self.engine.drain()
+            if self.steps == 5:
+                for each in now.cancel:
+                    self.engine.cancel(each)
+            return True
+        if self.now:
+            self.said[self.now] = self.sink.take()
+            self.records[self.now] = steps_of(self.engine.collect())
+        if not self.left:
+            return False
+        self.now, self.steps = self.left.pop(0), 0
+        self.engine.begin_round()
+        for each in self.rounds[self.now].requests:
+            self.engine.submit(each)
+        return True
+
+
+def steps_of(record: api.RoundRecord) -> list[dict[str, int]]:
+    assert record.steps is not None
+    columns = record.steps.columns
+    values = memoryview(record.steps.data).cast("q").tolist()
+    return [
+        dict(zip(columns, values[at : at + len(columns)], strict=True))
+        for at in range(0, len(values), len(columns))
+    ]
+
+
+def main() -> None:
+    toggles = dict(zip(("schedule", "attention", "sync"), sys.argv[1:], strict=False))
+    options = api.EngineOptions(
+        model="tiny-llama", pace=PACE, max_batch_size=16, max_context=256, stream_interval=1,
+        prefill_max_tokens=64, num_blocks=32,
+    )  # fmt: skip
+    engine, sink = sglang.build(options, toggles), Sink()
+    described = engine.start(sink)
+    together = [api.Request(row, prompt, TOKENS) for row, prompt in enumerate(PROMPTS)]
+    alone = [api.Request(3, PROMPTS[3], TOKENS)]
+    rounds = {
+        "together": Round(together),
+        "again": Round(together),
+        "turns": Round(together, drain=4),
+        "each": Round(together, drain=1),
+        "alone": Round(alone),
+        "long": Round([api.Request(0, list(range(50, 200)), 8)], drain=2),  # its prompt in parts
+        "ended": Round([api.Request(row, [row + 3], 200, stop_on_eos=True) for row in range(8)]),
+        "cancelled": Round(together, cancel=(2, 5)),
+        # Of 512 slots. SGLang lets in more than fits where answers may end early.
+        "crowd": Round(
+            [api.Request(row, prompt, 150, stop_on_eos=True) for row, prompt in enumerate(PROMPTS)], drain=5
+        ),
+        "calm": Round([api.Request(3, PROMPTS[3], 150, stop_on_eos=True)]),
+        "refused": Round([api.Request(0, list(range(200)), 100), api.Request(1, [], 4), *alone]),
+        "none": Round([api.Request(0, PROMPTS[0], 1)]),
+    }
+    script = Script(engine, sink, rounds)
+    engine.run(script.pump)
+    whole = script.said["together"][3]["text"]
+    rounds = {"stopped": Round([api.Request(3, PROMPTS[3], TOKENS, stop=[whole[12:16]])])}
+    last = Script(engine, sink, rounds)
+    engine.run(last.pump)
+    engine.stop()
+    print(
+        json.dumps(
+            {
+                "device": described.device,
+                "toggles": described.toggles,
+                "said": script.said | last.said,
+                "steps": script.records | last.records,
+                "counts": {kind: each.of_a_step() for kind, each in engine._card.counts.items()},  # type: ignore[attr-defined]
+                "stop": whole[12:16],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)  # SGLang's forward thread has no end
