@@ -2,6 +2,8 @@
 
     python -m experiments.validation.bisections [RUNS]    2,000 by default: half an hour on two cores
 
+Cases that an earlier call has done are kept.
+
 64 commits, and good and bad that differ by 2%; the SD is that of log(bad / good) in a trial. `git bisect` is
 told the effect: it takes a commit for bad where the mean of its trials, each of good and that commit, is
 above half of it. It has as many boots as the search had on average, in equal parts for its six steps. Both
@@ -19,11 +21,13 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from experiments.common import command_line
 from experiments.common.record import write_result
+from experiments.common.repeated_runs import earlier
 from overlap_bench.harness.stats import bisection
 from overlap_bench.harness.stats.bisection import Floats, Trial
 
@@ -139,14 +143,19 @@ def row(case: Case, found: Sequence[Found]) -> tuple[list[str], dict[str, object
 def main() -> None:
     runs = command_line.wanted(__file__, __doc__, "RUNS", 2000)
     os.environ["OMP_NUM_THREADS"] = "1"
-    rows, data = [], {}
+    data = earlier(__file__)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for case in CASES:
             many = runs if case.profile in ("one", "none") else max(1, runs // 10)
+            if (case.title, many) in [(each["case"], each["runs"]) for each in data]:
+                continue
             found = list(pool.map(partial(one, case), range(many), chunksize=10))
-            cells, data[case.title] = row(case, found)
-            rows.append([*cells[:1], f"{many:,}", *cells[1:]])
-            print(*rows[-1], sep=" | ", flush=True)
+            cells, counts = row(case, found)
+            data.append({"case": case.title, "runs": many, "cells": cells, **counts})
+            write(data)
+
+
+def write(data: list[dict[str, Any]]) -> None:
     write_result(
         __file__,
         title=f"Bisections of {COMMITS} commits, {EFFECT:.0%} between good and bad, beside git bisect",
@@ -162,8 +171,8 @@ def main() -> None:
             "trials of the ends",
             "trials of the search",
         ],
-        rows=rows,
-        data={"runs": runs, "cases": data},
+        rows=[[each["case"], f"{each['runs']:,}", *each["cells"][1:]] for each in data],
+        data=data,
     )
 
 

@@ -35,7 +35,7 @@ from overlap_bench.harness.stats.distributions import t_quantile
 Floats = npt.NDArray[np.float64]
 
 ALPHA = 0.01  # of saying that good and bad differ where they do not
-LOOKS = (4, 6, 9, 13, 18, 24)  # trials of good and bad, after which it is looked whether they do
+LOOKS = (4, 6, 9, 13, 18, 24, 32)  # trials of good and bad, after which it is looked whether they do
 CLAIMED = 0.95  # posterior at which a commit is named
 PRIOR = (0.9, 0.07, 0.03)  # of one change, two, three
 LEVELS = np.arange(-12, 21) / 8  # of a commit: 0 as good, 1 as bad
@@ -181,14 +181,15 @@ def _changes(
     first = weights[:, None] * gaps * np.exp(sums[:, :, AS_GOOD])
     last = np.exp(sums[:, -1:, AS_BAD] - sums[:, :, AS_BAD])
     # Of each gap and a later one: what speaks for each level between them, and for any that is another one.
-    later = np.triu(np.ones((count, count), bool), 1)[None, :, :, None]
-    held = np.exp(np.where(later, sums[:, None] - sums[:, :, None], -np.inf))
+    held = np.zeros((len(delta), count, count, len(LEVELS)))
+    one, other = np.triu_indices(count, 1)
+    held[:, one, other] = np.exp(sums[:, other] - sums[:, one])
     good, bad = held[..., AS_GOOD], held[..., AS_BAD]
     not_good, not_bad = held @ NOT_GOOD / NOT_GOOD.sum(), held @ NOT_BAD / NOT_BAD.sum()
     neither = NOT_GOOD * NOT_BAD
     last_of = gaps * last
 
-    one = prior[0] * (first * last).sum(axis=0)
+    single = prior[0] * (first * last).sum(axis=0)
     outer = first[:, :, None] * last_of[:, None]
     of_level = prior[1] * neither / neither.sum() * np.einsum("pab,pabl->abl", outer, held)
     two = of_level.sum(axis=2)
@@ -202,10 +203,10 @@ def _changes(
     of_level += prior[2] * NOT_BAD / NOT_BAD.sum() * np.einsum("pbc,pbcl->bcl", after, held)
     of_level[..., AS_GOOD] += prior[2] * (went.sum(axis=1)[:, :, None] * again).sum(axis=0)
     of_level[..., AS_BAD] += prior[2] * (stayed * back.sum(axis=2)[:, None]).sum(axis=0)
-    total = max(one.sum() + two.sum() + three.sum(), np.finfo(np.float64).tiny)
-    one, two, three = one / total, two / total, three / total
+    total = max(single.sum() + two.sum() + three.sum(), np.finfo(np.float64).tiny)
+    single, two, three = single / total, two / total, three / total
 
-    by_gap = one + two.sum(axis=1) + two.sum(axis=0)
+    by_gap = single + two.sum(axis=1) + two.sum(axis=0)
     by_gap = by_gap + three.sum(axis=(1, 2)) + three.sum(axis=(0, 2)) + three.sum(axis=(0, 1))
     by_commit = np.concatenate([[0.0], np.repeat(by_gap / gaps, gaps.astype(np.int64))])
 
@@ -215,20 +216,23 @@ def _changes(
     begun, ended = np.cumsum(between.sum(axis=1), axis=0), np.cumsum(between.sum(axis=0), axis=0)
     levels = np.zeros((count + 1, len(LEVELS)))
     levels[1:] = begun - ended
-    starts = one + two.sum(axis=1) + three.sum(axis=(1, 2))
-    stops = one + two.sum(axis=0) + three.sum(axis=(0, 1))
+    starts = single + two.sum(axis=1) + three.sum(axis=(1, 2))
+    stops = single + two.sum(axis=0) + three.sum(axis=(0, 1))
     levels[:, AS_GOOD] += np.concatenate([[1.0], 1 - np.cumsum(starts)])
     levels[:, AS_BAD] += np.concatenate([[0.0], np.cumsum(stops)])
     places = np.arange(n + 1)
     of_each = np.stack([np.interp(places, bounds, level) for level in levels.T], axis=1)
 
     best, claim = max(
-        ((np.unravel_index(int(each.argmax()), each.shape), float(each.max())) for each in (one, two, three)),
+        (
+            (np.unravel_index(int(each.argmax()), each.shape), float(each.max()))
+            for each in (single, two, three)
+        ),
         key=lambda found: found[1],
     )
     weights = weights / weights.sum()
     return Posterior(
-        steps=np.array([one.sum(), two.sum(), three.sum()]),
+        steps=np.array([single.sum(), two.sum(), three.sum()]),
         commits=by_commit,
         levels=np.clip(of_each, 0, 1),
         bounds=tuple(map(int, bounds)),

@@ -171,7 +171,7 @@ def test_ends_are_looked_at_where_it_was_declared() -> None:
     open_ = bisection.ends([0.02, -0.02, 0.02, -0.01], 0.01)
     assert open_.verdict == "open"
     assert bisection.ends([0.02, -0.02, 0.02, -0.01, 0.5], 0.01) == open_  # between two looks
-    assert bisection.ends([0.02, -0.02] * 12, 0.01).verdict == "equal"  # at the last look
+    assert bisection.ends([0.02, -0.02] * 16, 0.01).verdict == "equal"  # at the last look
 
 
 def test_a_search_is_foretold() -> None:
