@@ -21,6 +21,7 @@ from overlap_bench.harness.stats.change_points import ChangePoint, change_points
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
 
+NEAR = 2  # gates that a place may be off (results/reference/proofs/gates.md)
 NEEDS_REFS = "--history is of gates of git refs: give --base-ref, the same each time, and --head-ref"
 
 
@@ -85,6 +86,19 @@ def found_now(gates: Sequence[Remembered]) -> list[Moved]:
     counted = Counter(each.metric for each in now)
     last = {each.metric: each for each in now}
     return [each for name, each in last.items() if counted[name] > known[name]]
+
+
+def span(gates: Sequence[Remembered]) -> tuple[str, str, str] | None:
+    """The latest change for the worse that they show: its metric, and the heads between which it lies, with
+    NEAR gates more on either side. None where they show none."""
+    alike = _alike(gates) if gates else []
+    found = []
+    for each in _worse(alike):
+        having = [gate for gate in alike if each.metric in gate.changes]
+        at = [(gate.head, gate.created) for gate in having].index((each.first, each.when))
+        last, first = max(0, at - 1 - NEAR), min(len(having) - 1, at + NEAR)
+        found.append((at - len(having), each.metric, having[last].head, having[first].head))
+    return max(found)[1:] if found else None
 
 
 def _alike(gates: Sequence[Remembered]) -> list[Remembered]:

@@ -28,6 +28,7 @@ COMMANDS = {
     "explain": ("look:explain", "Explain a run: its steps, its late requests, its change."),
     "report": ("look:report", "Write what a run found as one web page, or markdown."),
     "gate": ("measure:gate", "Fail where a change makes a metric worse; for pull requests."),
+    "bisect": ("bisect:bisect", "Find the commit that changed a metric by a few per cent."),
     "trace": ("look:trace", "Summarize a trace of Nsight Systems, or a Chrome trace."),
     "variants": ("available:variants", "List the named before/after pairs, or show one."),
     "engines": ("available:engines", "List the engines and their toggles."),

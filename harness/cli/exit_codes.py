@@ -21,7 +21,7 @@ from overlap_bench.harness.common.signals import Interrupted, notes
 from overlap_bench.harness.common.streams import open_to_all
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
-GATE_FAILED, GATE_UNDECIDED = 1, 3
+GATE_FAILED, GATE_UNDECIDED, NO_CULPRIT = 1, 3, 3
 LONGEST = 1500  # characters of an error: what was typed, or a file holds, may have any number
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
 

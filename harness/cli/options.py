@@ -143,6 +143,11 @@ OF_TWO_ARMS = (
     "variant", "before", "after", "until_decided", "until_precision", "max_blocks", "plant", "plant_at",
     "secondaries",
 )  # fmt: skip
+# What means nothing to a search among commits: its arms are refs, its metric is one, and it ends by itself.
+OF_A_PAIR = (
+    *(each for each in OF_A_VERDICT if each not in ("rounds", "margin", "goodput")),
+    "variant", "before", "after",
+)  # fmt: skip
 # What only a measurement needs: an evaluation asks tasks, and times nothing.
 OF_A_MEASUREMENT = (
     *OF_A_VERDICT, *(each.name for each in declared(Workload)), "warmup_rounds", "seed", "tokenize_workers",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from overlap_bench.harness.analysis.accuracy import Evaluation
+from overlap_bench.harness.analysis.bisection import Bisected
 from overlap_bench.harness.analysis.catalogue import Catalogue
 from overlap_bench.harness.analysis.experiment_result import ExperimentResult
 from overlap_bench.harness.analysis.explain import Explained
@@ -15,6 +16,7 @@ from overlap_bench.harness.analysis.gate_plans import GatePlans
 from overlap_bench.harness.analysis.result import Result, SweepResult, to_plain
 from overlap_bench.harness.analysis.sensitivity import Sensitivity
 from overlap_bench.harness.report import (
+    bisection_tables,
     brief,
     catalogue_tables,
     evaluation_tables,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 Form = tuple[Callable[[Any], Page | Iterable[Page]], Callable[[Any], str]]
 FORMS: dict[type, Form] = {
     SweepResult: (sweep_tables.page, sweep_tables.to_csv),
+    Bisected: (bisection_tables.page, bisection_tables.to_csv),
     Sensitivity: (sensitivity_tables.page, sensitivity_tables.to_csv),
     Explained: (explain_tables.page, explain_tables.to_csv),
     ExperimentResult: (experiment_tables.page, experiment_tables.to_csv),
@@ -47,9 +50,10 @@ FORMS: dict[type, Form] = {
     ProfileResult: (trace_tables.page, trace_tables.to_csv),
     Brief: (trace_tables.brief_page, lambda brief: trace_tables.to_csv(brief.whole)),
 }
-MEASURED = (Result, SweepResult, ExperimentResult, Evaluation, GatePlans)
+MEASURED = (Result, Bisected, SweepResult, ExperimentResult, Evaluation, GatePlans)
 Found = (
     Result
+    | Bisected
     | SweepResult
     | Explained
     | Sensitivity
@@ -75,7 +79,7 @@ def to_json(found: Found) -> str:
 
 def verdict_of(found: Found) -> str | None:
     """The one word that a result has: of its gate, its only comparison or its first claim."""
-    if isinstance(found, ExperimentResult):
+    if isinstance(found, Bisected | ExperimentResult):
         return found.verdict
     if not isinstance(found, Result):
         return None

@@ -153,6 +153,15 @@ def one_block(
     return measured
 
 
+def warm_up(session: Session, design: Design, arm: Arm, observe: Observer) -> None:
+    """Boot an arm alone, have it serve a warm-up round, and stop it: the first boot of a tree is slow, and
+    shows whether it can be measured."""
+    booted = session.boot([arm], observe)
+    context = least_context([each.description for each in booted.values()])
+    _round(session, design, -1, -1, booted[arm.name], context, None, set(), observe)
+    _shut(session, booted, observe)
+
+
 def stolen(measured: Sequence[Mapping[str, pd.DataFrame]]) -> float:
     """The share of the CPU time that other virtual machines took, in the worst round."""
     return max(float(np.max(each["rounds"].get("steal_share", 0.0))) for each in measured)

@@ -148,6 +148,13 @@ def bytecode_in(folder: Path) -> dict[str, str]:
     return {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
 
 
+def driven(spec: api.EngineSpec, tree: Path) -> list[Path]:
+    """The packages in a tree that an engine is about, while its own code is elsewhere: vLLM's, of an adapter
+    of ours."""
+    names = [each for each in spec.packages if not f"{spec.build}.".startswith(f"{each}.")]
+    return [root / name for name in names for root in map(Path, search_path(tree)) if (root / name).is_dir()]
+
+
 def environment(
     extra: Mapping[str, str], worktree: Path | None = None, plain: bool = False
 ) -> dict[str, str]:

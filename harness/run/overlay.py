@@ -1,9 +1,14 @@
-"""Compiled and generated files that no ref has, laid over the tree of each: both arms run the same ones."""
+"""Compiled and generated files that no ref has, laid over the tree of each: both arms run the same ones. They
+are of the checkout, as --overlay says; or, for an engine that drives a package (vLLM), of the interpreter
+that has it installed."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +17,7 @@ from pathlib import Path, PurePath
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.run import worktrees
+from overlap_bench.harness.run.hosts import driven, environment, spec_of
 from overlap_bench.harness.store.changed import Overlaid
 
 NOT_THE_PROJECTS = {"site-packages", ".git"}  # folders
@@ -27,9 +33,15 @@ class Trees:
 
 @contextmanager
 def checked_out(design: Design, arms: Sequence[Arm] | None = None) -> Iterator[Trees]:
-    """worktrees.checked_out of these arms, or of all, each with the design's overlay."""
-    with worktrees.checked_out(design.arms if arms is None else arms) as places:
-        yield Trees(places, lay(design, places))
+    """worktrees.checked_out of these arms, or of all, each with the design's overlay, and with what its
+    interpreter has built."""
+    arms = design.arms if arms is None else arms
+    with worktrees.checked_out(arms) as places:
+        overlaid = lay(design, places)
+        for arm in arms:
+            if arm.name in places:
+                lay_installed(arm, places[arm.name])
+        yield Trees(places, overlaid)
 
 
 def lay(design: Design, places: Mapping[str, Path]) -> list[Overlaid]:
@@ -61,6 +73,45 @@ def lay(design: Design, places: Mapping[str, Path]) -> list[Overlaid]:
                 "build left there, such as vllm/*.so"
             )
     return [*found.values()]
+
+
+def lay_installed(arm: Arm, tree: Path) -> None:
+    """Put into an arm's tree what its interpreter's installation of the package has, the tree lacks, and git
+    ignores, as it should what a build made. Links, where they can be: vLLM's are gigabytes."""
+    assert arm.ref is not None
+    for package in driven(spec_of(arm), tree):
+        installed = _installed(arm, package.name)
+        if installed is None:
+            continue
+        lacking = [
+            file.relative_to(installed)
+            for file in sorted(installed.rglob("*"))
+            if file.is_file()
+            and "__pycache__" not in file.parts
+            and not (package / file.relative_to(installed)).exists()
+        ]
+        inside = package.relative_to(tree)
+        built = worktrees.ignored_of(Path(arm.ref.repository), [inside / each for each in lacking])
+        for each in lacking:
+            if inside / each in built:
+                (package / each).parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.link(installed / each, package / each)
+                except OSError:  # another file system, or one without links
+                    shutil.copy2(installed / each, package / each)
+
+
+def _installed(arm: Arm, package: str) -> Path | None:
+    """The folder of a package in the arm's interpreter, which is not imported; None where it has none."""
+    code = f"from importlib.util import find_spec as f; print(f({package!r}).submodule_search_locations[0])"
+    done = subprocess.run(
+        [arm.python or sys.executable, "-P", "-c", code],
+        env=environment(arm.env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    return Path(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
 
 
 def check(pattern: str) -> None:

@@ -38,6 +38,7 @@ from overlap_bench.harness.run.hosts import (
     check_interpreter,
     check_memory,
     check_none_stopped,
+    driven,
     environment,
     host_role,
     private_bytes,
@@ -197,7 +198,7 @@ class Session:
                         check_none_stopped(self._alive, took)
                 ready = self._host_says(api.Ready, ANSWER_S)
                 check_description(ready)
-                self._check_origin(ready)
+                self._check_origin(ready, arms)
                 descriptions[ready.name] = ready.description
         except KeyboardInterrupt as error:  # how long a start may take is not known here: perhaps one hangs
             missing = [arm.name for arm in arms if arm.name not in descriptions]
@@ -252,10 +253,13 @@ class Session:
             values = watch.environment(arm.name, values)
         return self._start(role, command, values, stem), address, baton
 
-    def _check_origin(self, ready: api.Ready) -> None:
-        """An engine found outside its worktree is the same code in both arms: a lie of a result."""
+    def _check_origin(self, ready: api.Ready, arms: Sequence[Arm]) -> None:
+        """An engine found outside its worktree is the same code in both arms: a lie of a result. Not where it
+        is our adapter of a package that the tree has: what ran of that is watched (run/foreign.py)."""
         worktree = self._worktrees.get(ready.name)
         if worktree is None or not ready.origin or Path(ready.origin).is_relative_to(worktree):
+            return
+        if any(driven(spec_of(arm), worktree) for arm in arms if arm.name == ready.name):
             return
         raise api.BadSetting(
             f"{ready.name} was to run the code of its ref, and its interpreter found the engine in "

@@ -43,6 +43,27 @@ def uncommitted(ref: Ref) -> list[str]:
         return sorted(changed(source, folder))
 
 
+def between(good: Ref, bad: Ref) -> list[tuple[str, str]]:
+    """Each commit after `good` up to `bad`, the last, with its subject; what a merge brought is its own, by
+    first parents. Raises BadSetting where no line leads from one to the other."""
+    source = around(Path(good.repository))
+    if good.commit == bad.commit:
+        raise api.BadSetting(f"{good.name} and {bad.name} are the same commit, {good.commit[:10]}")
+    if ask(source, "merge-base", "--is-ancestor", good.commit, bad.commit).returncode:
+        if not ask(source, "merge-base", "--is-ancestor", bad.commit, good.commit).returncode:
+            raise api.BadSetting(
+                f"{good.name} is later than {bad.name}: give the earlier one as --good; a change for the "
+                "better is found as well"
+            )
+        base = ask(source, "merge-base", good.commit, bad.commit).stdout.strip()
+        try_ = f": --good {base[:10]} is where they parted" if base else ""
+        raise api.BadSetting(f"{bad.name} does not descend from {good.name}{try_}{source.lacking}")
+    span = f"{good.commit}..{bad.commit}"
+    listed = ask(source, "rev-list", "--first-parent", "--reverse", "--format=%H %s", span)
+    lines = (line for line in listed.stdout.split("\n") if line and not line.startswith("commit "))
+    return [(commit, subject) for commit, _, subject in (line.partition(" ") for line in lines)]
+
+
 @contextmanager
 def checked_out(arms: Sequence[Arm]) -> Iterator[Mapping[str, Path]]:
     """A tree for each arm that has a ref, by the arm's name: the folder that its code runs from. They are
@@ -78,6 +99,17 @@ def ignored(repository: Path, path: Path) -> bool:
     """Whether git ignores a file, as it should one that a build made. The index is not asked: git dates anew
     what it reads of one that is sparse or split."""
     return git.run("check-ignore", "--no-index", "--quiet", "--", str(path), where=repository).returncode == 0
+
+
+def ignored_of(repository: Path, files: Sequence[Path]) -> set[Path]:
+    """Those of these files, by their paths in the repository, that git ignores. Of names that it quotes, it
+    tells nothing here."""
+    if not files:
+        return set()
+    names = [str(each) for each in files]
+    plain = (("core.quotePath", "false"),)
+    found = git.run("check-ignore", "--no-index", "--", *names, where=repository, configured=plain)
+    return {Path(each) for each in found.stdout.split("\n") if each}
 
 
 def search_path(worktree: Path) -> list[str]:

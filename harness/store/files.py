@@ -37,6 +37,7 @@ PROFILE_FILE = "profile.json"
 SWEEP_FILE = "sweep.json"  # what makes a folder of runs a sweep; see plan/grid.py
 EXPERIMENT_FILE = "experiment.json"  # the same of an experiment; see studies/experiment.py
 EVALUATION_FILE = "evaluation.json"
+BISECTION_FILE = "bisect.json"
 
 
 SUMMARY_FILE = "summary.json"  # of a run; of an experiment, where its runs have no blocks any more

@@ -18,6 +18,7 @@ from overlap_bench.harness.plan.orders import orders
 from overlap_bench.harness.store import trust
 from overlap_bench.harness.store.changed import ChangedCode, Overlaid
 from overlap_bench.harness.store.files import (
+    BISECTION_FILE,
     EVALUATION_FILE,
     EXPERIMENT_FILE,
     PROFILE_FILE,
@@ -172,6 +173,7 @@ def read_manifest(folder: Path) -> Manifest:
         EXPERIMENT_FILE: "an experiment: each folder in it is a run; bench experiment show "
         f"{folder} shows all",
         EVALUATION_FILE: "an evaluation, not a run: nothing in it was timed",
+        BISECTION_FILE: f"a bisection: bench bisect {folder} shows it",
     }
     for name, said in of_something_else.items():
         if (folder / name).exists():

@@ -32,6 +32,15 @@ printf '%s\\n' "$*" >> calls
 case "$*" in
   *fingerprint*) echo "a cpu 2 []" ;;
   "-m pip "*) ;;
+  *" bisect "*)
+    if [ "$ENDS" = 4 ]; then echo "bench: no way from a to b" >&2; exit 4; fi
+    mkdir -p bench-gate/bisect/run
+    printf '**abc “slow” made it slower: 2%% of it.**\\n\\nrest\\n' > bench-gate/bisect/run/bisect.md
+    echo "git bisect good $(printf 'b%.0s' {1..40})" > bench-gate/bisect/run/bisect.log
+    if [ "$ENDS" = 0 ]; then
+      echo "# first bad commit: [$(printf 'c%.0s' {1..40})] slow" >> bench-gate/bisect/run/bisect.log
+    fi
+    exit "$ENDS" ;;
   *--calibrate*)
     echo '{}' > bench-gate/calibration.json
     printf '**On this machine: 2%%.**\\n\\nrest\\n' > bench-gate/calibration.md
@@ -242,6 +251,32 @@ def test_a_calibration_that_was_kept_is_not_measured_again(runner: Callable[...,
     assert job.summary == "**On this machine: 2%.**\n\n**Gate: PASS. 2% of it.**\n"
 
 
+@pytest.mark.parametrize(("ends", "culprit"), [(0, "c" * 40 + "\n"), (3, ""), (4, None)])
+def test_a_change_in_the_history_is_bisected(
+    runner: Callable[..., Runner], ends: int, culprit: str | None
+) -> None:
+    """Whatever comes of that, the job ends as the gate did."""
+    asked = "--engine yours --metric a --set 'x=y z' --max-regression=2% --blocks 4 --concurrency 16"
+    job = runner(
+        "schedule", gate=asked, says="UNDECIDED. It moved, as no gate before showed", ends=3, base="v1.0"
+    )
+    assert job.run("Gate").returncode == 0
+    assert job.outputs["gate"] == {"verdict": "undecided", "moved": "true"}
+    job.environment["ENDS"] = str(ends)
+    job.inputs = {**job.inputs, "bisect-minutes": "45"}
+    done = job.run("Bisect")
+    assert done.returncode == 0, done.stderr
+    assert job.calls[-1] == (
+        "-P -m overlap_bench bisect --history bench-gate/history.jsonl --max-minutes 45 --out "
+        "bench-gate/bisect --engine yours --set x=y z --concurrency 16"
+    )
+    if culprit is None:
+        assert "::warning title=bench bisect::bench: no way from a to b" in done.stdout
+        return
+    assert "::notice title=bench bisect::abc “slow” made it slower: 2%25 of it." in done.stdout
+    assert (job.workspace / "bench-gate" / "culprit").read_text() == culprit
+
+
 @pytest.mark.parametrize("event", ["pull_request_target", "workflow_run"])
 def test_a_pull_request_never_runs_beside_secrets(runner: Callable[..., Runner], event: str) -> None:
     done = runner(event).run("Refuse")
@@ -287,7 +322,7 @@ def test_the_whole_job_on_the_example(
 GH = """#!/bin/bash
 printf '%s\\n' "$*" >> calls
 case "$*" in
-  *"--method GET"*/pulls*) cat pulls ;;
+  *"--method GET"*/pulls* | *commits/*/pulls*) cat pulls ;;
   *--paginate*) cat comments ;;
   *body=@comment.md*) cp comment.md posted ;;
 esac
@@ -376,6 +411,25 @@ def test_what_a_fork_kept_shows_nothing_of_this_job_and_fits(
     assert "a-secret" not in posted
     assert "Gate: PASS" in posted
     assert len(posted) < 65_536
+
+
+@needs_jq
+def test_a_bisection_is_shown_on_the_pull_request_that_brought_the_commit(
+    commenting: Callable[..., Runner],
+) -> None:
+    job = commenting(pulls=[{"number": 5}])
+    folder = kept(job).parent
+    (folder / "bisect.md").write_text("**abc made it slower**\n\nthanks to @somebody\n")
+    for text, calls in (("$(touch gone)", 0), ("c" * 40 + "\n", 2)):
+        (folder / "culprit").write_text(text)
+        done = job.run("Show a bisection")
+        assert done.returncode == 0, done.stderr
+        assert len(job.calls if (job.workspace / "calls").exists() else []) == calls
+    assert job.calls[0] == f"api repos/them/engine/commits/{'c' * 40}/pulls"
+    assert job.calls[1] == "api --method POST repos/them/engine/issues/5/comments -F body=@comment.md"
+    posted = (job.workspace / "posted").read_text()
+    assert posted.startswith("**abc made it slower**\n")
+    assert "@somebody" not in posted
 
 
 # -- what the files may do --------------------------------------------------------------------------------

@@ -57,6 +57,17 @@ def test_a_change_that_each_gate_let_pass_is_found_with_its_commits() -> None:
     assert found.scatter[TPOT] == pytest.approx(0.003, rel=0.3)
 
 
+def test_what_is_to_be_bisected_is_the_latest_change_for_the_worse_and_two_gates_around_it() -> None:
+    gates = nights(40, 28, 0.012)
+    assert history.span(gates) == (TPOT, f"{25:040x}", f"{30:040x}")
+    assert history.span(nights(40, 28, -0.012)) is None
+    assert history.span([]) is None
+    twice = [msgspec.structs.replace(each, changes={**each.changes, RATE: 0.03 * (k < 15)}) for k, each in
+             enumerate(gates)]  # fmt: skip
+    assert history.span(twice) == (TPOT, f"{25:040x}", f"{30:040x}")
+    assert history.span(twice[:29]) == (RATE, f"{12:040x}", f"{17:040x}")
+
+
 def test_what_is_worse_depends_on_the_metric() -> None:
     (slower,) = history.history_of(nights(40, 20, -0.02, RATE)).moved
     (faster,) = history.history_of(nights(40, 20, -0.02)).moved

@@ -9,7 +9,7 @@ import pytest
 from overlap_bench.harness.cli import app
 from tests.support.in_process import bench
 
-MEASURING = ("run", "aa", "gate", "factorial", "sweep", "profile", "sensitivity", "eval")
+MEASURING = ("run", "aa", "gate", "factorial", "sweep", "profile", "sensitivity", "bisect", "eval")
 
 
 def help_of(

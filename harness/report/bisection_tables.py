@@ -1,0 +1,211 @@
+"""What `bench bisect` found, as a person reads it: on a screen, as markdown, as a page with its picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from overlap_bench.harness.analysis.bisection import Bisected, Change, Tried, git_log
+from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.common.formatting import duration, percent, visible_line
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.report.page import Page, Table, csv_text, markdown_page, tabulated
+from overlap_bench.harness.store.bisection import SHORT
+from overlap_bench.harness.store.files import append_step_summary, write_summary, write_text
+
+MARKDOWN, PAGE, LOG = "bisect.md", "bisect.html", "bisect.log"  # in its folder
+SHOWN = 0.01  # posterior from which a commit that was not measured is in the table
+NARROW = 3.7  # inches, of the picture for a phone
+LONGEST = 60  # characters of a subject
+TONES = {"found": "bad", "undecided": "open", "nothing to find": "calm"}
+CAPTION = (
+    "Above: each commit that was measured, against good in the same trials, with its 95% interval; the line "
+    "is what the likeliest changes make. Below: how likely the metric changed with each commit."
+)
+NOTE = (
+    "Change: against good in the same trials, 95% intervals by the SD of all trials. Posterior: that the "
+    "metric changed with this commit; commits that stand between the same two measured ones share theirs "
+    "evenly."
+)
+
+
+def page(found: Bisected) -> Page:
+    tables = [change_table(found)] if len(found.changes) > 1 else []
+    skipped = [
+        f"{each.commit[:SHORT]} was skipped, it can't be measured: {each.skipped}"
+        for each in found.commits
+        if each.skipped is not None
+    ]
+    if found.unusable:
+        skipped.append(f"{found.unusable} trials had no value, as where others used the cores: not counted")
+    return Page(conclusion(found), lines(found), (*tables, commit_table(found)), skipped)
+
+
+def conclusion(found: Bisected) -> str:
+    """The answer in one sentence."""
+    between = f"{found.good_ref} and {found.bad_ref}"
+    if found.verdict == "nothing to find":
+        return (
+            f"Nothing to find: {found.metric} of {between} differs by {_effect(found)} over {found.trials} "
+            "trials, which may be 0 (at 1%)."
+        )
+    if not found.changes:
+        differ = "" if found.effect is None else f" They differ by {_effect(found)} so far."
+        return (
+            f"Undecided: {found.trials} trials don't tell whether {between} differ in {found.metric}.{differ}"
+        )
+    told = " and ".join(f"{_where(found, each)} ({_size(each)})" for each in found.changes)
+    if found.verdict == "undecided":
+        return f"Undecided: likeliest {told}, posterior {found.posterior:.0%}."
+    if len(found.changes) == 1:
+        (change,) = found.changes
+        return (
+            f"{_where(found, change)} made it {_word(found, change)}: {found.metric} {_size(change)}, "
+            f"posterior {found.posterior:.0%}."
+        )
+    return f"{len(found.changes)} commits changed {found.metric}: {told}, posterior {found.posterior:.0%}."
+
+
+def lines(found: Bisected) -> tuple[str, ...]:
+    said = []
+    if found.changes:
+        said.append(
+            f"{found.bad_ref} against {found.good_ref}: {found.metric} {_effect(found)}, SD "
+            f"{found.sd or 0:.2%} from trial to trial."
+        )
+        if shape := _shape(found):
+            said.append(shape)
+    if found.verdict == "nothing to find" and found.ci_low is not None and found.ci_high is not None:
+        most = max(-found.ci_low, found.ci_high)
+        if most > found.margin:
+            said.append(f"A change of up to {most:.1%} is not excluded; a quieter machine would tell more.")
+    foretold = ""
+    if found.foretold is not None:
+        usual, (low, _, high) = found.foretold.minutes[1], found.foretold.minutes
+        foretold = f"; foretold: {found.foretold.trials[1]} in {usual:g} min ({low:g} to {high:g})"
+    said.append(
+        f"{found.trials} trials in {duration(60 * found.minutes)}{foretold}; {len(found.commits)} commits, "
+        f"by first parents; {found.engine} on the {found.device} device."
+    )
+    if found.verdict == "undecided":
+        said.append("--resume goes on where it ended.")
+    return tuple(said)
+
+
+def _shape(found: Bisected) -> str:
+    """What several changes come to."""
+    signs = [each.effect > 0 for each in found.changes]
+    if len(signs) == 2 and signs[0] == signs[1]:
+        return "It changed in two steps, both in one direction."
+    if len(signs) == 2:
+        return "It changed, and a part of that went back with the second commit."
+    if len(signs) == 3:
+        return "A change came and went again; the third one is of its own."
+    return ""
+
+
+def _where(found: Bisected, change: Change) -> str:
+    subjects = {each.commit: each.subject for each in found.commits}
+    if change.first == change.last:
+        return f"{change.first[:SHORT]} “{_subject(subjects[change.first])}”"
+    order = [each.commit for each in found.commits]
+    count = order.index(change.last) - order.index(change.first) + 1
+    return f"one of the {count} commits from {change.first[:SHORT]} to {change.last[:SHORT]}"
+
+
+def _subject(text: str) -> str:
+    text = visible_line(text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _size(change: Change) -> str:
+    return f"{percent(change.effect)} [{percent(change.ci_low)}, {percent(change.ci_high)}]"
+
+
+def _effect(found: Bisected) -> str:
+    if found.ci_low is None or found.ci_high is None:
+        return percent(found.effect)
+    return f"{percent(found.effect)} [{percent(found.ci_low)}, {percent(found.ci_high)}]"
+
+
+def _word(found: Bisected, change: Change) -> str:
+    worse = (change.effect > 0) == (found.better == "lower")
+    if definitions.METRICS[found.metric].is_time:
+        return "slower" if worse else "faster"
+    return "worse" if worse else "better"
+
+
+def change_table(found: Bisected) -> Table:
+    columns: dict[str, Callable[[Change], str]] = {
+        "commit": lambda each: _where(found, each),
+        "effect": lambda each: percent(each.effect),
+        "interval": lambda each: f"[{percent(each.ci_low)}, {percent(each.ci_high)}]",
+        "posterior": lambda each: f"{each.posterior:.1%}",
+    }
+    return tabulated("Changes", found.changes, columns, "", ("effect", "posterior"))
+
+
+def commit_table(found: Bisected) -> Table:
+    """Each commit that was measured, skipped, or may be it."""
+    last = found.commits[-1].commit
+    rows = [
+        each
+        for each in found.commits
+        if each.trials or each.skipped is not None or each.posterior >= SHOWN or each.commit == last
+    ]
+    columns: dict[str, Callable[[Tried], str]] = {
+        "commit": lambda each: each.commit[:SHORT],
+        "trials": lambda each: "skipped" if each.skipped is not None else str(each.trials),
+        "change": lambda each: percent(each.change),
+        "interval": lambda each: (
+            "" if each.ci_low is None else f"[{percent(each.ci_low)}, {percent(each.ci_high)}]"
+        ),
+        "posterior": lambda each: f"{each.posterior:.1%}",
+        "subject": lambda each: _subject(each.subject),
+    }
+    return tabulated("Commits, the oldest first", rows, columns, NOTE, ("trials", "change", "posterior"))
+
+
+def to_csv(found: Bisected) -> str:
+    """One line per commit of the span, unrounded."""
+    about = (found.run, found.metric, found.verdict, found.culprit)
+    names = Tried.__struct_fields__
+    rows = [(*about, *(getattr(each, name) for name in names)) for each in found.commits]
+    return csv_text(("run", "metric", "verdict", "culprit", *names), rows)
+
+
+def to_html(found: Bisected) -> str:
+    """A page that needs nothing else."""
+    import jinja2
+
+    from overlap_bench.harness.report.figures import commits, style
+    from overlap_bench.harness.report.figures.page import inline_svg
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("overlap_bench.harness.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("bisection.html.jinja").render(
+        run=found.run,
+        page=page(found),
+        tone=TONES[found.verdict],
+        caption=CAPTION,
+        wide=inline_svg(commits.bisection(found, style.WIDTH), "Commits, wide"),
+        narrow=inline_svg(commits.bisection(found, NARROW), "Commits, narrow"),
+    )
+
+
+def write(folder: Path, found: Bisected, environment: Mapping[str, str] = os.environ) -> Path:
+    """In its folder: summary.json, bisect.md, the page, and what `git bisect log` would say; on GitHub also
+    the summary of the step. Where the page lies. Raises WriteFailed."""
+    text = markdown_page(page(found))
+    write_summary(folder, to_plain(found))
+    write_text(folder / MARKDOWN, text)
+    write_text(folder / LOG, git_log(found))
+    write_text(folder / PAGE, to_html(found))
+    append_step_summary(text, environment)
+    return folder / PAGE

@@ -1,0 +1,62 @@
+"""What a bisection found: `bench bisect`."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from overlap_bench.harness.analysis.bisection import Bisected
+from overlap_bench.harness.report.figures import style
+
+HEIGHTS, AROUND = (2.6, 1.7), 0.4  # inches
+LABELS = 12  # at most, of commits along the axis
+INCHES = 0.55  # that each of them takes
+SHORT = 8  # characters of a commit
+
+
+def bisection(found: Bisected, width: float = style.WIDTH) -> Figure:
+    """The change against good of each commit that was measured, with its 95% interval, and the line that the
+    likeliest changes make; below, the posterior of each commit."""
+    with style.drawing():
+        made, (above, below) = style.panels(width, HEIGHTS, beside=False, around=AROUND)
+        look = style.ARMS["after"]
+        measured = [(place, each) for place, each in enumerate(found.commits, 1) if each.change is not None]
+        for place, each in measured:
+            assert each.change is not None
+            spread = None
+            if each.ci_low is not None and each.ci_high is not None:
+                spread = [[100 * (each.change - each.ci_low)], [100 * (each.ci_high - each.change)]]
+            above.errorbar(place, 100 * each.change, spread, color=look.colour, marker=look.marker, capsize=2)
+        above.plot(0, 0, look.marker, color=look.colour)
+        places = {each.commit: place for place, each in enumerate(found.commits, 1)}
+        level, xs, ys = 0.0, [0.0], [0.0]
+        for change in found.changes:  # half way before the commit it came with
+            at = (places[change.first] + places[change.last]) / 2 - 0.5
+            xs += [at, at]
+            ys += [level, level + 100 * change.effect]
+            level += 100 * change.effect
+        above.plot([*xs, len(found.commits)], [*ys, level], color=style.MUTED, lw=1)
+        above.set_ylabel("against good, %")
+        above.set_title(f"{found.metric}, commit by commit after {found.good_ref}")
+        skipped = [place for place, each in enumerate(found.commits, 1) if each.skipped is not None]
+        above.plot(skipped, [0] * len(skipped), "x", color=style.MUTED, label="skipped")
+
+        below.bar([*places.values()], [100 * each.posterior for each in found.commits], color=look.colour)
+        below.set_ylim(0, 100)
+        below.set_ylabel("posterior, %")
+        ranked = sorted(found.commits, key=lambda each: -each.posterior)
+        shown: list[int] = []
+        apart = len(found.commits) * INCHES / width
+        for each in ranked[:LABELS]:
+            place = places[each.commit]
+            if each.posterior > 0 and all(abs(place - other) >= apart for other in shown):
+                shown.append(place)
+        below.set_xticks(
+            [0, *shown], [found.good[:SHORT], *(found.commits[each - 1].commit[:SHORT] for each in shown)]
+        )
+        below.tick_params(axis="x", rotation=30)
+        above.set_xticks([0, *shown], [""] * (1 + len(shown)))
+        for axes in (above, below):
+            axes.set_xlim(-0.7, len(found.commits) + 0.7)
+        if skipped:
+            style.legend_below(made, above)
+    return made

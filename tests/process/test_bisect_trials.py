@@ -1,0 +1,197 @@
+"""`bench bisect` from its first trial to its answer, with trials that are drawn."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overlap_bench.engines import api
+from overlap_bench.harness.report import bisection_tables, formats
+from overlap_bench.harness.store import bisection as store
+from overlap_bench.harness.store.files import StoreError
+from overlap_bench.harness.store.manifest import read_manifest
+from overlap_bench.harness.store.tables import finished_blocks
+from overlap_bench.harness.studies import bisect as study
+from tests.support.repositories import fingerprint
+from tests.support.simulated_bisection import Killed, Simulated
+
+
+def stepping(count: int, place: int, effect: float = 0.02) -> list[float]:
+    return [effect * (each >= place) for each in range(count + 1)]
+
+
+def resumed(simulated: Simulated, folder: Path) -> study.Bisected:
+    stored = study.resumed(folder, lambda *_: True)
+    return simulated.measure(folder, stored)
+
+
+def test_the_commit_is_found_and_what_is_left_tells_it(tmp_path: Path) -> None:
+    simulated = Simulated(tmp_path, stepping(16, 11))
+    folder, stored = simulated.begin()
+    before = fingerprint(tmp_path / "repository" / ".git")
+    found = simulated.measure(folder, stored)
+    assert fingerprint(tmp_path / "repository" / ".git") == before
+    assert found.verdict == "found"
+    assert found.culprit == simulated.commits[10]
+    assert found.posterior >= 0.95
+    assert found.ci_low is not None
+    assert found.ci_low < 0.02 < (found.ci_high or 0)
+    assert found.trials == len(finished_blocks(folder)) < 16
+    assert found.foretold is not None
+    assert found.foretold.trials[0] - 2 <= found.trials <= found.foretold.trials[2] + 2
+    assert found.minutes == pytest.approx(found.foretold.minutes[1], rel=0.2)
+    assert len(simulated.warmed) == len(set(simulated.warmed))  # a first boot each
+    assert simulated.read(folder) == found
+    page = bisection_tables.write(folder, found, {})
+    assert page.read_text().count("<svg") == 2
+    text = (folder / "bisect.md").read_text()
+    assert text.startswith(f"**{found.culprit[:10]} “commit-11” made it slower: step_ms_sliced +")
+    with pytest.raises(StoreError, match="is a bisection: bench bisect"):
+        read_manifest(folder)
+    log = (folder / "bisect.log").read_text()
+    assert log.startswith(f"# bad: [{simulated.commits[-1]}] commit-16\n# good: [{found.good}] commit-0\n")
+    assert log.endswith(f"# first bad commit: [{found.culprit}] commit-11\n")
+    bad, good = (
+        [line.split()[-1] for line in log.splitlines() if line.startswith(f"git bisect {word} ")]
+        for word in ("bad", "good")
+    )
+    assert all(simulated.commits.index(each) >= 10 for each in bad)
+    assert all(simulated.commits.index(each) < 10 for each in good)
+    assert good
+    assert bad
+
+
+def test_equal_ends_end_it(tmp_path: Path) -> None:
+    simulated = Simulated(tmp_path, [0.0] * 9)
+    found = simulated.measure(*simulated.begin())
+    assert (found.verdict, found.culprit, found.changes) == ("nothing to find", None, [])
+    assert not simulated.warmed
+    assert bisection_tables.page(found).conclusion.startswith(
+        "Nothing to find: step_ms_sliced of commit-0 and"
+    )
+
+
+@pytest.mark.parametrize(
+    ("levels", "told"),
+    [
+        ([0, 0, 0, 0.01, 0.01, 0.01, 0.01, 0.01, 0.02], "It changed in two steps, both in one direction."),
+        ([0, 0, 0, 0.03, 0.03, 0.03, 0.03, 0.03, 0.01], "It changed, and a part of that went back with the"),
+        ([0, 0.02, 0.02, 0, 0, 0, 0.02, 0.02, 0.02], "A change came and went again; the third one is of its"),
+    ],
+)
+def test_several_changes_are_told_as_such(tmp_path: Path, levels: list[float], told: str) -> None:
+    simulated = Simulated(tmp_path, levels, sd=0.001)
+    found = simulated.measure(*simulated.begin())
+    steps = [place for place in range(1, len(levels)) if levels[place] != levels[place - 1]]
+    assert found.verdict == "found"
+    assert [each.first for each in found.changes] == [simulated.commits[place - 1] for place in steps]
+    for place, each in zip(steps, found.changes, strict=True):
+        size = (1 + levels[place]) / (1 + levels[place - 1]) - 1
+        assert each.ci_low < size < each.ci_high
+    page = bisection_tables.page(found)
+    assert page.conclusion.startswith(f"{len(steps)} commits changed step_ms_sliced: ")
+    assert told in " ".join(page.lines)
+    assert page.tables[0].title == "Changes"
+    plain = json.loads(formats.to_json(found))
+    assert (plain["headline"], plain["verdict"]) == (page.conclusion, "found")
+    assert {"good", "bad", "effect", "commits", "culprit", "posterior"} <= plain.keys()
+    assert len(formats.to_csv(found).splitlines()) == len(levels)
+    assert "<svg" in bisection_tables.to_html(found)
+
+
+def test_a_change_for_the_better_is_found_too(tmp_path: Path) -> None:
+    simulated = Simulated(tmp_path, stepping(4, 2, -0.03))
+    found = simulated.measure(*simulated.begin())
+    assert found.culprit == simulated.commits[1]
+    assert "made it faster: step_ms_sliced −" in bisection_tables.page(found).conclusion
+
+
+def test_commits_that_can_not_be_measured_are_skipped_and_told(tmp_path: Path) -> None:
+    simulated = Simulated(tmp_path, stepping(16, 11), broken=[8, 3], failing=[12])
+    found = simulated.measure(*simulated.begin())
+    assert found.culprit == simulated.commits[10]
+    told = {each.commit: each.skipped for each in found.commits if each.skipped}
+    assert told[simulated.commits[7]] == "it has no scheduler"
+    assert told.get(simulated.commits[11]) in (None, "a request failed")
+    assert any("is skipped, it can't be measured: it has no scheduler" in line for line in simulated.said)
+    page = bisection_tables.page(found)
+    assert any("was skipped" in line for line in page.warnings)
+    assert simulated.warmed.count(simulated.commits[7]) == 1  # and is not tried again
+
+
+def test_beside_a_skipped_commit_it_says_between_which_it_can_not_tell(tmp_path: Path) -> None:
+    simulated = Simulated(tmp_path, stepping(16, 8), broken=[8])
+    found = simulated.measure(*simulated.begin())
+    assert (found.verdict, found.culprit) == ("undecided", None)
+    (change,) = found.changes
+    assert (change.first, change.last) == (simulated.commits[7], simulated.commits[8])
+    assert change.posterior > 0.95
+    assert "one of the 2 commits from" in bisection_tables.page(found).conclusion
+
+
+def test_what_fails_in_good_or_bad_or_in_every_commit_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    simulated = Simulated(tmp_path / "one", stepping(8, 4), failing=[0])
+    folder, stored = simulated.begin()
+    with pytest.raises(api.EngineError, match="a request failed"):
+        simulated.measure(folder, stored)
+    assert not folder.exists()
+    simulated = Simulated(tmp_path, stepping(16, 4), broken=range(1, 16))
+    folder, stored = simulated.begin()
+    with pytest.raises(api.EngineError, match="no scheduler") as failed:
+        simulated.measure(folder, stored)
+    assert failed.value.__notes__ == [f"4 trials are kept, go on with bench bisect --resume {folder}"]
+
+
+def test_trials_without_a_value_do_not_count(tmp_path: Path) -> None:
+    simulated = Simulated(tmp_path, stepping(8, 4), nothing=[1, 5, 6])
+    found = simulated.measure(*simulated.begin())
+    assert found.culprit == simulated.commits[3]
+    assert found.unusable == 3
+    assert any("no value" in line for line in simulated.said)
+
+
+def test_time_that_is_up_leaves_it_undecided_and_more_goes_on(tmp_path: Path) -> None:
+    simulated = Simulated(tmp_path, stepping(16, 11))
+    folder, stored = simulated.begin()
+    found = simulated.measure(folder, stored, minutes=1.4)  # good and bad's trials, and two more
+    assert found.verdict == "undecided"
+    assert "time is up: a trial takes 21 s, and 82 s are gone" in simulated.said
+    assert any("more than --max-minutes 1.4" in line for line in simulated.said)
+    kept = finished_blocks(folder)
+    found = resumed(simulated, folder)
+    assert found.culprit == simulated.commits[10]
+    assert finished_blocks(folder)[: len(kept)] == kept
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_twenty_moments_nothing_is_lost(tmp_path: Path, seed: int) -> None:
+    """Before and after each file that it writes, between good and bad's trials and a commit's."""
+    kills = random.Random(seed).sample(range(90), 5)
+    simulated = Simulated(tmp_path, stepping(32, 21), broken=[16], kills=kills)
+    folder, stored = simulated.begin()
+    kept: list[int] = []
+    for _ in range(len(kills) + 1):
+        try:
+            found = simulated.measure(folder, stored)
+            break
+        except Killed:
+            assert finished_blocks(folder)[: len(kept)] == kept
+            kept = finished_blocks(folder)
+            assert kept == [*range(len(kept))]
+            stored = study.resumed(folder, lambda *_: True)
+    assert found.culprit == simulated.commits[20]
+    assert found.trials == len(finished_blocks(folder))
+    assert not list(folder.rglob("*.partial*"))
+
+
+def test_only_what_was_begun_here_is_gone_on_with(tmp_path: Path) -> None:
+    simulated = Simulated(tmp_path, stepping(4, 2))
+    folder, stored = simulated.begin()
+    store.write(folder, msgspec.structs.replace(stored, commits=stored.commits[1:]))
+    with pytest.raises(api.BadSetting, match="if it may do all this, give --trust"):
+        study.resumed(folder, lambda *what: study.trust.admit(*what, trusted=False, say=lambda line: None))

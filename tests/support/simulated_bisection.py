@@ -1,0 +1,151 @@
+"""`bench bisect` without engines: its trials are drawn, from commits whose effects are known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis import bisection as analysis
+from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.run.events import Foreseen
+from overlap_bench.harness.store.bisection import BAD, GOOD, Bisection
+from overlap_bench.harness.store.tables import COLUMNS, whole
+from overlap_bench.harness.studies import bisect as study
+from tests.support.made_blocks import described
+from tests.support.repositories import commit
+
+ASKED = Request(engine="overlap", options={"pace": "3ms"})
+
+
+class Killed(BaseException):
+    """What stands for a kill -9: nothing of this project catches it by name."""
+
+
+@dataclass
+class Simulated:
+    """`levels`: change against good of each commit, good first, the last is bad's. `broken`: places of
+    commits that do not boot; `failing`: whose trials fail. `kills`: at which moments it is killed, counted
+    over its whole life."""
+
+    folder: Path
+    levels: Sequence[float]
+    sd: float = 0.002
+    broken: Sequence[int] = ()
+    failing: Sequence[int] = ()
+    nothing: Sequence[int] = ()  # numbers of trials without a value
+    kills: Sequence[int] = ()
+    said: list[str] = field(default_factory=list)
+    warmed: list[str] = field(default_factory=list)
+    moments: Iterator[int] = field(default_factory=itertools.count)
+    commits: list[str] = field(default_factory=list)  # after good
+    now: float = 0.0  # s
+
+    def begin(self) -> tuple[Path, Bisection]:
+        """The repository and the folder of a fresh one."""
+        repository = self.folder / "repository"
+        for place in range(len(self.levels)):
+            commit(repository, {"engine.py": f"LEVEL = {place}\n"}, f"commit-{place}")
+        with pytest.MonkeyPatch.context() as here:
+            here.chdir(repository)
+            last = f"commit-{len(self.levels) - 1}"
+            folder, stored = study.begin(ASKED, "commit-0", last, None, self.folder / "out")
+        self.commits = [each.commit for each in stored.commits]
+        return folder, stored
+
+    def read(self, folder: Path) -> analysis.Bisected:
+        with pytest.MonkeyPatch.context() as here:
+            here.setattr(analysis, "block_values", _values)
+            return study.read(folder)
+
+    def measure(self, folder: Path, stored: Bisection, minutes: float = 60.0) -> analysis.Bisected:
+        with pytest.MonkeyPatch.context() as here:
+            here.setattr(study, "time", SimpleNamespace(monotonic=lambda: self.now))
+            here.setattr(study, "Session", self._session)
+            here.setattr(study.overlay, "checked_out", self._trees)
+            here.setattr(study.blocks, "discarded", self._discarded)
+            here.setattr(study.blocks, "warm_up", self._warm_up)
+            here.setattr(study.blocks, "one_block", self._one_block)
+            here.setattr(analysis, "block_values", _values)
+            if self.kills:  # who is killed tidies nothing up
+                here.setattr(study.folders, "discard", lambda folder: None)
+            here.setattr(study, "write_block", self._between(study.write_block))
+            here.setattr(study.store, "write", self._between(study.store.write))
+            return study.measure(folder, stored, minutes, self.said.append)
+
+    def _between(self, write: Any) -> Any:
+        def killed(*arguments: Any) -> None:
+            self._moment()
+            write(*arguments)
+            self._moment()
+
+        return killed
+
+    def _moment(self) -> None:
+        if next(self.moments) in self.kills:
+            raise Killed
+
+    @contextmanager
+    def _session(self, places: Mapping[str, Path]) -> Iterator[Any]:
+        assert {GOOD, BAD} <= {*places}
+        yield SimpleNamespace(places=places)
+
+    @contextmanager
+    def _trees(self, design: Any, arms: Any = None) -> Iterator[Any]:
+        yield SimpleNamespace(places={arm.name: self.folder for arm in arms or design.arms}, overlaid=[])
+
+    def _discarded(self, session: Any, trees: Any, manifests: Any, left: int, observe: Any) -> Any:
+        self._moment()
+        observe(Foreseen(10.0, manifests[0].design))
+        return [msgspec.structs.replace(manifests[0], descriptions={GOOD: described(), BAD: described()})]
+
+    def _warm_up(self, session: Any, design: Any, arm: Any, observe: Any) -> None:
+        assert arm.name in session.places
+        self.warmed.append(arm.ref.commit)
+        self.now += 6.0
+        if self._place(arm.ref.commit) in self.broken:
+            raise api.EngineError("it has no scheduler")
+
+    def _one_block(self, session: Any, manifests: Any, number: int, observe: Any, write: Any) -> None:
+        (manifest,) = manifests
+        arms = manifest.design.arms
+        assert sorted(manifest.drawn[number]) == [*range(len(arms))]
+        assert {arm.name for arm in arms} <= {*session.places}
+        self._moment()
+        places = [0, len(self.levels) - 1, *(self._place(arm.ref.commit) for arm in arms[2:])]
+        if {*places} & {*self.failing}:
+            raise api.EngineError("a request failed")
+        random = np.random.default_rng([number, places[-1]])
+        noise = self.sd / 2**0.5 * random.standard_normal(len(arms))
+        values = 5 * np.exp(np.log1p([self.levels[place] for place in places]) + noise)
+        if number in self.nothing:
+            values[0] = np.nan
+        stamps = {"started_ns": number, "ended_ns": number + 1}
+        rows = [
+            {"arm": arm.name, "round": 0, **stamps, "value": value}
+            for arm, value in zip(arms, values, strict=True)
+        ]
+        requests = pd.DataFrame(columns=["arm", "round", *COLUMNS["requests"]])
+        self.now += 5.0 * len(arms)
+        write([whole({"rounds": pd.DataFrame(rows), "requests": requests})])
+
+    def _place(self, commit: str) -> int:
+        return self.commits.index(commit) + 1
+
+
+def _values(design: Any, block: Any) -> dict[str, dict[str, float]]:
+    rows = block.tables["rounds"]
+    return {
+        str(arm): {design.primary: float(value)}
+        for arm, value in zip(rows["arm"], rows["value"], strict=True)
+    }
