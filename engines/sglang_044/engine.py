@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +31,8 @@ USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
     "block_size", "num_blocks", "prefix_cache", "max_context", "recorder", "pace", "plant_at", "plant_ns",
 )  # fmt: skip
+NEEDED = ("torch", "triton", "transformers", "fastapi", "aiohttp", "dill", "PIL", "setproctitle", "zmq")
+HELD, RELEASED = "held", "released"
 CAPTURED = 160  # rows of the largest graph that SGLang 0.4.4 captures
 SPARE = 8  # positions that SGLang keeps of a context for itself
 
@@ -39,7 +42,16 @@ class Stopped(Exception):
 
 
 def build(options: api.EngineOptions, toggles: dict[str, str]) -> api.Engine:
-    """What the host calls (api.EngineSpec.build). BadSetting where there is no SGLang of that version."""
+    """What the host calls (api.EngineSpec.build). BadSetting for what can't work."""
+    _check_interpreter()
+    _check_options(options)
+    if os.environ.get(GIL, RELEASED) not in (HELD, RELEASED):
+        raise api.BadSetting(f"{GIL} is {HELD} or {RELEASED}, not '{os.environ[GIL]}'")
+    os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more threads would wake for each small operation
+    return SglangEngine(options, SPEC.check(toggles))
+
+
+def _check_interpreter() -> None:
     try:
         found = version("sglang")
     except PackageNotFoundError:
@@ -49,21 +61,23 @@ def build(options: api.EngineOptions, toggles: dict[str, str]) -> api.Engine:
             f"engine {SPEC.name} needs sglang {VERSION}, and {sys.executable} has {found}: name one that has "
             "it by --set python=PATH (engines/sglang_044/README.md says how it is made)"
         )
+    if lacking := [name for name in NEEDED if find_spec(name) is None]:
+        missing = ", no ".join(lacking)
+        raise api.BadSetting(f"{sys.executable} has no {missing}, which SGLang {VERSION} needs here")
+
+
+def _check_options(options: api.EngineOptions) -> None:
+    name = SPEC.name
     if not options.pace:
-        raise api.BadSetting(
-            f"engine {SPEC.name} runs on a device that is a clock: --pace 10ms, or a profile"
-        )
-    options.refuse_unused(SPEC.name, USED)
+        raise api.BadSetting(f"engine {name} runs on a device that is a clock: --pace 10ms, or a profile")
+    options.refuse_unused(name, USED)
     if options.device != "auto":
-        raise api.BadSetting(
-            f"device '{options.device}': engine {SPEC.name} has the clock alone; leave it out"
-        )
+        raise api.BadSetting(f"device '{options.device}': engine {name} has the clock alone; leave it out")
     if options.max_batch_size > CAPTURED:
         raise api.BadSetting(
-            f"SGLang {VERSION} captures graphs for {CAPTURED} requests: max_batch_size is more"
+            f"max_batch_size={options.max_batch_size}: SGLang {VERSION} captures graphs for at most {CAPTURED} "
+            "requests"
         )
-    os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more threads would wake for each small operation
-    return SglangEngine(options, SPEC.check(toggles))
 
 
 class SglangEngine(api.Engine):
@@ -89,7 +103,7 @@ class SglangEngine(api.Engine):
         from overlap_bench.engines.sglang_044 import card, scheduler, worker
         from overlap_bench.engines.vllm.paced.tokens import vocabulary
 
-        self._card = card.Card(make_pace(self.options.pace), held=os.environ.get(GIL) == "held")
+        self._card = card.Card(make_pace(self.options.pace), held=os.environ.get(GIL) == HELD)
         card.install(self._card)
         worker.install(self._card, POLICIES[self.toggles.get("sync", "launch-and-copy")])
         with card.OnHost():

@@ -3,9 +3,11 @@ and nothing else is."""
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -137,18 +139,21 @@ class Client(overlap_thread.TpModelWorkerClient):  # type: ignore[misc]
     @property
     def parent_process(self) -> Any:
         """Whom SGLang's forward thread has killed once it has logged what broke: that is the harness here."""
-        return SimpleNamespace(send_signal=lambda signal: self.output_queue.put(Broken()))
+        return SimpleNamespace(send_signal=lambda signal: self.output_queue.put(Broken(sys.exc_info()[1])))
 
     @parent_process.setter
     def parent_process(self, process: Any) -> None:
         pass
 
 
+@dataclass(frozen=True)
 class Broken:
-    """In place of a result, where the forward thread has ended."""
+    """In place of a result, where the forward thread has ended by this."""
+
+    error: BaseException | None
 
     def __iter__(self) -> Iterator[Any]:
-        raise EngineError("SGLang's forward thread ended; what it printed says why")
+        raise EngineError(f"SGLang's forward thread ended: {self.error!r}") from self.error
 
 
 def install(card: Card, sync: Sync) -> None:

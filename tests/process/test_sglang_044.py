@@ -31,7 +31,7 @@ LAUNCH, COPY = "wait.launch_done.start", "wait.copy_done.start"
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """What it gave, each way. An absent package that a step came to would have ended it."""
+    """What it gave, each way."""
     found = {}
     for way, choices in WAYS.items():
         done = subprocess.run(
@@ -102,6 +102,12 @@ def test_a_decode_step_is_one_replay_and_a_launch_of_triton(said: Said) -> None:
         assert decode["launches"] >= 1
         assert decode["operations"] >= 5
         assert 5 <= decode["copies"] < 12
+
+
+def test_a_step_that_comes_to_an_absent_package_ends_the_round(said: Said) -> None:
+    for way, each in said.items():
+        assert "came to vllm.ops in a step" in each["broken"]
+        assert ("forward thread" in each["broken"]) == (way != "normal")
 
 
 @pytest.mark.parametrize("variant", ["sglang044-copy-done", "sglang044-copy-then-launch"])

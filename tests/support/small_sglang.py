@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from overlap_bench.engines import api
@@ -97,11 +98,23 @@ def steps_of(record: api.RoundRecord) -> list[dict[str, int]]:
     ]
 
 
+def break_off(engine: api.Engine, script: Script) -> str:
+    """What ends a round in which a step comes to a package that isn't there."""
+    from overlap_bench.engines.sglang_044.worker import Model
+
+    Model.forward = lambda *given, **named: import_module("vllm.ops")  # type: ignore[method-assign]
+    try:
+        engine.run(script.pump)
+    except api.EngineError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     toggles = dict(zip(("schedule", "attention", "sync"), sys.argv[1:], strict=False))
     options = api.EngineOptions(
         model="tiny-llama", pace=PACE, max_batch_size=16, max_context=256, stream_interval=1,
-        prefill_max_tokens=64, num_blocks=32,
+        prefill_max_tokens=64, num_blocks=32, prefix_cache=toggles["attention"] == "triton",
     )  # fmt: skip
     engine, sink = sglang.build(options, toggles), Sink()
     described = engine.start(sink)
@@ -130,6 +143,7 @@ def main() -> None:
     rounds = {"stopped": Round([api.Request(3, PROMPTS[3], TOKENS, stop=[whole[12:16]])])}
     last = Script(engine, sink, rounds)
     engine.run(last.pump)
+    broken = break_off(engine, Script(engine, sink, {"broken": Round(alone)}))
     engine.stop()
     print(
         json.dumps(
@@ -140,6 +154,7 @@ def main() -> None:
                 "steps": script.records | last.records,
                 "counts": {kind: each.of_a_step() for kind, each in engine._card.counts.items()},  # type: ignore[attr-defined]
                 "stop": whole[12:16],
+                "broken": broken,
             }
         )
     )

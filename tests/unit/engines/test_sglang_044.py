@@ -201,7 +201,7 @@ def test_the_reason_tells_an_end_of_text_from_a_stop_string() -> None:
         (None, {"pace": "10ms"}, "needs sglang 0.4.4, .* has none"),
         ("0.5.23", {"pace": "10ms"}, "has 0.5.23"),
         ("0.4.4", {}, "a clock: --pace 10ms"),
-        ("0.4.4", {"pace": "10ms", "max_batch_size": 161}, "graphs for 160"),
+        ("0.4.4", {"pace": "10ms", "max_batch_size": 161}, "graphs for at most 160"),
         ("0.4.4", {"pace": "10ms", "device": "cuda"}, "the clock alone"),
         ("0.4.4", {"pace": "10ms", "scoring": True}, "has no scoring"),
     ],
@@ -215,5 +215,21 @@ def test_what_can_not_work_is_refused(
         return found
 
     monkeypatch.setattr(engine, "version", version)
+    monkeypatch.setattr(engine, "NEEDED", ())
     with pytest.raises(api.BadSetting, match=says):
         engine.build(api.EngineOptions(**options), {})
+
+
+def test_packages_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "version", lambda name: "0.4.4")
+    monkeypatch.setattr(engine, "NEEDED", ("torch", "no_such_thing", "nor_this"))
+    with pytest.raises(api.BadSetting, match="has no no_such_thing, no nor_this, which"):
+        engine.build(api.EngineOptions(pace="10ms"), {})
+
+
+def test_a_driver_holds_the_interpreter_or_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "version", lambda name: "0.4.4")
+    monkeypatch.setattr(engine, "NEEDED", ())
+    monkeypatch.setenv("BENCH_SGLANG_GIL", "hold")
+    with pytest.raises(api.BadSetting, match="BENCH_SGLANG_GIL is held or released, not 'hold'"):
+        engine.build(api.EngineOptions(pace="10ms"), {})
