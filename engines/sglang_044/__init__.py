@@ -50,6 +50,7 @@ SPEC = EngineSpec(
     plants=("host",),
     phases=("schedule", "metadata", "launch", "append", "output"),
     takes_turns=True,
+    turn_steps=8,  # the first two of a turn fill the pipeline, and count for nothing
     overlapping={"schedule": ("overlap",)},
     preflight=True,
     packages=("sglang",),

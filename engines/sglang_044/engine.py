@@ -75,8 +75,8 @@ def _check_options(options: api.EngineOptions) -> None:
         raise api.BadSetting(f"device '{options.device}': engine {name} has the clock alone; leave it out")
     if options.max_batch_size > CAPTURED:
         raise api.BadSetting(
-            f"max_batch_size={options.max_batch_size}: SGLang {VERSION} captures graphs for at most {CAPTURED} "
-            "requests"
+            f"max_batch_size={options.max_batch_size}: SGLang {VERSION} captures graphs for at most "
+            f"{CAPTURED} requests"
         )
 
 

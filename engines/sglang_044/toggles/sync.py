@@ -4,6 +4,9 @@ Before (`launch-and-copy`, as released): `resolve_batch_result` waits for the co
 `launch_done`, which by then is the event of step N. After (`copy-done`, pull request 4790): for the copy
 alone. `copy-then-launch` (10601) has both waits, and processes N-1 in between.
 
+What can go wrong: the scheduler processes N-1 while the forward thread still launches N, and both want the
+interpreter. Where planning waits for N-1 (attention=flashinfer), the device stands still meanwhile.
+
 Each choice is SGLang's own method, and what differs of it.
 """
 
