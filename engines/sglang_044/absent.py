@@ -25,7 +25,7 @@ _sealed: list[bool] = []
 
 
 def seal() -> None:
-    """From now on a stand-in that is used raises."""
+    """Make each stand-in raise from now on, whoever uses it."""
     _sealed.append(True)
 
 
@@ -49,7 +49,7 @@ class _Kind(type):
 
 class _StandIn(metaclass=_Kind):
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """As a decorator gives what it got."""
+        """Give back what was decorated."""
         touched(f"what {type(self).__module__}.{type(self).__qualname__} gave")
         return given[0] if given else None
 
@@ -83,7 +83,7 @@ class Finder(MetaPathFinder, Loader):
 
 
 def import_without() -> None:
-    """Before SGLang is imported. Transformers looks for some of these by itself, so it comes first."""
+    """Put them in place, before SGLang is imported. Transformers, which looks for some itself, comes first."""
     import torch
     import torch._dynamo  # noqa: F401
     import transformers  # noqa: F401

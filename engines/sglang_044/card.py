@@ -31,7 +31,7 @@ class Card(Device):
     thread: int = 0
 
     def prepared(self) -> None:
-        """What preparing the inputs has launched stands before the forward pass, and costs the host."""
+        """Charge the host for what preparing the inputs has launched, before the forward pass."""
         if self.serving:
             self.charge()
         super().prepared()
@@ -41,7 +41,7 @@ class Card(Device):
         super().forward()
 
     def read_back(self) -> None:
-        """A value is copied to the host, which waits for it, behind all that this thread has launched."""
+        """Wait for a value that is copied to the host, behind all that this thread has launched."""
         if not self.serving or get_ident() != self.thread:
             return
         waits = perf_counter_ns() < self.clock.free
@@ -50,7 +50,7 @@ class Card(Device):
             self.program.prepare_ns = perf_counter_ns()
 
     def plan(self, *given: Any) -> list[int]:
-        """FlashInfer's: computed on the host in C++, and copied to the device."""
+        """Plan as FlashInfer does: computed on the host in C++, and copied to the device."""
         self.spend(self.ledger.copy_ns)
         return []
 
@@ -74,7 +74,7 @@ def _blocking(card: Card, read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OnHost(TorchFunctionMode):  # type: ignore[misc]
-    """While SGLang boots, its buffers for the card are made in the host's memory."""
+    """Makes SGLang's buffers for the card in the host's memory, while it boots."""
 
     def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
         named = dict(named or {})
@@ -118,7 +118,7 @@ class Wrapper:
         self._cached_module = self.card  # which plans
 
     def begin_forward(self, *given: Any, **named: Any) -> None:
-        """Its own plan, of a prefill: it reads lengths back too."""
+        """Plan a prefill: it reads lengths back too."""
         self.card.read_back()
         self.card.plan()
 

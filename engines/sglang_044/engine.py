@@ -171,14 +171,14 @@ class SglangEngine(api.Engine):
     # -- what SGLang calls -----------------------------------------------------------------------------------
 
     def _feed(self) -> list[Any]:
-        """Between two steps. What nobody waits for any more it finishes by itself."""
+        """Give it what has come, between two steps. What nobody waits for any more it finishes by itself."""
         if (self._active or not self._loop.is_left) and not self._pump(0 if self._active else None):
             raise Stopped
         given, self._inbox = self._inbox, []
         return given
 
     def _admit(self, request: Any) -> None:
-        """It got a place in the pool: its answer goes there."""
+        """Put the answer of a request that got a place in the pool there."""
         active = self._active.get(request.rid)
         if active is None:
             return
@@ -201,7 +201,7 @@ class SglangEngine(api.Engine):
         return draw(seeds, positions, self._words, self._tokenizer.eos_token_id).astype(np.int32)
 
     def _say(self, message: Any) -> None:
-        """SGLang's BatchTokenIDOut, as events."""
+        """Send SGLang's BatchTokenIDOut as events."""
         said: list[api.Event] = []
         decode = self._tokenizer.backend_tokenizer
         for name, finished, ids, total in zip(
@@ -220,7 +220,7 @@ class SglangEngine(api.Engine):
     # -- how it is made --------------------------------------------------------------------------------------
 
     def _arguments(self) -> Any:
-        """Of its server. The device is called "cpu", for tensors are the host's."""
+        """Arguments of its server. The device is called "cpu", for tensors are the host's."""
         from sglang.srt.server_args import ServerArgs
 
         options = self.options
@@ -250,7 +250,7 @@ class SglangEngine(api.Engine):
         )
 
     def _tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
-        """As SGLang's tokenizer process sends it."""
+        """Request as SGLang's tokenizer process sends it."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -320,7 +320,7 @@ class Active:
     def events(
         self, ids: list[int], total: int, finished: dict[str, Any] | None, tokenizer: Any
     ) -> list[api.Event]:
-        """`ids` ends with what is new, by the number of tokens in all."""
+        """Events of one more message: its `ids` end with what is new, by the number of tokens in all."""
         new = ids[len(ids) - (total - self.count) :]
         stamps = [perf_counter_ns()] * len(new) if len(new) == 1 else []
         self.count = total

@@ -26,8 +26,8 @@ NOBODY = PortArgs(
 
 
 class Loop(Scheduler):  # type: ignore[misc]
-    """`feed` gives the requests that have come, and may sleep; `admit` is told of each request that gets a
-    place; `say` gets each message to the detokenizer, as SGLang makes and packs it."""
+    """SGLang's scheduler. `feed` gives the requests that have come, and may sleep; `admit` is told of each
+    request that gets a place; `say` gets each message to the detokenizer, as SGLang makes and packs it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Loop(Scheduler):  # type: ignore[misc]
 
     @property
     def answers(self) -> Any:
-        """Where the worker looks tokens up."""
+        """Table in which the worker looks tokens up."""
         worker = self.tp_worker.worker if self.enable_overlap else self.tp_worker
         return worker.model_runner.answers
 
@@ -60,8 +60,8 @@ class Loop(Scheduler):  # type: ignore[misc]
         return bool(self.last_batch or self.waiting_queue or self.chunked_req or self.running_batch.reqs)
 
     def finish_begun(self) -> None:
-        """What its loop does in a turn in which there is nothing to run: the step in flight is processed, and
-        the next one starts the pipeline anew."""
+        """Do what its loop does where there is nothing to run: the step in flight is processed, and the next
+        one starts the pipeline anew."""
         if not self.enable_overlap or not self.result_queue:
             return
         self._parking = True
@@ -91,7 +91,7 @@ class Loop(Scheduler):  # type: ignore[misc]
         return batch if self._parking else super().update_running_batch(batch)
 
     def _extend_requests_to_queue(self, requests: Sequence[Any]) -> None:
-        """Those whose KV slots others got."""
+        """Count those whose KV slots others got."""
         self.steps.preempted += len(requests)
         super()._extend_requests_to_queue(requests)
 
@@ -120,7 +120,7 @@ class Loop(Scheduler):  # type: ignore[misc]
             self.steps.also("wait.launch_done", began, perf_counter_ns())
 
     def stream_output(self, *given: Any) -> None:
-        """The step's tokens are appended."""
+        """Record the step, whose tokens are appended by now, and its output."""
         steps, program = self.steps, self.card.programs.popleft()
         steps.delay.spend("append")
         if not self.enable_overlap:
@@ -135,6 +135,6 @@ class Loop(Scheduler):  # type: ignore[misc]
         steps.said()
 
     def _send(self, message: Any) -> None:
-        """As a socket would pack it, to a process that isn't there."""
+        """Pack it as a socket would, for a process that isn't there."""
         pickle.dumps(message, pickle.DEFAULT_PROTOCOL)
         self._say(message)

@@ -117,7 +117,7 @@ class PacedWorker(tp_worker.TpModelWorker):  # type: ignore[misc]
 
 
 def size_of(batch: Any, captured: list[int]) -> Size:
-    """What the step of this ModelWorkerBatch computes; a decode is padded as its graph is."""
+    """Size of what a ModelWorkerBatch computes; a decode is padded as its graph is."""
     rows, context = len(batch.seq_lens), int(batch.seq_lens.numpy().max())
     if batch.forward_mode.is_decode():
         padded = captured[bisect_left(captured, rows)]
@@ -138,7 +138,7 @@ class Client(overlap_thread.TpModelWorkerClient):  # type: ignore[misc]
 
     @property
     def parent_process(self) -> Any:
-        """Whom SGLang's forward thread has killed once it has logged what broke: that is the harness here."""
+        """The process that SGLang's forward thread ends once it has logged what broke: the harness, here."""
         return SimpleNamespace(send_signal=lambda signal: self.output_queue.put(Broken(sys.exc_info()[1])))
 
     @parent_process.setter
@@ -148,7 +148,7 @@ class Client(overlap_thread.TpModelWorkerClient):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Broken:
-    """In place of a result, where the forward thread has ended by this."""
+    """Stands in for a result, where the forward thread has ended by this."""
 
     error: BaseException | None
 

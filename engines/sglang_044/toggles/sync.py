@@ -36,22 +36,24 @@ LAUNCHED.set()
 
 
 def launch_and_copy(released: Resolve, client: Any, bid: int) -> Any:
-    """Before, as released."""
+    """Wait as released: the before."""
     return released(client, bid)
 
 
 def copy_alone(released: Resolve, client: Any, bid: int) -> Any:
-    """After: the same method, to which everything is launched already."""
+    """Wait by the same method, to which everything is launched already: the after."""
     return released(SimpleNamespace(output_queue=client.output_queue, launch_done=LAUNCHED), bid)
 
 
 def wait_for_launch(client: Any) -> None:
-    """Of the step that is being launched, once the one before it is processed."""
+    """Wait for the step that is being launched, once the one before it is processed."""
     client.launch_done.wait()
 
 
 @dataclass(frozen=True)
 class Sync:
+    """`resolve` gives the ids of a step, after its waits; `processed` is called once the step is processed."""
+
     resolve: Callable[[Resolve, Any, int], Any]
     processed: Callable[[Any], None] | None = None
 
