@@ -83,7 +83,7 @@ class Finder(MetaPathFinder, Loader):
 
 
 def import_without() -> None:
-    """Put them in place, before SGLang is imported. Transformers, which looks for some itself, comes first."""
+    """Put them in place, before SGLang is imported. Transformers looks for some itself: it comes first."""
     import torch
     import torch._dynamo  # noqa: F401
     import transformers  # noqa: F401

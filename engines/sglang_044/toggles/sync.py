@@ -52,7 +52,7 @@ def wait_for_launch(client: Any) -> None:
 
 @dataclass(frozen=True)
 class Sync:
-    """`resolve` gives the ids of a step, after its waits; `processed` is called once the step is processed."""
+    """`resolve` gives the ids of a step, after its waits; `processed` comes once it is processed."""
 
     resolve: Callable[[Resolve, Any, int], Any]
     processed: Callable[[Any], None] | None = None
