@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from threading import get_ident
+from threading import get_ident, get_native_id
 from time import perf_counter_ns
 from types import ModuleType
 from typing import Any
@@ -26,9 +26,11 @@ BLOCKING = ("cpu", "item", "tolist")  # of a tensor on a card
 
 @dataclass
 class Card(Device):
-    """`thread`: the one that launches forward passes, whose stream is busy with them."""
+    """`thread`: the one that launches forward passes, whose stream is busy with them; `native`: as the kernel
+    numbers it."""
 
     thread: int = 0
+    native: int = 0
 
     def prepared(self) -> None:
         """Charge the host for what preparing the inputs has launched, before the forward pass."""
@@ -37,7 +39,8 @@ class Card(Device):
         super().prepared()
 
     def forward(self) -> None:
-        self.thread = get_ident()
+        if self.thread != get_ident():
+            self.thread, self.native = get_ident(), get_native_id()
         super().forward()
 
     def read_back(self) -> None:

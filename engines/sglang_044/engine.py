@@ -165,7 +165,14 @@ class SglangEngine(api.Engine):
     def delay(self, phase: str, ns: int) -> int:
         return self._loop.steps.delay.put(phase, ns)
 
+    def begin_profile(self, steps: int) -> None:
+        if not self.options.recorder:
+            raise api.BadSetting("a profile is made of step records, and recorder=off keeps none")
+        self.drain()
+        self._loop.steps.begin_profile(steps)
+
     def collect(self) -> api.RoundRecord:
+        self._loop.steps.launching = self._card.native
         return self._loop.steps.record() if self.options.recorder else api.RoundRecord()
 
     # -- what SGLang calls -----------------------------------------------------------------------------------

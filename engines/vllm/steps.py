@@ -64,6 +64,7 @@ class Steps:
         self._programs = array("q")
         self._on_host_ns = 0  # when the tokens of the step before were
         self._thread = 0  # that the core runs on
+        self.launching = 0  # the thread that prepares and launches steps, where that is another one
         self._window: Window | None = None  # of a profiled round
         self.outputs: list[int] = []  # of requests, that all steps up to each row have given
         self._sent = self._send_ns = 0  # outputs of requests, beside the steps, and how long it took
@@ -200,7 +201,9 @@ class Steps:
         if self._window is None:
             return None
         self._window.end()
-        threads = {self._thread: "scheduler"} | ({self._sender: "send"} if self._sends else {})
+        threads = {self._sender: "send"} if self._sends else {}
+        threads |= {self.launching: "forward"} if self.launching else {}
+        threads |= {self._thread: "scheduler"}  # which may launch, too
         host = ranges("engine", threads, chain(self._phases(), self._sent_by_step()))
         return api.Profile(
             opened_ns=self._window.opened_ns, closed_ns=self._window.closed_ns, hosts=[host], streams=STREAMS
@@ -215,7 +218,9 @@ class Steps:
             for number, at in columns:
                 start, end = self._rows[row + at : row + at + 2]
                 if start >= 0:
-                    yield self._thread, number, self._rows[row], start, end
+                    launches = self.launching and api.PHASES[number] in ("metadata", "launch")
+                    thread = self.launching if launches else self._thread
+                    yield thread, number, self._rows[row], start, end
 
     def _sent_by_step(self) -> Iterator[tuple[int, int, int, int, int]]:
         """Likewise."""

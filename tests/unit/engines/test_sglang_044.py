@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, get_native_id
 from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,8 @@ from overlap_bench.engines.pace import Size, make_pace
 from overlap_bench.engines.sglang_044 import SPEC, absent, engine, folder
 from overlap_bench.engines.sglang_044.card import Card, _blocking, counted, lengths
 from overlap_bench.engines.sglang_044.toggles.sync import POLICIES, TOGGLE
+from overlap_bench.engines.vllm.paced.device import Program
+from overlap_bench.engines.vllm.steps import DECODE, Steps
 
 
 class Client:
@@ -233,3 +235,20 @@ def test_a_driver_holds_the_interpreter_or_does_not(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("BENCH_SGLANG_GIL", "hold")
     with pytest.raises(api.BadSetting, match="BENCH_SGLANG_GIL is held or released, not 'hold'"):
         engine.build(api.EngineOptions(pace="10ms"), {})
+
+
+def test_a_profile_tells_the_forward_thread_from_the_scheduler_s() -> None:
+    steps = Steps()
+    steps.begin_profile(1)
+    steps.launching = 77
+    steps.add(DECODE, 1, 1, 10, 12)
+    steps.finished(0, 30, 31, Program(12, launch_ns=14, launched_ns=15, begin_ns=14, end_ns=29))
+    steps.also("wait.launch_done", 32, 33)
+    profile = steps.record().profile
+    assert profile is not None
+    (host,) = profile.hosts
+    assert host.threads == {77: "forward", get_native_id(): "scheduler"}
+    rows = memoryview(host.data).cast("q").tolist()
+    ran = {host.names[rows[at + 1]]: host.threads[rows[at]] for at in range(0, len(rows), 5)}
+    assert {phase for phase, thread in ran.items() if thread == "forward"} == {"metadata", "launch"}
+    assert {"schedule", "append", "wait.launch_done"} <= ran.keys()
