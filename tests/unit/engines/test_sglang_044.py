@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from overlap_bench.engines import api
 from overlap_bench.engines.overlap.presets import PRESETS
 from overlap_bench.engines.pace import Size, make_pace
-from overlap_bench.engines.sglang_044 import SPEC, absent, engine, folder
+from overlap_bench.engines.sglang_044 import SPEC, absent, answer, engine, folder
 from overlap_bench.engines.sglang_044.card import Card, _blocking, counted, lengths
 from overlap_bench.engines.sglang_044.toggles.sync import POLICIES, TOGGLE
 from overlap_bench.engines.vllm.paced.device import Program
@@ -152,10 +152,10 @@ def test_a_preset_becomes_a_folder_without_weights(preset: str, tmp_path: Path) 
     assert tokenizer.token_to_id(named["eos_token"]) == 0
 
 
-def make_active(stop: list[str], tmp_path: Path) -> tuple[engine.Active, Tokenizer]:
+def make_active(stop: list[str], tmp_path: Path) -> tuple[answer.Active, Tokenizer]:
     folder.save(PRESETS["tiny-llama"], tmp_path)
     request = api.Request(5, [7, 8], 20, stop=stop)
-    return engine.Active(request, [7, 8], 1, 2), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    return answer.Active(request, [7, 8], 1, 2), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
 
 
 def texts(events: list[Any]) -> str:
@@ -194,7 +194,7 @@ def test_no_part_of_a_stop_string_is_said(tmp_path: Path) -> None:
 
 def test_the_reason_tells_an_end_of_text_from_a_stop_string() -> None:
     said = [{"type": "stop", "matched": 0}, {"type": "stop", "matched": "x"}, {"type": "abort"}]
-    assert [engine.reason_of(each) for each in said] == ["eos", "stop", "cancelled"]
+    assert [answer.reason_of(each) for each in said] == ["eos", "stop", "cancelled"]
 
 
 @pytest.mark.parametrize(

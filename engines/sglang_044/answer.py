@@ -1,0 +1,90 @@
+"""An answer as it grows: what SGLang's messages say of it, as events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from overlap_bench.engines import api
+
+if TYPE_CHECKING:
+    from tokenizers.decoders import DecodeStream
+
+
+@dataclass(slots=True, eq=False)
+class Active:
+    """A request that was taken in, and how far it is. Equal only to itself."""
+
+    request: api.Request
+    prompt: list[int]
+    accepted_ns: int
+    tokenized_ns: int
+    admitted_ns: int = -1
+    answer: Any = ()
+    count: int = 0  # tokens that were said
+    text: Text = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.text = Text(max(map(len, self.request.stop), default=1) - 1)
+
+    def events(
+        self, ids: list[int], total: int, finished: dict[str, Any] | None, tokenizer: Any
+    ) -> list[api.Event]:
+        """Events of one more message: its `ids` end with what is new, by the number of tokens in all."""
+        new = ids[len(ids) - (total - self.count) :]
+        stamps = [perf_counter_ns()] * len(new) if len(new) == 1 else []
+        self.count = total
+        self.text.add(new, tokenizer)
+        text = self.text.say() if finished is None else self.text.end(finished.get("matched"))
+        said: list[api.Event] = []
+        if new or text:
+            said.append(api.Chunk(self.request.id, new, text, stamps))
+        if finished is not None:
+            said.append(self.finish(reason_of(finished)))
+        return said
+
+    def finish(self, reason: str) -> api.Finish:
+        return api.Finish(
+            self.request.id,
+            reason,
+            len(self.prompt),
+            self.count,
+            self.accepted_ns,
+            self.tokenized_ns,
+            self.admitted_ns,
+        )
+
+
+def reason_of(finished: dict[str, Any]) -> str:
+    """SGLang says "stop" for an end-of-text id as well as for a stop string."""
+    if finished["type"] == "stop":
+        return "stop" if isinstance(finished["matched"], str) else "eos"
+    return "length" if finished["type"] == "length" else "cancelled"
+
+
+class Text:
+    """An answer's text as it grows. Its last `kept` characters may be the beginning of a stop string, and are
+    not said before the end."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._unsaid = ""
+        self._stream: DecodeStream | None = None
+
+    def add(self, ids: list[int], tokenizer: Any) -> None:
+        if self._stream is None:
+            from tokenizers.decoders import DecodeStream
+
+            self._stream = DecodeStream(skip_special_tokens=True)
+        self._unsaid += "".join(self._stream.step(tokenizer, each) or "" for each in ids)
+
+    def say(self) -> str:
+        """What can be said before the end."""
+        said = self._unsaid[: max(0, len(self._unsaid) - self._kept)]
+        self._unsaid = self._unsaid[len(said) :]
+        return said
+
+    def end(self, matched: object) -> str:
+        """The rest, without the stop string that it ends with, if it does."""
+        return self._unsaid.partition(matched)[0] if isinstance(matched, str) else self._unsaid
