@@ -14,6 +14,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.metrics.definitions import IN_TURNS, MATCHED, OF_PAIRS, SLICED
 from overlap_bench.harness.plan import checks
 from overlap_bench.harness.plan.design import Arm, Design, Factorial, Gate
+from overlap_bench.harness.plan.patch import patch_of
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.variants import Variant
 from overlap_bench.harness.workload import lengths
@@ -92,11 +93,12 @@ def make_arm(
     changes: Mapping[str, str],
 ) -> Arm:
     """One arm from its engine, options and toggles, with `changes` (a toggle, an engine option, `engine`,
-    `python`, `env.NAME`) made to it."""
+    `python`, `patch`, `env.NAME`) made to it."""
     spec = api.pick(changes.get("engine", engine), engines, "engine")
     fields = msgspec.structs.fields(api.EngineOptions)
     options_by_name = {field.name: field for field in fields if field.name not in PLANTED}
     kinds = {**dict.fromkeys(options_by_name, "option"), "python": "python", "engine": "engine"}
+    kinds["patch"] = "patch"
     kinds |= {each.name: "toggle" for each in (*spec.toggles, *spec.settings)}
     new_toggles, new_options = dict(toggles), dict(options)
     env: dict[str, str] = {}
@@ -127,6 +129,7 @@ def make_arm(
         toggles=full,
         python=changes.get("python"),
         env=env,
+        patch=patch_of(changes["patch"], spec, changes.get("python"), full) if "patch" in changes else None,
         device_holds="" if made.pace else spec.device_holds,  # a pace is the device's own time
     )
 
@@ -294,6 +297,10 @@ def make_design(
     if request.against_itself:
         arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
     if request.refs is not None:
+        if patched := [arm.name for arm in arms if arm.patch is not None]:
+            raise api.BadSetting(
+                f"{patched[0]} has a ref and a patch: commit the change, or leave out the ref"
+            )
         arms = tuple(
             msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, request.refs, strict=True)
         )

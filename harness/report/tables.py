@@ -250,6 +250,8 @@ def flat(settings: Settings) -> dict[str, Any]:
     found |= {f"env.{name}": value for name, value in settings.env.items()}
     if settings.ref:
         found["ref"] = f"{settings.ref.name} ({settings.ref.commit[:10]})"
+    if settings.patch:
+        found["patch"] = f"{settings.patch.file} ({', '.join(settings.patch.files)})"
     return found
 
 
