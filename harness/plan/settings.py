@@ -11,7 +11,14 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 
 from overlap_bench.engines import api
-from overlap_bench.harness.metrics.definitions import IN_TURNS, MATCHED, OF_PAIRS, SLICED
+from overlap_bench.harness.metrics.definitions import (
+    IN_TURNS,
+    MATCHED,
+    OF_PAIRS,
+    SLICED,
+    phase_in_turns,
+    phase_metric,
+)
 from overlap_bench.harness.plan import checks
 from overlap_bench.harness.plan.design import Arm, Design, Factorial, Gate
 from overlap_bench.harness.plan.patch import patch_of
@@ -326,10 +333,13 @@ def _is_changed(request: Request) -> bool:
 
 def _secondaries(request: Request, variant: Variant | None) -> tuple[str, ...]:
     """What a variant's claim is judged by besides the primary: as the variant stands, since a change of its
-    arms can make nonsense of it. Nothing in a gate, which is about its own metrics alone."""
-    if variant is None or _is_changed(request) or request.max_regression is not None:
+    arms can make nonsense of it; its phase also as both arms are set anew. Nothing in a gate, which is about
+    its own metrics alone."""
+    if variant is None or request.max_regression is not None:
         return ()
-    return tuple(name for name in variant.secondaries if name != request.design.get("primary"))
+    own = [phase_metric(variant.phase)] if variant.phase and not (request.before or request.after) else []
+    names = [*own, *([] if _is_changed(request) else variant.secondaries)]
+    return tuple(name for name in names if name != request.design.get("primary"))
 
 
 def complete(
@@ -433,6 +443,7 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
     by_turns: dict[str, object] = {"primary": primary, **turns}
     if "secondaries" not in request.design:  # a variant's, which are of the same step
         of_turns = dict(zip(MATCHED, IN_TURNS, strict=True))
+        of_turns |= {phase_metric(phase): phase_in_turns(phase) for phase in api.PHASES}
         found = (of_turns.get(name, name) for name in design.secondaries)
         by_turns["secondaries"] = tuple(name for name in found if name != primary)
     speed = "paced" if design.arms[0].options.pace else "unpaced"
