@@ -201,7 +201,7 @@ class AsyncLLMEngine(VllmEngine):
     # -- on the loop ---------------------------------------------------------------------------------------
 
     def _begin(self, request: api.Request, accepted_ns: int) -> None:
-        active = Active(request, accepted_ns)
+        active = self.active(request, accepted_ns)
         task = self._tasks[request.id] = self._loop.create_task(self._serve(active))
         task.add_done_callback(partial(self._ended, active))
 
