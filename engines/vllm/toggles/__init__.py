@@ -14,7 +14,9 @@ is not in force after all.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from overlap_bench.engines.api import BadSetting, EngineError
@@ -80,6 +82,9 @@ def check(settings: Settings, *, prefix_cache: bool, recorder: bool) -> None:
             raise BadSetting(f"{name} changes nothing without a prefix cache: give --prefix-cache")
         if change.in_core and change.shown is not None and not recorder:
             raise BadSetting(f"{name} is seen to be in force where steps are recorded: leave recorder on")
+        package = change.packages.get(choice)
+        if package is not None and find_spec(package) is None:
+            raise BadSetting(f"{name} needs {package}: {sys.executable} -m pip install {package}")
         if choice != INSTALLED and (lacking := fits.missing(change.needs)):
             raise BadSetting(
                 f"{name} does not fit vLLM {fits.version()}, and was written for {fits.TRIED}: it has no "

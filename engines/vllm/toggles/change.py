@@ -21,6 +21,7 @@ class Change:
 
     toggle: Toggle
     needs: Taken = ()  # of vLLM, for any choice but INSTALLED
+    packages: Mapping[str, str] = field(default_factory=dict)  # by choice, one that vLLM does not bring
     variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
