@@ -35,6 +35,7 @@ from overlap_bench.engines.processes import with_below
 from overlap_bench.engines.tracing import listening
 from overlap_bench.engines.vllm import SPEC, paced
 from overlap_bench.engines.vllm import toggles as changes
+from overlap_bench.engines.vllm.gate import printed_error
 from overlap_bench.engines.vllm.toggles import flat_logprobs
 
 USED = (
@@ -80,7 +81,7 @@ class VllmEngine(api.Engine):
         except ValueError as error:  # pydantic's too: what its options don't allow together
             raise api.BadSetting(f"vLLM {vllm.__version__}: {_one_line(error)}") from error
         except RuntimeError as error:  # its core has failed, and has printed why
-            raise api.EngineError(f"vLLM did not start: {_printed_error() or _one_line(error)}") from error
+            raise api.EngineError(f"vLLM did not start: {printed_error() or _one_line(error)}") from error
         # How it boots is worth reading, its steps are not.
         logging.getLogger("vllm").setLevel(logging.WARNING)
         self._check_in_force(config)
@@ -338,17 +339,6 @@ def _check_device(kind: str) -> None:
 
 def on_cpu() -> bool:
     return bool(current_platform.device_type == "cpu")
-
-
-def _printed_error() -> str:
-    """The last error that this process or one below it printed, where a file takes what they print."""
-    try:
-        printed = Path("/proc/self/fd/2").resolve().read_text(errors="replace")
-    except OSError:
-        return ""
-    found = re.findall(r"\b(\w+(?:Error|Exception): .+)", printed)
-    causes = [each for each in found if "initialization failed" not in each]
-    return " ".join(causes[-1].split()) if causes else ""
 
 
 def _batch_invariant() -> bool:
