@@ -101,7 +101,7 @@ def _phases(ordered: pd.DataFrame) -> dict[str, Floats]:
 
 
 def _mean(values: Floats) -> float:
-    """Of those that are known."""
+    """The mean of the values that are known; NaN where there are none."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else np.nan
 

@@ -44,7 +44,7 @@ def patched(patch: Patch, packages: Mapping[str, Path], folder: Path) -> Path:
 
 
 def _places(said: str) -> str:
-    """Where a diff failed, as "vllm/envs.py:12", from what git says."""
+    """The places where a diff failed, as "vllm/envs.py:12", from what git says."""
     found = [each for each in FAILED.findall(said) if not each.endswith(IMPLIED)]
     return ", ".join(dict.fromkeys(found)) or said.strip()
 

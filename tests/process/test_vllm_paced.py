@@ -176,7 +176,7 @@ def diff_of(source: Path, changed: str) -> str:
 
 
 def test_a_diff_of_vllm_is_an_arm(tmp_path: Path) -> None:
-    """One that schedules for a known time longer. What is installed stays as it is."""
+    """The diff schedules for a known time longer. What is installed stays as it is."""
     source = scheduler_of(PYTHON)
     begins = re.search(r"    def schedule\(.*\n", source.read_text())
     assert begins is not None

@@ -93,12 +93,12 @@ def check(settings: Settings, *, prefix_cache: bool, recorder: bool) -> None:
 
 
 def arguments(settings: Settings) -> dict[str, Any]:
-    """Of vLLM's engine."""
+    """What vLLM's engine is asked for by these choices."""
     return _merged(change.arguments.get(choice, {}) for change, choice in switched(settings))
 
 
 def sampling(settings: Settings) -> dict[str, Any]:
-    """Of vLLM's SamplingParams."""
+    """What vLLM's SamplingParams are asked for by these choices."""
     return _merged(change.sampling.get(choice, {}) for change, choice in switched(settings))
 
 

@@ -49,7 +49,7 @@ def put_full() -> None:
 
 
 def shown(scheduler: Any) -> str:
-    """By a request that is there."""
+    """What a request that is there shows."""
     hasher = next(iter(scheduler.requests.values()))._block_hasher
     return "full" if hasher.__module__ == __name__ else INSTALLED
 

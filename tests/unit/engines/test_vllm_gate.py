@@ -143,7 +143,7 @@ def test_a_core_that_is_gone_is_an_error() -> None:
 
 
 def test_a_core_that_ends_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what it printed, and not by what others printed of its end."""
+    """What it printed counts, and not what others printed of its end."""
     printed = (
         "Traceback\noverlap_bench.engines.errors.EngineError: heap=frozen is not in force\n"
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue\n"

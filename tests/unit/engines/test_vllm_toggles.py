@@ -38,7 +38,7 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that has nothing but a version."""
+    """A vLLM that has nothing but a version."""
     module: Any = ModuleType("vllm")
     module.__version__ = "0.11.0"
     for name in [each for each in sys.modules if each.partition(".")[0] == "vllm"]:

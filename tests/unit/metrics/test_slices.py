@@ -254,7 +254,7 @@ def test_a_block_has_enough_turns_once_a_fifth_of_them_are_undisturbed() -> None
 
 
 def test_a_phase_is_told_by_turns_of_the_steps_that_have_it() -> None:
-    """Of steps 1 and 2 of a turn of three, the first fills the pipeline; step 2 of the second has none."""
+    """The first step of a turn fills the pipeline; the last of the second turn does not have the phase."""
     steps = steps_of([1, 3, 5, 21, 23, 26])
     took = [9, 10, 30, 9, 50, -1]
     steps["append.start"] = [round(end * MS) for end in [1, 3, 5, 21, 23, 26]]
