@@ -209,6 +209,7 @@ def test_every_before_of_ours_and_of_vllms_is_in_force_and_gives_the_same(tmp_pa
     compared(tmp_path, "--prefix-cache", "--set", "multiprocessing=off", *asked)
 
 
-def test_the_short_loop_gives_the_same_also_in_a_core_of_its_own(tmp_path: Path) -> None:
-    asked = ["--before=output_chunk=all", "--after=output_chunk=128", "--after=update=decode-path"]
+def test_short_ways_of_a_decode_give_the_same_also_in_a_core_of_its_own(tmp_path: Path) -> None:
+    asked = ["--before=output_chunk=all", "--after=output_chunk=128"]
+    asked += ["--after=update=decode-path", "--after=slots=decode-path"]
     compared(tmp_path, "--set", "multiprocessing=on", "--set", "async_scheduling=on", *asked)

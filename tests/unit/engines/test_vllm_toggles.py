@@ -23,6 +23,7 @@ from overlap_bench.engines.vllm.toggles.change import INSTALLED, PUT
 from overlap_bench.engines.vllm.toggles.flat_logprobs import check_in_force
 from overlap_bench.engines.vllm.toggles.free_list import one_by_one
 from overlap_bench.engines.vllm.toggles.remove_all import filtered
+from overlap_bench.engines.vllm.toggles.slots import has_room
 from overlap_bench.harness.plan.variants import load_variants
 
 BY_NAME = {change.toggle.name: change for change in CHANGES}
@@ -189,3 +190,24 @@ def test_a_block_is_hashed_once_it_is_full_and_by_vllms_own(tokens: int) -> None
         return [f"{number}" for number in range(len(each.block_hashes), each.num_tokens // 16)]
 
     assert full(16, installed)(request) == installed(request)
+
+
+def test_a_decode_has_room_but_where_its_block_is_full_or_more_is_asked() -> None:
+    kinds = {"FullAttentionSpec": type("FullAttentionSpec", (), {"block_size": 16, "sliding_window": None})}
+    kinds["MambaSpec"] = type("MambaSpec", (), {"block_size": 16})
+
+    def manager(*specs: str, caching: bool = False) -> Any:
+        groups = [SimpleNamespace(kv_cache_spec=kinds[each]()) for each in specs]
+        config = SimpleNamespace(kv_cache_groups=groups)
+        return SimpleNamespace(enable_caching=caching, kv_cache_config=config)
+
+    plain, asked = manager("FullAttentionSpec"), {"num_lookahead_tokens": 0}
+    for computed, room in ((1, True), (15, True), (16, False), (17, True), (32, False), (0, False)):
+        assert has_room(plain, SimpleNamespace(num_computed_tokens=computed), 1, asked) == room
+    decode = SimpleNamespace(num_computed_tokens=17)
+    assert not has_room(plain, decode, 2, asked)
+    assert not has_room(plain, decode, 1, {"num_lookahead_tokens": 3})
+    assert not has_room(plain, decode, 1, {**asked, "new_computed_blocks": None})
+    for other in (manager("MambaSpec"), manager("FullAttentionSpec", "MambaSpec"),
+                  manager("FullAttentionSpec", caching=True)):  # fmt: skip
+        assert not has_room(other, decode, 1, asked)
