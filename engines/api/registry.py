@@ -74,14 +74,15 @@ class EngineSpec:
 
     def check(self, settings: Settings) -> dict[str, str]:
         """Full, valid settings from partial ones, in the order of declaration: toggles that mean something
-        and were left out get their first choice that means something. Raises BadSetting with the reason."""
+        and were left out get their first choice that means something, unless they are optional. Raises
+        BadSetting with the reason."""
         for name, choice in settings.items():
             if self.setting(name) is None:
                 toggle = self.toggle(name)
                 pick(choice, {each: each for each in toggle.choices}, f"choice of {name}")
         full = dict(settings)
         for toggle in self.toggles:  # in the order of declaration: later ones may depend on earlier ones
-            if toggle.name in full:
+            if toggle.name in full or toggle.optional:
                 continue
             possible = [choice for choice in toggle.choices if toggle.unmet(choice, full) is None]
             if possible:
@@ -102,9 +103,11 @@ class EngineSpec:
             check_preset(name, self.presets)
 
     def every_setting(self) -> list[dict[str, str]]:
-        """Every full setting that means something."""
+        """Every full setting that means something, without optional toggles."""
         partial: list[dict[str, str]] = [{}]
         for toggle in self.toggles:
+            if toggle.optional:
+                continue
             grown = []
             for settings in partial:
                 possible = [choice for choice in toggle.choices if toggle.unmet(choice, settings) is None]

@@ -24,6 +24,10 @@ class Toggle:
     requires: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     counters: tuple[str, ...] = ()
     after: str = ""  # of `choices`, where the after is not the last of them
+    # Left out of an arm that does not name it: the engine is then as it is installed.
+    optional: bool = False
+    # Of `choices`: our own rewriting of what `source` describes. What is found of it is no verdict on that.
+    rewritten: str = ""
     module: str = ""  # that has its choices side by side: its __name__, for who wants to read them
 
     @property

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from overlap_bench.engines.api import EngineSpec, Toggle
 from overlap_bench.engines.overlap.presets import PRESETS, SHAPES
+from overlap_bench.engines.vllm.toggles import CHANGES, async_scheduling
 
 BIND = "VLLM_CPU_OMP_THREADS_BIND"  # the core that it computes on, on a CPU
 PLANT = "BENCH_VLLM_PLANT"  # ns that its scheduler loses in each step
@@ -26,12 +27,7 @@ SPEC = EngineSpec(
     summary="vLLM, behind AsyncLLM or in process; prefix caching and stream interval "
     "by the options prefix_cache and stream_interval",
     toggles=(
-        Toggle(
-            name="async_scheduling",
-            choices=("off", "on"),
-            changes="whether the next step is scheduled while the device works on the one before it",
-            source="vLLM --async-scheduling",
-        ),
+        async_scheduling.TOGGLE,
         Toggle(
             name="enforce_eager",
             choices=("on", "off"),
@@ -51,6 +47,7 @@ SPEC = EngineSpec(
             "LLMEngine",
             source="vLLM VLLM_ENABLE_V1_MULTIPROCESSING",
         ),
+        *(each.toggle for each in CHANGES),
     ),
     build=f"{__name__}.engine:build",
     presets=(*PRESETS, *SHAPES),

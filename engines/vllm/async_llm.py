@@ -29,7 +29,7 @@ from overlap_bench.engines.processes import TERMINATE_S
 from overlap_bench.engines.vllm import CORE
 from overlap_bench.engines.vllm.base import Active, VllmEngine, error_of, on_cpu
 from overlap_bench.engines.vllm.cores import leave_compute_core
-from overlap_bench.engines.vllm.gate import FINISH, GO, LOOK, Asked, Gate
+from overlap_bench.engines.vllm.gate import FINISH, GO, LOOK, Asked, Gate, died
 from overlap_bench.engines.vllm.steps import processed, ranges
 
 SHORT_S = 0.0002  # beside a step
@@ -129,7 +129,7 @@ class AsyncLLMEngine(VllmEngine):
 
     def _check(self) -> None:
         if self._died:
-            raise api.EngineError("vLLM's engine core died")
+            raise died()
 
     def begin_turns(self) -> None:
         self._gate.begin()
@@ -201,7 +201,7 @@ class AsyncLLMEngine(VllmEngine):
     # -- on the loop ---------------------------------------------------------------------------------------
 
     def _begin(self, request: api.Request, accepted_ns: int) -> None:
-        active = Active(request, accepted_ns)
+        active = self.active(request, accepted_ns)
         task = self._tasks[request.id] = self._loop.create_task(self._serve(active))
         task.add_done_callback(partial(self._ended, active))
 

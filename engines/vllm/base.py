@@ -34,6 +34,9 @@ from overlap_bench.engines.pace import make_pace
 from overlap_bench.engines.processes import with_below
 from overlap_bench.engines.tracing import listening
 from overlap_bench.engines.vllm import SPEC, paced
+from overlap_bench.engines.vllm import toggles as changes
+from overlap_bench.engines.vllm.gate import printed_error
+from overlap_bench.engines.vllm.toggles import flat_logprobs
 
 USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
@@ -78,10 +81,11 @@ class VllmEngine(api.Engine):
         except ValueError as error:  # pydantic's too: what its options don't allow together
             raise api.BadSetting(f"vLLM {vllm.__version__}: {_one_line(error)}") from error
         except RuntimeError as error:  # its core has failed, and has printed why
-            raise api.EngineError(f"vLLM did not start: {_printed_error() or _one_line(error)}") from error
+            raise api.EngineError(f"vLLM did not start: {printed_error() or _one_line(error)}") from error
         # How it boots is worth reading, its steps are not.
         logging.getLogger("vllm").setLevel(logging.WARNING)
         self._check_in_force(config)
+        changes.check_in_force(self.toggles)
         return self._describe(config)
 
     def stop(self) -> None:
@@ -120,7 +124,12 @@ class VllmEngine(api.Engine):
             enable_chunked_prefill=toggles["chunked_prefill"] == "on",
             disable_log_stats=not options.recorder,
             scheduler_cls=self.scheduler,
+            **changes.arguments(self.toggles),
         )
+
+    def active(self, request: api.Request, accepted_ns: int) -> Active:
+        """A request that was just taken in."""
+        return Active(request, accepted_ns, flat_logprobs=self.toggles.get("flat_logprobs"))
 
     def prompt(self, request: api.Request) -> Any:
         """As vLLM takes it."""
@@ -138,6 +147,7 @@ class VllmEngine(api.Engine):
             ignore_eos=not request.stop_on_eos,
             stop=request.stop,
             output_kind=RequestOutputKind.DELTA,
+            **changes.sampling(self.toggles),
         )
 
     @property
@@ -150,6 +160,7 @@ class VllmEngine(api.Engine):
         folder that vLLM loads models from. `arms`: how many have to fit into what memory is free."""
         self.options.refuse_unused(SPEC.name, USED_PACED if self.options.pace else USED)
         _check_device(self.options.device)
+        changes.check(self.toggles, prefix_cache=self.options.prefix_cache, recorder=self.options.recorder)
         self._tokenizer = tokenizer_file(self.options.model)  # which refuses a typo
         self._folder = Path(self.options.model).expanduser()
         known = {**PRESETS, **SHAPES}
@@ -260,6 +271,7 @@ class Active:
     count: int = 0  # tokens
     prompt_tokens: int = -1
     admitted_ns: int = -1
+    flat_logprobs: str | None = None  # the choice that its log probabilities must show
 
     def events(self, output: RequestOutput) -> list[api.Event]:
         """One more output of vLLM as events. With its statistics on (option recorder), it tells when the
@@ -267,6 +279,9 @@ class Active:
         (completion,) = output.outputs
         tokens = list(completion.token_ids)
         self.prompt_tokens = len(output.prompt_token_ids or ())
+        if self.flat_logprobs is not None:
+            flat_logprobs.check_in_force(self.flat_logprobs, completion.logprobs)
+            self.flat_logprobs = None
         stamps = []
         if output.metrics is not None:
             self.admitted_ns = _ns(output.metrics.scheduled_ts)
@@ -324,17 +339,6 @@ def _check_device(kind: str) -> None:
 
 def on_cpu() -> bool:
     return bool(current_platform.device_type == "cpu")
-
-
-def _printed_error() -> str:
-    """The last error that this process or one below it printed, where a file takes what they print."""
-    try:
-        printed = Path("/proc/self/fd/2").resolve().read_text(errors="replace")
-    except OSError:
-        return ""
-    found = re.findall(r"\b(\w+(?:Error|Exception): .+)", printed)
-    causes = [each for each in found if "initialization failed" not in each]
-    return " ".join(causes[-1].split()) if causes else ""
 
 
 def _batch_invariant() -> bool:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from overlap_bench.engines.api import BadSetting, Engine, EngineOptions
 from overlap_bench.engines.vllm import BIND, PLANT, SPEC, paced
+from overlap_bench.engines.vllm import toggles as changes
 from overlap_bench.engines.vllm.cores import compute_on_one_core
 
 
@@ -28,8 +29,11 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
             "enforce_eager=on: an eager forward pass is hundreds of launches, which a pace does not count; "
             "leave it off"
         )
+    changes.tell(toggles)
     if options.pace:
         paced.tell(options.pace)
+    else:
+        paced.reach()
     # vLLM reads these when it is imported. A fork of a process that has threads can hang.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     for name, value in (

@@ -8,10 +8,12 @@ recorded it keeps until the host asks for it, on a second connection, which a th
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 from threading import Thread
 
 import msgspec
@@ -19,9 +21,27 @@ import msgspec
 from overlap_bench.engines.api import EngineError, RoundRecord
 from overlap_bench.engines.vllm.steps import Steps
 
+FOLLOW = ("initialization failed", "EngineDeadError")  # what is printed of the end of another process
 ADDRESS = "BENCH_VLLM_GATE"  # in the environment of the core
 BEGIN, END, GO, LOOK, FINISH = b"begin", b"end", b"go", b"look", b"finish"  # to a core that steps
 CLEAR, COLLECT, COUNT, PROFILE, DELAY = b"clear", b"collect", b"count", b"profile", b"delay"  # to its records
+
+
+def printed_error() -> str:
+    """The last error that this process or one below it printed, where a file takes what they print."""
+    try:
+        printed = Path("/proc/self/fd/2").resolve().read_text(errors="replace")
+    except OSError:
+        return ""
+    found = re.findall(r"\b(\w+(?:Error|Exception): .+)", printed)
+    causes = [each for each in found if not any(name in each for name in FOLLOW)]
+    return " ".join(causes[-1].split()) if causes else ""
+
+
+def died() -> EngineError:
+    """vLLM's core has ended, and has printed why."""
+    cause = printed_error().removeprefix("EngineError: ")
+    return EngineError(": ".join(filter(None, ("vLLM's engine core died", cause))))
 
 
 @contextmanager
@@ -30,7 +50,7 @@ def core_lives() -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError) as error:
-        raise EngineError("vLLM's engine core died") from error
+        raise died() from error
 
 
 class Asked(msgspec.Struct, frozen=True):

@@ -44,7 +44,7 @@ class InProcessEngine(VllmEngine):
         except ValueError as error:
             self.events.send([error_of(request.id, error)])
             return
-        self._active[name] = Active(request, accepted)
+        self._active[name] = self.active(request, accepted)
         self._named[request.id] = name
 
     def cancel(self, request: int) -> None:

@@ -14,7 +14,7 @@ from vllm.v1.engine import core
 from overlap_bench.engines.api import PHASES
 from overlap_bench.engines.overlap.plant import compute_for
 from overlap_bench.engines.processes import skip_teardown
-from overlap_bench.engines.vllm import PLANT, paced
+from overlap_bench.engines.vllm import PLANT, paced, toggles
 from overlap_bench.engines.vllm.cores import leave_compute_core
 from overlap_bench.engines.vllm.gate import FINISH, GO, Asked, Core
 from overlap_bench.engines.vllm.steps import Steps, nvtx_ranges
@@ -36,7 +36,15 @@ class _Recorded:
         if self.device is not None:
             self.device.ranges, self.device.delay = self._ranges, self.steps.delay
         self._outputs = 0  # of requests, so far
+        self._asked = False  # whether what was switched is in force
         super().__init__(*given, **named)
+
+    def add_request(self, *given: Any, **named: Any) -> Any:
+        added = super().add_request(*given, **named)  # type: ignore[misc]
+        if not self._asked:
+            toggles.check_in_force(toggles.told(), self)
+            self._asked = True
+        return added
 
     def schedule(self, *given: Any, **named: Any) -> Any:
         if self.device is not None:
@@ -120,7 +128,7 @@ class _Gated(_Recorded):
 
     def add_request(self, *given: Any, **named: Any) -> Any:
         self._requests += 1
-        return super().add_request(*given, **named)  # type: ignore[misc]
+        return super().add_request(*given, **named)
 
     def schedule(self, *given: Any, **named: Any) -> Any:
         if not self._finishing:

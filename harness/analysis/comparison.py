@@ -14,6 +14,7 @@ from overlap_bench.harness.analysis.result import (
     Comparison,
     FactorialResult,
     MetricRow,
+    Patched,
     Result,
     Settings,
     Severity,
@@ -241,6 +242,7 @@ def settings(arm: Arm) -> Settings:
         python=arm.python,
         env=arm.env,
         ref=arm.ref,
+        patch=None if arm.patch is None else Patched.of(arm.patch),
     )
 
 

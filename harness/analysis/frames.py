@@ -168,6 +168,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         ),
         "delayed_ns": Column("int64", "ns", "in the turn, by bench sensitivity; not of older runs"),
         "part.": Column("float64", "ns", "of interval_ns: metrics/attribution.py; not of older runs"),
+        "phase.": Column("float64", "ns", "of a step, what the phase took, mean; not of older runs"),
     },
     "divergences": {  # a row for each output that is not the first arm's
         **_KEY_COLUMNS,

@@ -175,8 +175,8 @@ def model_of(before: Arm, after: Arm) -> Model | str:
     """The model of what differs between two arms, or why there is none."""
     if before.engine != "overlap" or after.engine != "overlap":
         return "the models know the steps of the engine `overlap` only"
-    if (before.options, before.python, before.env, before.ref) != (
-        after.options, after.python, after.env, after.ref,
+    if (before.options, before.python, before.env, before.ref, before.patch) != (
+        after.options, after.python, after.env, after.ref, after.patch,
     ):  # fmt: skip
         return "the arms differ in more than their toggles"
     names = dict.fromkeys([*before.toggles, *after.toggles])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, Literal, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from overlap_bench.harness.plan.design import Factor, LeftOut, Ref
+from overlap_bench.harness.plan.patch import Patch
 from overlap_bench.harness.store.changed import ChangedCode, Overlaid
 
 Found = TypeVar("Found", bound=msgspec.Struct)
@@ -127,6 +129,20 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
     causes: dict[str, int]
 
 
+class Patched(msgspec.Struct, frozen=True, kw_only=True):
+    """What an arm's package was given; the run's manifest has all of its text."""
+
+    file: str
+    sha256: str
+    files: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, patch: Patch) -> Patched:
+        sha256 = hashlib.sha256(patch.text.encode()).hexdigest()
+        return cls(file=patch.file, sha256=sha256, files=patch.files, left_out=patch.left_out)
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """An arm: all that is known of how it was set."""
 
@@ -136,6 +152,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None
     env: dict[str, str]
     ref: Ref | None
+    patch: Patched | None = None
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, tag_field=TAG):

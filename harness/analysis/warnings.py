@@ -21,6 +21,7 @@ from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.plan.settings import PACED_MODEL
 from overlap_bench.harness.stats import checks, paired, planning
 from overlap_bench.harness.stats.stopping import ALPHA
+from overlap_bench.harness.store.changed import listed
 from overlap_bench.harness.store.manifest import Imported, Manifest
 from overlap_bench.harness.workload.arrivals import ARRIVALS
 
@@ -112,6 +113,8 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
             *([] if imported is None else of_import(manifest.run, imported)),
             *([] if imported is not None else _overran(manifest, blocks, rounds)),
             *_of("device", _replaced(manifest), qualifies),
+            *_of("toggles", _rewritten(manifest), qualifies),
+            *_of("patch", _not_built(manifest), qualifies),
             *_of("device", _device(manifest, rounds)),
             *_of("outputs", _outputs(manifest, blocks), qualifies if differ else Severity.DESCRIBES),
             *_of("blocks", _resumed(manifest)),
@@ -119,6 +122,32 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
             *_of("records", _recorder(manifest)),
         ]
     )
+
+
+def _rewritten(manifest: Manifest) -> Iterator[str]:
+    """What the arms differ by that is not the source's own code."""
+    first, *others = manifest.design.arms
+    spec = api.find_engines().get(first.engine) if others else None
+    ours = []
+    for toggle in () if spec is None else spec.toggles:
+        chosen = {arm.toggles.get(toggle.name) for arm in manifest.design.arms}
+        if toggle.rewritten in chosen and len(chosen) > 1:
+            ours.append(f"{toggle.name}={toggle.rewritten} ({toggle.source})")
+    if ours:
+        yield (
+            f"{', '.join(ours)}: our rewriting of what the source describes, so this is no verdict on the "
+            "pull request itself"
+        )
+
+
+def _not_built(manifest: Manifest) -> Iterator[str]:
+    """What a diff changes that was not measured."""
+    for arm in manifest.design.arms:
+        if arm.patch is not None and (files := arm.patch.not_built):
+            yield (
+                f"patch={arm.patch.file} of {arm.name} also changes compiled code, which was not measured: "
+                f"{listed(files)}; build it into an environment of its own, and give that by python=PATH"
+            )
 
 
 def _resumed(manifest: Manifest) -> Iterator[str]:

@@ -50,12 +50,18 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) ->
     facts += [(toggle.name, toggle.changes) for toggle in toggles]
     if code := [f"{toggle.module.replace('.', '/')}.py" for toggle in toggles if toggle.module]:
         facts.append(("code", ", ".join(code)))
+    for toggle in toggles:
+        if toggle.rewritten:
+            said = f"{toggle.name}={toggle.rewritten}; its verdict is none on {toggle.source} itself"
+            facts.append(("our rewriting", said))
     facts.append(("before", spelled({**before, **each.before_options})))
     facts.append(("after", spelled({**after, **each.after_options})))
     if each.workload:
         facts.append(("workload", spelled(each.workload)))
     if each.options:
         facts.append(("options", spelled(each.options)))
+    if each.phase:
+        facts.append(("its own phase", each.phase))
     if each.secondaries:
         facts.append(("also judged", ", ".join(each.secondaries)))
     facts += [(f"expected on {device}", verdict) for device, verdict in each.expect.items()]

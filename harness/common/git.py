@@ -60,7 +60,7 @@ def run(
         raise api.BadSetting(f"git {arguments[0]} took more than {patience_s:g} s in {where}") from None
     except FileNotFoundError as error:
         if error.filename == "git":
-            raise api.BadSetting("git refs need git, and there is no git on the PATH: install it") from None
+            raise api.BadSetting("refs and patches need git, and none is on the PATH: install it") from None
         raise api.BadSetting(f"can't run git in {where}: {error.strerror}") from error
     except OSError as error:
         raise api.BadSetting(f"can't run git in {where}: {error.strerror}") from error

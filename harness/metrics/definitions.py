@@ -64,7 +64,6 @@ SPLIT = {
     "exposed_host_us": "step_ms",
     "device_busy": "step_ms",
 }
-BETWEEN_ARMS = (*MATCHED, *IN_TURNS, SLICED_MEAN, DRAINED)  # whose value depends on the other arms of the run
 
 
 def of_a_step(name: str) -> bool:
@@ -76,6 +75,15 @@ def phase_metric(phase: str) -> str:
     """The name of a phase's metric: "wait.copy_done" is phase_wait_copy_done_us."""
     return f"phase_{phase.replace('.', '_')}_us"
 
+
+def phase_in_turns(phase: str) -> str:
+    """The name of the same by turns: of several arms, its change is that of their pairs."""
+    return f"{phase_metric(phase)}_sliced"
+
+
+PHASES_IN_TURNS = tuple(map(phase_in_turns, PHASES))
+# Metrics whose value depends on the other arms of the run.
+BETWEEN_ARMS = (*MATCHED, *IN_TURNS, SLICED_MEAN, DRAINED, *PHASES_IN_TURNS)
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -97,5 +105,6 @@ METRICS: dict[str, Metric] = {
         Metric("exposed_host_us", "us", "lower", True),
         Metric("device_busy", "", "higher", False),
         *(Metric(phase_metric(phase), "us", "lower", True) for phase in PHASES),
+        *(Metric(name, "us", "lower", False) for name in PHASES_IN_TURNS),
     )
 }

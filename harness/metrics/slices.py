@@ -10,9 +10,18 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from overlap_bench.engines.api import PHASES
 from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.metrics.attribution import PARTS
-from overlap_bench.harness.metrics.definitions import DRAINED, IN_TURNS, NS_PER_MS, SLICED_MEAN, UNDISTURBED
+from overlap_bench.harness.metrics.definitions import (
+    DRAINED,
+    IN_TURNS,
+    NS_PER_MS,
+    NS_PER_US,
+    SLICED_MEAN,
+    UNDISTURBED,
+    phase_in_turns,
+)
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
 HELD = 0.05  # of a turn: CPU time of processes that are not the run's, from which on it is disturbed
@@ -22,6 +31,7 @@ KEPT = 0.9  # the share of pairs that must be left, or the rest may be a biased 
 SAME = ["round", "turn", "first_step", "steps", "batch", "tokens"]
 BESIDE = ("parked_ns", "parked_cpu_ns", "others_ns", "delayed_ns")  # of a turn, as its host saw them
 PART = "part."  # begins the columns of where the interval goes
+PHASE = "phase."  # begins those of what each phase took
 
 
 def of_turns(
@@ -36,8 +46,9 @@ def of_turns(
     these intervals end with; -1 where it is not known); turn_ns (from taking the baton until all was
     finished, by the number of steps); parked_ns and parked_cpu_ns (before it, all processes of the engine
     together); others_ns and delayed_ns (in the turn, as of api.TurnTable); with `parts`, one column behind
-    PART for each, a mean over the steps of interval_ns, to which they add up. An engine that records no
-    device work ends a step when its tokens are on the host; its steps have no parts.
+    PART for each, a mean over the steps of interval_ns, to which they add up; and one column behind PHASE for
+    each phase that the engine has, ns, a mean over those of the same steps that have it. An engine that
+    records no device work ends a step when its tokens are on the host; its steps have no parts.
     """
     ordered = steps.sort_values("step")
     ends, device = ordered["device_end_ns"].to_numpy(), ordered["device_ns"].to_numpy()
@@ -47,6 +58,7 @@ def of_turns(
     decode = (ordered["kind"] == "decode").to_numpy()
     known = parts is not None and len(parts) > 0
     shares = parts.reindex(numbers)[list(PARTS)].to_numpy() if parts is not None and known else None
+    spent = _phases(ordered)
     rows = []
     for turn, had in enumerate(turns.itertuples()):
         taken, drained = had.taken_ns, had.drained_ns
@@ -68,10 +80,30 @@ def of_turns(
                 **{name: getattr(had, name) for name in BESIDE},
             }
         )
+        rows[-1] |= {name: _mean(ns[inner]) for name, ns in spent.items()}
         if shares is not None:
             means = shares[inner].mean(axis=0) if len(inner) else [-1.0] * len(PARTS)
             rows[-1] |= dict(zip(PART_COLUMNS, means, strict=True))
-    return pd.DataFrame(rows, columns=[*COLUMNS, *(PART_COLUMNS if shares is not None else ())])
+    return pd.DataFrame(rows, columns=[*COLUMNS, *spent, *(PART_COLUMNS if shares is not None else ())])
+
+
+def _phases(ordered: pd.DataFrame) -> dict[str, Floats]:
+    """What each phase took in each step, ns, by its column; NaN in a step without it."""
+    found = {}
+    for phase in PHASES:
+        if not {f"{phase}.start", f"{phase}.end"} <= set(ordered):
+            continue
+        start, end = ordered[f"{phase}.start"].to_numpy(), ordered[f"{phase}.end"].to_numpy()
+        there = (start >= 0) & (end >= 0)
+        if there.any():
+            found[f"{PHASE}{phase}"] = np.where(there, end - start, np.nan)
+    return found
+
+
+def _mean(values: Floats) -> float:
+    """The mean of the values that are known; NaN where there are none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else np.nan
 
 
 COLUMNS = (
@@ -135,6 +167,7 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
     step_ms_sliced_mean         of the first arm, the plain mean of its slices' intervals; of another, that
                                 times the ratio of both means over their pairs. A rare long step is in it
     step_ms_drained             see `drained`
+    phase_..._us_sliced         a phase, us: as step_ms_sliced, with its own time in place of the interval
     turns_undisturbed           the share of pairs in which nothing else used the cores. Where they are enough
                                 (`deciding`), all that is of pairs is of these
     """
@@ -164,7 +197,27 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
         )
     for whole, values in zip((own, *theirs), found, strict=True):
         values[DRAINED] = drained(whole)
+    for phase in PHASES:
+        middle = phase_us(own, phase)
+        found[0][phase_in_turns(phase)] = middle
+        for pairs, values in zip(map(deciding, paired), found[1:], strict=True):
+            values[phase_in_turns(phase)] = middle * _ratio(pairs, f"{PHASE}{phase}")
     return tuple(found)
+
+
+def phase_us(whole: pd.DataFrame, phase: str) -> float:
+    """What a phase took in a step, us: the trimmed mean over turns; NaN where none has it."""
+    took = whole[f"{PHASE}{phase}"].dropna() if f"{PHASE}{phase}" in whole else ()
+    return trimmed(took) / NS_PER_US if len(took) else np.nan
+
+
+def _ratio(pairs: pd.DataFrame, column: str) -> float:
+    """After by before, over the pairs that have both; NaN where none has."""
+    before, after = f"{column}_before", f"{column}_after"
+    if not {before, after} <= set(pairs):
+        return np.nan
+    known = pairs[(pairs[before] > 0) & (pairs[after] > 0)]
+    return _middle(known[after] / known[before]) if len(known) else np.nan
 
 
 def parts_of_step(

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from overlap_bench.engines import api
+from overlap_bench.harness.plan.patch import Patch
 from overlap_bench.harness.stats.stopping import ALPHA, Until
 from overlap_bench.harness.workload.workload import Workload
 
@@ -41,6 +42,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None  # interpreter to start it with; None: the harness's own
     env: dict[str, str] = {}
     ref: Ref | None = None  # None: what is installed
+    patch: Patch | None = None  # of the packages that the engine is about
     known: tuple[str, ...] | None = None  # options of an imported arm that are known; None: all in force
     device_holds: str | None = ""  # EngineSpec.device_holds
 

@@ -28,7 +28,12 @@ DEVICE_KINDS = tuple(each for each in DEVICES if each != "auto")
 OWN_METRIC = "metric"  # in a column: the metric that its row names
 US = {"us": 1.0, "ms": 1e3, "s": 1e6}  # by the unit of a time
 SUBMIT_WALL = "submit_wall_s"  # from the start of a round's first send to the end of its last
-OF_TURNS = (*definitions.IN_TURNS, definitions.SLICED_MEAN, definitions.DRAINED)
+OF_TURNS = (
+    *definitions.IN_TURNS,
+    definitions.SLICED_MEAN,
+    definitions.DRAINED,
+    *definitions.PHASES_IN_TURNS,
+)
 DECODE_STEP = "decode_step_ms_mean"  # metrics.steps.decode_step_ms_mean: the whole that phases are shares of
 EXTRA = {SUBMIT_WALL: "s", DECODE_STEP: "ms"}
 

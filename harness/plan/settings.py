@@ -11,9 +11,17 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import msgspec
 
 from overlap_bench.engines import api
-from overlap_bench.harness.metrics.definitions import IN_TURNS, MATCHED, OF_PAIRS, SLICED
+from overlap_bench.harness.metrics.definitions import (
+    IN_TURNS,
+    MATCHED,
+    OF_PAIRS,
+    SLICED,
+    phase_in_turns,
+    phase_metric,
+)
 from overlap_bench.harness.plan import checks
 from overlap_bench.harness.plan.design import Arm, Design, Factorial, Gate
+from overlap_bench.harness.plan.patch import patch_of
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.variants import Variant
 from overlap_bench.harness.workload import lengths
@@ -92,11 +100,12 @@ def make_arm(
     changes: Mapping[str, str],
 ) -> Arm:
     """One arm from its engine, options and toggles, with `changes` (a toggle, an engine option, `engine`,
-    `python`, `env.NAME`) made to it."""
+    `python`, `patch`, `env.NAME`) made to it."""
     spec = api.pick(changes.get("engine", engine), engines, "engine")
     fields = msgspec.structs.fields(api.EngineOptions)
     options_by_name = {field.name: field for field in fields if field.name not in PLANTED}
     kinds = {**dict.fromkeys(options_by_name, "option"), "python": "python", "engine": "engine"}
+    kinds["patch"] = "patch"
     kinds |= {each.name: "toggle" for each in (*spec.toggles, *spec.settings)}
     new_toggles, new_options = dict(toggles), dict(options)
     env: dict[str, str] = {}
@@ -127,6 +136,7 @@ def make_arm(
         toggles=full,
         python=changes.get("python"),
         env=env,
+        patch=patch_of(changes["patch"], spec, changes.get("python"), full) if "patch" in changes else None,
         device_holds="" if made.pace else spec.device_holds,  # a pace is the device's own time
     )
 
@@ -294,6 +304,10 @@ def make_design(
     if request.against_itself:
         arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
     if request.refs is not None:
+        if patched := [arm.name for arm in arms if arm.patch is not None]:
+            raise api.BadSetting(
+                f"{patched[0]} has a ref and a patch: commit the change, or leave out the ref"
+            )
         arms = tuple(
             msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, request.refs, strict=True)
         )
@@ -319,10 +333,13 @@ def _is_changed(request: Request) -> bool:
 
 def _secondaries(request: Request, variant: Variant | None) -> tuple[str, ...]:
     """What a variant's claim is judged by besides the primary: as the variant stands, since a change of its
-    arms can make nonsense of it. Nothing in a gate, which is about its own metrics alone."""
-    if variant is None or _is_changed(request) or request.max_regression is not None:
+    arms can make nonsense of it; its phase also as both arms are set anew. Nothing in a gate, which is about
+    its own metrics alone."""
+    if variant is None or request.max_regression is not None:
         return ()
-    return tuple(name for name in variant.secondaries if name != request.design.get("primary"))
+    own = [phase_metric(variant.phase)] if variant.phase and not (request.before or request.after) else []
+    names = [*own, *([] if _is_changed(request) else variant.secondaries)]
+    return tuple(name for name in names if name != request.design.get("primary"))
 
 
 def complete(
@@ -426,6 +443,7 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
     by_turns: dict[str, object] = {"primary": primary, **turns}
     if "secondaries" not in request.design:  # a variant's, which are of the same step
         of_turns = dict(zip(MATCHED, IN_TURNS, strict=True))
+        of_turns |= {phase_metric(phase): phase_in_turns(phase) for phase in api.PHASES}
         found = (of_turns.get(name, name) for name in design.secondaries)
         by_turns["secondaries"] = tuple(name for name in found if name != primary)
     speed = "paced" if design.arms[0].options.pace else "unpaced"

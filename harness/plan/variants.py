@@ -40,6 +40,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     after_options: dict[str, str | int | float | bool | None] = {}
     primary: str = ""  # the metric that decides, unless --primary names another; "": the usual one
     secondaries: list[str] = []  # metrics that get a verdict too, unless --secondary names others
+    phase: str = ""  # of a step, that the change is said to shorten: judged by itself, too
     expect: dict[str, str] = {}  # what to expect, by device
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from overlap_bench.harness.analysis.result import UNDECIDED, Comparison, Counter, MetricRow, Warning, ranked
 from overlap_bench.harness.analysis.words import difference, interval
 from overlap_bench.harness.common.formatting import number
+from overlap_bench.harness.metrics.definitions import PHASES_IN_TURNS
 
 MOST_PHASES, MOST_COUNTERS = 4, 2  # in the line of what an undecided run found all the same
 DIFFERS = 0.1  # of the larger: a counter that changed by less is no mechanism
@@ -22,16 +23,17 @@ def leading(comparison: Comparison) -> Iterator[str]:
     row = comparison.decided
     if row is None or row.verdict != "undecided":
         return
-    found = [
-        *(f"{name} {difference(each)} {interval(each)}" for name, each in _phases(comparison).items()),
-        *(
-            f"{name} {number(each.before)} → {number(each.after)} {each.unit}".rstrip()
-            for name, each in list(mechanism(comparison.mechanism).items())[:MOST_COUNTERS]
-        ),
+    phases = [f"{name} {difference(each)} {interval(each)}" for name, each in _phases(comparison).items()]
+    counters = [
+        f"{name} {number(each.before)} → {number(each.after)} {each.unit}".rstrip()
+        for name, each in list(mechanism(comparison.mechanism).items())[:MOST_COUNTERS]
     ]
-    if found:
-        where = "" if comparison.sliced is None else ", in rounds"
-        yield f"Descriptive{where}, no verdict: {'; '.join(found)}."
+    turned = any(name in PHASES_IN_TURNS for name in comparison.metrics)
+    rounds = "" if comparison.sliced is None else ", in rounds"
+    told = {", in turns": phases, rounds: counters} if turned else {rounds: [*phases, *counters]}
+    for where, found in told.items():
+        if found:
+            yield f"Descriptive{where}, no verdict: {'; '.join(found)}."
 
 
 def below_verdict(warnings: Iterable[Warning]) -> Iterator[str]:
@@ -49,12 +51,21 @@ def following(warnings: Iterable[Warning]) -> list[Warning]:
 
 
 def _phases(comparison: Comparison) -> dict[str, MetricRow]:
-    """Host phases of a step whose interval excludes 0, the largest change first."""
+    """Host phases of a step whose interval excludes 0, the largest change first: by turns, where they have
+    them."""
+    turned = any(name in PHASES_IN_TURNS for name in comparison.metrics)
     found = {
-        name: row for name, row in comparison.metrics.items() if name.startswith(PHASE) and row.excludes_zero
+        name: row
+        for name, row in comparison.metrics.items()
+        if name.startswith(PHASE) and row.excludes_zero and turned == (name in PHASES_IN_TURNS)
     }
-    names = sorted(found, key=lambda name: -abs(found[name].delta or 0.0))[:MOST_PHASES]
+    names = sorted(found, key=lambda name: -abs(_by(found[name])))[:MOST_PHASES]
     return {name: found[name] for name in names}
+
+
+def _by(row: MetricRow) -> float:
+    """What it changed by, in its unit."""
+    return row.delta or (row.after or 0.0) - (row.before or 0.0)
 
 
 def mechanism(counters: Mapping[str, Counter]) -> dict[str, Counter]:

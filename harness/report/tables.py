@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from overlap_bench.engines import api
 from overlap_bench.harness.analysis import mechanism
 from overlap_bench.harness.analysis.outputs import why_weak
 from overlap_bench.harness.analysis.result import (
@@ -232,7 +233,9 @@ def changed_settings(one: Settings, other: Settings | None) -> str:
         return f"{which}: " + (", ".join(f"{name}={each}" for name, each in toggles.items()) or "no toggles")
     before, after = flat(one), flat(other)
     names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
-    absent = {"ref": "as installed"}
+    spec = api.find_engines().get(one.engine)
+    optional = [each.name for each in ([] if spec is None else spec.toggles) if each.optional]
+    absent = dict.fromkeys(["ref", *optional], "as installed")
     sides = (
         ", ".join(f"{name}={side.get(name, absent.get(name, 'none'))}" for name in names)
         for side in (before, after)
@@ -250,6 +253,8 @@ def flat(settings: Settings) -> dict[str, Any]:
     found |= {f"env.{name}": value for name, value in settings.env.items()}
     if settings.ref:
         found["ref"] = f"{settings.ref.name} ({settings.ref.commit[:10]})"
+    if settings.patch:
+        found["patch"] = f"{settings.patch.file} ({', '.join(settings.patch.files)})"
     return found
 
 
@@ -377,9 +382,11 @@ def of_rounds(comparison: Comparison) -> str:
     """Why other metrics change by another share than the step in turns; "" where there were none."""
     if comparison.sliced is None:
         return ""
+    phases = any(name in definitions.PHASES_IN_TURNS for name in comparison.metrics)
+    what = "step_ms_sliced and phase_..._sliced are" if phases else "step_ms_sliced is"
     return (
-        " step_ms_sliced is of turns. All else is of rounds: arrivals, prefills and the client are in it, so "
-        "it changes by another share."
+        f" {what} of turns. All else is of rounds: arrivals, prefills and the client are in it, so it "
+        "changes by another share."
     )
 
 
@@ -387,7 +394,11 @@ def chosen(comparison: Comparison) -> list[str]:
     """Names of the metrics to print, each once."""
     found = comparison.metrics
     judged = [name for name, row in found.items() if row.verdict is not None]
-    phases = [name for name, row in found.items() if name.startswith("phase_") and row.excludes_zero]
+    phases = [
+        name
+        for name, row in found.items()
+        if name.startswith("phase_") and row.excludes_zero and f"{name}_sliced" not in found
+    ]
     chosen = [
         each for each in DESCRIPTIVE if not (each.startswith("itl_chunk") and "itl_token_ms_p50" in found)
     ]

@@ -7,7 +7,6 @@ Each Python that an arm starts runs watcher/sitecustomize.py first, which writes
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.plan.patch import packages_of, started_by
 from overlap_bench.harness.run import watcher
 from overlap_bench.harness.run.differing import File, Unit, differing, equal, files_in
 from overlap_bench.harness.run.hosts import IMPORT_S, ROLES, environment, spec_of
@@ -248,32 +248,14 @@ def _other_packages(before: Seen, after: Seen, packages: Sequence[str]) -> list[
 
 
 def to_be_watched(design: Design) -> bool:
-    """Whether its arms may run different code: two refs, interpreters, or paths to import from."""
+    """Whether its arms may run different code: by refs, patches, interpreters, or paths to import from."""
     if len(design.arms) != 2 or design.against_itself or any(arm.is_remote for arm in design.arms):
         return False
-    before, after = ((arm.ref, _started_by(arm), arm.env.get("PYTHONPATH")) for arm in design.arms)
+    before, after = (
+        (arm.ref, arm.patch, started_by(arm.python, arm.toggles), arm.env.get("PYTHONPATH"))
+        for arm in design.arms
+    )
     return before != after
-
-
-def _started_by(arm: Arm) -> tuple[str | None, str]:
-    """The interpreter that runs its engine, and the package: of a server, those of its command."""
-    if "cmd" not in arm.toggles:
-        return arm.python, ""
-    words = [*shlex.split(arm.toggles["cmd"])]
-    while words and (words[0] == "env" or "=" in words[0]):
-        words.pop(0)
-    if not words:
-        return None, ""
-    if "-m" in words[1:-1] and "python" in Path(words[0]).name:
-        return words[0], words[words.index("-m") + 1].partition(".")[0]
-    return words[0], Path(words[0]).name.replace("-", "_")
-
-
-def packages_of(arm: Arm) -> Sequence[str]:
-    """The top-level packages and modules that an arm is about, where no ref says so."""
-    _, served = _started_by(arm)
-    spec = spec_of(arm)
-    return [served] if served else spec.packages or [spec.build.partition(":")[0].partition(".")[0]]
 
 
 def roots_of(
@@ -284,7 +266,7 @@ def roots_of(
     if len(trees) == len(arms):
         before, after = ({"": trees[arm.name]} for arm in arms)
         return before, after
-    names = packages_of(arms[0])
+    names = packages_of(spec_of(arms[0]), arms[0].python, arms[0].toggles)
     if trees:
         (tree,) = trees.values()
         names = [*top_level(tree)]
@@ -326,7 +308,7 @@ def _interpreter_of(script: str) -> str:
 
 def located(arm: Arm, names: Sequence[str]) -> dict[str, Path]:
     """Where the arm's interpreter finds these, those that it has. Nothing is imported."""
-    python, served = _started_by(arm)
+    python, served = started_by(arm.python, arm.toggles)
     command = [python or sys.executable, "-c", LOCATE, *names]
     if served and "python" not in Path(command[0]).name:
         command[0] = _interpreter_of(command[0])

@@ -100,6 +100,8 @@ def _of_arm(arm: Arm, spec: api.EngineSpec | None) -> Iterator[str]:
             f"check out commit {arm.ref.commit!r} of the git repository {arm.ref.repository!r}, with the "
             "filters that are configured there, and run its code"
         )
+    if arm.patch is not None:
+        yield f"run a copy of {arm.engine!r} with other code in {', '.join(map(repr, arm.patch.files))}"
     for name, value in arm.toggles.items():
         if name in SERVERS:
             yield f"{SERVERS[name]} {value!r}"
@@ -139,7 +141,7 @@ def _withhold_keys(arms: Sequence[Arm]) -> list[str]:
 
 def _is_only(arm: Arm, address: str) -> bool:
     """Whether an arm is the server at that address, and starts nothing that could pass a key on."""
-    own = arm.python is not None or arm.env or arm.ref is not None
+    own = arm.python is not None or arm.env or arm.ref is not None or arm.patch is not None
     return not own and _base(arm.toggles.get("url", "")) == _base(address)
 
 

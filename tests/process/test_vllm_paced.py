@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +141,75 @@ def test_a_profile_shows_each_phase_of_a_step_and_the_device(tmp_path: Path, mul
             steps.setdefault(each["name"], set()).add(each["args"]["step"])
     for name in ("schedule", "metadata", "launch", "wait.copy_done", "append", "output", "decode"):
         assert len(steps[name]) >= 24, name
+
+
+def compared(out: Path, *arguments: str) -> dict[str, Any]:
+    """What a short run of vLLM at a pace found."""
+    done = subprocess.run(
+        [
+            *BENCH,
+            *("run", "--engine", "vllm", "--pace", "3ms", "--blocks", "2", "--segments", "2", "--all"),
+            *("--set", f"python={PYTHON}", "--arrival", "closed", "--concurrency", "4"),
+            *("--max-new-tokens", "40", "--num-requests", "8", "--format", "json", "--out", str(out)),
+            *arguments,
+        ],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["comparisons"]
+    assert found["outputs"]["identical"] == found["outputs"]["compared"] > 0
+    return dict(found)
+
+
+def scheduler_of(python: str) -> Path:
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = subprocess.check_output([python, "-c", where], encoding="utf-8").strip()
+    return Path(site, "vllm", "v1", "core", "sched", "scheduler.py")
+
+
+def diff_of(source: Path, changed: str) -> str:
+    lines = [source.read_text().splitlines(keepends=True), changed.splitlines(keepends=True)]
+    name = "vllm/v1/core/sched/scheduler.py"
+    return "".join(unified_diff(*lines, f"a/{name}", f"b/{name}"))
+
+
+def test_a_diff_of_vllm_is_an_arm(tmp_path: Path) -> None:
+    """The diff schedules for a known time longer. What is installed stays as it is."""
+    source = scheduler_of(PYTHON)
+    begins = re.search(r"    def schedule\(.*\n", source.read_text())
+    assert begins is not None
+    busy = ["import time", "until = time.perf_counter() + 0.001", "while time.perf_counter() < until: pass"]
+    lines = "".join(f"        {line}\n" for line in busy)
+    changed = source.read_text().replace(begins[0], begins[0] + lines)
+    (tmp_path / "busy.diff").write_text(diff_of(source, changed))
+    before = source.read_bytes()
+    found = compared(
+        tmp_path / "runs",
+        *("--after", f"patch={tmp_path / 'busy.diff'}", "--set", "multiprocessing=off"),
+    )
+    assert source.read_bytes() == before
+    assert found["after"]["patch"]["files"] == ["vllm/v1/core/sched/scheduler.py"]
+    assert found["changed_code"]["in_rounds"] == ["vllm/v1/core/sched/scheduler.py: Scheduler.schedule"]
+    row = found["metrics"]["phase_schedule_us_sliced"]
+    assert 900 < row["after"] - row["before"] < 1_500
+    assert found["metrics"][SLICED]["change"] > 0
+
+
+def test_every_before_of_ours_and_of_vllms_is_in_force_and_gives_the_same(tmp_path: Path) -> None:
+    """Each toggle looks for itself whether it is, and ends the engine where it is not."""
+    both = ["logprobs=0"]
+    before = ["flat_logprobs=off", "block_hash=sha256"]
+    after = ["flat_logprobs=on", "block_hash=sha256_cbor", "block_hasher=full", "block_map=nested"]
+    after += ["detokenizer=slow", "empty_blocks=new", "env_cache=off", "free_list=one-by-one"]
+    after += ["heap=collected", "remove_all=filter"]
+    asked = [f"--{side}={each}" for side, sides in (("set", both), ("before", before), ("after", after))
+             for each in sides]  # fmt: skip
+    compared(tmp_path, "--prefix-cache", "--set", "multiprocessing=off", *asked)
+
+
+def test_short_ways_of_a_decode_give_the_same_also_in_a_core_of_its_own(tmp_path: Path) -> None:
+    asked = ["--before=output_chunk=all", "--after=output_chunk=128"]
+    asked += ["--after=update=decode-path", "--after=slots=decode-path"]
+    compared(tmp_path, "--set", "multiprocessing=on", "--set", "async_scheduling=on", *asked)

@@ -11,7 +11,8 @@ import sys
 from typing import Any
 
 from overlap_bench.engines.vllm import paced
-from overlap_bench.engines.vllm.paced import fits
+from overlap_bench.engines.vllm.fits import missing
+from overlap_bench.engines.vllm.paced.fits import TAKEN
 
 PACE = "decode=2ms,prefill=1ms+1us*tokens,launch=2us,replay=5us,copy=2us,wake=20us"
 
@@ -45,14 +46,14 @@ def lacking() -> dict[str, list[str]]:
     from importlib import import_module
 
     said = {}
-    for module, name, _ in fits.TAKEN:
+    for module, name, _ in TAKEN:
         owner: Any = import_module(module)
         *path, last = name.split(".")
         for part in path:
             owner = getattr(owner, part)
         kept = owner.__dict__[last]
         delattr(owner, last)
-        said[f"{module}.{name}"] = fits.missing()
+        said[f"{module}.{name}"] = missing(TAKEN)
         setattr(owner, last, kept)
     return said
 

@@ -34,9 +34,20 @@ def environment(pace: str) -> dict[str, str]:
     """What a process is started with whose vLLM is to run on a device of that pace."""
     return {
         PACE: pace,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH")))),
+        **plugin(),
         "OMP_NUM_THREADS": "1",  # nothing computes; more threads would wake for each small operation
     }
+
+
+def plugin() -> dict[str, str]:
+    """What a process is started with whose vLLM is to find our plug-ins."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))}
+
+
+def reach() -> None:
+    """Have vLLM find our plug-ins, here and in a process that this starts."""
+    os.environ |= plugin()
+    sys.path.insert(0, str(PLUGIN))
 
 
 def tell(pace: str) -> None:

@@ -5,17 +5,11 @@ Tried with 0.32.0. Another version fits as long as it has these; what it lacks i
 
 from __future__ import annotations
 
-import inspect
-from importlib import import_module
-from typing import Any
-
 from overlap_bench.engines.api import BadSetting
-
-TRIED = "0.32.0"
+from overlap_bench.engines.vllm.fits import TRIED, Taken, missing, version
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
-# A module, a name in it, and what of that is relied on: parameters of a function, attributes of a class.
-TAKEN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+TAKEN: Taken = (
     # platform.py
     ("vllm.platforms.cpu", "CpuPlatform", ("apply_config_platform_defaults", "get_attn_backend_cls")),
     ("vllm.platforms.interface", "Platform", ("support_static_graph_mode", "update_block_size_for_backend")),
@@ -66,38 +60,8 @@ TAKEN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 def check() -> None:
     """Raises BadSetting for a vLLM that lacks some of it. What the paced device puts in the place of its own
     must be there already: this imports the modules that take it."""
-    if lacking := missing():
+    if lacking := missing(TAKEN):
         raise BadSetting(
-            f"vLLM {_version()} does not fit the paced device, which was tried with {TRIED}: it has no "
+            f"vLLM {version()} does not fit the paced device, which was tried with {TRIED}: it has no "
             f"{', no '.join(lacking)}"
         )
-
-
-def _version() -> str:
-    vllm: Any = import_module("vllm")
-    return str(vllm.__version__)
-
-
-def missing() -> list[str]:
-    """What this vLLM lacks of it, by name."""
-    lacking = []
-    for module, name, relied_on in TAKEN:
-        where = f"{module}.{name}"
-        try:
-            found: Any = import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError):
-            lacking.append(where)
-            continue
-        has = _names(found)
-        lacking += [f"{where}'s {each}" for each in relied_on if each not in has]
-    return lacking
-
-
-def _names(found: Any) -> set[str]:
-    """A function's parameters; or what a class, or its instances, have."""
-    if not inspect.isclass(found):
-        return set(inspect.signature(found).parameters)
-    annotated = {name for each in found.__mro__ for name in getattr(each, "__annotations__", {})}
-    return {*dir(found), *annotated}

@@ -8,8 +8,8 @@ import torch
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import DeviceCapability, Platform
 
+from overlap_bench.engines.vllm.fits import TRIED
 from overlap_bench.engines.vllm.paced.device import offer_triton
-from overlap_bench.engines.vllm.paced.fits import TRIED
 
 offer_triton()  # before vLLM looks whether there is a Triton
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from overlap_bench.harness.analysis import comparison
-from overlap_bench.harness.analysis.result import Result, Severity
+from overlap_bench.harness.analysis.result import Result, Severity, Warning
 from overlap_bench.harness.analysis.values import block_seconds
 from overlap_bench.harness.analysis.warnings import circumstances
 from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.metrics.ranks import DEVICE
+from overlap_bench.harness.plan.patch import Patch
 from overlap_bench.harness.stats.stopping import until_clear
 from tests.support.made_blocks import MS, block, blocks, described, manifest, result, side, warned
 
@@ -53,6 +55,28 @@ def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
         told = warnings(comparison.result(msgspec.structs.replace(plan, descriptions=paced), blocks(1.0)))
         assert "a profile says times 2.5, for this host's speed beside the profile's" in told
         assert ("a host that is assumed" in told) == assumed
+
+
+def test_a_rewriting_of_ours_and_code_that_was_not_built_stand_below_the_verdict() -> None:
+    def told(**after: Any) -> list[Warning]:
+        plan = manifest()
+        before, other = (msgspec.structs.replace(arm, engine="vllm", toggles={}) for arm in plan.design.arms)
+        arms = (before, msgspec.structs.replace(other, **after))
+        design = msgspec.structs.replace(plan.design, arms=arms)
+        found = circumstances(msgspec.structs.replace(plan, design=design), blocks(1.0), {})
+        return [each for each in found if each.kind in ("toggles", "patch")]
+
+    (ours,) = told(toggles={"block_map": "nested"})
+    assert ours.severity == Severity.QUALIFIES
+    assert ours.text.startswith("block_map=nested (vLLM 24830): our rewriting of what the source describes")
+    assert told(toggles={"block_map": "installed"}) == []
+    assert told(toggles={"heap": "collected"}) == []  # both sides are vLLM's
+    files = {"files": ("vllm/a.py",), "left_out": ("tests/a.py", "csrc/a.cu")}
+    (not_built,) = told(patch=Patch(file="a.diff", text="", strip=1, **files))
+    assert (
+        "patch=a.diff of after also changes compiled code, which was not measured: csrc/a.cu"
+        in not_built.text
+    )
 
 
 def test_what_of_an_engine_is_not_its_own_stands_below_the_verdict() -> None:

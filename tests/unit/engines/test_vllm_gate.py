@@ -6,11 +6,12 @@ import select
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.engines.vllm.gate import FINISH, GO, Asked, Core, Gate
+from overlap_bench.engines.vllm.gate import FINISH, GO, Asked, Core, Gate, died
 from overlap_bench.engines.vllm.steps import Steps
 from tests.support.bench_command import PATIENCE_S
 from tests.unit.engines.test_vllm_steps import scheduled
@@ -139,3 +140,14 @@ def test_a_core_that_is_gone_is_an_error() -> None:
         with pytest.raises(api.EngineError, match=r"^vLLM's engine core died$"):
             use()
     gate.close()
+
+
+def test_a_core_that_ends_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it printed counts, and not what others printed of its end."""
+    printed = (
+        "Traceback\noverlap_bench.engines.errors.EngineError: heap=frozen is not in force\n"
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue\n"
+        "RuntimeError: Engine core initialization failed\n"
+    )
+    monkeypatch.setattr(Path, "read_text", lambda path, errors: printed)
+    assert str(died()) == "vLLM's engine core died: heap=frozen is not in force"

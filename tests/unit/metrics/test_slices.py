@@ -251,3 +251,28 @@ def test_a_block_has_enough_turns_once_a_fifth_of_them_are_undisturbed() -> None
     assert slices.calm_enough(turns([0.0] * 10 + [0.5] * 40), "before", "after")
     assert not slices.calm_enough(turns([0.0] * 9 + [0.5] * 41), "before", "after")
     assert slices.calm_enough(turns([0.0] * 3), "before", "after")  # too few of either kind
+
+
+def test_a_phase_is_told_by_turns_of_the_steps_that_have_it() -> None:
+    """The first step of a turn fills the pipeline; the last of the second turn does not have the phase."""
+    steps = steps_of([1, 3, 5, 21, 23, 26])
+    took = [9, 10, 30, 9, 50, -1]
+    steps["append.start"] = [round(end * MS) for end in [1, 3, 5, 21, 23, 26]]
+    steps["append.end"] = steps["append.start"] + np.array(took) * 1_000
+    steps.loc[5, ["append.start", "append.end"]] = -1
+    steps["output.start"], steps["output.end"] = -1, -1
+    found = slices.of_turns(steps, turns_of((0, 6), (20, 27)), lead=1)
+    assert found["phase.append"].tolist() == [20_000, 50_000]
+    assert "phase.output" not in found
+
+
+def test_the_change_of_a_phase_is_that_of_its_pairs_and_absent_where_an_arm_has_none() -> None:
+    before, after = arm([10, 11, 12, 10]), arm([10, 11, 12, 10])
+    before["phase.append"], after["phase.append"] = [100e3, 400e3, 200e3, 100e3], [90e3, 360e3, 180e3, 90e3]
+    before["phase.output"] = 5e3
+    own, other = slices.step_sliced(before, after)
+    assert other["phase_append_us_sliced"] / own["phase_append_us_sliced"] == pytest.approx(0.9)
+    assert own["phase_append_us_sliced"] == pytest.approx(200)
+    assert own["phase_output_us_sliced"] == 5
+    assert np.isnan(other["phase_output_us_sliced"])
+    assert np.isnan(own["phase_schedule_us_sliced"])

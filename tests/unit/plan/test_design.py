@@ -298,6 +298,21 @@ def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_lin
     assert secondaries(workload={"max_new_tokens": 1}, design={"primary": "ttft_ms_p50"}) == ()
 
 
+def test_the_phase_that_a_variant_is_about_is_judged_too_by_turns_where_there_are_any() -> None:
+    variants = {"pinned": msgspec.structs.replace(PINNED, phase="wait.copy_done")}
+
+    def judged(**asked: Any) -> tuple[str, ...]:
+        return make_design(
+            Request(variant="pinned", **asked), ENGINES, variants, lambda: "emulated"
+        ).secondaries
+
+    assert judged() == ("phase_wait_copy_done_us_sliced",)
+    assert judged(both=["stream_interval=1"]) == ("phase_wait_copy_done_us_sliced",)
+    assert judged(design={"primary": "ttft_ms_p50"}) == ("phase_wait_copy_done_us",)
+    assert judged(after=["graph=off"]) == ()  # it is not about that variant any more
+    assert judged(max_regression=0.02) == ()
+
+
 def test_a_claim_about_rare_stalls_is_judged_by_the_plain_mean_where_turns_are_taken() -> None:
     def primary(**asked: Any) -> str:
         return make_design(

@@ -12,6 +12,7 @@ import overlap_bench
 from overlap_bench.harness.analysis.result import (
     Comparison,
     Counter,
+    MetricRow,
     Result,
     Severity,
     Warning,
@@ -104,6 +105,24 @@ def test_an_undecided_run_says_the_way_out_first_and_then_what_it_found_all_the_
     assert page.lines[1] == "Descriptive, no verdict: copies 6 → 0 per step."
     assert not any("fresh run" in line for line in page.warnings)
     assert not any("Descriptive" in line for line in page_of(mechanism=counters).lines)
+
+
+def test_phases_by_turns_stand_in_the_place_of_those_in_rounds() -> None:
+    found = made_blocks.result(1.0, noise=0.05)
+    (only,) = found.comparisons
+    row = MetricRow(
+        unit="us", better="lower", before=100.0, after=90.0, change=-0.1, ci_low=-0.12, ci_high=-0.08
+    )
+    small = replace(row, before=10.0, after=8.0)
+    phases = {
+        "phase_append_us": replace(row, change=None, delta=-10.0, ci_low=-12.0, ci_high=-8.0),
+        "phase_output_us_sliced": small,
+        "phase_append_us_sliced": row,
+    }
+    (page,) = brief.pages(replace(found, comparisons=[replace(only, metrics={**only.metrics, **phases})]))
+    assert page.lines[1].startswith("Descriptive, in turns, no verdict: phase_append_us_sliced −10.0%")
+    assert "phase_append_us " not in page.lines[1]
+    assert page.lines[1].index("append") < page.lines[1].index("output")  # by what a step has of it
 
 
 def test_an_arm_against_itself_says_what_it_could_detect_and_a_run_that_ended_early_why() -> None:

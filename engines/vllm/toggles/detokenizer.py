@@ -1,0 +1,50 @@
+"""detokenizer: what makes text of a request's tokens, one by one.
+
+Before (`slow`), vLLM's detokenizer in Python, which it still has for tokenizers that are no "fast" ones: it
+decodes the last few tokens twice and compares. After (`fast`), the tokenizers library's DecodeStream.
+
+Claim: vLLM 15137, noticeable at higher rates by its author's benchmark (6,000 requests to llama-1b). Both
+sides are vLLM's own; this decides which one it takes.
+"""
+
+from __future__ import annotations
+
+from overlap_bench.engines.api import Toggle
+from overlap_bench.engines.vllm.toggles.change import Change
+
+
+def never(tokenizer: object) -> bool:
+    """The before: takes no tokenizer for a fast one."""
+    return False
+
+
+def put_slow() -> None:
+    from vllm.v1.engine import detokenizer
+
+    detokenizer.uses_fast_detokenizer = never
+
+
+def shown(scheduler: None) -> str:
+    from vllm.v1.engine import detokenizer
+
+    return "slow" if detokenizer.uses_fast_detokenizer is never else "fast"
+
+
+CHANGE = Change(
+    toggle=Toggle(
+        name="detokenizer",
+        module=__name__,
+        choices=("slow", "fast"),
+        changes="whether tokens become text in Python, or in the tokenizers library",
+        source="vLLM 15137",
+        optional=True,
+    ),
+    needs=(
+        ("vllm.v1.engine.detokenizer", "uses_fast_detokenizer", ("tokenizer",)),
+        ("vllm.v1.engine.detokenizer", "SlowIncrementalDetokenizer", ()),
+        ("vllm.v1.engine.detokenizer", "FastIncrementalDetokenizer", ()),
+    ),
+    put={"slow": put_slow},
+    shown=shown,
+    in_core=False,
+)

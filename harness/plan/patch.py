@@ -1,0 +1,113 @@
+"""A unified diff that an arm's package is given: a copy of what is installed, with the diff in it.
+
+What a diff changes follows from its text alone, so a run is refused before anything starts, and its record
+holds the diff itself: the file may change, or be gone, and the run can be measured again all the same.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from overlap_bench.engines import api
+
+OURS = "overlap_bench"
+STRIPS = (1, 0, 2, 3, 4, 5, 6, 7, 8, 9)  # leading folders of a diff's paths, what git writes first
+HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+COMPILED = (
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inl", ".pyx", ".rs"),
+    *("CMakeLists.txt", ".cmake", "setup.py"),
+)
+NOWHERE = "/dev/null"  # the other side of a file that is new, or removed
+
+
+class Patch(msgspec.Struct, frozen=True, kw_only=True):
+    """A diff as it was given."""
+
+    file: str  # that it was read from
+    text: str
+    strip: int  # leading folders of its paths that are none of the package's
+    files: tuple[str, ...]  # of the package, that it changes: "vllm/v1/core/block_pool.py"
+    left_out: tuple[str, ...] = ()  # that it changes, too, and that are not installed, such as tests
+
+    @property
+    def not_built(self) -> list[str]:
+        """What it changes of code that a build compiles, which a copy of the package does not have."""
+        return [each for each in self.left_out if each.endswith(COMPILED)]
+
+
+def read_patch(file: str, packages: Sequence[str]) -> Patch:
+    """The diff in a file, for packages of these names. Raises BadSetting where there is none, or it changes
+    none of their files."""
+    try:
+        text = Path(file).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise api.BadSetting(f"patch={file} can't be read: {why}") from error
+    changed = list(dict.fromkeys(_changed(text)))
+    if not changed:
+        raise api.BadSetting(f"patch={file} is no unified diff, such as git diff writes: it changes no file")
+    for strip in STRIPS:
+        stripped = list(dict.fromkeys("/".join(each.split("/")[strip:]) for each in changed))
+        files = tuple(each for each in stripped if each.partition("/")[0] in packages and "/" in each)
+        if files:
+            left_out = tuple(each for each in stripped if each and each not in files)
+            return Patch(file=file, text=text, strip=strip, files=files, left_out=left_out)
+    raise api.BadSetting(
+        f"patch={file} changes no file of {' or '.join(packages)}, but {', '.join(changed[:3])}: its paths "
+        f"must lead from the folder that holds {packages[0]}/"
+    )
+
+
+def _changed(text: str) -> Iterator[str]:
+    """Every file that a diff names, but for what stands within its hunks."""
+    removed = added = 0  # lines of a hunk that are still to come
+    for line in text.splitlines():
+        if removed > 0 or added > 0:
+            removed -= line[:1] in ("-", " ", "")
+            added -= line[:1] in ("+", " ", "")
+        elif hunk := HUNK.match(line):
+            removed, added = (1 if each is None else int(each) for each in hunk.groups())
+        elif line.startswith(("--- ", "+++ ")):
+            name = line[4:].partition("\t")[0].strip()
+            if name != NOWHERE:
+                yield f"b/{name.removeprefix('a/')}" if name.startswith("a/") else name
+        elif moved := re.match(r"(?:rename|copy) (?:from|to) (.+)", line):
+            yield f"b/{moved[1]}"
+
+
+def started_by(python: str | None, toggles: Mapping[str, str]) -> tuple[str | None, str]:
+    """The interpreter that runs an engine, and the package: of a server, those of its command."""
+    if "cmd" not in toggles:
+        return python, ""
+    words = [*shlex.split(toggles["cmd"])]
+    while words and (words[0] == "env" or "=" in words[0]):
+        words.pop(0)
+    if not words:
+        return None, ""
+    if "-m" in words[1:-1] and "python" in Path(words[0]).name:
+        return words[0], words[words.index("-m") + 1].partition(".")[0]
+    return words[0], Path(words[0]).name.replace("-", "_")
+
+
+def packages_of(spec: api.EngineSpec, python: str | None, toggles: Mapping[str, str]) -> Sequence[str]:
+    """The top-level packages and modules that an engine is about."""
+    _, served = started_by(python, toggles)
+    return [served] if served else spec.packages or [spec.build.partition(":")[0].partition(".")[0]]
+
+
+def patch_of(file: str, spec: api.EngineSpec, python: str | None, toggles: Mapping[str, str]) -> Patch:
+    """The diff that an arm of this engine is given. Raises BadSetting, also where its code is not this
+    project's to change."""
+    if "url" in toggles:
+        raise api.BadSetting(f"patch={file}: the server at {toggles['url']} runs already; start it by cmd=")
+    packages = packages_of(spec, python, toggles)
+    if any(each.partition(".")[0] == OURS for each in packages):
+        raise api.BadSetting(
+            f"patch={file}: engine {spec.name} is overlap-bench's own; bench gate --base-ref compares commits"
+        )
+    return read_patch(file, packages)

@@ -1,0 +1,70 @@
+"""The package of an arm with a diff in it: a copy of links, in which the files that it changes are real ones.
+Nothing is written where the package is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Set
+from pathlib import Path
+
+from overlap_bench.engines import api
+from overlap_bench.harness.common import git
+from overlap_bench.harness.plan.patch import Patch
+
+CACHE = "__pycache__"
+FAILED = re.compile(r"error: (?:patch failed: )?(.+)")
+IMPLIED = ("patch does not apply",)  # what git adds to each place that it names
+
+
+def patched(patch: Patch, packages: Mapping[str, Path], folder: Path) -> Path:
+    """`folder`, made and with the packages in it, to be put first on a path. `packages`: by name, the folder
+    of each that the diff changes. Raises BadSetting, with the places, where the diff does not apply."""
+    changed = {*patch.files}
+    for name, root in packages.items():
+        _link(root, folder / name, name, changed)
+    text = folder / "patch.diff"
+    text.write_text(patch.text, "utf-8")
+    # In a repository of its own: in another one's folder, git would pass over every file, and say nothing.
+    git.run("init", "--quiet", where=folder)
+    asked = ["apply", f"-p{patch.strip}", "--whitespace=nowarn", *(f"--include={each}" for each in changed)]
+    done = git.run(*asked, text.name, where=folder)
+    if done.returncode == 0:
+        return folder
+    where = ", ".join(str(each) for each in packages.values())
+    if not git.run(*asked, "--reverse", "--check", text.name, where=folder).returncode:
+        raise api.BadSetting(
+            f"patch={patch.file} is in {where} already; to measure it, give --before its reverse: git diff -R"
+        )
+    raise api.BadSetting(
+        f"patch={patch.file} does not apply to {where}: {_places(done.stderr)}; take the diff against the "
+        "release that is installed"
+    )
+
+
+def _places(said: str) -> str:
+    """The places where a diff failed, as "vllm/envs.py:12", from what git says."""
+    found = [each for each in FAILED.findall(said) if not each.endswith(IMPLIED)]
+    return ", ".join(dict.fromkeys(found)) or said.strip()
+
+
+def _link(root: Path, copy: Path, name: str, changed: Set[str]) -> None:
+    """`copy`, with the folders of `root`, and a link for each file but those that change."""
+    copy.mkdir(parents=True)
+    with os.scandir(root) as entries:
+        for each in entries:
+            own = f"{name}/{each.name}"
+            if each.is_dir(follow_symlinks=False):
+                if each.name != ".git":
+                    _link(Path(each.path), copy / each.name, own, changed)
+            elif own in changed:
+                shutil.copy(each.path, copy / each.name)
+            elif not _compiled_of(name, each.name, changed):
+                (copy / each.name).symlink_to(os.path.abspath(each.path))
+
+
+def _compiled_of(folder: str, name: str, changed: Set[str]) -> bool:
+    """Whether a file is the bytecode of one that changes."""
+    above, _, last = folder.rpartition("/")
+    return last == CACHE and f"{above}/{name.partition('.')[0]}.py" in changed

@@ -1,0 +1,138 @@
+"""A diff in a copy of a package: what is installed stays as it is, and one that does not fit says where."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlap_bench.engines import api
+from overlap_bench.harness.plan.patch import Patch, read_patch
+from overlap_bench.harness.run import session
+from overlap_bench.harness.run.patched import patched
+from overlap_bench.harness.run.session import Session
+from tests.support.made_blocks import manifest
+
+SOURCE = "".join(f"line{number} = {number}\n" for number in range(20))
+DIFF = """diff --git a/tests/test_pool.py b/tests/test_pool.py
+--- a/tests/test_pool.py
++++ b/tests/test_pool.py
+@@ -1 +1 @@
+-not installed
++here
+diff --git a/engine/core/pool.py b/engine/core/pool.py
+--- a/engine/core/pool.py
++++ b/engine/core/pool.py
+@@ -9,3 +9,3 @@
+ line8 = 8
+-line9 = 9
++line9 = "changed"
+ line10 = 10
+diff --git a/engine/core/new.py b/engine/core/new.py
+new file mode 100644
+--- /dev/null
++++ b/engine/core/new.py
+@@ -0,0 +1 @@
++here = True
+diff --git a/engine/old.py b/engine/old.py
+deleted file mode 100644
+--- a/engine/old.py
++++ /dev/null
+@@ -1 +0,0 @@
+-gone = True
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    package = tmp_path / "site" / "engine"
+    (package / "core" / "__pycache__").mkdir(parents=True)
+    for name, text in {
+        "__init__.py": "", "old.py": "gone = True\n", "data.json": "{}", "core/__init__.py": "",
+        "core/pool.py": SOURCE, "core/__pycache__/pool.cpython-311.pyc": "stale",
+        "core/__pycache__/other.cpython-311.pyc": "kept",
+    }.items():  # fmt: skip
+        (package / name).write_text(text)
+    return package
+
+
+def made(tmp_path: Path, text: str = DIFF) -> Patch:
+    (tmp_path / "change.diff").write_text(text)
+    return read_patch(str(tmp_path / "change.diff"), ["engine"])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def test_the_copy_is_changed_and_what_is_installed_is_not(tmp_path: Path, installed: Path) -> None:
+    before = contents(installed)
+    copy = patched(made(tmp_path), {"engine": installed}, tmp_path / "copy") / "engine"
+    assert contents(installed) == before
+    assert 'line9 = "changed"' in (copy / "core" / "pool.py").read_text()
+    assert (copy / "core" / "new.py").read_text() == "here = True\n"
+    assert not (copy / "old.py").exists()
+    assert (copy / "data.json").is_symlink()
+    assert not (copy / "core").is_symlink()  # or what is compiled in it would be written to the installed one
+    assert sorted(each.name for each in (copy / "core" / "__pycache__").iterdir()) == [
+        "other.cpython-311.pyc"
+    ]
+    code = "import engine.core.pool as pool, engine.core.new as new; print(pool.line9, new.here)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{copy.parent}{os.pathsep}{installed.parent}", "PATH": os.environ["PATH"]},
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "changed True\n", done.stderr
+    assert contents(installed) == before
+
+
+def test_a_diff_within_another_repository_is_applied_too(tmp_path: Path, installed: Path) -> None:
+    """git passes over files outside of the folder that it is started in, and says nothing."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    copy = patched(made(tmp_path), {"engine": installed}, tmp_path / "copy")
+    assert "changed" in (copy / "engine" / "core" / "pool.py").read_text()
+
+
+def test_what_does_not_apply_is_refused_with_its_place(tmp_path: Path, installed: Path) -> None:
+    for number, (text, why) in enumerate((
+        (DIFF.replace("line10 = 10", "line10 = 11"), r"does not apply to .*: engine/core/pool.py:9;"),
+        (DIFF.replace("core/pool.py", "core/pond.py"), r"engine/core/pond.py: No such file"),
+        (DIFF.replace("@@ -9,3 +9,3 @@", "@@ -9,4 +9,4 @@"), "corrupt patch at"),
+    )):  # fmt: skip
+        with pytest.raises(api.BadSetting, match=why):
+            patched(made(tmp_path, text), {"engine": installed}, tmp_path / f"copy-{number}")
+
+
+def test_a_change_that_is_there_already_says_how_to_measure_it(tmp_path: Path, installed: Path) -> None:
+    (installed / "core" / "pool.py").write_text(SOURCE.replace("line9 = 9", 'line9 = "changed"'))
+    (installed / "core" / "new.py").write_text("here = True\n")
+    (installed / "old.py").unlink()
+    with pytest.raises(api.BadSetting, match="already; to measure it"):
+        patched(made(tmp_path), {"engine": installed}, tmp_path / "copy")
+
+
+def test_an_arm_finds_its_copy_first_and_only_once_it_is_made(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "located", lambda arm, names: {"engine": installed})
+    plain = manifest().design.arms[0]
+    arm = type(plain)(
+        name="after", engine=plain.engine, options=plain.options, toggles=plain.toggles,
+        env={"PYTHONPATH": "/mine"}, patch=made(tmp_path),
+    )  # fmt: skip
+    opened = Session()
+    opened._room = tmp_path
+    assert opened._with_patch(plain) is plain
+    first = opened._with_patch(arm).env["PYTHONPATH"].split(os.pathsep)
+    assert first[1:] == ["/mine"]
+    assert "changed" in Path(first[0], "engine", "core", "pool.py").read_text()
+    assert opened._with_patch(arm).env["PYTHONPATH"].split(os.pathsep) == first
+    monkeypatch.setattr(session, "located", lambda arm, names: {})
+    with pytest.raises(api.BadSetting, match="has no engine, which patch="):
+        Session()._with_patch(arm)
