@@ -24,6 +24,7 @@ class Toggle:
     requires: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     counters: tuple[str, ...] = ()
     after: str = ""  # of `choices`, where the after is not the last of them
+    phases: tuple[str, ...] = ()  # of a step: all that it changes is how long these take
     module: str = ""  # that has its choices side by side: its __name__, for who wants to read them
 
     @property
